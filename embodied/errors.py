@@ -1,0 +1,102 @@
+"""One exception class per cause. Each says what happened, what was got and expected, and the fix.
+
+The entries (``embodied.train``, ``embodied.eval``) print ``message`` and ``remedy`` without a Python traceback and exit
+with status 2; anything that is not an :class:`EmbodiedError` is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EmbodiedError(Exception):
+    """Base of all errors a user can meet.
+
+    Args:
+        message: what happened, with the values that were got and expected.
+        remedy: the fix: a command to run, or a key to change and to what.
+    """
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.remedy}"
+
+
+class ConfigError(EmbodiedError):
+    """A configuration value is missing, of the wrong type, impossible, or contradicts another one."""
+
+
+class UnknownKeyError(ConfigError):
+    """A key that no part of the program reads."""
+
+
+class UnknownNameError(ConfigError):
+    """A name (suite, task, loss, schedule …) that is not among the known ones."""
+
+
+class AssetsMissingError(EmbodiedError):
+    """A simulator's package, meshes, textures or initial states are not on this machine."""
+
+
+class RendererUnavailableError(EmbodiedError):
+    """No way to render without a display was found."""
+
+
+class SpecMismatchError(EmbodiedError):
+    """The env and the policy do not fit: cameras, state, action dimension, or a value out of its declared spec."""
+
+
+class WorkerError(EmbodiedError):
+    """An env worker process failed; ``detail`` holds its traceback or the tail of its log."""
+
+    def __init__(self, message: str, remedy: str, detail: str = "") -> None:
+        super().__init__(message, remedy)
+        self.args = (message, remedy, detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        shown = f"\n{self.detail.rstrip()}\n" if self.detail else "\n"
+        return f"{self.message}{shown}  fix: {self.remedy}"
+
+
+class WorkerDiedError(WorkerError):
+    """An env worker process ended without being told to."""
+
+
+class WorkerHungError(WorkerError):
+    """An env worker did not answer within its deadline."""
+
+
+class RunFolderError(EmbodiedError):
+    """The run's folder cannot be written, or holds a run of another configuration."""
+
+
+class CheckpointError(EmbodiedError):
+    """A checkpoint is missing, damaged, or of another model."""
+
+
+class NumericalError(EmbodiedError):
+    """Loss or gradients were not finite for too many updates in a row."""
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` for the nearest of ``known``, else an empty string."""
+    near = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def unknown_name(what: str, got: str, known: Iterable[str], key: str) -> UnknownNameError:
+    """The error for a name that is not known: lists the known ones and the nearest.
+
+    >>> str(unknown_name("task suite", "libero_1", ["libero_10", "libero_90"], "env.train.task_suite_name"))
+    "unknown task suite 'libero_1'. Did you mean 'libero_10'?\\n  fix: set env.train.task_suite_name to one of: libero_10, libero_90"
+    """
+    names = list(known)
+    return UnknownNameError(
+        f"unknown {what} '{got}'.{did_you_mean(got, names)}", f"set {key} to one of: {', '.join(names)}"
+    )

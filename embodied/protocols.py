@@ -1,0 +1,124 @@
+"""What a part must offer to be plugged in. Nothing here is inherited from: matching names and types is enough.
+
+To add a simulator, write one file like ``envs/_template.py``; to add a network, one like ``models/_template.py``.
+``embodied.testing.check_env`` and ``check_policy`` drive every method below and say what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from embodied.types import Decision, EnvSpec, Evaluation, Obs, PolicySpec, Sampling, Start, StepResult, WorkerFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Parameter
+
+
+class Env(Protocol):
+    """One simulator instance, living in one env slot of a worker process.
+
+    Constructing one is cheap (well under a second), imports no simulator, and raises
+    :class:`embodied.errors.EmbodiedError` for whatever can be known to be wrong by then: unknown task, missing assets,
+    impossible sizes. The launching process constructs one only to read :attr:`spec`. Simulator and GL context are made
+    by the first :meth:`reset`, which only ever happens in a worker.
+
+    ``reset(start)`` must leave no trace of earlier episodes: equal starts and equal actions give equal results, whatever
+    ran before.
+    """
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def prepare(self) -> WorkerFacts:
+        """Called once in the worker before anything else: choose the renderer, set variables, import the simulator.
+        Raises :class:`embodied.errors.RendererUnavailableError` or ``AssetsMissingError``."""
+        ...
+
+    def reset(self, start: Start) -> None:
+        """Go to the initial condition. Renders nothing."""
+        ...
+
+    def step(self, action: np.ndarray) -> StepResult:
+        """One control step with ``action`` float32 [A] in the units of ``spec.action_low/high``. Renders nothing."""
+        ...
+
+    def observe(self, out: Obs) -> None:
+        """Render and write the present observation into ``out`` (every field of ``spec.obs``, in place)."""
+        ...
+
+    def frame(self) -> np.ndarray:
+        """A picture for the video: uint8 [H, W, 3], upright. Called for recorded episodes only."""
+        ...
+
+    def get_state(self) -> Any:
+        """Everything needed to go on from here exactly: picklable."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """The inverse of :meth:`get_state`, for the same task: equal actions then give equal results, bit by bit."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Policy(Protocol):
+    """A network that answers observations with chunks of actions. Implementations are ``torch.nn.Module``s.
+
+    ``act`` and ``evaluate`` run the same forward pass: at equal weights their log-probs of the same tokens agree.
+    Parameters with ``requires_grad`` are what is trained and saved; those whose name starts with ``value_head`` use
+    ``actor.optim.value_lr``.
+    """
+
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    def bind(self, env: EnvSpec) -> None:
+        """Fit to an env: check cameras, state and action dimensions, tokenise the instructions. May be called again
+        with another env. Raises :class:`embodied.errors.SpecMismatchError`."""
+        ...
+
+    def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
+        """Answer B observations.
+
+        Args:
+            obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and ``task_id`` int32 [B].
+            uniform: float32 [B, T] in [0, 1), the only source of randomness (a row's noise is a function of seed,
+                episode and chunk, so no batching changes a result).
+            sampling: temperature and truncation of the action distribution.
+        """
+        ...
+
+    def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        """Log-probs, entropies (and values) of B records under the present weights, with gradients.
+
+        ``records`` holds the observation fields, ``task_id`` and the decision fields, each [B, …].
+        """
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]: ...
+
+    def describe(self) -> Mapping[str, str]:
+        """A few facts for the console and the checkpoint: parameters, trained share, precision …"""
+        ...
+
+
+class Reward(Protocol):
+    """Turns the raw reward of each control step of an episode into the one that is recorded."""
+
+    def begin(self) -> None:
+        """A new episode starts."""
+        ...
+
+    def __call__(self, result: StepResult) -> float: ...
+
+
+class Tracker(Protocol):
+    """Where metrics go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...

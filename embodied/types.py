@@ -1,0 +1,153 @@
+"""The values that travel between the parts, each with shape and unit. Imports numpy only, so that env workers stay light.
+
+Shape letters: R records of a slab, B rows of a batch, K actions of a chunk (control steps), A action dimensions,
+T = K·A action tokens of a chunk, C cameras, H×W pixels, S state dimensions, V values of a record (1 or K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Obs = Mapping[str, np.ndarray]
+"""One observation: field name → array of the shape and dtype in :attr:`EnvSpec.obs`. The arrays that an env is handed
+are views of a slab's row: it writes into them (``obs["images"][0] = picture``) and keeps no reference."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one field of one record, e.g. ``ArraySpec((2, 224, 224, 3), "uint8")``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Start:
+    """What identifies an initial condition. Equal starts give equal episodes under equal actions."""
+
+    task_id: int  # index into EnvSpec.tasks
+    init_state_id: int  # in [0, EnvSpec.num_init_states[task_id])
+    seed: int  # for envs that randomise beyond the initial state; ≥ 0
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an env offers; known without building a simulator.
+
+    Example: one 224×224 camera and 8 numbers of robot state →
+    ``obs={"images": ArraySpec((1, 224, 224, 3), "uint8"), "state": ArraySpec((8,), "float32")}``.
+    """
+
+    obs: Mapping[str, ArraySpec]  # fields of one observation; "images" uint8 [C, H, W, 3], "state" float32 [S]
+    cameras: tuple[str, ...]  # names of images[0], images[1], …; third-person first, then wrist
+    action_dim: int  # A
+    action_low: tuple[float, ...]  # [A], unit of the controller
+    action_high: tuple[float, ...]  # [A]
+    tasks: tuple[str, ...]  # instruction of each task, e.g. "pick up the black bowl and place it on the plate"
+    num_init_states: tuple[int, ...]  # per task: how many fixed initial states
+    max_episode_steps: int  # default limit of an episode, control steps
+    control_hz: float  # control steps a second, used for the frame rate of videos
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one control step gives. ``reward`` is raw: the runtime applies ``reward_coef`` and ``use_rel_reward``."""
+
+    reward: float
+    terminated: bool  # the task ended (success, or a failure that cannot be undone)
+    success: bool
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """What executing one chunk of K actions gives. Steps after the one that ended the episode were not executed."""
+
+    rewards: np.ndarray  # float32 [K], zero from num_steps on
+    num_steps: int  # control steps executed, 1..K
+    terminated: bool
+    truncated: bool  # the step limit was reached without termination
+    success: bool
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One entry of the plan: what to run, before it runs."""
+
+    episode_id: int  # unique in a run; keys the sampling noise
+    group_id: int  # episodes whose returns are compared share it
+    start: Start
+    video: str | None = None  # file to record to, or None
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """One finished episode."""
+
+    episode: Episode
+    rows: tuple[int, ...]  # slab rows of its records, in order of t; empty when records were not kept
+    episode_return: float  # sum of shaped rewards
+    success: bool
+    num_steps: int  # control steps
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What a policy needs of an env, and the fields that its decisions add to a record."""
+
+    num_action_chunks: int  # K
+    action_dim: int  # A
+    num_images: int  # cameras that it reads: images[:num_images]
+    state_dim: int  # S that it reads, 0 = none
+    decision: Mapping[str, ArraySpec]  # per row: action_tokens int32 [T], actions float32 [K, A], logprobs float32 [T], …
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How actions are drawn from the action logits. Log-probs are those of the distribution that was sampled."""
+
+    do_sample: bool = True  # False: argmax
+    temperature: float = 1.0  # > 0
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0  # 1 = off
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What ``Policy.act`` answers to B observations: field name → tensor [B, …] as in ``PolicySpec.decision``.
+
+    Example: ``fields["actions"]`` float32 [B, K, A] in the env's units, ``fields["logprobs"]`` float32 [B, T].
+    """
+
+    fields: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What ``Policy.evaluate`` answers to B records, differentiable."""
+
+    logprobs: Tensor  # float32 [B, T], of the recorded tokens under the present weights
+    entropy: Tensor  # float32 [B, T], nats
+    value: Tensor | None = None  # float32 [B, V], None without a value head
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a worker found when it started; each ``reason`` is printed once."""
+
+    pid: int
+    renderer: str  # e.g. "egl"
+    reason: str  # why that one, e.g. "first of egl, osmesa that made a context"
+    extra: Mapping[str, str] = field(default_factory=dict)
