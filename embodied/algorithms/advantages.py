@@ -1,0 +1,126 @@
+"""How much better an episode was than the others of its group.
+
+E episodes with one return each; episodes of equal ``group_id`` are compared. Ids are any integers in any order: nothing
+is read from an episode's place in the batch. The caller hands over *all* episodes of an iteration, of all processes.
+
+Departure from the papers: a group whose returns are all equal gets exactly 0, not the rounding error of ``R − mean``
+divided by 1e-6. "Exactly" matters, because records of advantage 0 are skipped in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from embodied.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """Advantages of E episodes and what was found about their groups."""
+
+    values: Tensor  # float32 [E]
+    groups: int
+    single_groups: int  # groups of one episode: nothing to compare with
+    zero_groups: int  # groups whose advantages are all 0, those of one episode included: no gradient comes from them
+
+    @property
+    def zero_share(self) -> float:
+        """Share of groups without a gradient, in 0..1."""
+        return self.zero_groups / self.groups if self.groups else 0.0
+
+
+Estimator = Callable[[Tensor, Tensor], Advantages]
+"""``(returns float [E], group_ids int [E]) → Advantages``."""
+
+
+def make_estimator(adv_type: str, std_ddof: int = 1) -> Estimator:
+    """The estimator called ``adv_type``; ``std_ddof`` (``algorithm.adv_std_ddof``) is for ``grpo`` alone.
+
+    Raises:
+        UnknownNameError: ``adv_type`` is not known.
+    """
+    known: dict[str, Estimator] = {
+        "grpo": partial(grpo, std_ddof=std_ddof),
+        "dr_grpo": dr_grpo,
+        "rloo": rloo,
+        "raw": raw,
+    }
+    if adv_type not in known:
+        raise unknown_name("advantage type", adv_type, known, "algorithm.adv_type")
+    return known[adv_type]
+
+
+def grpo(
+    returns: Tensor, group_ids: Tensor, std_ddof: int = 1, eps: float = 1e-6, normalize: bool = True
+) -> Advantages:
+    """``(R − mean_g) / (std_g + eps)``: DeepSeekMath (arXiv 2402.03300), section 4.1.2.
+
+    Args:
+        returns: float [E].
+        group_ids: int [E].
+        std_ddof: 1 for the sample standard deviation, 0 for that of the population.
+        eps: keeps groups of nearly equal returns finite.
+        normalize: divide by ``std_g + eps``; without it this is :func:`dr_grpo`.
+    """
+    groups = _Groups.of(returns, group_ids)
+    if not normalize:
+        return groups.finish(groups.centred)
+    variance = groups.sum(groups.centred**2) / (groups.counts - std_ddof).clamp(min=1)
+    return groups.finish(groups.centred / (variance.sqrt() + eps)[groups.index])
+
+
+def dr_grpo(returns: Tensor, group_ids: Tensor) -> Advantages:
+    """``R − mean_g``: Dr. GRPO (arXiv 2503.20783), section 3.2. Meant for ``seq-mean-token-sum-norm``."""
+    return grpo(returns, group_ids, normalize=False)
+
+
+def rloo(returns: Tensor, group_ids: Tensor) -> Advantages:
+    """``R − mean of the others = n/(n−1) · (R − mean_g)``: the RLOO estimator (arXiv 2402.14740)."""
+    groups = _Groups.of(returns, group_ids)
+    factor = groups.counts / (groups.counts - 1).clamp(min=1)
+    return groups.finish(groups.centred * factor[groups.index])
+
+
+def raw(returns: Tensor, group_ids: Tensor) -> Advantages:
+    """The return itself: REINFORCE without a baseline. Groups are only counted."""
+    return _Groups.of(returns, group_ids).finish(returns)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """G groups of E episodes. Float64, so that the order of episodes does not show in float32."""
+
+    index: Tensor  # int64 [E], the group of an episode, 0..G−1
+    counts: Tensor  # int64 [G], episodes of a group
+    centred: Tensor  # float64 [E], R − mean_g; exactly 0 in groups whose returns are all equal
+
+    @classmethod
+    def of(cls, returns: Tensor, group_ids: Tensor) -> _Groups:
+        if returns.ndim != 1 or returns.shape != group_ids.shape:
+            raise ValueError(f"got returns {list(returns.shape)} and ids {list(group_ids.shape)}, expected [E] of both")
+        _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
+        exact = returns.double()
+        mean = torch.zeros(len(counts), dtype=exact.dtype, device=exact.device).index_add_(0, index, exact) / counts
+        low = torch.zeros_like(mean).scatter_reduce(0, index, exact, "amin", include_self=False)
+        high = torch.zeros_like(mean).scatter_reduce(0, index, exact, "amax", include_self=False)
+        # The mean of three times 0.1 is not 0.1, hence the comparison instead of trusting the subtraction.
+        return cls(index, counts, torch.where((low == high)[index], 0.0, exact - mean[index]))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sums of the groups: [E] → [G]."""
+        return torch.zeros(len(self.counts), dtype=values.dtype, device=values.device).index_add_(0, self.index, values)
+
+    def finish(self, values: Tensor) -> Advantages:
+        rounded = values.float()
+        moving = self.sum((rounded != 0).long())
+        return Advantages(
+            values=rounded,
+            groups=len(self.counts),
+            single_groups=int((self.counts == 1).sum()),
+            zero_groups=int((moving == 0).sum()),
+        )

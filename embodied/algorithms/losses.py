@@ -1,0 +1,97 @@
+"""Policy losses, element by element; :mod:`embodied.algorithms.aggregation` says how the elements add up.
+
+An element is a token, an action or a chunk, whatever :mod:`embodied.algorithms.granularity` made of the log-probs. All
+tensors here are float [N, M] and finite where nothing was executed (``reduce_logprobs`` puts zeros there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embodied.errors import ConfigError, unknown_name
+
+MAX_LOG_RATIO = 20.0
+"""exp(20) ≈ 5e8 still squares to a finite float32; a token that far off has no gradient."""
+
+
+class PolicyLoss(NamedTuple):
+    """Loss of each element and what happened on the way; all float or bool [N, M]."""
+
+    per_token: Tensor  # differentiable
+    ratio: Tensor  # ρ, detached
+    clipped: Tensor  # bool: elements whose gradient the clip removed
+
+
+LossFunction = Callable[[Tensor, Tensor, Tensor], PolicyLoss]
+"""``(logprobs, old_logprobs, advantages) → PolicyLoss``, all [N, M]."""
+
+
+def make_loss(
+    loss_type: str, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float | None = None
+) -> LossFunction:
+    """The loss called ``loss_type`` (``algorithm.loss_type``), with the clips that it reads.
+
+    Raises:
+        UnknownNameError: ``loss_type`` is not known.
+        ConfigError: ``clip_ratio_c`` is not above 1, so that it would remove every gradient of a bad action.
+    """
+    if clip_ratio_c is not None and clip_ratio_c <= 1:
+        raise ConfigError(
+            f"algorithm.clip_ratio_c is {clip_ratio_c}, expected a number above 1 or null",
+            "set algorithm.clip_ratio_c=null (off) or to a usual value: 3.0",
+        )
+    known: dict[str, LossFunction] = {
+        "ppo": partial(ppo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c),
+        "reinforce": reinforce,
+    }
+    if loss_type not in known:
+        raise unknown_name("loss type", loss_type, known, "algorithm.loss_type")
+    return known[loss_type]
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """``log ρ = clamp(lp − lp_old, ±20)``."""
+    return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def ppo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_ratio_c: float | None = None,
+) -> PolicyLoss:
+    """``−min(ρA, clip(ρ, 1−low, 1+high)·A)``: PPO (arXiv 1707.06347), equation 7, with a bound for each side.
+
+    With ``clip_ratio_c`` the loss of elements with A < 0 is at most ``−c·A``: the dual clip of arXiv 1912.09729.
+
+    Args:
+        logprobs: now, differentiable [N, M].
+        old_logprobs: at action time [N, M].
+        advantages: [N, M].
+        clip_ratio_low: ρ below ``1 − low`` gets no gradient where A < 0.
+        clip_ratio_high: ρ above ``1 + high`` gets no gradient where A > 0.
+        clip_ratio_c: above 1, or None for off; ρ above it gets no gradient where A < 0.
+    """
+    ratio = log_ratio(logprobs, old_logprobs).exp()
+    unclipped = -ratio * advantages
+    bounded = -ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * advantages
+    loss = torch.maximum(unclipped, bounded)
+    clipped = bounded > unclipped
+    if clip_ratio_c is not None:
+        ceiling = torch.where(advantages < 0, -clip_ratio_c * advantages, torch.inf)
+        clipped = clipped | (loss > ceiling)
+        loss = torch.minimum(loss, ceiling)
+    return PolicyLoss(loss, ratio.detach(), clipped)
+
+
+def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> PolicyLoss:
+    """``−A·lp``: Williams (1992). Off-policy data are not corrected; ``old_logprobs`` only give the reported ratio."""
+    ratio = log_ratio(logprobs, old_logprobs).exp().detach()
+    return PolicyLoss(-advantages * logprobs, ratio, torch.zeros_like(ratio, dtype=torch.bool))

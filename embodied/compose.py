@@ -1,0 +1,165 @@
+"""Command line → one checked configuration: hydra composes the YAML groups, :mod:`embodied.schema` checks.
+
+``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``. A key may be set whether or not a YAML file mentions
+it (no ``+`` needed): the schema, not the files, says which keys exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from embodied import schema
+from embodied.errors import ConfigError, did_you_mean
+
+USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
+
+  python -m embodied.train env=libero_10                    train with the small embedded policy
+  python -m embodied.train env=libero_10 runner.dry_run=true   check everything, print the derived numbers
+  python -m embodied.eval env=libero_10 runner.ckpt_path=runs/NAME/checkpoints/000004
+
+groups: env, model, algorithm, runtime, tracker, experiment
+  --cfg             print the composed configuration and exit
+  --config-dir DIR  look for group files in DIR too (DIR/env/my_task.yaml → env=my_task)
+  --help            this text
+keys: docs/configuration.md
+"""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What the command line asked for."""
+
+    config: schema.Config
+    resolved: dict[str, Any]  # plain mapping, every default filled in; what is saved and compared on resume
+
+
+def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
+    """Compose and check.
+
+    Args:
+        overrides: hydra overrides, e.g. ``["env=libero_10", "runner.max_epochs=2"]``.
+        config_name: ``train`` or ``eval``.
+        config_dirs: folders with more group files.
+
+    Raises:
+        ConfigError: anything that is wrong, with the fix.
+    """
+    raw = _hydra(_expand(overrides), config_name, config_dirs)
+    choices = raw["hydra"]["runtime"]["choices"]
+    del raw["hydra"]
+    name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"].get("only_eval", False))
+    raw["runner"]["experiment_name"] = name
+    try:
+        mapping = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names") from error
+    config = schema.bind(mapping)  # type: ignore[arg-type]
+    schema.check(config)
+    return Composed(config, config.model_dump(by_alias=True, mode="json"))
+
+
+def _default_name(choices: dict[str, str], only_eval: bool) -> str:
+    parts = [choices["env@env.train"], choices["model"], choices["algorithm"]]
+    return "-".join(parts) + ("-eval" if only_eval else "")
+
+
+def _expand(overrides: Sequence[str]) -> list[str]:
+    """Rewrite the short forms into hydra's own."""
+    expanded: list[str] = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals and not key.startswith("~"):
+            raise ConfigError(f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2")
+        if key == "env":
+            expanded += [f"env@env.train={value}", f"env@env.eval={value}"]
+        elif "." in key and "@" not in key and key[0] not in "+~" and not key.startswith("hydra."):
+            expanded.append(f"++{override}")
+        else:
+            expanded.append(override)
+    return expanded
+
+
+def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> dict[str, Any]:
+    if config_dirs:
+        paths = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
+        overrides = [*overrides, f"hydra.searchpath=[{paths}]"]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("embodied.config", version_base="1.3"):
+            config = hydra_compose(config_name, overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _composition_error(error, overrides) from None
+    finally:
+        GlobalHydra.instance().clear()
+    choices = {"hydra": {"runtime": {"choices": dict(config.hydra.runtime.choices)}}}
+    del_hydra = {key: config._get_node(key) for key in config if key != "hydra"}
+    return {**{k: OmegaConf.to_container(v, resolve=False) for k, v in del_hydra.items()}, **choices}  # type: ignore[arg-type]
+
+
+def _composition_error(error: Exception, overrides: list[str]) -> ConfigError:
+    """Hydra's message, shortened, with the nearest known group or group file."""
+    text = str(error).strip()
+    for override in overrides:
+        group, _, value = override.lstrip("+~").partition("=")
+        options = group_options(group.split("@")[0])
+        if "." in group.split("@")[0]:
+            continue
+        if not options:
+            groups = ["env", "model", "algorithm", "runtime", "tracker", "experiment"]
+            return ConfigError(f"unknown group or section '{group}'.{did_you_mean(group, groups)}", f"groups: {', '.join(groups)}")
+        if value and value != "null" and value not in options and f"'{group.split('@')[0]}/{value}'" in text:
+            known = ", ".join(options)
+            name = group.split("@")[0]
+            return ConfigError(f"unknown {name} '{value}'.{did_you_mean(value, options)}", f"set {name}= to one of: {known}")
+    return ConfigError(f"cannot compose the configuration: {text}", "correct the override that it names; --help shows the form")
+
+
+def group_options(group: str) -> list[str]:
+    """Names of the files of a config group, e.g. ``env`` → libero_10, …"""
+    import embodied.config
+
+    folder = Path(next(iter(embodied.config.__path__))) / group
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], bool]:
+    """``(overrides, config_dirs, print_only)``; prints the usage and exits for ``--help``."""
+    overrides: list[str] = []
+    folders: list[str] = []
+    print_only = False
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument in ("-h", "--help"):
+            print(USAGE.format(entry=entry))
+            raise SystemExit(0)
+        if argument == "--cfg":
+            print_only = True
+        elif argument == "--config-dir":
+            folders.append(next(arguments, ""))
+        elif argument.startswith("-"):
+            raise ConfigError(f"unknown option '{argument}'.{did_you_mean(argument, ['--help', '--cfg', '--config-dir'])}", "run with --help")
+        else:
+            overrides.append(argument)
+    return overrides, _existing(folders), print_only
+
+
+def _existing(folders: list[str]) -> list[str]:
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir: no folder '{folder}'", "give a folder that holds env/, model/ … with YAML files")
+    return folders
+
+
+def as_yaml(composed: Composed) -> str:
+    return yaml.safe_dump(composed.resolved, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,98 @@
+"""Every metric that exists: name, meaning, unit. Nothing else can be logged, so this table is the documentation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+
+from embodied.errors import did_you_mean
+
+METRICS: dict[str, str] = {
+    # What the episodes of an iteration did.
+    "rollout/success_rate": "share of episodes that succeeded, 0..1",
+    "rollout/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",
+    "rollout/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
+    "rollout/return_mean": "mean over episodes of the sum of rewards, after reward_coef and use_rel_reward",
+    "rollout/return_std": "standard deviation over episodes of the sum of rewards",
+    "rollout/episode_length_mean": "mean length of an episode, control steps",
+    "rollout/episodes": "episodes finished in the iteration, count",
+    "rollout/records": "chunk decisions recorded in the iteration, count",
+    "rollout/env_steps": "control steps executed in the iteration, count",
+    "rollout/env_steps_per_s": "control steps a second of rollout, over all env slots, 1/s",
+    "rollout/chunks_per_s": "chunk decisions a second of rollout, over all env slots, 1/s",
+    "rollout/batch_size_mean": "mean number of observations that one call of the policy answered, rows",
+    "rollout/zero_advantage_share": "share of groups whose returns are all equal, so that they give no gradient, 0..1",
+    "rollout/action_bin_usage": "share of the 256 action bins that were sampled at least once, 0..1",
+    "rollout/worker_restarts": "env workers that died or hung and were replaced in the iteration, count",
+    # What the updates of an iteration did.
+    "train/loss": "mean over the iteration's updates of the aggregated policy loss",
+    "train/grad_norm": "mean over updates of the gradient's 2-norm before clipping",
+    "train/lr": "learning rate of the last update",
+    "train/ratio_mean": "mean probability ratio between the present and the acting policy; 1 = no change",
+    "train/ratio_max": "largest such ratio",
+    "train/clip_share": "share of ratios whose gradient the clip removed, 0..1",
+    "train/approx_kl": "mean over the ratios r of r - 1 - log r, an estimate of KL(acting || present), nats",
+    "train/entropy": "mean entropy of the action distribution at algorithm.entropy_type, nats",
+    "train/skipped_records": "records left out of the forward pass because their advantage is 0, count",
+    "train/optimizer_steps": "optimizer updates in the iteration, count",
+    "train/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
+    "train/weight_version": "optimizer updates since the run began, count",
+    "train/logprob_gap": "largest difference between a log-prob at action time and the trainer's, before the first update, nats",
+    # What the evaluation found.
+    "eval/success_rate": "share of evaluation episodes that succeeded, 0..1",
+    "eval/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",
+    "eval/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
+    "eval/return_mean": "mean over evaluation episodes of the sum of rewards",
+    "eval/episodes": "evaluation episodes, count",
+    "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
+    # Where the time went.
+    "time/rollout_s": "wall time of the iteration's rollout, s",
+    "time/train_s": "wall time of the iteration's updates, s",
+    "time/save_s": "wall time of writing the checkpoint, s",
+    "time/eval_s": "wall time of the evaluation, s",
+    "time/iteration_s": "wall time of the whole iteration, s",
+    "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
+    "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
+    "memory/rss_gb": "resident memory of the launching process and its env workers, GB (10⁹ bytes)",
+}
+"""Name → meaning and unit. ``<n>`` stands for a number."""
+
+
+def check(names: Iterable[str]) -> None:
+    """Raise if one of ``names`` (a mapping of metrics does as well) is not in :data:`METRICS`.
+
+    Raises:
+        ValueError: an undocumented name; a defect of ours, hence no ``EmbodiedError``.
+    """
+    for name in names:
+        if not is_documented(name):
+            raise ValueError(
+                f"undocumented metric '{name}'.{did_you_mean(name, METRICS)} "
+                "Name and meaning belong in embodied/observe/metrics.py"
+            )
+
+
+@cache
+def is_documented(name: str) -> bool:
+    """Whether ``name`` is in the table, e.g. ``eval/task/7/success_rate``."""
+    return any(pattern.fullmatch(name) for pattern in _patterns())
+
+
+def markdown() -> str:
+    """The table as markdown, one heading and table a group (the part of a name before the first slash)."""
+    parts: list[str] = []
+    for group in dict.fromkeys(name.split("/")[0] for name in METRICS):
+        rows = [f"| `{name}` | {_cell(text)} |" for name, text in METRICS.items() if name.startswith(f"{group}/")]
+        parts.append("\n".join([f"## {group}", "", "| name | meaning, unit |", "|---|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(re.escape(name).replace("<n>", r"\d+")) for name in METRICS)
+
+
+def _cell(text: str) -> str:
+    """A bar would end the cell of a markdown table."""
+    return text.replace("|", "\\|")

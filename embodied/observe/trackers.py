@@ -1,0 +1,150 @@
+"""Where metrics go: a file of JSON lines, TensorBoard, or both.
+
+A run that is resumed from step s does the steps after s again. What was logged of them before is dropped, so that each
+step is there once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from embodied.errors import RunFolderError, unknown_name
+from embodied.observe import metrics as names
+from embodied.protocols import Tracker
+
+
+class JsonlTracker:
+    """One JSON object a line and a call: ``{"step": 3, "rollout/success_rate": 0.25, …}``, flushed at once.
+
+    Numbers that are not finite become ``null`` (JSON has none).
+
+    Args:
+        path: the file; folders are made. Existing lines stay, but for those that are cut short by a crash.
+        resume_step: also drop lines of later steps.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        self._path = path
+        with _writing(self._path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                self._drop(math.inf if resume_step is None else resume_step)
+            self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = {"step": int(step)} | {name: _number(value) for name, value in metrics.items()}
+        with _writing(self._path):
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _drop(self, last_step: float) -> None:
+        """Written aside, then renamed: a crash in here loses no line."""
+        lines = self._path.read_text(encoding="utf-8", errors="replace").split("\n")
+        kept = [line for line in lines if _step_of(line) <= last_step]
+        aside = self._path.with_name(f"{self._path.name}.part")
+        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(aside, self._path)
+
+
+class TensorBoardTracker:
+    """TensorBoard event files in ``folder``.
+
+    Args:
+        folder: made when missing.
+        resume_step: TensorBoard shows nothing that was logged of later steps before now.
+
+    Raises:
+        RunFolderError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second of imports that the other trackers do without
+
+        purge_step = None if resume_step is None else resume_step + 1
+        with _writing(folder):
+            self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, float(value), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Trackers:
+    """Several trackers as one, and the place where undocumented metrics are refused. Without any it only checks."""
+
+    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
+        self._trackers = tuple(trackers)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Raises ValueError for a name that is not in :data:`embodied.observe.metrics.METRICS`."""
+        names.check(metrics)
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def close(self) -> None:
+        """Close all, also when one of them fails at it."""
+        with ExitStack() as stack:
+            for tracker in self._trackers:
+                stack.callback(tracker.close)
+
+
+_BACKENDS: dict[str, Callable[[Path, int | None], Tracker]] = {
+    "jsonl": lambda folder, resume_step: JsonlTracker(folder / "metrics.jsonl", resume_step),
+    "tensorboard": lambda folder, resume_step: TensorBoardTracker(folder / "tensorboard", resume_step),
+}
+
+
+def make_trackers(backends: Iterable[str], folder: Path, resume_step: int | None = None) -> Trackers:
+    """The trackers called ``backends`` (``runner.logger.logger_backends``), writing below ``folder``.
+
+    Raises:
+        UnknownNameError: a backend that is not known; nothing was opened then.
+        RunFolderError: a file cannot be written.
+    """
+    wanted = list(dict.fromkeys(backends))
+    for name in wanted:
+        if name not in _BACKENDS:
+            raise unknown_name("logger backend", name, _BACKENDS, "runner.logger.logger_backends")
+    return Trackers([_BACKENDS[name](folder, resume_step) for name in wanted])
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write the metrics to {path}: {error}",
+            "free space on that disk, or set runner.logger.log_path to a folder that you may write to",
+        ) from error
+
+
+def _number(value: float) -> int | float | None:
+    """What JSON can hold of a Python, numpy or torch number."""
+    if isinstance(value, int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; beyond all steps for one that is cut short or damaged, so that it is dropped."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return math.nan

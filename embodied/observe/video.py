@@ -1,0 +1,247 @@
+"""Episodes as mp4 files that any player shows. Imports no torch: light env workers use it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embodied.errors import RunFolderError, SpecMismatchError
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageFont
+
+READABLE = 256
+"""Pixels that the shorter side of a frame needs for text under it to be readable."""
+
+_BACKGROUND, _TEXT, _SUCCESS = (16, 16, 16), (235, 235, 235), (80, 220, 100)
+_MARGIN = 6
+
+# One thread: a worker shares its machine with as many workers as there are cores.
+_ENCODER = ["-preset", "veryfast", "-crf", "23", "-threads", "1"]
+
+
+class VideoWriter:
+    """One episode → one h264 mp4 (yuv420p, even sizes).
+
+    Encoded under another name and renamed by :meth:`close`, so that a file under the final name is always whole. As a
+    context manager it closes after the block, and aborts if the block raised.
+
+    Args:
+        path: the file, ``….mp4``; folders are made.
+        fps: control steps a second.
+        instruction: what the robot was told, written under the frames.
+        info: write instruction, step, return and success; without it the frames are kept as they are.
+
+    Raises:
+        RunFolderError: the folder cannot be made or written.
+    """
+
+    def __init__(self, path: Path, fps: float, instruction: str, info: bool = True) -> None:
+        self._path = path
+        self._aside = path.with_name(f".{path.stem}.part{path.suffix}")
+        self._fps = fps
+        self._instruction = instruction
+        self._info = info
+        self._shape: tuple[int, ...] | None = None
+        self._strip: _Strip | None = None
+        self._encoder: Generator[None, np.ndarray | None, None] | None = None
+        self._return = 0.0
+        self._success = False
+        self._make_folder()
+
+    def add(self, frame: np.ndarray, step: int, reward: float, success: bool) -> None:
+        """Append a picture.
+
+        Args:
+            frame: uint8 [H, W, 3], of one size throughout the episode.
+            step: control step after which it was taken.
+            reward: of this step; the strip shows the sum so far.
+            success: whether the task is solved now; the mark stays once it was.
+
+        Raises:
+            SpecMismatchError: ``frame`` is no such picture.
+            RunFolderError: it cannot be written, e.g. because the disk is full.
+        """
+        self._check(frame)
+        self._return += reward
+        self._success |= success
+        if self._info:
+            frame = enlarge(frame)
+            if self._strip is None:
+                self._strip = _Strip(frame.shape[1], self._instruction)
+            frame = np.concatenate([frame, self._strip.draw(step, self._return, self._success)])
+        self._write(pad_to_even(frame))
+
+    def close(self) -> None:
+        """Finish the file and give it its name. Without a frame there is none. Calling it again does nothing.
+
+        Raises:
+            RunFolderError: the file could not be finished; nothing is left of it.
+        """
+        if self._encoder is None:
+            return
+        self._guard(self._encoder.close)
+        self._encoder = None
+        if not is_whole(self._aside):
+            self.abort()
+            raise self._failed("ffmpeg left it unfinished")
+        os.replace(self._aside, self._path)
+
+    def abort(self) -> None:
+        """Throw away what was recorded."""
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
+        self._aside.unlink(missing_ok=True)
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _make_folder(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # What a killed process left. Its ffmpeg may still write: to the unlinked file, not to ours.
+            self._aside.unlink(missing_ok=True)
+            self._aside.touch()
+            self._aside.unlink()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _check(self, frame: np.ndarray) -> None:
+        self._shape = self._shape or frame.shape
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.shape != self._shape:
+            raise SpecMismatchError(
+                f"a frame for the video is {frame.dtype} {list(frame.shape)}, expected uint8 [H, W, 3] of one size "
+                f"(the first was {list(self._shape)})",
+                "return such an array from the env's frame()",
+            )
+
+    def _write(self, frame: np.ndarray) -> None:
+        if self._encoder is None:
+            self._encoder = _start_encoder(self._aside, self._fps, frame)
+            self._guard(lambda encoder=self._encoder: encoder.send(None))
+        self._guard(lambda encoder=self._encoder: encoder.send(np.ascontiguousarray(frame)))
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            self.abort()
+            raise self._failed(error) from error
+
+    def _failed(self, why: object) -> RunFolderError:
+        return RunFolderError(
+            f"cannot write the video {self._path}: {why}",
+            "free space on that disk, set env.train.video_cfg.video_base_dir and env.eval.video_cfg.video_base_dir to a "
+            "folder that you may write to, or set video_cfg.save_video=false",
+        )
+
+
+def enlarge(frame: np.ndarray) -> np.ndarray:
+    """``frame`` [H, W, 3] with each pixel repeated until its shorter side has :data:`READABLE` pixels."""
+    factor = -(-READABLE // min(frame.shape[:2]))
+    return frame.repeat(factor, axis=0).repeat(factor, axis=1) if factor > 1 else frame
+
+
+def pad_to_even(frame: np.ndarray) -> np.ndarray:
+    """``frame`` [H, W, 3] with its last row and column repeated where a side is odd, as yuv420p needs."""
+    height, width = frame.shape[:2]
+    if height % 2 == 0 and width % 2 == 0:
+        return frame
+    return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether ``path`` is an mp4 whose index (the ``moov`` box, which ffmpeg writes last) is there in full.
+
+    A full disk or a killed ffmpeg ends a file without it, and ffmpeg's exit status does not reach us.
+    """
+    if not path.is_file():
+        return False
+    size, offset = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while offset + 8 <= size:
+            file.seek(offset)
+            head = file.read(16)
+            length, kind = int.from_bytes(head[:4]), head[4:8]
+            length = int.from_bytes(head[8:16]) if length == 1 else length
+            if kind == b"moov":
+                return offset + length <= size
+            if length < 8:
+                return False
+            offset += length
+    return False
+
+
+class _Strip:
+    """The picture under a frame: the instruction, wrapped, and a line that changes with each step."""
+
+    def __init__(self, width: int, instruction: str) -> None:
+        from PIL import Image, ImageDraw, ImageFont
+
+        self._font = ImageFont.load_default(size=min(28, max(14, width // 24)))
+        lines = wrap(instruction, lambda text: _width(self._font, text), width - 2 * _MARGIN)
+        ascent, descent = self._font.getmetrics() if isinstance(self._font, ImageFont.FreeTypeFont) else (11, 3)
+        self._line = ascent + descent + 2
+        self._top = _MARGIN + self._line * len(lines)
+        self._background: Image.Image = Image.new("RGB", (width, self._top + self._line + _MARGIN), _BACKGROUND)
+        self._new_draw = ImageDraw.Draw
+        draw = self._new_draw(self._background)
+        for i, text in enumerate(lines):
+            draw.text((_MARGIN, _MARGIN + i * self._line), text, font=self._font, fill=_TEXT)
+
+    def draw(self, step: int, episode_return: float, success: bool) -> np.ndarray:
+        """uint8 [h, W, 3]."""
+        picture = self._background.copy()
+        draw = self._new_draw(picture)
+        status = f"step {step}   return {episode_return:.2f}   "
+        draw.text((_MARGIN, self._top), status, font=self._font, fill=_TEXT)
+        if success:
+            left = _MARGIN + _width(self._font, status)
+            draw.text((left, self._top), "SUCCESS", font=self._font, fill=_SUCCESS)
+        return np.asarray(picture)
+
+
+def wrap(text: str, width_of: Callable[[str], float], limit: float) -> list[str]:
+    """``text`` broken at spaces into lines not wider than ``limit``; a single longer word stays whole."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and width_of(f"{lines[-1]} {word}") <= limit:
+            lines[-1] = f"{lines[-1]} {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _width(font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> float:
+    return font.getlength(text)
+
+
+def _start_encoder(path: Path, fps: float, frame: np.ndarray) -> Generator[None, np.ndarray | None, None]:
+    import imageio_ffmpeg
+
+    height, width = frame.shape[:2]
+    return imageio_ffmpeg.write_frames(
+        path,
+        (width, height),
+        fps=fps,
+        codec="libx264",
+        quality=None,
+        macro_block_size=2,
+        ffmpeg_log_level="error",
+        output_params=_ENCODER,
+    )

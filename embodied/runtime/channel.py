@@ -1,0 +1,151 @@
+"""The channel: fixed-size messages between the rollout process and one env worker, without a copy of any observation.
+
+    rollout ── Command ──▶ ring (commands)    ──▶ worker        one ring each way, in one memfd
+    rollout ◀── Completion ── ring (completions) ◀── worker     one eventfd each way, counting messages
+
+A message is written, then the ring's head, then the eventfd: its system call is the fence. A reader first learns from the
+eventfd how many messages there are and takes exactly that many, so it never reads a slot that is still being written.
+Nothing spins: whoever waits sleeps in poll or epoll.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+
+from embodied.errors import EmbodiedError
+
+
+class Kind(IntEnum):
+    RESET = 1  # go to a start and write the first observation into next_row
+    STEP = 2  # execute the chunk in row, write rewards there and the next observation into next_row
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a slot is to do.
+
+    Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18, episode_id=3, max_steps=520)``.
+    """
+
+    kind: Kind
+    slot: int  # index among all slots of the pool
+    row: int = -1  # STEP: row whose "actions" are executed
+    next_row: int = -1  # row that the next observation is written into
+    episode_id: int = -1
+    task_id: int = -1  # RESET: the start
+    init_state_id: int = -1
+    seed: int = 0
+    max_steps: int = 0  # RESET: step limit of the episode
+    ignore_terminations: bool = False  # RESET
+    video: bool = False  # RESET: record; the file's name comes over the socket
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a slot has done. Rewards and flags of a STEP stand in the record's row as well."""
+
+    kind: Kind
+    slot: int
+    num_steps: int = 0  # STEP: control steps executed
+    ended: bool = False  # STEP: the episode is over and no observation was written
+    reset_s: float = 0.0  # seconds of wall clock in env.reset, env.step, env.observe, and for the video
+    step_s: float = 0.0
+    render_s: float = 0.0
+    video_s: float = 0.0
+
+
+_NUMPY = {"Kind": "i4", "int": "i8", "bool": "?", "float": "f8"}
+
+
+def _dtype(message: type) -> np.dtype:
+    return np.dtype([(f.name, _NUMPY[str(f.type)]) for f in fields(message)])
+
+
+class Ring:
+    """Messages of one type from one writer to one reader, in shared memory.
+
+    Args:
+        memory: at least :meth:`nbytes` bytes.
+        capacity: messages in flight.
+        event: eventfd that counts messages; the writer adds, the reader takes.
+    """
+
+    HEADER = 128  # head and tail, each on a cache line of its own
+
+    def __init__(self, message: type, memory: memoryview, capacity: int, event: int) -> None:
+        self._message, self._capacity, self.event = message, capacity, event
+        self._head = np.ndarray((), "u8", buffer=memory, offset=0)  # type: ignore[call-overload]
+        self._tail = np.ndarray((), "u8", buffer=memory, offset=64)  # type: ignore[call-overload]
+        self._slots = np.ndarray((capacity,), _dtype(message), buffer=memory, offset=self.HEADER)  # type: ignore[call-overload]
+        self._kinds = {f.name: Kind for f in fields(message) if f.type == "Kind"}
+
+    @classmethod
+    def nbytes(cls, message: type, capacity: int) -> int:
+        return cls.HEADER + -(-_dtype(message).itemsize * capacity // 64) * 64
+
+    def put(self, message: Command | Completion) -> None:
+        """Append one message and wake the reader. Raises :class:`EmbodiedError` if the ring is full."""
+        head = int(self._head)
+        if head - int(self._tail) >= self._capacity:
+            raise EmbodiedError(
+                f"a channel of {self._capacity} messages is full", "raise env.channel.queue_size and rollout.channel.queue_size, or set them to 0"
+            )
+        self._slots[head % self._capacity] = tuple(getattr(message, f.name) for f in fields(message))
+        self._head[...] = head + 1
+        os.eventfd_write(self.event, 1)
+
+    def take(self) -> list[Command | Completion]:
+        """All messages that have been announced; sleeps until there is one unless the eventfd is non-blocking."""
+        try:
+            count = os.eventfd_read(self.event)
+        except BlockingIOError:
+            return []
+        return [self._pop() for _ in range(count)]
+
+    def _pop(self) -> Command | Completion:
+        tail = int(self._tail)
+        values = self._slots[tail % self._capacity].item()
+        self._tail[...] = tail + 1
+        named = dict(zip((f.name for f in fields(self._message)), values, strict=True))
+        named.update({name: kind(named[name]) for name, kind in self._kinds.items()})
+        return self._message(**named)
+
+
+@dataclass(frozen=True)
+class ChannelHandles:
+    """What a worker needs to open its end; file descriptors are inherited."""
+
+    memory_fd: int
+    go_fd: int  # eventfd: commands announced
+    done_fd: int  # eventfd: completions announced
+    command_capacity: int
+    completion_capacity: int
+
+
+class Channel:
+    """Both rings to one worker. ``create`` in the rollout process, ``open`` in the worker."""
+
+    def __init__(self, handles: ChannelHandles) -> None:
+        self.handles = handles
+        first = Ring.nbytes(Command, handles.command_capacity)
+        memory = memoryview(mmap.mmap(handles.memory_fd, first + Ring.nbytes(Completion, handles.completion_capacity)))
+        self.commands = Ring(Command, memory[:first], handles.command_capacity, handles.go_fd)
+        self.completions = Ring(Completion, memory[first:], handles.completion_capacity, handles.done_fd)
+
+    @classmethod
+    def create(cls, name: str, command_capacity: int, completion_capacity: int) -> Channel:
+        size = Ring.nbytes(Command, command_capacity) + Ring.nbytes(Completion, completion_capacity)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        go = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return cls(ChannelHandles(fd, go, done, command_capacity, completion_capacity))
+
+    def close(self) -> None:
+        for fd in (self.handles.memory_fd, self.handles.go_fd, self.handles.done_fd):
+            os.close(fd)

@@ -1,0 +1,77 @@
+"""The plan of episodes: a pure function of seed and iteration. Which worker runs an episode changes no number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from embodied.types import EnvSpec, Episode, Start
+
+TRAIN, EVAL = 0, 1  # streams of the random generator, so that no two purposes share numbers
+
+
+def train_plan(
+    spec: EnvSpec, *, seed: int, iteration: int, episodes: int, group_size: int, shared_start: bool = True, env_seed: int = 0
+) -> list[Episode]:
+    """Episodes of one training iteration, a group's episodes next to each other.
+
+    Starts are drawn without replacement: each (task, initial state) pair comes once before any comes twice, in an order
+    that ``seed`` shuffles anew each time all have been used.
+
+    Args:
+        episodes: how many; a multiple of ``group_size``.
+        shared_start: the episodes of a group share one start (what group-relative advantages need).
+        env_seed: added to the seed of each start.
+
+    >>> spec = EnvSpec({}, (), 1, (-1.0,), (1.0,), ("push", "pull"), (3, 3), 10, 20.0)
+    >>> [(e.episode_id, e.group_id, e.start.task_id) for e in train_plan(spec, seed=0, iteration=0, episodes=4, group_size=2)]
+    [(0, 0, 1), (1, 0, 1), (2, 1, 0), (3, 1, 0)]
+    """
+    per_start = group_size if shared_start else 1
+    num_starts = episodes // per_start
+    starts = _starts(spec, seed, iteration * num_starts, num_starts, env_seed)
+    first_group = iteration * (episodes // group_size)
+    return [
+        Episode(iteration * episodes + i, first_group + i // group_size, starts[i // per_start]) for i in range(episodes)
+    ]
+
+
+def _starts(spec: EnvSpec, seed: int, first: int, count: int, env_seed: int) -> list[Start]:
+    pairs = [(task, state) for task, states in enumerate(spec.num_init_states) for state in range(states)]
+    starts = []
+    for index in range(first, first + count):
+        epoch, position = divmod(index, len(pairs))
+        task, state = pairs[int(np.random.default_rng([seed, TRAIN, epoch]).permutation(len(pairs))[position])]
+        starts.append(Start(task, state, env_seed + index))
+    return starts
+
+
+def eval_plan(spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0) -> list[Episode]:
+    """The first ``episodes_per_task`` initial states of every task, each once (again from the first if there are fewer)."""
+    plan = []
+    for task, states in enumerate(spec.num_init_states):
+        for k in range(episodes_per_task):
+            plan.append(Episode(len(plan), task, Start(task, k % states, env_seed + k)))
+    return plan
+
+
+def with_videos(plan: Sequence[Episode], folder: Path, max_videos: int) -> list[Episode]:
+    """The plan with file names on up to ``max_videos`` episodes, spread evenly over it (so over the tasks)."""
+    chosen = {int(i) for i in np.linspace(0, len(plan) - 1, min(max_videos, len(plan))).round()}
+    return [
+        Episode(e.episode_id, e.group_id, e.start, str(folder / video_name(e))) if i in chosen else e
+        for i, e in enumerate(plan)
+    ]
+
+
+def video_name(episode: Episode) -> str:
+    start = episode.start
+    return f"task{start.task_id:02d}_start{start.init_state_id:02d}_episode{episode.episode_id:05d}.mp4"
+
+
+def noise(seed: int, stream: int, episode_id: int, t: int, count: int) -> np.ndarray:
+    """Sampling noise of one chunk: float32 [count] uniform in [0, 1), a function of its arguments only (Philox counter)."""
+    generator = np.random.Philox(key=[seed, stream], counter=[0, 0, t, episode_id])
+    return np.random.Generator(generator).random(count, dtype=np.float32)

@@ -1,0 +1,32 @@
+"""The reward that is recorded, from the env's raw one: the same rule for every env."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embodied.types import StepResult
+
+
+@dataclass
+class ShapedReward:
+    """``reward_coef · raw``, or with ``use_rel_reward`` the change of that since the previous control step.
+
+    With a raw reward that is 1 at success and stays 1, both give a return of ``reward_coef`` to an episode that succeeds.
+
+    >>> reward = ShapedReward(reward_coef=5.0, use_rel_reward=True); reward.begin()
+    >>> [reward(StepResult(r, False, False)) for r in (0.25, 0.75, 0.5)]
+    [1.25, 2.5, -1.25]
+    """
+
+    reward_coef: float = 1.0
+    use_rel_reward: bool = False
+    _previous: float = 0.0
+
+    def begin(self) -> None:
+        self._previous = 0.0
+
+    def __call__(self, result: StepResult) -> float:
+        scaled = self.reward_coef * result.reward
+        change = scaled - self._previous
+        self._previous = scaled
+        return change if self.use_rel_reward else scaled

@@ -1,0 +1,320 @@
+"""The rollout scheduler: E episodes of a plan over S slots, with no slot idle.
+
+    plan ──▶ pending ──RESET──▶ slot ──▶ ready ──▶ policy.act ──STEP──▶ slot ──▶ ready … ──▶ finished
+               ▲                                                              │
+               └───────────── the slot takes the next episode ◀───────────────┘
+
+| waits for                         | unblocked by                                        |
+|-----------------------------------|-----------------------------------------------------|
+| policy: ``min_batch`` ready slots | completions of workers                              |
+| a slot: a command                 | the policy's answer, or the next episode of the plan |
+| an episode: a slot and rows       | an episode that ends                                |
+
+What it does not know: tasks, rewards, tokens. Which slot runs an episode and which rows share a batch change no number:
+sampling noise is a function of (seed, episode, chunk), and policy batches have one fixed shape.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from embodied.errors import ConfigError
+from embodied.observe.timing import Sections
+from embodied.protocols import Policy
+from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.plan import noise
+from embodied.runtime.pool import Pool
+from embodied.runtime.slab import Rows, Slab
+from embodied.types import EnvSpec, Episode, EpisodeResult, Sampling
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to run a plan.
+
+    Args:
+        max_steps: step limit of each episode, control steps.
+        keep_records: leave every record in the slab (training), or reuse its row once the episode has gone on (evaluation).
+        stream: separates the sampling noise of training and evaluation.
+        version: weight version that acts, written into each record.
+    """
+
+    sampling: Sampling
+    seed: int
+    stream: int
+    version: int
+    max_steps: int
+    keep_records: bool
+    ignore_terminations: bool = False
+    auto_reset: bool = True
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the policy runs. ``lockstep`` waits for all slots; otherwise for ``min_batch`` of them.
+
+    ``policy_batch`` is the number of rows of one policy call; shorter batches are filled up by repeating a row when
+    ``fixed_shape``, so that a record's numbers do not depend on how many others were ready with it.
+    """
+
+    lockstep: bool
+    min_batch: int
+    policy_batch: int
+    fixed_shape: bool
+
+
+@dataclass
+class RolloutStats:
+    """Counts and seconds of one ``collect``. Worker seconds are summed over workers."""
+
+    env_steps: int = 0
+    chunks: int = 0
+    policy_calls: int = 0
+    reset_s: float = 0.0
+    step_s: float = 0.0
+    render_s: float = 0.0
+    video_s: float = 0.0
+
+    def add(self, done: Completion) -> None:
+        self.env_steps += done.num_steps
+        self.chunks += done.kind is Kind.STEP
+        self.reset_s += done.reset_s
+        self.step_s += done.step_s
+        self.render_s += done.render_s
+        self.video_s += done.video_s
+
+
+@dataclass
+class Running:
+    """An episode in a slot."""
+
+    episode: Episode
+    rows: list[int] = field(default_factory=list)  # records so far; the last one holds the present observation
+    next_row: int = -1  # where the observation after the chunk in flight goes
+    steps: int = 0
+    t: int = -1  # index of the last record
+    episode_return: float = 0.0
+    success: bool = False
+
+
+class Rollout:
+    """Runs plans of episodes on a pool, with a policy. Keeps nothing between two calls but which tasks a slot has built.
+
+    Args:
+        on_step: called with each batch of completions, for progress displays.
+    """
+
+    def __init__(
+        self, pool: Pool, slab: Slab, policy: Policy, env: EnvSpec, schedule: Schedule, device: torch.device, sections: Sections
+    ) -> None:
+        self._pool, self._slab, self._policy, self._env = pool, slab, policy, env
+        self._schedule, self._device, self._sections = schedule, device, sections
+        self._chunk = policy.spec.num_action_chunks
+        self._built: list[deque[int]] = [deque(maxlen=64) for _ in range(pool.num_slots)]
+
+    def collect(
+        self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None] = lambda result: None
+    ) -> tuple[list[EpisodeResult], RolloutStats]:
+        """Run every episode of ``plan``; results in the plan's order.
+
+        Raises:
+            ConfigError: the slab has too few rows for one episode in each slot.
+            WorkerError: a worker died or hung.
+        """
+        run = _Run(self, plan, job)
+        with torch.inference_mode():
+            while run.unfinished:
+                run.start_episodes()
+                with self._sections("rollout/wait"):
+                    done = self._pool.recv(run.wanted())
+                for result in run.complete(done):
+                    on_episode(result)
+                if run.policy_may_run():
+                    with self._sections("rollout/policy"):
+                        run.act()
+        results = {result.episode.episode_id: result for result in run.results}
+        return [results[episode.episode_id] for episode in plan], run.stats
+
+    def pick(self, slot: int, pending: Sequence[Episode], busy_tasks: set[int]) -> int:
+        """Index of the pending episode that ``slot`` should take: one of a task that it has built, else of a task that no
+        other slot works on, else the first. Building a simulator costs as much as an episode."""
+        built = self._built[slot]
+
+        def cost(index: int) -> tuple[int, int]:
+            task = pending[index].start.task_id
+            return (0 if task in built else 1 if task not in busy_tasks else 2), index
+
+        best = min(range(len(pending)), key=cost)
+        task = pending[best].start.task_id
+        if task in built:
+            built.remove(task)
+        built.append(task)
+        return best
+
+
+class _Run:
+    """The state of one ``collect``."""
+
+    def __init__(self, rollout: Rollout, plan: Sequence[Episode], job: Job) -> None:
+        self._r, self._job = rollout, job
+        self.pending = list(plan)
+        self.running: dict[int, Running] = {}
+        self.ready: list[int] = []
+        self.idle = deque(range(rollout._pool.num_slots))
+        self.rows = Rows(rollout._slab.rows)
+        self.results: list[EpisodeResult] = []
+        self.stats = RolloutStats()
+        self._rows_needed = -(-job.max_steps // rollout._chunk) if job.keep_records else 2
+        self._reserved = 0  # rows that running episodes may still take
+        episodes = len(plan) if job.keep_records else 1
+        if episodes * self._rows_needed > rollout._slab.rows:
+            raise ConfigError(
+                f"{episodes} episodes of {job.max_steps} control steps need {episodes * self._rows_needed} rows "
+                f"and the slab has {rollout._slab.rows}",
+                "allocate the slab with rows_needed(…), or run fewer episodes",
+            )
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.pending or self.running)
+
+    def wanted(self) -> int:
+        """Completions to wait for before the policy runs again."""
+        schedule, in_flight = self._r._schedule, len(self.running) - len(self.ready)
+        if schedule.lockstep:
+            return in_flight
+        return max(0, min(schedule.min_batch - len(self.ready), in_flight))
+
+    def policy_may_run(self) -> bool:
+        return bool(self.ready) and self.wanted() == 0
+
+    # -- episodes ----------------------------------------------------------------------------------------------------
+
+    def start_episodes(self) -> None:
+        if not self._job.auto_reset and self.running:
+            return
+        while self.idle and self.pending and self.rows.free - self._reserved >= self._rows_needed:
+            slot = self.idle.popleft()
+            busy = {running.episode.start.task_id for running in self.running.values()}
+            self._reset(slot, self.pending.pop(self._r.pick(slot, self.pending, busy)))
+
+    def _reset(self, slot: int, episode: Episode) -> None:
+        self._reserved += self._rows_needed
+        running = self.running[slot] = Running(episode, next_row=self._take_row())
+        start = episode.start
+        command = Command(
+            Kind.RESET, slot, next_row=running.next_row, episode_id=episode.episode_id, task_id=start.task_id,
+            init_state_id=start.init_state_id, seed=start.seed, max_steps=self._job.max_steps,
+            ignore_terminations=self._job.ignore_terminations, video=episode.video is not None,
+        )  # fmt: skip
+        self._r._pool.send(command, episode.video)
+
+    def _take_row(self) -> int:
+        self._reserved -= 1
+        return self.rows.take()
+
+    def _give_row(self, row: int) -> None:
+        self._reserved += 1
+        self.rows.give(row)
+
+    def complete(self, done: Sequence[Completion]) -> list[EpisodeResult]:
+        """Book what the workers have done; the episodes that ended."""
+        ended = []
+        for completion in done:
+            self.stats.add(completion)
+            running = self.running[completion.slot]
+            if completion.kind is Kind.STEP:
+                self._book_step(running, completion)
+            if completion.ended:
+                ended.append(self._end(completion.slot))
+            else:
+                self._present(completion.slot, running)
+        return ended
+
+    def _book_step(self, running: Running, completion: Completion) -> None:
+        arrays, row = self._r._slab.arrays, running.rows[-1]
+        running.steps += completion.num_steps
+        running.episode_return += float(arrays["rewards"][row].sum(dtype=np.float64))
+        running.success |= bool(arrays["success"][row])
+
+    def _present(self, slot: int, running: Running) -> None:
+        """A new observation stands in ``next_row``: it becomes the episode's present record."""
+        if running.rows and not self._job.keep_records:
+            self._give_row(running.rows.pop())
+        running.rows.append(running.next_row)
+        running.next_row = -1
+        running.t += 1
+        self.ready.append(slot)
+
+    def _end(self, slot: int) -> EpisodeResult:
+        running = self.running.pop(slot)
+        arrays, last = self._r._slab.arrays, running.rows[-1]
+        result = EpisodeResult(
+            running.episode, tuple(running.rows) if self._job.keep_records else (), running.episode_return,
+            running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
+        )  # fmt: skip
+        self._release(running)
+        self.idle.append(slot)
+        self.results.append(result)
+        return result
+
+    def _release(self, running: Running) -> None:
+        if running.next_row >= 0:
+            self._give_row(running.next_row)
+        if not self._job.keep_records:
+            for row in running.rows:
+                self._give_row(row)
+        taken = len(running.rows) if self._job.keep_records else 0
+        self._reserved -= self._rows_needed - taken
+
+    # -- policy ------------------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """Answer every ready slot and send the chunks out, batch by batch."""
+        size = self._r._schedule.policy_batch
+        slots, self.ready = sorted(self.ready, key=lambda s: self.running[s].episode.episode_id), []
+        for first in range(0, len(slots), size):
+            self._act(slots[first : first + size])
+
+    def _act(self, slots: list[int]) -> None:
+        rows = [self.running[slot].rows[-1] for slot in slots]
+        self._write_keys(slots, rows)
+        fill = self._r._schedule.policy_batch - len(rows) if self._r._schedule.fixed_shape else 0
+        obs, uniform = self._observations(rows + rows[-1:] * fill), self._noise(slots, fill)
+        decision = self._r._policy.act(obs, uniform, self._job.sampling)
+        for name, values in decision.fields.items():
+            self._r._slab.arrays[name][rows] = values[: len(rows)].cpu().numpy()
+        for slot in slots:
+            self._step(slot)
+        self.stats.policy_calls += 1
+
+    def _write_keys(self, slots: list[int], rows: list[int]) -> None:
+        arrays = self._r._slab.arrays
+        for slot, row in zip(slots, rows, strict=True):
+            running = self.running[slot]
+            arrays["task_id"][row] = running.episode.start.task_id
+            arrays["episode_id"][row] = running.episode.episode_id
+            arrays["t"][row] = running.t
+            arrays["version"][row] = self._job.version
+
+    def _observations(self, rows: list[int]) -> dict[str, torch.Tensor]:
+        arrays = self._r._slab.arrays
+        names = [*self._r._env.obs, "task_id"]
+        return {name: torch.from_numpy(arrays[name][rows]).to(self._r._device) for name in names}
+
+    def _noise(self, slots: list[int], fill: int) -> torch.Tensor:
+        job, tokens = self._job, self._r._slab.fields["action_tokens"].shape[0]
+        draws = [noise(job.seed, job.stream, self.running[s].episode.episode_id, self.running[s].t, tokens) for s in slots]
+        return torch.from_numpy(np.stack(draws + draws[-1:] * fill)).to(self._r._device)
+
+    def _step(self, slot: int) -> None:
+        running = self.running[slot]
+        last_chunk = running.steps + self._r._chunk >= self._job.max_steps
+        running.next_row = -1 if last_chunk else self._take_row()
+        row, episode_id = running.rows[-1], running.episode.episode_id
+        self._r._pool.send(Command(Kind.STEP, slot, row=row, next_row=running.next_row, episode_id=episode_id))

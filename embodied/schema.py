@@ -1,0 +1,288 @@
+"""The typed configuration: every key with its meaning. ``docs/configuration.md`` is generated from this file.
+
+Hydra composes YAML groups into one mapping (:mod:`embodied.compose`); the models below check types and ranges and refuse
+unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live here and nowhere else:
+a YAML file only says what it changes.
+
+Under ``env.train``, ``env.eval`` and ``actor.model`` the keys that are not listed here belong to the class that
+``_target_`` names; :func:`target_kwargs` checks them against its signature.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+
+Precision = Literal["fp32", "bf16"]
+
+
+class Section(BaseModel):
+    """A part of the configuration; unknown keys are errors, values cannot change after composition."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class OpenSection(Section):
+    """A section that also carries the keyword arguments of its ``_target_``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
+
+    target: str = Field(alias="_target_", description="Class or function to build, as a dotted import path.")
+
+
+class LoggerConfig(Section):
+    log_path: str = Field(description="Folder of one run: metrics, checkpoints, configuration, worker logs.")
+    logger_backends: list[Literal["jsonl", "tensorboard"]] = Field(
+        ["jsonl", "tensorboard"], description="Trackers that metrics are written to."
+    )
+
+
+class CheckpointConfig(Section):
+    max_keep: int = Field(3, ge=1, description="How many checkpoints stay; older ones are deleted after a newer one is complete.")
+
+
+class RunnerConfig(Section):
+    experiment_name: str | None = Field(
+        None, min_length=1, description="Name of the run and of its folder; null joins the chosen env, model and algorithm."
+    )
+    output_dir: str = Field("runs", description="Folder that holds all runs.")
+    seed: int = Field(1234, ge=0, description="Seed of the whole run: plan of episodes, sampling noise, initial weights, minibatch order.")
+    max_epochs: int = Field(10, ge=0, description="Iterations (collect → update) before training ends.")
+    val_check_interval: int = Field(-1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too.")
+    save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
+    only_eval: bool = Field(False, description="Evaluate and stop; no training.")
+    dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")
+    resume_dir: str | None = Field("auto", description="Checkpoint folder to go on from; auto = newest complete one of this run; null = start anew, refusing a folder that has checkpoints.")
+    ckpt_path: str | None = Field(None, description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other weights).")
+    deterministic: bool = Field(True, description="Policy batches of one fixed shape, so that the order in which workers finish changes no number.")
+    max_bad_updates: int = Field(3, ge=1, description="Updates in a row that may be skipped for a loss or gradient that is not finite.")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="Where the policy runs: auto (a GPU if there is one), cpu, cuda, cuda:1 …")
+    num_threads: int = Field(1, ge=1, description="CPU threads of the policy's process. More than one beside busy simulators is many times slower.")
+    logger: LoggerConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+class SamplingConfig(Section):
+    do_sample: bool = Field(True, description="Draw actions; false = most likely token.")
+    temperature: float = Field(1.0, gt=0, description="Temperature of the action logits.")
+    top_k: int = Field(0, ge=0, description="Keep the k most likely action tokens; 0 = all.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Keep the most likely action tokens up to this probability; 1 = all.")
+
+
+class AlgorithmConfig(Section):
+    adv_type: str = Field("grpo", description="Advantage estimator (embodied.algorithms.advantages).")
+    adv_std_ddof: int = Field(1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation.")
+    loss_type: str = Field("ppo", description="Policy loss (embodied.algorithms.losses).")
+    loss_agg_func: str = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
+    group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
+    rollout_epoch: int = Field(1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs.")
+    update_epoch: int = Field(1, ge=1, description="Passes over an iteration's records.")
+    clip_ratio_low: float = Field(0.2, ge=0, lt=1, description="Lower clip of the ratio: 1 − this.")
+    clip_ratio_high: float = Field(0.28, ge=0, description="Upper clip of the ratio: 1 + this.")
+    clip_ratio_c: float | None = Field(None, gt=1, description="Dual clip for negative advantages; null = off.")
+    entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy in the loss.")
+    reward_type: Literal["chunk_level", "action_level"] = Field("chunk_level", description="One reward a record, or one a control step.")
+    logprob_type: Literal["token_level", "action_level", "chunk_level"] = Field("token_level", description="One ratio a token, an action, or a chunk.")
+    entropy_type: Literal["token_level", "action_level", "chunk_level"] = Field("token_level", description="How entropy is summed before averaging.")
+    sampling_params: SamplingConfig = SamplingConfig()
+    val_sampling_params: SamplingConfig = SamplingConfig(do_sample=False)
+
+
+class VideoConfig(Section):
+    save_video: bool = Field(False, description="Record videos (costs one render a control step of the recorded episodes).")
+    info_on_video: bool = Field(True, description="Write instruction, step and reward onto the video.")
+    video_base_dir: str = Field(description="Folder of the videos.")
+    max_videos: int = Field(10, ge=1, description="Recorded episodes of one evaluation or training iteration; spread over the tasks.")
+
+
+class EnvSideConfig(OpenSection):
+    total_num_envs: int = Field(2, ge=1, description="Env slots: simulators that are in use at the same time.")
+    auto_reset: bool = Field(True, description="A slot takes the next episode at once; false = when all slots have ended theirs.")
+    ignore_terminations: bool = Field(False, description="Go on to the step limit after success.")
+    use_fixed_reset_state_ids: bool = Field(True, description="The episodes of a group share one start; false = each has its own.")
+    max_episode_steps: int | None = Field(None, ge=1, description="Step limit of an episode in control steps; null = the env's own.")
+    seed: int = Field(0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state.")
+    reward_coef: float = Field(1.0, description="Factor on the env's reward.")
+    use_rel_reward: bool = Field(False, description="Record the change of the reward since the previous control step.")
+    video_cfg: VideoConfig
+
+
+class EnvEvalConfig(EnvSideConfig):
+    episodes_per_task: int = Field(10, ge=1, description="Evaluation episodes of each task, over its first initial states.")
+
+
+class ChannelConfig(Section):
+    name: str = Field("embodied", min_length=1, description="Name of the shared memory (as /proc shows it).")
+    queue_name: str = Field(min_length=1, description="Name of the queue within it.")
+    queue_size: int = Field(0, ge=0, description="Messages in flight to or from one worker; 0 = bounded by its slots only.")
+
+
+class EnvConfig(Section):
+    num_workers: int | None = Field(None, ge=1, description="Worker processes; null = one a slot, at most one a CPU core.")
+    init_timeout_s: float = Field(120.0, gt=0, description="Deadline for a worker to start and choose its renderer.")
+    reset_timeout_s: float = Field(180.0, gt=0, description="Deadline for a reset; the first of a task builds its simulator.")
+    step_timeout_s: float = Field(120.0, gt=0, description="Deadline for one chunk of control steps with its render.")
+    channel: ChannelConfig = ChannelConfig(queue_name="obs_buffer")
+    train: EnvSideConfig
+    eval: EnvEvalConfig
+
+
+class RolloutConfig(Section):
+    schedule: Literal["ready", "lockstep"] = Field("ready", description="ready = serve the slots that are waiting; lockstep = wait for all.")
+    min_batch: int | None = Field(None, ge=1, description="Slots that must wait before the policy runs; null = an eighth of the slots.")
+    policy_batch: int | None = Field(None, ge=1, description="Rows of one policy call; null = as many as there are slots, at most 8.")
+    channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")
+
+
+class ModelConfig(OpenSection):
+    pass
+
+
+class OptimConfig(Section):
+    lr: float = Field(1e-4, gt=0, description="Learning rate of the policy.")
+    value_lr: float = Field(3e-3, gt=0, description="Learning rate of the value head.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first moment decay.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second moment decay.")
+    adam_eps: float = Field(1e-5, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW).")
+    clip_grad: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+
+
+class ActorConfig(Section):
+    global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step.")
+    micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass.")
+    model: ModelConfig
+    optim: OptimConfig = OptimConfig()
+
+
+class Config(Section):
+    runner: RunnerConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    env: EnvConfig
+    rollout: RolloutConfig = RolloutConfig()
+    actor: ActorConfig
+
+
+def bind(mapping: Mapping[str, Any]) -> Config:
+    """The checked configuration. Raises :class:`UnknownKeyError` or :class:`ConfigError` naming every wrong key."""
+    try:
+        return Config.model_validate(mapping)
+    except ValidationError as error:
+        raise _config_error(error) from None
+
+
+def _config_error(error: ValidationError) -> ConfigError:
+    problems = error.errors(include_url=False)
+    unknown = [p for p in problems if p["type"] == "extra_forbidden"]
+    if unknown:
+        lines = [_unknown_line(p["loc"]) for p in unknown]
+        return UnknownKeyError(
+            "\n".join(lines), "correct the key, or remove it; docs/configuration.md lists every key with its meaning"
+        )
+    lines = [f"{_dotted(p['loc'])} = {p['input']!r}: {p['msg'][:1].lower()}{p['msg'][1:]}" for p in problems]
+    return ConfigError("\n".join(lines), "set the key to a value of that kind; docs/configuration.md says what it means")
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _unknown_line(location: tuple[int | str, ...]) -> str:
+    section: type[BaseModel] = Config
+    for part in location[:-1]:
+        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
+    return unknown_key(_dotted(location), [f.alias or name for name, f in section.model_fields.items()]).message
+
+
+def unknown_key(key: str, known: list[str]) -> UnknownKeyError:
+    """The error for ``a.b.key`` where ``known`` are the keys of ``a.b``."""
+    section, _, name = key.rpartition(".")
+    message = f"unknown key '{key}'.{did_you_mean(name, known)}"
+    return UnknownKeyError(message, f"known keys of {section or 'the top'}: {', '.join(sorted(known))}")
+
+
+def load_target(path: str, key: str) -> Any:
+    """Import what a ``_target_`` names. Raises :class:`ConfigError` if there is no such module or attribute."""
+    module_name, _, attribute = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{key}: cannot import '{path}': {error}", f"set {key} to the dotted path of a class or function that can be imported"
+        ) from error
+
+
+def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
+    """Keyword arguments for the section's ``_target_``, checked against its signature.
+
+    Raises:
+        UnknownKeyError: a key that the target does not take.
+        ConfigError: the target cannot be imported, or a required argument is missing.
+    """
+    signature = inspect.signature(load_target(section.target, f"{path}._target_"))
+    given = dict(section.model_extra or {})
+    own = [f.alias or name for name, f in type(section).model_fields.items()]
+    for name in type(section).model_fields:
+        if name in signature.parameters:  # a key both use, e.g. max_episode_steps
+            given[name] = getattr(section, name)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for name in given:
+        if name not in signature.parameters and not takes_any:
+            raise unknown_key(f"{path}.{name}", [*own, *signature.parameters])
+    for name, parameter in signature.parameters.items():
+        if parameter.default is parameter.empty and name not in given and parameter.kind is not parameter.VAR_KEYWORD:
+            raise ConfigError(f"{path}.{name} is missing", f"set {path}.{name}; {section.target} needs it")
+    return given
+
+
+def episodes_per_iteration(config: Config) -> int:
+    return config.algorithm.rollout_epoch * config.env.train.total_num_envs
+
+
+def check(config: Config) -> None:
+    """Refuse combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
+    algorithm, episodes = config.algorithm, episodes_per_iteration(config)
+    if config.runner.only_eval:
+        return
+    if episodes % algorithm.group_size:
+        raise ConfigError(
+            f"group_size {algorithm.group_size} does not divide {episodes} episodes "
+            f"(rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {config.env.train.total_num_envs})",
+            "change algorithm.group_size, algorithm.rollout_epoch or env.train.total_num_envs so that it does",
+        )
+    if algorithm.adv_type in GROUP_ADVANTAGES:
+        _check_groups(config)
+    if config.actor.micro_batch_size > config.actor.global_batch_size:
+        raise ConfigError(
+            f"actor.micro_batch_size {config.actor.micro_batch_size} is larger than actor.global_batch_size {config.actor.global_batch_size}",
+            "lower actor.micro_batch_size: it is the part of an optimizer batch that is computed at once",
+        )
+
+
+GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo")
+
+
+def _check_groups(config: Config) -> None:
+    algorithm = config.algorithm
+    if algorithm.group_size == 1:
+        raise ConfigError(
+            f"algorithm.adv_type {algorithm.adv_type} compares episodes of a group, and group_size is 1",
+            "set algorithm.group_size to 2 or more",
+        )
+    if not config.env.train.use_fixed_reset_state_ids:
+        raise ConfigError(
+            f"algorithm.adv_type {algorithm.adv_type} compares episodes of one start, and "
+            "env.train.use_fixed_reset_state_ids is false, which gives each episode its own",
+            "set env.train.use_fixed_reset_state_ids=true",
+        )
+    if not algorithm.sampling_params.do_sample:
+        raise ConfigError(
+            f"algorithm.adv_type {algorithm.adv_type} with sampling_params.do_sample false: all episodes of a group would be equal",
+            "set algorithm.sampling_params.do_sample=true",
+        )

@@ -1,0 +1,121 @@
+"""A deterministic env without a simulator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import ConfigError
+from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+
+FAULTS = ("none", "exception", "kill", "hang", "prepare_exception")
+
+
+class FakeEnv:
+    """A point that the first action dimensions move towards a goal; success when it is near enough.
+
+    The pictures show time and task in their pixels, the state is the point's offset from the goal (followed by zeros), so
+    a policy can learn the task and a test can tell every observation from every other.
+
+    Args:
+        num_tasks: each has its own goal.
+        size: pixels of a side; ``cameras`` pictures.
+        success_distance: the episode ends with success nearer than this (0 = never).
+        step_s: busy seconds of one control step, varied by ±50 % as a function of the start, so that slots diverge.
+        fault, fault_step: what goes wrong at that control step of an episode of ``fault_task``.
+    """
+
+    def __init__(
+        self, num_tasks: int = 2, num_init_states: int = 4, cameras: int = 2, size: int = 16, state_dim: int = 8,
+        action_dim: int = 7, horizon: int = 24, success_distance: float = 0.0, step_s: float = 0.0,
+        fault: str = "none", fault_step: int = 3, fault_task: int = 0,
+    ) -> None:  # fmt: skip
+        if fault not in FAULTS:
+            raise ConfigError(f"fault '{fault}' is not one of {', '.join(FAULTS)}", "choose one of them")
+        self._size, self._state_dim, self._step_s = size, state_dim, step_s
+        self._success_distance = success_distance
+        self._fault, self._fault_step, self._fault_task = fault, fault_step, fault_task
+        self._spec = EnvSpec(
+            obs={
+                "images": ArraySpec((cameras, size, size, 3), "uint8"),
+                "state": ArraySpec((state_dim,), "float32"),
+            },
+            cameras=tuple(f"camera{i}" for i in range(cameras)),
+            action_dim=action_dim,
+            action_low=(-1.0,) * action_dim,
+            action_high=(1.0,) * action_dim,
+            tasks=tuple(f"move the point to goal {i}" for i in range(num_tasks)),
+            num_init_states=(num_init_states,) * num_tasks,
+            max_episode_steps=horizon,
+            control_hz=20.0,
+        )
+        self._point = self._goal = np.zeros(2)
+        self._steps = 0
+        self._start = Start(0, 0, 0)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def prepare(self) -> WorkerFacts:
+        if self._fault == "prepare_exception":
+            raise RuntimeError("the fake env was told to fail in prepare")
+        return WorkerFacts(os.getpid(), "none", "the fake env draws its pictures with numpy")
+
+    def reset(self, start: Start) -> None:
+        random = np.random.default_rng([start.task_id, start.init_state_id, start.seed])
+        self._start, self._steps = start, 0
+        self._goal = np.random.default_rng(start.task_id).uniform(-1, 1, 2)
+        self._point = random.uniform(-1, 1, 2)
+        self._pace = self._step_s * random.uniform(0.5, 1.5)
+
+    def step(self, action: np.ndarray) -> StepResult:
+        self._steps += 1
+        self._misbehave()
+        if self._step_s:
+            time.sleep(self._pace)
+        self._point = self._point + 0.1 * np.clip(action[:2], -1, 1)
+        distance = float(np.linalg.norm(self._goal - self._point))
+        success = distance < self._success_distance
+        return StepResult(1.0 if success else float(np.exp(-distance)) * 0.5, success, success)
+
+    def _misbehave(self) -> None:
+        if self._steps != self._fault_step or self._start.task_id != self._fault_task:
+            return
+        if self._fault == "exception":
+            raise RuntimeError("the fake env was told to fail in step")
+        if self._fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "hang":
+            time.sleep(3600)
+
+    def observe(self, out: Obs) -> None:
+        for camera in range(len(self._spec.cameras)):
+            out["images"][camera] = self.picture(self._start, self._steps, camera)
+        out["state"][:] = 0
+        out["state"][:2] = (self._goal - self._point)[: self._state_dim]
+
+    def picture(self, start: Start, steps: int, camera: int) -> np.ndarray:
+        """The picture that :meth:`observe` draws: uint8 [size, size, 3], different for every argument."""
+        picture = np.full((self._size, self._size, 3), 255 * camera // 2, np.uint8)
+        picture[..., 0] = (37 * start.task_id + 11 * start.init_state_id + 5 * start.seed) % 256
+        picture[..., 1] = steps % 256
+        return picture
+
+    def frame(self) -> np.ndarray:
+        return self.picture(self._start, self._steps, 0)
+
+    def get_state(self) -> Mapping[str, Any]:
+        return {"point": self._point.copy(), "goal": self._goal.copy(), "steps": self._steps, "start": self._start}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._point, self._goal = state["point"].copy(), state["goal"].copy()
+        self._steps, self._start = state["steps"], state["start"]
+
+    def close(self) -> None:
+        pass

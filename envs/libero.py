@@ -1,0 +1,157 @@
+"""LIBERO (arXiv 2306.03310) as an :class:`embodied.protocols.Env`: 130 tasks of a Panda arm in five suites.
+
+Stepping, states and pictures equal those of the original package bit by bit (``tests/envs/test_libero_exact.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
+from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+
+from ._libero_files import MAX_STEPS, LiberoPaths, LiberoTask, locate, read_init_states, read_tasks
+from ._libero_sim import CONTROL_HZ, TaskSimulator, prepare_process
+from ._rendering import BACKENDS, RendererChoice, check_renderer
+
+CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
+_INIT_PARAMS = {"camera_names": ("agentview", "robot0_eye_in_hand"), "camera_heights": 256, "camera_widths": 256}
+_SIZE_LIMITS = (16, 2048)
+_REWARD_MODES = ("sparse", "dense")
+
+
+class LiberoEnv:
+    """One LIBERO slot.
+
+    Observation: ``images`` uint8 [C, H, W, 3], ``images[i]`` from ``camera_names[i]``, turned by 180° as the
+    demonstrations are; ``state`` float32 [8]: gripper position (m, 3), axis-angle (rad, 3), fingers (m, 2).
+    Action: float32 [7] in [−1, 1]: OSC_POSE delta position (3) and axis-angle (3), gripper −1 open … +1 close.
+
+    Args:
+        task_suite_name: libero_spatial, libero_object, libero_goal, libero_10 or libero_90.
+        task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
+        reward_mode: "sparse": 1 in a step at whose end the goal is reached, else 0. "dense": a potential Φ in [0, 1],
+            meant for ``use_rel_reward``: Φ = 1 when the goal is reached, else (k + ½·max p) / n with k of the goal's n
+            predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
+            gripper → object and, where the predicate names a target, object → target.
+        max_episode_steps: limit of an episode; None = that of OpenVLA-OFT's evaluation (220, 280, 300, 520, 400).
+        wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
+        max_cached_simulators: built tasks that are kept; the one used longest ago goes first. A rebuilt one is equal.
+            One costs 100–300 MB beyond the first.
+        init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default.
+        renderer: "egl", "osmesa", or "auto": the environment's MUJOCO_GL if set, else the first of both that works.
+
+    Raises:
+        UnknownNameError: suite, camera, reward mode or renderer.
+        UnknownKeyError: a key of ``init_params``.
+        ConfigError: task id or size out of range.
+        AssetsMissingError: LIBERO, its meshes or its initial states are not installed.
+    """
+
+    def __init__(
+        self,
+        task_suite_name: str,
+        task_ids: Sequence[int] | None = None,
+        reward_mode: str = "sparse",
+        max_episode_steps: int | None = None,
+        wait_steps: int = 10,
+        max_cached_simulators: int = 4,
+        init_params: Mapping[str, Any] | None = None,
+        renderer: str = "auto",
+    ) -> None:
+        _check_name("reward mode", reward_mode, _REWARD_MODES, "env.train.reward_mode")
+        _check_name("renderer", renderer, ("auto", *BACKENDS), "env.train.renderer")
+        _check_name("task suite", task_suite_name, MAX_STEPS, "env.train.task_suite_name")
+        _check_range("wait_steps", wait_steps, 0, 1000)
+        _check_range("max_cached_simulators", max_cached_simulators, 1, 130)
+        self._cameras, self._height, self._width = _camera_params(init_params or {})
+        self._paths = locate()
+        self._tasks = _choose(read_tasks(self._paths.package, task_suite_name), task_suite_name, task_ids)
+        self._init_states = [read_init_states(task.init_states_file) for task in self._tasks]
+        self._spec = self._make_spec(max_episode_steps or MAX_STEPS[task_suite_name])
+        self._dense, self._wait_steps, self._renderer = reward_mode == "dense", wait_steps, renderer
+        self._max_cached = max_cached_simulators
+        self._simulators: OrderedDict[int, TaskSimulator] = OrderedDict()  # least recently used first
+        self._task_id = -1
+
+    def _make_spec(self, max_episode_steps: int) -> EnvSpec:
+        images = (len(self._cameras), self._height, self._width, 3)
+        return EnvSpec(
+            obs={"images": ArraySpec(images, "uint8"), "state": ArraySpec((8,), "float32")},
+            cameras=self._cameras,
+            action_dim=7,
+            action_low=(-1.0,) * 7,
+            action_high=(1.0,) * 7,
+            tasks=tuple(task.instruction for task in self._tasks),
+            num_init_states=tuple(len(states) for states in self._init_states),
+            max_episode_steps=max_episode_steps,
+            control_hz=CONTROL_HZ,
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @staticmethod
+    def check_renderer(renderer: str = "auto") -> RendererChoice:
+        """For the launcher: which GL backend a worker would take, without creating anything here."""
+        return check_renderer(renderer)
+
+    def prepare(self) -> WorkerFacts:
+        choice, found = _prepare_once(self._paths, self._renderer)
+        return WorkerFacts(pid=_pid(), renderer=choice.name, reason=choice.reason, extra=found)
+
+    def reset(self, start: Start) -> None:
+        """``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
+        self._check_start(start)
+        states = self._init_states[start.task_id]
+        self._simulator(start.task_id).begin(start.init_state_id, states[start.init_state_id], self._wait_steps)
+        self._task_id = start.task_id
+
+    def _check_start(self, start: Start) -> None:
+        _check_range("task_id of a start", start.task_id, 0, len(self._tasks) - 1)
+        last = self._spec.num_init_states[start.task_id] - 1
+        _check_range("init_state_id of a start", start.init_state_id, 0, last)
+
+    def _simulator(self, task_id: int) -> TaskSimulator:
+        """From the cache, else built; makes room first, so that memory never holds one more than allowed."""
+        if task_id not in self._simulators:
+            while len(self._simulators) >= self._max_cached:
+                self._simulators.popitem(last=False)[1].close()
+            bddl = str(self._tasks[task_id].bddl_file)
+            self._simulators[task_id] = TaskSimulator(bddl, self._cameras, self._height, self._width)
+        self._simulators.move_to_end(task_id)
+        return self._simulators[task_id]
+
+    @property
+    def _current(self) -> TaskSimulator:
+        return self._simulators[self._task_id]
+
+    def step(self, action: np.ndarray) -> StepResult:
+        success = self._current.step(np.asarray(action, np.float64))
+        reward = self._current.progress() if self._dense and not success else float(success)
+        return StepResult(reward, terminated=success, success=success)
+
+    def observe(self, out: Obs) -> None:
+        for index, camera in enumerate(self._cameras):
+            out["images"][index] = self._current.render(camera)
+        out["state"][:] = self._current.robot_state()
+
+    def frame(self) -> np.ndarray:
+        return self._current.render(self._cameras[0]).copy()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"task_id": self._task_id, "simulator": self._current.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._simulator(state["task_id"]).set_state(state["simulator"])
+        self._task_id = state["task_id"]
+
+    def close(self) -> None:
+        while self._simulators:
+            self._simulators.popitem()[1].close()

@@ -1,0 +1,112 @@
+"""Actions ↔ tokens: 256 uniform bins over [−1, 1], dataset statistics, gripper conventions.
+
+Bin edges are ``linspace(−1, 1, 256)``, so there are 255 centres ``−1 + (2i + 1)/255``. Token ids fall as actions rise:
+``id = vocab − digitize(action)``. The lowest id and the one above it both mean the top bin, as in OpenVLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.errors import CheckpointError
+
+from .config import N_BINS
+
+EPS = 1e-8  # of the OFT code, keeps constant dimensions finite
+GRIPPERS = ("libero", "bridge", "none")
+
+
+class ActionTokenizer:
+    """Converts normalised actions, numpy or torch alike.
+
+    Args:
+        vocab_size: unpadded vocabulary; the action tokens are its last 256 ids (31744 … 31999 of 32000).
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.edges = np.linspace(-1.0, 1.0, N_BINS)
+        self.centres = (self.edges[:-1] + self.edges[1:]) / 2
+
+    def encode(self, actions: Any) -> Any:
+        """Normalised actions, clipped to [−1, 1] → token ids (int64) of the same shape."""
+        if isinstance(actions, Tensor):
+            edges = torch.as_tensor(self.edges, device=actions.device)
+            return self.vocab_size - torch.bucketize(actions.double().clamp(-1.0, 1.0), edges, right=True)
+        return self.vocab_size - np.digitize(np.clip(actions, -1.0, 1.0), self.edges)
+
+    def decode(self, ids: Any) -> Any:
+        """Token ids → centres of their bins, float64."""
+        if isinstance(ids, Tensor):
+            index = (self.vocab_size - ids.long() - 1).clamp(0, N_BINS - 2)
+            return torch.as_tensor(self.centres, device=ids.device)[index]
+        return self.centres[np.clip(self.vocab_size - np.asarray(ids, dtype=np.int64) - 1, 0, N_BINS - 2)]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Maps [low, high] of each dimension to [−1, 1]; dimensions outside ``mask`` pass through unchanged."""
+
+    low: tuple[float, ...]  # [D], 1 % quantile of the data
+    high: tuple[float, ...]  # [D], 99 % quantile
+    mask: tuple[bool, ...]  # [D]
+
+    @classmethod
+    def from_statistics(cls, statistics: Mapping[str, Any], what: str) -> Range:
+        """From one block of a dataset_statistics.json: q01, q99 and, for actions, mask."""
+        try:
+            low, high = statistics["q01"], statistics["q99"]
+        except KeyError as error:
+            raise CheckpointError(
+                f"the {what} statistics have no {error}, only {sorted(statistics)}", "use a checkpoint with quantiles"
+            ) from error
+        mask = statistics.get("mask") or [True] * len(low)
+        return cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)))
+
+    def to_statistics(self) -> dict[str, list[Any]]:
+        return {"q01": list(self.low), "q99": list(self.high), "mask": list(self.mask)}
+
+    def unnormalize(self, values: Tensor) -> Tensor:
+        """[…, D] in [−1, 1] → units of the data."""
+        low, high, mask = self._tensors(values)
+        return torch.where(mask, 0.5 * (values + 1) * (high - low + EPS) + low, values)
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """[…, D] in units of the data → [−1, 1], clipped where masked in."""
+        low, high, mask = self._tensors(values)
+        scaled = (2 * (values - low) / (high - low + EPS) - 1).clamp(-1.0, 1.0)
+        return torch.where(mask, scaled, values)
+
+    def _tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        low = torch.tensor(self.low, dtype=like.dtype, device=like.device)
+        high = torch.tensor(self.high, dtype=like.dtype, device=like.device)
+        return low, high, torch.tensor(self.mask, device=like.device)
+
+
+def gripper_to_env(actions: Tensor, setup: str) -> Tensor:
+    """Last dimension from the datasets' convention (0 closed … 1 open) to the env's.
+
+    libero: −1 opens, +1 closes (robosuite). bridge: +1 opens, −1 closes (SimplerEnv, ManiSkill). none: unchanged.
+    """
+    if setup == "none":
+        return actions
+    gripper = actions[..., -1:]
+    if setup == "libero":
+        gripper = -torch.sign(2 * gripper - 1)
+    else:
+        gripper = 2 * (gripper > 0.5).to(actions.dtype) - 1
+    return torch.cat([actions[..., :-1], gripper], dim=-1)
+
+
+def gripper_from_env(actions: Tensor, setup: str) -> Tensor:
+    """The inverse of :func:`gripper_to_env`, for demonstrations: env's convention → 0 closed … 1 open."""
+    if setup == "none":
+        return actions
+    gripper = (1 + (-1 if setup == "libero" else 1) * actions[..., -1:]) / 2
+    return torch.cat([actions[..., :-1], gripper], dim=-1)

@@ -1,0 +1,130 @@
+"""Sizes of an OpenVLA-OFT network. Two presets: ``tiny`` (1.5 M parameters, trains on a CPU) and ``7b`` (the released one).
+
+Facts of the released network: config.json and tensor index of moojink/openvla-7b-oft-finetuned-libero-10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+N_BINS = 256  # action tokens: the last 256 ids of the unpadded vocabulary
+VOCAB_MULTIPLE = 64  # embedding rows are padded to the next multiple, leaving room for <PAD>
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """One vision transformer, described as in its checkpoint: the last of ``depth`` blocks is never run."""
+
+    width: int
+    depth: int
+    heads: int
+    mlp_width: int
+    prefix_tokens: int  # cls + registers, 0 = none; dropped from the output
+    layer_scale: bool
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """Everything that fixes the shape of the network and what it computes; equal configs load equal weights."""
+
+    image_size: int  # H = W, pixels
+    patch_size: int
+    featurizer: TowerConfig  # DINOv2 with registers
+    fused_featurizer: TowerConfig  # SigLIP
+    vocab_size: int  # without padding rows; action tokens are its last 256 ids
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    initializer_range: float = 0.02  # of weight matrices, random initialisation only
+    pos_embed_std: float = 0.02  # random initialisation only
+    layer_scale_init: float = 1e-5  # random initialisation only
+    rms_norm_eps: float = 1e-6  # the released checkpoints rely on this default of LlamaConfig (Meta's own is 1e-5)
+    rope_theta: float = 1e4
+    attention: str = "bidirectional"  # or causal; a property of the checkpoint
+    stop_token: bool = True  # </s> after the placeholders
+    num_images: int = 1
+    proprio_dim: int = 0  # 0 = no proprio token
+    num_action_chunks: int = 8  # K
+    action_dim: int = 7  # A
+
+    @property
+    def patches(self) -> int:
+        """Patch tokens of one image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding and of lm_head: 32000 → 32064, 1024 → 1088."""
+        return (self.vocab_size // VOCAB_MULTIPLE + 1) * VOCAB_MULTIPLE
+
+    @property
+    def first_action_id(self) -> int:
+        return self.vocab_size - N_BINS
+
+    @property
+    def action_tokens(self) -> int:
+        """T = K·A."""
+        return self.num_action_chunks * self.action_dim
+
+    @property
+    def vision_width(self) -> int:
+        return self.featurizer.width + self.fused_featurizer.width
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> NetConfig:
+        """The inverse of :meth:`to_dict`. Raises TypeError for missing or unknown names."""
+        towers = {name: TowerConfig(**values[name]) for name in ("featurizer", "fused_featurizer")}
+        return cls(**{**values, **towers})
+
+    def differences(self, other: NetConfig) -> list[str]:
+        """Names of the fields that differ, leaving out those that only matter for random initialisation."""
+        only_init = {"initializer_range", "pos_embed_std", "layer_scale_init"}
+        names = [f.name for f in fields(self) if f.name not in only_init]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+
+TINY = NetConfig(
+    image_size=64,
+    patch_size=8,
+    featurizer=TowerConfig(width=64, depth=4, heads=4, mlp_width=256, prefix_tokens=5, layer_scale=True),
+    fused_featurizer=TowerConfig(width=64, depth=4, heads=4, mlp_width=256, prefix_tokens=0, layer_scale=False),
+    vocab_size=1024,
+    hidden_size=128,
+    intermediate_size=352,
+    num_hidden_layers=3,  # the zero placeholders leave the first layer without any notion of position
+    num_attention_heads=4,
+    # From scratch, the values of large pretrained networks are far too small at this width.
+    initializer_range=0.08,
+    pos_embed_std=0.5,
+    layer_scale_init=1.0,
+)
+
+OPENVLA_7B = NetConfig(
+    image_size=224,
+    patch_size=14,
+    featurizer=TowerConfig(width=1024, depth=24, heads=16, mlp_width=4096, prefix_tokens=5, layer_scale=True),
+    fused_featurizer=TowerConfig(width=1152, depth=27, heads=16, mlp_width=4304, prefix_tokens=0, layer_scale=False),
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+)
+
+PRESETS = {"tiny": TINY, "7b": OPENVLA_7B}
+
+
+def resize_towers(config: NetConfig, width: int | None, depth: int | None) -> NetConfig:
+    """``config`` with both towers of another width or depth; the MLP keeps its ratio to the width."""
+
+    def resized(tower: TowerConfig) -> TowerConfig:
+        new_width = tower.width if width is None else width
+        mlp_width = tower.mlp_width * new_width // tower.width
+        return replace(tower, width=new_width, mlp_width=mlp_width, depth=tower.depth if depth is None else depth)
+
+    return replace(config, featurizer=resized(config.featurizer), fused_featurizer=resized(config.fused_featurizer))

@@ -1,0 +1,84 @@
+"""The language model: a stock Llama trunk whose attention is bidirectional (OFT) or causal, and its output head.
+
+Shapes: B rows, S tokens, d width, T action tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from .config import N_BINS, NetConfig
+from .lora import sliced_linear
+
+
+def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:
+    """Written out in full: the checkpoints' text_config leaves nearly everything to defaults that differ elsewhere."""
+    return LlamaConfig(
+        vocab_size=config.padded_vocab,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_attention_heads,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        use_cache=False,
+        is_causal=config.attention == "causal",
+        attn_implementation=attn_implementation,
+    )
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, config: NetConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__()
+        self.causal = config.attention == "causal"
+        self.eager = attn_implementation == "eager"
+        self.action_rows = slice(config.first_action_id, config.first_action_id + N_BINS)
+        self.model = LlamaModel(llama_config(config, attn_implementation))
+        self.lm_head = nn.Linear(config.hidden_size, config.padded_vocab, bias=False)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """int64 [B, L] → [B, L, d]."""
+        return self.model.embed_tokens(ids)
+
+    def forward(self, embeddings: Tensor, present: Tensor | None) -> Tensor:
+        """Final hidden states.
+
+        Args:
+            embeddings: [B, S, d].
+            present: bool [B, S], False at padding, which no token sees and which takes no position; None = no padding,
+                which lets the attention kernel go without a mask.
+
+        Returns:
+            [B, S, d], meaningless at padding.
+        """
+        if present is None:
+            return self.model(inputs_embeds=embeddings).last_hidden_state
+        positions = (present.long().cumsum(1) - 1).clamp(min=0)
+        mask = self._mask(present, embeddings.dtype)
+        output = self.model(inputs_embeds=embeddings, attention_mask=mask, position_ids=positions)
+        return output.last_hidden_state
+
+    def action_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the 256 action tokens only: [B, T, d] → [B, T, 256]. Adapters on lm_head take part."""
+        return sliced_linear(self.lm_head, hidden, self.action_rows)
+
+    def rebuild_rotary(self) -> None:
+        """Rotary frequencies are not in checkpoints; after a construction on the meta device they hold no values."""
+        self.model.rotary_emb = LlamaRotaryEmbedding(self.model.config)
+
+    def _mask(self, present: Tensor, dtype: torch.dtype) -> Tensor:
+        """Bool [B, 1, 1 or S, S] (additive for eager attention). Made here rather than from the 2-D mask: then neither
+        kernel nor device synchronisation depends on what a batch happens to hold."""
+        mask = present[:, None, None, :]
+        if self.causal:
+            length = present.shape[1]
+            mask = mask & torch.ones(length, length, dtype=torch.bool, device=present.device).tril()
+        if not self.eager:
+            return mask
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)

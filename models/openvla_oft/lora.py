@@ -1,0 +1,137 @@
+"""LoRA by peft on the native modules, and what peft does not do: a slice of an adapted layer, a merge on a copy.
+
+An adapted layer computes ``W x + s · B A x`` (Hu et al., arXiv 2106.09685, eq. 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodied.errors import CheckpointError, ConfigError, did_you_mean
+
+# The targets of the adapters released with OpenVLA-OFT; "proj" covers attention and the Conv2d patch embedding.
+RELEASED_TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
+    *("qkv", "proj", "fc1", "fc2", "fc3"),
+)
+DEAD_TARGETS = ("q", "kv")  # in the released list, but only in attn_pool, which is not built
+TRAINED_IN_FULL = ("proprio_projector",)  # starts from scratch, so it is never adapted
+ADAPTER_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+def inject(model: nn.Module, config: LoraConfig, seed: int, cast_input: bool) -> None:
+    """Wrap the target layers of ``model`` in place.
+
+    Args:
+        config: what peft takes; ``target_modules`` are name endings.
+        seed: the adapters' random initialisation is a function of it.
+        cast_input: False lets autocast choose the number format instead of casting activations to the adapters' float32.
+
+    Raises:
+        ConfigError: a target that no layer is called.
+    """
+    _check_targets(model, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model)
+    for layer in lora_layers(model).values():
+        layer.cast_input_dtype_enabled = cast_input
+
+
+def _check_targets(model: nn.Module, config: LoraConfig) -> None:
+    known = {name.rsplit(".", 1)[-1] for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
+    for target in config.target_modules or ():
+        if target.rsplit(".", 1)[-1] not in known:
+            raise ConfigError(
+                f"actor.model.lora_target_modules: no layer is called '{target}'.{did_you_mean(target, known)}",
+                f"use names out of: {', '.join(sorted(known))}; or null for the targets of the released adapters",
+            )
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+
+
+def sliced_linear(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
+    """Outputs ``rows`` of a linear layer without bias, adapted or not, without computing the others.
+
+    Reading ``layer.weight[rows]`` alone would silently leave the adapter out.
+    """
+    if not isinstance(layer, LoraLayer):
+        return F.linear(x, layer.weight[rows])  # type: ignore[index, arg-type]
+    out = F.linear(x, layer.get_base_layer().weight[rows])
+    for name in layer.active_adapters:
+        down, up = layer.lora_A[name], layer.lora_B[name]
+        adapter_in = layer.lora_dropout[name](layer._cast_input_dtype(x, down.weight.dtype))
+        out = out + (F.linear(down(adapter_in), up.weight[rows]) * layer.scaling[name]).to(out.dtype)
+    return out
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """Float32 state dict under the names without adapters, their deltas added. ``model`` itself is not touched:
+    merging in place and in bf16 destroys a small delta."""
+    layers = lora_layers(model)
+    state: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if ".lora_" in name:
+            continue
+        owner, _, leaf = name.rpartition(".base_layer.")
+        tensor = value.detach().float()
+        if owner and leaf == "weight":
+            for adapter in layers[owner].active_adapters:
+                tensor = tensor + layers[owner].get_delta_weight(adapter).detach().float()
+        state[name.replace(".base_layer.", ".")] = tensor.cpu().contiguous()
+    return state
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' tensors under peft's file names (``base_model.model.….lora_A.weight``)."""
+    state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
+    return {_PREFIX + name.replace(".default.", "."): value.detach().cpu().contiguous() for name, value in state.items()}
+
+
+def save_adapter(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
+    """Write ``adapter_model.safetensors``; ``config`` goes into its metadata as strings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={k: str(v) for k, v in config.items()})
+
+
+def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
+    """Fill the injected adapters from a peft folder: every adapter tensor is filled, every tensor of the file is used.
+
+    Args:
+        ignore: compiled patterns of base names that are not built (dead modules).
+
+    Raises:
+        CheckpointError: no such file, other layers, or another rank.
+    """
+    path = folder / ADAPTER_FILE
+    if not path.is_file():
+        raise CheckpointError(f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null")
+    given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(str(path)).items()}
+    given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
+    own = {name.removeprefix(_PREFIX): name for name in adapter_state(model)}
+    _check_adapter(path, given, {name: adapter_state(model)[full].shape for name, full in own.items()})
+    renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
+    model.load_state_dict(renamed, strict=False)
+
+
+def _check_adapter(path: Path, given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
+    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    shapes = [f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}" for n in given.keys() & own.keys() if given[n].shape != own[n]]
+    if missing or extra or shapes:
+        raise CheckpointError(
+            f"adapter {path} does not fit: {len(missing)} missing {missing[:4]}, {len(extra)} unknown {extra[:4]}, "
+            f"{len(shapes)} of another shape {shapes[:4]}",
+            "set actor.model.lora_rank and actor.model.lora_target_modules as in the adapter's adapter_config.json",
+        )

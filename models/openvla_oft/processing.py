@@ -1,0 +1,74 @@
+"""From what an env gives to what the network takes: the prompt's text, and pixels, on the policy's device.
+
+Source of the constants: preprocessor_config.json of the released checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
+# Per tower (DINOv2, SigLIP): mean and std of pixels in [0, 1]. The first are ImageNet's numbers rounded to bf16, which
+# is what the checkpoints were trained with.
+MEAN = ((0.484375, 0.455078125, 0.40625), (0.5, 0.5, 0.5))
+STD = ((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5))
+
+
+def prompt(instruction: str) -> str:
+    """The text before the action. Tokenisation adds BOS in front and the token '▁' behind."""
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+
+
+def centre_crop(images: Tensor, area: float = CROP_AREA) -> Tensor:
+    """Cut the middle out and enlarge it to the same size: float [B, 3, H, W] → the same shape.
+
+    Samples bilinearly with the corners of the crop on pixel centres, as TensorFlow's crop_and_resize does.
+    """
+    side = math.sqrt(area)
+    theta = images.new_tensor([[side, 0.0, 0.0], [0.0, side, 0.0]]).expand(images.shape[0], 2, 3)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=True)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Float [B, 3, H, W] in [0, 255] → [B, 3, size, size]: bicubic with antialiasing, squashed if not square."""
+    if images.shape[-2:] == (size, size):
+        return images
+    return F.interpolate(images, (size, size), mode="bicubic", antialias=True, align_corners=False).clamp(0.0, 255.0)
+
+
+class PixelProcessor(nn.Module):
+    """uint8 camera images → the six channels an image has in front of the two towers.
+
+    Args:
+        size: H = W of the network's input.
+        crop: take the centre crop after resizing.
+        statistics: ``tvf_normalize_params`` of a preprocessor_config.json, one entry per tower; None = the constants.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, size: int, crop: bool, statistics: list[Mapping[str, Any]] | None = None) -> None:
+        super().__init__()
+        self.size = size
+        self.crop = crop
+        mean = MEAN if statistics is None else [entry["mean"] for entry in statistics]
+        std = STD if statistics is None else [entry["std"] for entry in statistics]
+        self.register_buffer("mean", torch.tensor(mean).view(1, 6, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, 6, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [B, n, H, W, 3] → float32 [B, 6·n, size, size]."""
+        batch = images.shape[0]
+        pixels = resize(images.flatten(0, 1).permute(0, 3, 1, 2).float(), self.size)
+        if self.crop:
+            pixels = centre_crop(pixels)
+        both = pixels.div(255.0).repeat(1, 2, 1, 1)
+        return ((both - self.mean) / self.std).unflatten(0, (batch, -1)).flatten(1, 2)

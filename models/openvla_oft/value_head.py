@@ -1,0 +1,19 @@
+"""Estimates the return from the hidden state of the last prompt token, which has seen images, state and instruction."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ValueHead(nn.Module):
+    """[B, d] → float32 [B, V]: V = 1 (one value a chunk) or K (one an action)."""
+
+    def __init__(self, hidden_size: int, values: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, 512)
+        self.fc2 = nn.Linear(512, 128)
+        self.fc3 = nn.Linear(128, values, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(hidden.float())))))

@@ -1,0 +1,117 @@
+"""Advantages against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embodied.algorithms import advantages as adv
+from embodied.errors import UnknownNameError
+
+# Group 7: returns 1, 0, 0, 1 → mean .5, deviations ±.5, Σ of squares 1.
+# Group 3: returns 2, 5 → mean 3.5, deviations ±1.5, Σ of squares 4.5.
+# Group 9: one episode. Group 4: three times 0.1, whose mean in binary is not 0.1.
+# The ids are out of order and interleaved on purpose.
+RETURNS = torch.tensor([1.0, 2.0, 0.0, 8.0, 0.0, 5.0, 1.0, 0.1, 0.1, 0.1])
+GROUPS = torch.tensor([7, 3, 7, 9, 7, 3, 7, 4, 4, 4])
+
+
+def by_hand(group_7: float, group_3: float) -> list[float]:
+    """Deviations of +½ in group 7 become ``group_7``, those of +1½ in group 3 become ``group_3``."""
+    return [group_7, -group_3, -group_7, 0.0, -group_7, group_3, group_7, 0.0, 0.0, 0.0]
+
+
+def test_grpo_with_the_sample_deviation():
+    # std_7 = √(1/3) = .57735, .5 / .577351 = .866024; std_3 = √4.5 = 2.12132, 1.5 / 2.121321 = .707106.
+    got = adv.grpo(RETURNS, GROUPS)
+    assert got.values.tolist() == pytest.approx(by_hand(0.5 / (math.sqrt(1 / 3) + 1e-6), 0.7071064), abs=1e-6)
+    assert got.values.dtype == torch.float32
+
+
+def test_grpo_with_the_deviation_of_the_population():
+    # std_7 = √(1/4) = .5, .5 / .500001 = .999998; std_3 = √(4.5/2) = 1.5, 1.5 / 1.500001 = .9999993.
+    got = adv.grpo(RETURNS, GROUPS, std_ddof=0)
+    assert got.values.tolist() == pytest.approx(by_hand(0.999998, 0.9999993), abs=1e-7)
+
+
+def test_grpo_eps_bounds_what_a_tiny_difference_is_worth():
+    # Deviations ±1, std √2: 1 / (√2 + .5) = .522408.
+    got = adv.grpo(torch.tensor([0.0, 2.0]), torch.tensor([0, 0]), eps=0.5)
+    assert got.values.tolist() == pytest.approx([-0.522408, 0.522408], abs=1e-6)
+
+
+def test_dr_grpo_only_takes_the_mean_away():
+    assert adv.dr_grpo(RETURNS, GROUPS).values.tolist() == by_hand(0.5, 1.5)
+    assert adv.grpo(RETURNS, GROUPS, normalize=False).values.tolist() == by_hand(0.5, 1.5)
+
+
+def test_rloo_compares_with_the_mean_of_the_others():
+    # Group 7, return 1: the others are 0, 0, 1, mean 1/3, hence 2/3 (= 4/3 · ½). Group 3, return 5: 5 − 2 = 3.
+    assert adv.rloo(RETURNS, GROUPS).values.tolist() == pytest.approx(by_hand(2 / 3, 3.0))
+
+
+def test_raw_is_the_return():
+    got = adv.raw(RETURNS, GROUPS)
+    assert torch.equal(got.values, RETURNS)
+    assert got.zero_groups == 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_groups_without_a_difference_are_exactly_zero_and_counted(name):
+    got = adv.make_estimator(name)(RETURNS, GROUPS)
+    assert [got.values[i].item() for i in (3, 7, 8, 9)] == [0.0] * 4
+    # Groups 9 (one episode) and 4 (all equal) of the four.
+    assert (got.groups, got.single_groups, got.zero_groups, got.zero_share) == (4, 1, 2, 0.5)
+
+
+def test_no_episodes_are_no_groups():
+    got = adv.grpo(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    assert (got.values.tolist(), got.groups, got.zero_share) == ([], 0, 0.0)
+
+
+def test_make_estimator_hands_on_the_degrees_of_freedom():
+    assert torch.equal(
+        adv.make_estimator("grpo", std_ddof=0)(RETURNS, GROUPS).values, adv.grpo(RETURNS, GROUPS, std_ddof=0).values
+    )
+
+
+def test_unknown_names_and_wrong_shapes_are_refused():
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'grpo'(.|\n)*algorithm.adv_type"):
+        adv.make_estimator("gpro")
+    with pytest.raises(ValueError, match=r"expected \[E\] of both"):
+        adv.grpo(torch.zeros(3), torch.zeros(2))
+
+
+episodes = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.1, 0.3, 1.0, 5.0])), min_size=1, max_size=24)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "raw"])
+@settings(deadline=None)
+@given(episodes=episodes, seed=st.integers(0, 99))
+def test_neither_the_order_of_episodes_nor_the_naming_of_groups_matters(name, episodes, seed):
+    ids = torch.tensor([group for group, _ in episodes])
+    returns = torch.tensor([value for _, value in episodes])
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
+    names = torch.tensor([40, -3, 17, 8, 2**40])
+    estimate = adv.make_estimator(name)
+    plain, shuffled = estimate(returns, ids), estimate(returns[order], names[ids[order]])
+    torch.testing.assert_close(plain.values[order], shuffled.values)
+    assert (plain.groups, plain.single_groups, plain.zero_groups) == (
+        shuffled.groups,
+        shuffled.single_groups,
+        shuffled.zero_groups,
+    )
+
+
+@settings(deadline=None)
+@given(episodes=episodes)
+def test_grpo_is_zero_where_returns_are_equal_and_only_there(episodes):
+    ids = torch.tensor([group for group, _ in episodes])
+    returns = torch.tensor([value for _, value in episodes])
+    values = adv.grpo(returns, ids).values
+    for group in ids.unique():
+        same = len(returns[ids == group].unique()) == 1
+        assert (values[ids == group] == 0).all().item() == same
+        assert values[ids == group].sum().item() == pytest.approx(0.0, abs=1e-4)
