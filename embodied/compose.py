@@ -16,7 +16,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied import schema
@@ -63,7 +63,9 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
     try:
         mapping = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names") from error
+        raise ConfigError(
+            f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
+        ) from error
     config = schema.bind(mapping)  # type: ignore[arg-type]
     schema.check(config)
     return Composed(config, config.model_dump(by_alias=True, mode="json"))
@@ -80,8 +82,12 @@ def _expand(overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals and not key.startswith("~"):
-            raise ConfigError(f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2")
-        if key == "env":
+            raise ConfigError(
+                f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2"
+            )
+        if value == "null" and "." not in key:
+            expanded.append(f"~{key}")  # experiment=null leaves the group out
+        elif key == "env":
             expanded += [f"env@env.train={value}", f"env@env.eval={value}"]
         elif "." in key and "@" not in key and key[0] not in "+~" and not key.startswith("hydra."):
             expanded.append(f"++{override}")
@@ -91,46 +97,49 @@ def _expand(overrides: Sequence[str]) -> list[str]:
 
 
 def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> dict[str, Any]:
+    search: list[str] = []
     if config_dirs:
-        paths = ",".join(f"file://{Path(folder).resolve()}" for folder in config_dirs)
-        overrides = [*overrides, f"hydra.searchpath=[{paths}]"]
+        search = [f"hydra.searchpath=[{','.join(f'file://{Path(folder).resolve()}' for folder in config_dirs)}]"]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("embodied.config", version_base="1.3"):
-            config = hydra_compose(config_name, overrides, return_hydra_config=True)
+            config = hydra_compose(config_name, overrides + search, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise _composition_error(error, overrides) from None
+        raise _composition_error(error, overrides, config_dirs) from None
     finally:
         GlobalHydra.instance().clear()
     choices = {"hydra": {"runtime": {"choices": dict(config.hydra.runtime.choices)}}}
-    del_hydra = {key: config._get_node(key) for key in config if key != "hydra"}
-    return {**{k: OmegaConf.to_container(v, resolve=False) for k, v in del_hydra.items()}, **choices}  # type: ignore[arg-type]
+    with open_dict(config):
+        del config["hydra"]  # it has references of its own that only hydra's launcher can resolve
+    return {**OmegaConf.to_container(config, resolve=False), **choices}  # type: ignore[dict-item]
 
 
-def _composition_error(error: Exception, overrides: list[str]) -> ConfigError:
-    """Hydra's message, shortened, with the nearest known group or group file."""
-    text = str(error).strip()
+def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
+    """Hydra's message, or if a group or a group file is not known, the nearest known one."""
     for override in overrides:
-        group, _, value = override.lstrip("+~").partition("=")
-        options = group_options(group.split("@")[0])
-        if "." in group.split("@")[0]:
+        key, _, value = override.lstrip("+~").partition("=")
+        group = key.split("@")[0]
+        if "." in group or group == "hydra":
             continue
-        if not options:
-            groups = ["env", "model", "algorithm", "runtime", "tracker", "experiment"]
-            return ConfigError(f"unknown group or section '{group}'.{did_you_mean(group, groups)}", f"groups: {', '.join(groups)}")
-        if value and value != "null" and value not in options and f"'{group.split('@')[0]}/{value}'" in text:
-            known = ", ".join(options)
-            name = group.split("@")[0]
-            return ConfigError(f"unknown {name} '{value}'.{did_you_mean(value, options)}", f"set {name}= to one of: {known}")
-    return ConfigError(f"cannot compose the configuration: {text}", "correct the override that it names; --help shows the form")
+        if group not in GROUPS:
+            hint = did_you_mean(group, GROUPS)
+            return ConfigError(f"unknown group or section '{group}'.{hint}", f"groups: {', '.join(GROUPS)}")
+        options = group_options(group, folders)
+        if value not in ("", *options):
+            hint = did_you_mean(value, options)
+            return ConfigError(f"unknown {group} '{value}'.{hint}", f"set {group}= to one of: {', '.join(options)}")
+    return ConfigError(f"cannot compose the configuration: {error}", "correct the override it names; see --help")
 
 
-def group_options(group: str) -> list[str]:
-    """Names of the files of a config group, e.g. ``env`` → libero_10, …"""
+GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment")
+
+
+def group_options(group: str, folders: Sequence[str] = ()) -> list[str]:
+    """Names of the files of a config group, e.g. ``env`` → libero_10, …; ``folders`` as in :func:`compose`."""
     import embodied.config
 
-    folder = Path(next(iter(embodied.config.__path__))) / group
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    roots = [*embodied.config.__path__, *folders]
+    return sorted({path.stem for root in roots for path in (Path(root) / group).glob("*.yaml")})
 
 
 def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], bool]:
@@ -148,7 +157,10 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], b
         elif argument == "--config-dir":
             folders.append(next(arguments, ""))
         elif argument.startswith("-"):
-            raise ConfigError(f"unknown option '{argument}'.{did_you_mean(argument, ['--help', '--cfg', '--config-dir'])}", "run with --help")
+            raise ConfigError(
+                f"unknown option '{argument}'.{did_you_mean(argument, ['--help', '--cfg', '--config-dir'])}",
+                "run with --help",
+            )
         else:
             overrides.append(argument)
     return overrides, _existing(folders), print_only
@@ -157,7 +169,9 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], b
 def _existing(folders: list[str]) -> list[str]:
     for folder in folders:
         if not Path(folder).is_dir():
-            raise ConfigError(f"--config-dir: no folder '{folder}'", "give a folder that holds env/, model/ … with YAML files")
+            raise ConfigError(
+                f"--config-dir: no folder '{folder}'", "give a folder that holds env/, model/ … with YAML files"
+            )
     return folders
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -44,26 +45,55 @@ class LoggerConfig(Section):
 
 
 class CheckpointConfig(Section):
-    max_keep: int = Field(3, ge=1, description="How many checkpoints stay; older ones are deleted after a newer one is complete.")
+    max_keep: int = Field(
+        3, ge=1, description="How many checkpoints stay; older ones are deleted after a newer one is complete."
+    )
 
 
 class RunnerConfig(Section):
     experiment_name: str | None = Field(
-        None, min_length=1, description="Name of the run and of its folder; null joins the chosen env, model and algorithm."
+        None,
+        min_length=1,
+        description="Name of the run and of its folder; null joins the chosen env, model and algorithm.",
     )
     output_dir: str = Field("runs", description="Folder that holds all runs.")
-    seed: int = Field(1234, ge=0, description="Seed of the whole run: plan of episodes, sampling noise, initial weights, minibatch order.")
+    seed: int = Field(
+        1234,
+        ge=0,
+        description="Seed of the whole run: plan of episodes, sampling noise, initial weights, minibatch order.",
+    )
     max_epochs: int = Field(10, ge=0, description="Iterations (collect → update) before training ends.")
-    val_check_interval: int = Field(-1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too.")
+    val_check_interval: int = Field(
+        -1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too."
+    )
     save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
     only_eval: bool = Field(False, description="Evaluate and stop; no training.")
     dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")
-    resume_dir: str | None = Field("auto", description="Checkpoint folder to go on from; auto = newest complete one of this run; null = start anew, refusing a folder that has checkpoints.")
-    ckpt_path: str | None = Field(None, description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other weights).")
-    deterministic: bool = Field(True, description="Policy batches of one fixed shape, so that the order in which workers finish changes no number.")
-    max_bad_updates: int = Field(3, ge=1, description="Updates in a row that may be skipped for a loss or gradient that is not finite.")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="Where the policy runs: auto (a GPU if there is one), cpu, cuda, cuda:1 …")
-    num_threads: int = Field(1, ge=1, description="CPU threads of the policy's process. More than one beside busy simulators is many times slower.")
+    resume_dir: str | None = Field(
+        "auto",
+        description="Checkpoint folder to go on from; auto = newest complete one of this run; null = start anew, refusing a folder that has checkpoints.",
+    )
+    ckpt_path: str | None = Field(
+        None,
+        description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other weights).",
+    )
+    deterministic: bool = Field(
+        True,
+        description="Policy batches of one fixed shape, so that the order in which workers finish changes no number.",
+    )
+    max_bad_updates: int = Field(
+        3, ge=1, description="Updates in a row that may be skipped for a loss or gradient that is not finite."
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Where the policy runs: auto (a GPU if there is one), cpu, cuda, cuda:1 …",
+    )
+    num_threads: int = Field(
+        1,
+        ge=1,
+        description="CPU threads of the policy's process. More than one beside busy simulators is many times slower.",
+    )
     logger: LoggerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
 
@@ -72,61 +102,97 @@ class SamplingConfig(Section):
     do_sample: bool = Field(True, description="Draw actions; false = most likely token.")
     temperature: float = Field(1.0, gt=0, description="Temperature of the action logits.")
     top_k: int = Field(0, ge=0, description="Keep the k most likely action tokens; 0 = all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Keep the most likely action tokens up to this probability; 1 = all.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Keep the most likely action tokens up to this probability; 1 = all."
+    )
 
 
 class AlgorithmConfig(Section):
-    adv_type: str = Field("grpo", description="Advantage estimator (embodied.algorithms.advantages).")
-    adv_std_ddof: int = Field(1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation.")
-    loss_type: str = Field("ppo", description="Policy loss (embodied.algorithms.losses).")
-    loss_agg_func: str = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
+    adv_type: Literal["grpo", "dr_grpo", "rloo", "raw"] = Field("grpo", description="Advantage estimator (embodied.algorithms.advantages).")
+    adv_std_ddof: int = Field(
+        1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
+    )
+    loss_type: Literal["ppo", "reinforce"] = Field("ppo", description="Policy loss (embodied.algorithms.losses).")
+    loss_agg_func: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = Field(
+        "seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch."
+    )
     group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
-    rollout_epoch: int = Field(1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs.")
+    rollout_epoch: int = Field(
+        1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs."
+    )
     update_epoch: int = Field(1, ge=1, description="Passes over an iteration's records.")
     clip_ratio_low: float = Field(0.2, ge=0, lt=1, description="Lower clip of the ratio: 1 − this.")
     clip_ratio_high: float = Field(0.28, ge=0, description="Upper clip of the ratio: 1 + this.")
     clip_ratio_c: float | None = Field(None, gt=1, description="Dual clip for negative advantages; null = off.")
     entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy in the loss.")
-    reward_type: Literal["chunk_level", "action_level"] = Field("chunk_level", description="One reward a record, or one a control step.")
-    logprob_type: Literal["token_level", "action_level", "chunk_level"] = Field("token_level", description="One ratio a token, an action, or a chunk.")
-    entropy_type: Literal["token_level", "action_level", "chunk_level"] = Field("token_level", description="How entropy is summed before averaging.")
+    reward_type: Literal["chunk_level", "action_level"] = Field(
+        "chunk_level", description="One reward a record, or one a control step."
+    )
+    logprob_type: Literal["token_level", "action_level", "chunk_level"] = Field(
+        "token_level", description="One ratio a token, an action, or a chunk."
+    )
+    entropy_type: Literal["token_level", "action_level", "chunk_level"] = Field(
+        "token_level", description="How entropy is summed before averaging."
+    )
     sampling_params: SamplingConfig = SamplingConfig()
     val_sampling_params: SamplingConfig = SamplingConfig(do_sample=False)
 
 
 class VideoConfig(Section):
-    save_video: bool = Field(False, description="Record videos (costs one render a control step of the recorded episodes).")
+    save_video: bool = Field(
+        False, description="Record videos (costs one render a control step of the recorded episodes)."
+    )
     info_on_video: bool = Field(True, description="Write instruction, step and reward onto the video.")
     video_base_dir: str = Field(description="Folder of the videos.")
-    max_videos: int = Field(10, ge=1, description="Recorded episodes of one evaluation or training iteration; spread over the tasks.")
+    max_videos: int = Field(
+        10, ge=1, description="Recorded episodes of one evaluation or training iteration; spread over the tasks."
+    )
 
 
 class EnvSideConfig(OpenSection):
     total_num_envs: int = Field(2, ge=1, description="Env slots: simulators that are in use at the same time.")
-    auto_reset: bool = Field(True, description="A slot takes the next episode at once; false = when all slots have ended theirs.")
+    auto_reset: bool = Field(
+        True, description="A slot takes the next episode at once; false = when all slots have ended theirs."
+    )
     ignore_terminations: bool = Field(False, description="Go on to the step limit after success.")
-    use_fixed_reset_state_ids: bool = Field(True, description="The episodes of a group share one start; false = each has its own.")
-    max_episode_steps: int | None = Field(None, ge=1, description="Step limit of an episode in control steps; null = the env's own.")
-    seed: int = Field(0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state.")
+    use_fixed_reset_state_ids: bool = Field(
+        True, description="The episodes of a group share one start; false = each has its own."
+    )
+    max_episode_steps: int | None = Field(
+        None, ge=1, description="Step limit of an episode in control steps; null = the env's own."
+    )
+    seed: int = Field(
+        0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state."
+    )
     reward_coef: float = Field(1.0, description="Factor on the env's reward.")
     use_rel_reward: bool = Field(False, description="Record the change of the reward since the previous control step.")
     video_cfg: VideoConfig
 
 
 class EnvEvalConfig(EnvSideConfig):
-    episodes_per_task: int = Field(10, ge=1, description="Evaluation episodes of each task, over its first initial states.")
+    episodes_per_task: int = Field(
+        10, ge=1, description="Evaluation episodes of each task, over its first initial states."
+    )
 
 
 class ChannelConfig(Section):
     name: str = Field("embodied", min_length=1, description="Name of the shared memory (as /proc shows it).")
     queue_name: str = Field(min_length=1, description="Name of the queue within it.")
-    queue_size: int = Field(0, ge=0, description="Messages in flight to or from one worker; 0 = bounded by its slots only.")
+    queue_size: int = Field(
+        0, ge=0, description="Messages in flight to or from one worker; 0 = bounded by its slots only."
+    )
 
 
 class EnvConfig(Section):
-    num_workers: int | None = Field(None, ge=1, description="Worker processes; null = one a slot, at most one a CPU core.")
+    num_workers: int | None = Field(
+        None, ge=1, description="Worker processes; null = one a slot, at most one a CPU core."
+    )
     init_timeout_s: float = Field(120.0, gt=0, description="Deadline for a worker to start and choose its renderer.")
-    reset_timeout_s: float = Field(180.0, gt=0, description="Deadline for a reset; the first of a task builds its simulator.")
+    reset_timeout_s: float = Field(
+        180.0, gt=0, description="Deadline for a reset; the first of a task builds its simulator."
+    )
     step_timeout_s: float = Field(120.0, gt=0, description="Deadline for one chunk of control steps with its render.")
     channel: ChannelConfig = ChannelConfig(queue_name="obs_buffer")
     train: EnvSideConfig
@@ -134,9 +200,15 @@ class EnvConfig(Section):
 
 
 class RolloutConfig(Section):
-    schedule: Literal["ready", "lockstep"] = Field("ready", description="ready = serve the slots that are waiting; lockstep = wait for all.")
-    min_batch: int | None = Field(None, ge=1, description="Slots that must wait before the policy runs; null = an eighth of the slots.")
-    policy_batch: int | None = Field(None, ge=1, description="Rows of one policy call; null = as many as there are slots, at most 8.")
+    schedule: Literal["ready", "lockstep"] = Field(
+        "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."
+    )
+    min_batch: int | None = Field(
+        None, ge=1, description="Slots that must wait before the policy runs; null = an eighth of the slots."
+    )
+    policy_batch: int | None = Field(
+        None, ge=1, description="Rows of one policy call; null = as many as there are slots, at most 8."
+    )
     channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")
 
 
@@ -185,8 +257,19 @@ def _config_error(error: ValidationError) -> ConfigError:
         return UnknownKeyError(
             "\n".join(lines), "correct the key, or remove it; docs/configuration.md lists every key with its meaning"
         )
-    lines = [f"{_dotted(p['loc'])} = {p['input']!r}: {p['msg'][:1].lower()}{p['msg'][1:]}" for p in problems]
-    return ConfigError("\n".join(lines), "set the key to a value of that kind; docs/configuration.md says what it means")
+    lines = [_wrong_value(problem) for problem in problems]
+    return ConfigError(
+        "\n".join(lines), "set the key to a value of that kind; docs/configuration.md says what it means"
+    )
+
+
+def _wrong_value(problem: Any) -> str:
+    key, got, message = _dotted(problem["loc"]), problem["input"], problem["msg"]
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    if problem["type"] == "literal_error":
+        message += "." + did_you_mean(str(got), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
+    return f"{key} = {got!r}: {message[:1].lower()}{message[1:]}"
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:
@@ -214,7 +297,8 @@ def load_target(path: str, key: str) -> Any:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{key}: cannot import '{path}': {error}", f"set {key} to the dotted path of a class or function that can be imported"
+            f"{key}: cannot import '{path}': {error}",
+            f"set {key} to the dotted path of a class or function that can be imported",
         ) from error
 
 
@@ -228,9 +312,6 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     signature = inspect.signature(load_target(section.target, f"{path}._target_"))
     given = dict(section.model_extra or {})
     own = [f.alias or name for name, f in type(section).model_fields.items()]
-    for name in type(section).model_fields:
-        if name in signature.parameters:  # a key both use, e.g. max_episode_steps
-            given[name] = getattr(section, name)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for name in given:
         if name not in signature.parameters and not takes_any:
@@ -248,6 +329,12 @@ def episodes_per_iteration(config: Config) -> int:
 def check(config: Config) -> None:
     """Refuse combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
     algorithm, episodes = config.algorithm, episodes_per_iteration(config)
+    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    if (config.env.num_workers or 1) > slots:
+        raise ConfigError(
+            f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would have nothing to do",
+            f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
+        )
     if config.runner.only_eval:
         return
     if episodes % algorithm.group_size:

@@ -111,7 +111,9 @@ class PolicySpec:
     action_dim: int  # A
     num_images: int  # cameras that it reads: images[:num_images]
     state_dim: int  # S that it reads, 0 = none
-    decision: Mapping[str, ArraySpec]  # per row: action_tokens int32 [T], actions float32 [K, A], logprobs float32 [T], …
+    decision: Mapping[
+        str, ArraySpec
+    ]  # per row: action_tokens int32 [T], actions float32 [K, A], logprobs float32 [T], …
 
 
 @dataclass(frozen=True)

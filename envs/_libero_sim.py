@@ -228,7 +228,6 @@ class TaskSimulator:
             self._domain.get_object(name).object_properties["vis_site_names"] = sites
         self._clock.state = state["clock"]
         self._shown_qpos, self._shown_site_rgba, self._gripper_qpos = state["shown"]
-        self._mujoco.mj_forward(self._model, self._data)
         self._pictures = {}
 
     def _physics(self) -> np.ndarray:

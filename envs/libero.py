@@ -6,6 +6,7 @@ Stepping, states and pictures equal those of the original package bit by bit (``
 from __future__ import annotations
 
 import functools
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,7 +105,7 @@ class LiberoEnv:
 
     def prepare(self) -> WorkerFacts:
         choice, found = _prepare_once(self._paths, self._renderer)
-        return WorkerFacts(pid=_pid(), renderer=choice.name, reason=choice.reason, extra=found)
+        return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=found)
 
     def reset(self, start: Start) -> None:
         """``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
@@ -155,3 +156,51 @@ class LiberoEnv:
     def close(self) -> None:
         while self._simulators:
             self._simulators.popitem()[1].close()
+
+
+@functools.cache
+def _prepare_once(paths: LiberoPaths, renderer: str) -> tuple[RendererChoice, dict[str, str]]:
+    """A worker may host several slots; the process is prepared by the first."""
+    choice = check_renderer(renderer)
+    return choice, prepare_process(paths, choice.name)
+
+
+def _camera_params(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int, int]:
+    for key in given:
+        if key not in _INIT_PARAMS:
+            message = f"unknown key 'env.train.init_params.{key}'.{did_you_mean(key, _INIT_PARAMS)}"
+            raise UnknownKeyError(message, f"remove it, or use one of: {', '.join(_INIT_PARAMS)}")
+    values = {**_INIT_PARAMS, **given}
+    for key in ("camera_heights", "camera_widths"):
+        _check_range(f"init_params.{key}", values[key], *_SIZE_LIMITS)
+    names = values["camera_names"]
+    if isinstance(names, str) or not names:
+        raise ConfigError(
+            f"env.train.init_params.camera_names is {names!r}, expected a list of names",
+            "set env.train.init_params.camera_names=[agentview]",
+        )
+    for name in names:
+        _check_name("camera", name, CAMERAS, "env.train.init_params.camera_names")
+    return tuple(names), values["camera_heights"], values["camera_widths"]
+
+
+def _choose(tasks: list[LiberoTask], suite: str, task_ids: Sequence[int] | None) -> list[LiberoTask]:
+    if task_ids is None:
+        return tasks
+    for task_id in task_ids:
+        _check_range(f"task_ids of {suite}", task_id, 0, len(tasks) - 1)
+    if not task_ids or len(set(task_ids)) < len(task_ids):
+        raise ConfigError(
+            f"env.train.task_ids is {list(task_ids)}, expected different ids", "set env.train.task_ids=null for all tasks"
+        )
+    return [tasks[task_id] for task_id in task_ids]
+
+
+def _check_name(what: str, got: str, known: Sequence[str] | Mapping[str, Any], key: str) -> None:
+    if got not in known:
+        raise unknown_name(what, str(got), known, key)
+
+
+def _check_range(what: str, got: Any, low: int, high: int) -> None:
+    if isinstance(got, bool) or not isinstance(got, int) or not low <= got <= high:
+        raise ConfigError(f"{what} is {got!r}, expected a whole number from {low} to {high}", f"change {what}")

@@ -50,6 +50,8 @@ def optimizer_batches(count: int, size: int, seed: Sequence[int]) -> Iterator[Te
     yield from order.split(size)
 
 
-def gather(arrays: Mapping[str, np.ndarray], names: Sequence[str], rows: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+def gather(
+    arrays: Mapping[str, np.ndarray], names: Sequence[str], rows: np.ndarray, device: torch.device
+) -> dict[str, Tensor]:
     """Fields ``names`` of ``rows`` as tensors [B, …] on ``device``; pixels stay uint8."""
     return {name: torch.from_numpy(arrays[name][rows]).to(device) for name in names}

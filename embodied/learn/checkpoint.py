@@ -107,7 +107,9 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer | None = N
     meta = read_meta(path)
     _check_same_model(path, meta, policy)
     state = _state(policy, optimizer)
-    planner = dcp.DefaultLoadPlanner(allow_partial_load=optimizer is not None)  # parameters without a gradient have no state
+    planner = dcp.DefaultLoadPlanner(
+        allow_partial_load=optimizer is not None
+    )  # parameters without a gradient have no state
     try:
         with _quiet():
             dcp.load(state, checkpoint_id=path, planner=planner, no_dist=True)
@@ -132,12 +134,17 @@ def read_meta(path: Path) -> Meta:
         meta = Meta(**fields)
     except FileNotFoundError:
         raise CheckpointError(
-            f"no checkpoint at {path} (no meta.json)", "give the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004"
+            f"no checkpoint at {path} (no meta.json)",
+            "give the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
         ) from None
     except (json.JSONDecodeError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {path}: meta.json is damaged: {error}", "give an earlier checkpoint") from error
+        raise CheckpointError(
+            f"checkpoint {path}: meta.json is damaged: {error}", "give an earlier checkpoint"
+        ) from error
     if meta.format != FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {meta.format}, this version reads {FORMAT}", "use the version that wrote it")
+        raise CheckpointError(
+            f"checkpoint {path} has format {meta.format}, this version reads {FORMAT}", "use the version that wrote it"
+        )
     return meta
 
 

@@ -17,10 +17,16 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.AdamW:
     """
     trainable = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
     if not trainable:
-        raise ConfigError("the policy has no trainable parameter", "set actor.model.is_lora=true, or narrow actor.model.freeze_pattern")
+        raise ConfigError(
+            "the policy has no trainable parameter",
+            "set actor.model.is_lora=true, or narrow actor.model.freeze_pattern",
+        )
     value = [p for name, p in trainable if name.startswith("value_head")]
     rest = [p for name, p in trainable if not name.startswith("value_head")]
-    groups = [{"params": rest, "lr": optim.lr, "name": "policy"}, {"params": value, "lr": optim.value_lr, "name": "value"}]
+    groups = [
+        {"params": rest, "lr": optim.lr, "name": "policy"},
+        {"params": value, "lr": optim.value_lr, "name": "value"},
+    ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         betas=(optim.adam_beta1, optim.adam_beta2),

@@ -1,14 +1,14 @@
 """What a person sees of a run: a live bar in a terminal, one line an event elsewhere (log files, CI).
 
-Three displays with the same methods: :class:`TerminalConsole`, :class:`PlainConsole`, and :class:`NullConsole` for tests
-and for processes other than the first. Nobody asks which one it got.
+Three displays with the same methods: :class:`TerminalConsole`, :class:`PlainConsole`, and :class:`NullConsole` for
+tests and for processes other than the first. Nobody asks which one it got.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Protocol, TextIO
 
@@ -42,7 +42,7 @@ class Console(Protocol):
         """Rows of cells under a title, columns aligned."""
         ...
 
-    def progress(self, phase: str, total: int) -> _Phase:
+    def progress(self, phase: str, total: int) -> AbstractContextManager[Advance]:
         """``with console.progress("iteration 3/100 rollout", 64) as bar: bar.advance(1, success="1/1")``."""
         ...
 

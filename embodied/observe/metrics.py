@@ -38,7 +38,7 @@ METRICS: dict[str, str] = {
     "train/optimizer_steps": "optimizer updates in the iteration, count",
     "train/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
     "train/weight_version": "optimizer updates since the run began, count",
-    "train/logprob_gap": "largest difference between a log-prob at action time and the trainer's, before the first update, nats",
+    "train/logprob_gap": "largest difference between rollout's and trainer's log-prob before the first update, nats",
     # What the evaluation found.
     "eval/success_rate": "share of evaluation episodes that succeeded, 0..1",
     "eval/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",
@@ -54,7 +54,7 @@ METRICS: dict[str, str] = {
     "time/iteration_s": "wall time of the whole iteration, s",
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
-    "memory/rss_gb": "resident memory of the launching process and its env workers, GB (10⁹ bytes)",
+    "memory/pss_gb": "memory of the launching process and its env workers, shared pages counted once (PSS), GB (10⁹ bytes)",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
 

@@ -21,5 +21,5 @@ def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
     rate, spread = successes / n, z * z / n
     centre = (rate + spread / 2) / (1 + spread)
     half = z * math.sqrt(rate * (1 - rate) / n + spread / (4 * n)) / (1 + spread)
-    # At 0/n and n/n one end is exactly 0 or 1; rounding must not carry it outside.
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At 0/n and n/n one end is exactly 0 or 1, which rounding would miss.
+    return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import numpy as np
 from embodied.errors import RunFolderError, SpecMismatchError
 
 if TYPE_CHECKING:
-    from PIL import Image, ImageFont
+    from PIL import Image
 
 READABLE = 256
 """Pixels that the shorter side of a frame needs for text under it to be readable."""
@@ -86,7 +86,8 @@ class VideoWriter:
         """
         if self._encoder is None:
             return
-        self._guard(self._encoder.close)
+        with self._guard():
+            self._encoder.close()
         self._encoder = None
         if not is_whole(self._aside):
             self.abort()
@@ -131,14 +132,16 @@ class VideoWriter:
             )
 
     def _write(self, frame: np.ndarray) -> None:
-        if self._encoder is None:
-            self._encoder = _start_encoder(self._aside, self._fps, frame)
-            self._guard(lambda encoder=self._encoder: encoder.send(None))
-        self._guard(lambda encoder=self._encoder: encoder.send(np.ascontiguousarray(frame)))
+        with self._guard():
+            if self._encoder is None:
+                self._encoder = _start_encoder(self._aside, self._fps, frame)
+                self._encoder.send(None)
+            self._encoder.send(np.ascontiguousarray(frame))
 
-    def _guard(self, action: Callable[[], object]) -> None:
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
         try:
-            action()
+            yield
         except OSError as error:
             self.abort()
             raise self._failed(error) from error
@@ -146,8 +149,8 @@ class VideoWriter:
     def _failed(self, why: object) -> RunFolderError:
         return RunFolderError(
             f"cannot write the video {self._path}: {why}",
-            "free space on that disk, set env.train.video_cfg.video_base_dir and env.eval.video_cfg.video_base_dir to a "
-            "folder that you may write to, or set video_cfg.save_video=false",
+            "free space on that disk, set video_cfg.video_base_dir (of env.train and env.eval) to a folder that you "
+            "may write to, or set video_cfg.save_video=false",
         )
 
 
@@ -194,24 +197,24 @@ class _Strip:
         from PIL import Image, ImageDraw, ImageFont
 
         self._font = ImageFont.load_default(size=min(28, max(14, width // 24)))
-        lines = wrap(instruction, lambda text: _width(self._font, text), width - 2 * _MARGIN)
-        ascent, descent = self._font.getmetrics() if isinstance(self._font, ImageFont.FreeTypeFont) else (11, 3)
-        self._line = ascent + descent + 2
-        self._top = _MARGIN + self._line * len(lines)
-        self._background: Image.Image = Image.new("RGB", (width, self._top + self._line + _MARGIN), _BACKGROUND)
-        self._new_draw = ImageDraw.Draw
-        draw = self._new_draw(self._background)
+        lines = wrap(instruction, self._font.getlength, width - 2 * _MARGIN)
+        line = int(self._font.getbbox("Ág")[3]) + 3
+        self._top = _MARGIN + line * len(lines)
+        self._background: Image.Image = Image.new("RGB", (width, self._top + line + _MARGIN), _BACKGROUND)
+        draw = ImageDraw.Draw(self._background)
         for i, text in enumerate(lines):
-            draw.text((_MARGIN, _MARGIN + i * self._line), text, font=self._font, fill=_TEXT)
+            draw.text((_MARGIN, _MARGIN + i * line), text, font=self._font, fill=_TEXT)
 
     def draw(self, step: int, episode_return: float, success: bool) -> np.ndarray:
         """uint8 [h, W, 3]."""
+        from PIL import ImageDraw
+
         picture = self._background.copy()
-        draw = self._new_draw(picture)
+        draw = ImageDraw.Draw(picture)
         status = f"step {step}   return {episode_return:.2f}   "
         draw.text((_MARGIN, self._top), status, font=self._font, fill=_TEXT)
         if success:
-            left = _MARGIN + _width(self._font, status)
+            left = _MARGIN + self._font.getlength(status)
             draw.text((left, self._top), "SUCCESS", font=self._font, fill=_SUCCESS)
         return np.asarray(picture)
 
@@ -225,10 +228,6 @@ def wrap(text: str, width_of: Callable[[str], float], limit: float) -> list[str]
         else:
             lines.append(word)
     return lines
-
-
-def _width(font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> float:
-    return font.getlength(text)
 
 
 def _start_encoder(path: Path, fps: float, frame: np.ndarray) -> Generator[None, np.ndarray | None, None]:

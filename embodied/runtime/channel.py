@@ -93,7 +93,8 @@ class Ring:
         head = int(self._head)
         if head - int(self._tail) >= self._capacity:
             raise EmbodiedError(
-                f"a channel of {self._capacity} messages is full", "raise env.channel.queue_size and rollout.channel.queue_size, or set them to 0"
+                f"a channel of {self._capacity} messages is full",
+                "raise env.channel.queue_size and rollout.channel.queue_size, or set them to 0",
             )
         self._slots[head % self._capacity] = tuple(getattr(message, f.name) for f in fields(message))
         self._head[...] = head + 1

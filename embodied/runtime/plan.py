@@ -13,7 +13,14 @@ TRAIN, EVAL = 0, 1  # streams of the random generator, so that no two purposes s
 
 
 def train_plan(
-    spec: EnvSpec, *, seed: int, iteration: int, episodes: int, group_size: int, shared_start: bool = True, env_seed: int = 0
+    spec: EnvSpec,
+    *,
+    seed: int,
+    iteration: int,
+    episodes: int,
+    group_size: int,
+    shared_start: bool = True,
+    env_seed: int = 0,
 ) -> list[Episode]:
     """Episodes of one training iteration, a group's episodes next to each other.
 
@@ -34,7 +41,8 @@ def train_plan(
     starts = _starts(spec, seed, iteration * num_starts, num_starts, env_seed)
     first_group = iteration * (episodes // group_size)
     return [
-        Episode(iteration * episodes + i, first_group + i // group_size, starts[i // per_start]) for i in range(episodes)
+        Episode(iteration * episodes + i, first_group + i // group_size, starts[i // per_start])
+        for i in range(episodes)
     ]
 
 

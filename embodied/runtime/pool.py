@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import ConfigError, WorkerDiedError, WorkerHungError
+from embodied.errors import WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Channel, Command, Completion, Kind
+from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.slab import Slab
-from embodied.runtime.worker import Ready, WorkerSetup, receive, send
 from embodied.types import WorkerFacts
 
 LOG_TAIL = 4000  # characters of a worker's log that an error shows
@@ -256,13 +256,5 @@ def _tail(log: Path) -> str:
 
 
 def num_workers(requested: int | None, num_slots: int) -> int:
-    """Worker processes for ``num_slots`` slots; raises :class:`ConfigError` if more are asked for than there are slots."""
-    if requested is None:
-        return min(num_slots, os.cpu_count() or 1)
-    if requested > num_slots:
-        raise ConfigError(
-            f"env.num_workers {requested} is more than the {num_slots} env slots, so some would have nothing to do",
-            f"set env.num_workers to {num_slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
-        )
-    return requested
-
+    """Worker processes for ``num_slots`` slots: as many as were asked for, else one a slot but at most one a core."""
+    return min(num_slots, requested or os.cpu_count() or 1)

@@ -50,6 +50,7 @@ class Job:
     version: int
     max_steps: int
     keep_records: bool
+    num_slots: int  # of the pool's slots, those that are used
     ignore_terminations: bool = False
     auto_reset: bool = True
 
@@ -110,7 +111,14 @@ class Rollout:
     """
 
     def __init__(
-        self, pool: Pool, slab: Slab, policy: Policy, env: EnvSpec, schedule: Schedule, device: torch.device, sections: Sections
+        self,
+        pool: Pool,
+        slab: Slab,
+        policy: Policy,
+        env: EnvSpec,
+        schedule: Schedule,
+        device: torch.device,
+        sections: Sections,
     ) -> None:
         self._pool, self._slab, self._policy, self._env = pool, slab, policy, env
         self._schedule, self._device, self._sections = schedule, device, sections
@@ -165,7 +173,7 @@ class _Run:
         self.pending = list(plan)
         self.running: dict[int, Running] = {}
         self.ready: list[int] = []
-        self.idle = deque(range(rollout._pool.num_slots))
+        self.idle = deque(range(min(job.num_slots, rollout._pool.num_slots)))
         self.rows = Rows(rollout._slab.rows)
         self.results: list[EpisodeResult] = []
         self.stats = RolloutStats()
@@ -309,7 +317,9 @@ class _Run:
 
     def _noise(self, slots: list[int], fill: int) -> torch.Tensor:
         job, tokens = self._job, self._r._slab.fields["action_tokens"].shape[0]
-        draws = [noise(job.seed, job.stream, self.running[s].episode.episode_id, self.running[s].t, tokens) for s in slots]
+        draws = [
+            noise(job.seed, job.stream, self.running[s].episode.episode_id, self.running[s].t, tokens) for s in slots
+        ]
         return torch.from_numpy(np.stack(draws + draws[-1:] * fill)).to(self._r._device)
 
     def _step(self, slot: int) -> None:

@@ -10,55 +10,25 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
-import pickle
 import select
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from embodied.errors import EmbodiedError
 from embodied.observe.video import VideoWriter
 from embodied.protocols import Env
-from embodied.runtime.channel import Channel, ChannelHandles, Command, Completion, Kind
+from embodied.runtime.channel import Channel, Command, Completion, Kind
+from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab
 from embodied.schema import load_target
-from embodied.types import ArraySpec, ChunkResult, Start
-
-
-@dataclass(frozen=True)
-class WorkerSetup:
-    """Everything a worker is told, once, at its start."""
-
-    index: int
-    slots: tuple[int, ...]  # indices among all slots of the pool
-    env_target: str
-    env_kwargs: Mapping[str, Any]
-    reward_coef: float
-    use_rel_reward: bool
-    slab_fd: int
-    slab_fields: Mapping[str, ArraySpec]
-    slab_rows: int
-    channel: ChannelHandles
-    info_on_video: bool
-    sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
-
-
-@dataclass(frozen=True)
-class Ready:
-    """First message of a worker, or the last if ``error`` is set."""
-
-    facts: Any = None
-    error: BaseException | None = None  # an EmbodiedError, to be raised in the launcher
-    traceback: str = ""
+from embodied.types import ChunkResult, Start
 
 
 class Slot:
@@ -190,28 +160,6 @@ class Worker:
     def close(self) -> None:
         for slot in self._slots.values():
             slot.close()
-
-
-def send(connection: socket.socket, message: Any) -> None:
-    """One pickled message, length first. For rare things only: set-up, facts, tracebacks, names of videos."""
-    data = pickle.dumps(message)
-    connection.sendall(len(data).to_bytes(8, "little") + data)
-
-
-def receive(connection: socket.socket) -> Any:
-    """The next message. Raises :class:`EOFError` when the other end is closed."""
-    size = int.from_bytes(_receive_exactly(connection, 8), "little")
-    return pickle.loads(_receive_exactly(connection, size))
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise EOFError("the other end of the worker's socket is closed")
-        data += part
-    return bytes(data)
 
 
 def _end_with_launcher() -> None:

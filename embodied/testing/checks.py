@@ -37,17 +37,37 @@ def check_env(env: Env, steps: int = 5) -> None:
     _same_obs("of an equal start", _observe(env), first)
     _equal("rewards of an equal start", [_step(env, a) for a in actions], before + after)
     frame = env.frame()
-    _expect(frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3, "frame()", f"{frame.dtype} {frame.shape}", "uint8 [H, W, 3]")
+    _expect(
+        frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3,
+        "frame()",
+        f"{frame.dtype} {frame.shape}",
+        "uint8 [H, W, 3]",
+    )
     env.close()
 
 
 def _check_spec(spec: EnvSpec) -> None:
-    _expect(len(spec.action_low) == len(spec.action_high) == spec.action_dim, "spec.action_low/high", f"{len(spec.action_low)}, {len(spec.action_high)}", f"{spec.action_dim} numbers each")
+    _expect(
+        len(spec.action_low) == len(spec.action_high) == spec.action_dim,
+        "spec.action_low/high",
+        f"{len(spec.action_low)}, {len(spec.action_high)}",
+        f"{spec.action_dim} numbers each",
+    )
     _expect(len(spec.tasks) > 0, "spec.tasks", "none", "one instruction or more")
-    _expect(len(spec.tasks) == len(spec.num_init_states), "spec.num_init_states", str(len(spec.num_init_states)), f"one for each of {len(spec.tasks)} tasks")
+    _expect(
+        len(spec.tasks) == len(spec.num_init_states),
+        "spec.num_init_states",
+        str(len(spec.num_init_states)),
+        f"one for each of {len(spec.tasks)} tasks",
+    )
     if "images" in spec.obs:
         shape = spec.obs["images"].shape
-        _expect(len(shape) == 4 and shape[0] == len(spec.cameras) and shape[3] == 3, "spec.obs['images']", str(shape), f"({len(spec.cameras)}, H, W, 3)")
+        _expect(
+            len(shape) == 4 and shape[0] == len(spec.cameras) and shape[3] == 3,
+            "spec.obs['images']",
+            str(shape),
+            f"({len(spec.cameras)}, H, W, 3)",
+        )
 
 
 def _observe(env: Env) -> dict[str, np.ndarray]:
@@ -88,4 +108,7 @@ def _equal(what: str, got: list[float], expected: list[float]) -> None:
 
 def _expect(holds: bool, what: str, got: str, expected: str) -> None:
     if not holds:
-        raise SpecMismatchError(f"{what}: got {got}, expected {expected}", "correct the env; embodied/protocols.py says what each method promises")
+        raise SpecMismatchError(
+            f"{what}: got {got}, expected {expected}",
+            "correct the env; embodied/protocols.py says what each method promises",
+        )

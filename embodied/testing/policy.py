@@ -42,7 +42,8 @@ class FakePolicy(nn.Module):
     def bind(self, env: EnvSpec) -> None:
         if env.action_dim != self.spec.action_dim:
             raise SpecMismatchError(
-                f"the env has {env.action_dim} action dimensions and the policy {self.spec.action_dim}", f"set actor.model.action_dim={env.action_dim}"
+                f"the env has {env.action_dim} action dimensions and the policy {self.spec.action_dim}",
+                f"set actor.model.action_dim={env.action_dim}",
             )
         self.low, self.high = torch.tensor(env.action_low), torch.tensor(env.action_high)
 
@@ -103,7 +104,9 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
         _expect(torch.equal(fields[name], again[name]), f"'{name}' under equal noise", "differs", "equal")
     low, high = torch.tensor(env.action_low), torch.tensor(env.action_high)
     inside = (fields["actions"] >= low - 1e-5) & (fields["actions"] <= high + 1e-5)
-    _expect(bool(inside.all()), "actions", f"{int((~inside).sum())} outside", f"all in {env.action_low}..{env.action_high}")
+    _expect(
+        bool(inside.all()), "actions", f"{int((~inside).sum())} outside", f"all in {env.action_low}..{env.action_high}"
+    )
     result = policy.evaluate({**obs, **fields}, sampling)
     gap = float((result.logprobs.detach() - fields["logprobs"]).abs().max())
     _expect(gap <= tolerance, "log-probs of evaluate and act", f"differ by {gap:.2g}", f"at most {tolerance:.2g}")
@@ -135,4 +138,7 @@ def _expect_field(name: str, got: Tensor | None, shape: tuple[int, ...], dtype: 
 
 def _expect(holds: bool, what: str, got: str, expected: str) -> None:
     if not holds:
-        raise SpecMismatchError(f"{what}: got {got}, expected {expected}", "correct the policy; embodied/protocols.py says what each method promises")
+        raise SpecMismatchError(
+            f"{what}: got {got}, expected {expected}",
+            "correct the policy; embodied/protocols.py says what each method promises",
+        )

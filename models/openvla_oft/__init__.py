@@ -1,0 +1,36 @@
+"""OpenVLA-OFT (Kim, Finn, Liang, arXiv 2502.19645) with discrete action tokens: a native implementation that loads the
+released checkpoints and builds small networks of the same code for CPUs.
+
+``build_policy`` is the ``_target_`` of ``config/model/openvla_oft*.yaml``; its keyword arguments, with defaults and
+meanings, are the fields of :class:`~.settings.Settings`. Importing this package imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .policy import OpenVLAOFTPolicy
+
+__all__ = ["Settings", "build_policy"]
+
+
+def build_policy(**kwargs: Any) -> OpenVLAOFTPolicy:
+    """Build the policy on the CPU, from a checkpoint or at random.
+
+    Raises:
+        ConfigError: a key under ``actor.model`` that is unknown, wrong, or contradicts the checkpoint.
+        CheckpointError: the checkpoint is missing, damaged, or of another model.
+    """
+    from .build import build
+
+    return build(Settings.from_kwargs(kwargs))
+
+
+# One list of keys: the configuration is checked against the signature, which is that of the dataclass.
+build_policy.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(Settings).parameters.values()]
+)

@@ -19,7 +19,6 @@ from embodied.errors import CheckpointError
 from .config import N_BINS
 
 EPS = 1e-8  # of the OFT code, keeps constant dimensions finite
-GRIPPERS = ("libero", "bridge", "none")
 
 
 class ActionTokenizer:

@@ -1,10 +1,10 @@
-"""Makes ``assets/tokenizer.json``: a byte-fallback BPE of 768 tokens with Llama 2's conventions.
+"""Makes ``assets/tokenizer.json``: a byte-fallback BPE of at most 768 tokens with Llama 2's conventions.
 
 Run again after changing the sentences below (no download; the result is the same each time)::
 
     python -m embodied.models.openvla_oft.build_tokenizer
 
-Ids: 0 <unk>, 1 <s>, 2 </s>, 3…258 bytes, then characters and merges, 767 <PAD>.
+Ids: 0 <unk>, 1 <s>, 2 </s>, 3…258 bytes, then characters and merges, last <PAD>.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ def corpus() -> list[str]:
 
 
 def _conventions(tokenizer: Tokenizer) -> Tokenizer:
-    """Spaces become '▁', one in front; pieces begin at '▁', so that a trailing one always stays alone."""
+    """Spaces become '▁', one in front. Pieces begin at '▁' and at punctuation: a trailing '▁' always stays alone, and a
+    noun is the same token before "?" as elsewhere."""
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(SPACE, "merged_with_next"), pre_tokenizers.Punctuation()]
+    )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

@@ -9,6 +9,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 N_BINS = 256  # action tokens: the last 256 ids of the unpadded vocabulary
+GRIPPERS = ("libero", "bridge", "none")  # conventions of the last action dimension, see action_tokenizer.py
+# The targets of the adapters released with OpenVLA-OFT; "proj" covers attention and the Conv2d patch embedding.
+RELEASED_TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
+    *("qkv", "proj", "fc1", "fc2", "fc3"),
+)
+DEAD_TARGETS = ("q", "kv")  # in the released list too, but only in attn_pool, which is not built
 VOCAB_MULTIPLE = 64  # embedding rows are padded to the next multiple, leaving room for <PAD>
 
 

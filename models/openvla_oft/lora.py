@@ -18,12 +18,6 @@ from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
 
-# The targets of the adapters released with OpenVLA-OFT; "proj" covers attention and the Conv2d patch embedding.
-RELEASED_TARGETS = (
-    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
-    *("qkv", "proj", "fc1", "fc2", "fc3"),
-)
-DEAD_TARGETS = ("q", "kv")  # in the released list, but only in attn_pool, which is not built
 TRAINED_IN_FULL = ("proprio_projector",)  # starts from scratch, so it is never adapted
 ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -100,10 +94,17 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     return {_PREFIX + name.replace(".default.", "."): value.detach().cpu().contiguous() for name, value in state.items()}
 
 
-def save_adapter(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
-    """Write ``adapter_model.safetensors``; ``config`` goes into its metadata as strings."""
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """Write a folder that peft and ``lora_path`` read. Raises StopIteration if there are no adapters."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={k: str(v) for k, v in config.items()})
+    save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={"format": "pt"})
+    model.peft_config["default"].save_pretrained(str(folder))  # type: ignore[operator, index]
+
+
+def lora_folder(path: str) -> Path:
+    """The folder that holds the adapter: ``path`` itself or its ``lora_adapter``, where OFT puts it."""
+    folder = Path(path).expanduser()
+    return folder / "lora_adapter" if (folder / "lora_adapter").is_dir() else folder
 
 
 def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
@@ -120,8 +121,7 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
         raise CheckpointError(f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null")
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(str(path)).items()}
     given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
-    own = {name.removeprefix(_PREFIX): name for name in adapter_state(model)}
-    _check_adapter(path, given, {name: adapter_state(model)[full].shape for name, full in own.items()})
+    _check_adapter(path, given, {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()})
     renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
     model.load_state_dict(renamed, strict=False)
 

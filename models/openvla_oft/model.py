@@ -32,7 +32,7 @@ class OpenVLAOFT(nn.Module):
 
     def __init__(self, config: NetConfig, eos_id: int, attn_implementation: str = "sdpa") -> None:
         super().__init__()
-        self.config_net = config
+        self.net = config
         self.eos_id = eos_id
         self.vision_backbone = VisionBackbone(config)
         self.projector = Projector(config)
@@ -54,7 +54,7 @@ class OpenVLAOFT(nn.Module):
         embeddings = self._sequence(prompt, context)
         hidden = self.language_model(embeddings, self._present(present, context.shape[1]))
         last_prompt = prompt.shape[1] + context.shape[1] - 1
-        read = hidden[:, last_prompt : last_prompt + self.config_net.action_tokens]
+        read = hidden[:, last_prompt : last_prompt + self.net.action_tokens]
         return ReadOut(read, self.language_model.action_logits(read).float())
 
     def _context(self, pixels: Tensor, proprio: Tensor | None) -> Tensor:
@@ -67,8 +67,8 @@ class OpenVLAOFT(nn.Module):
     def _sequence(self, prompt: Tensor, context: Tensor) -> Tensor:
         text = self.language_model.embed(prompt)
         parts = [text[:, :1], context.to(text.dtype), text[:, 1:]]
-        parts.append(text.new_zeros(text.shape[0], self.config_net.action_tokens, text.shape[2]))
-        if self.config_net.stop_token:
+        parts.append(text.new_zeros(text.shape[0], self.net.action_tokens, text.shape[2]))
+        if self.net.stop_token:
             parts.append(self.language_model.embed(torch.full_like(prompt[:, :1], self.eos_id)))
         return torch.cat(parts, dim=1)
 
@@ -76,6 +76,6 @@ class OpenVLAOFT(nn.Module):
         """Stretch the prompt's mask over the whole sequence."""
         if present is None:
             return None
-        tail = self.config_net.action_tokens + int(self.config_net.stop_token)
+        tail = self.net.action_tokens + int(self.net.stop_token)
         batch = present.shape[0]
         return torch.cat([present[:, :1], present.new_ones(batch, context), present[:, 1:], present.new_ones(batch, tail)], 1)

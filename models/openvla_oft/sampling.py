@@ -38,7 +38,7 @@ def draw(logp: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
     if not sampling.do_sample:
         return logp.argmax(dim=-1)
     cdf = logp.double().exp().cumsum(dim=-1)  # double: 256 float32 roundings would shift the drawn class visibly
-    total = cdf[..., -1:]
+    total = cdf[..., -1:].contiguous()
     drawn = torch.searchsorted(cdf, uniform.double().unsqueeze(-1) * total, right=True)
     last = torch.searchsorted(cdf, total)  # the last class with any probability
     return torch.minimum(drawn, last).squeeze(-1)

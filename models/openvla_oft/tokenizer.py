@@ -1,7 +1,7 @@
 """Instructions → prompt tokens, with a checkpoint's ``tokenizer.json`` or the small one that comes with this package.
 
 Both follow Llama 2: spaces are '▁', unknown characters become byte tokens, BOS is id 1 and </s> id 2. The embedded one
-has 768 tokens and is made by :mod:`.build_tokenizer`. Read with ``tokenizers`` alone: nothing here can run remote code.
+has under 768 tokens and is made by :mod:`.build_tokenizer`. Read with ``tokenizers`` alone: nothing here can run remote code.
 """
 
 from __future__ import annotations

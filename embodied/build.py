@@ -1,0 +1,287 @@
+"""Configuration → parts that work together. What can be wrong is found in order of cost, before any worker starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodied import schema
+from embodied.compose import Composed
+from embodied.errors import CheckpointError, ConfigError
+from embodied.observe.console import Console
+from embodied.observe.timing import Sections
+from embodied.protocols import Env
+from embodied.run_folder import RunFolder, check_writable
+from embodied.types import ArraySpec, EnvSpec, Sampling, WorkerFacts
+
+if TYPE_CHECKING:  # torch takes seconds to import, and most mistakes are found without it
+    import torch
+
+    from embodied.learn.checkpoint import Checkpoints
+    from embodied.learn.trainer import Trainer
+    from embodied.observe.trackers import Trackers
+    from embodied.protocols import Policy
+    from embodied.runtime.pool import Pool
+    from embodied.runtime.rollout import Rollout
+    from embodied.runtime.slab import Slab
+
+MAX_POLICY_BATCH = (
+    8  # rows of a policy call unless rollout.policy_batch says otherwise; a 7B model saturates a GPU there
+)
+
+
+@dataclass(frozen=True)
+class EnvSide:
+    """``env.train`` or ``env.eval`` with what its env offers. Equal ``identity`` = the same worker processes will do."""
+
+    name: str
+    config: schema.EnvSideConfig
+    kwargs: Mapping[str, Any]
+    spec: EnvSpec
+    max_steps: int
+
+    @property
+    def identity(self) -> str:
+        shaping = [self.config.target, self.config.reward_coef, self.config.use_rel_reward]
+        return json.dumps([shaping, dict(self.kwargs)], sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A configuration whose envs were constructed (not built) and found to exist."""
+
+    composed: Composed
+    train: EnvSide
+    eval: EnvSide
+
+    @property
+    def config(self) -> schema.Config:
+        return self.composed.config
+
+
+def check(composed: Composed) -> Checked:
+    """Everything that can be found without torch, a simulator or a worker. Raises :class:`EmbodiedError`."""
+    config = composed.config
+    train, evaluation = _side("train", config.env.train), _side("eval", config.env.eval)
+    if train.spec.obs != evaluation.spec.obs or train.spec.action_dim != evaluation.spec.action_dim:
+        raise ConfigError(
+            f"env.train and env.eval offer different observations: {dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
+            "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
+        )
+    if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
+        raise CheckpointError(
+            f"no checkpoint at {ckpt} (no meta.json)",
+            "set runner.ckpt_path to the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
+        )
+    check_writable(Path(config.runner.logger.log_path))
+    for side in (train, evaluation):
+        if side.config.video_cfg.save_video:
+            check_writable(Path(side.config.video_cfg.video_base_dir))
+    return Checked(composed, train, evaluation)
+
+
+def _side(name: str, side: schema.EnvSideConfig) -> EnvSide:
+    kwargs = schema.target_kwargs(side, f"env.{name}")
+    env: Env = schema.load_target(side.target, f"env.{name}._target_")(**kwargs)
+    spec = env.spec
+    env.close()
+    return EnvSide(name, side, kwargs, spec, side.max_episode_steps or spec.max_episode_steps)
+
+
+def sampling(config: schema.SamplingConfig) -> Sampling:
+    return Sampling(config.do_sample, config.temperature, config.top_k, config.top_p)
+
+
+def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
+    """The policy on its device, bound to the training env."""
+    import torch
+
+    runner, model = checked.config.runner, checked.config.actor.model
+    torch.set_num_threads(runner.num_threads)
+    device = _device(runner.device)
+    torch.manual_seed(runner.seed)
+    policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
+    policy.to(device)
+    policy.bind(checked.train.spec)
+    if runner.ckpt_path is not None:
+        from embodied.learn.checkpoint import load
+
+        load(Path(runner.ckpt_path), policy)
+    return policy, device
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"runner.device is {name} and torch {torch.__version__} finds no GPU",
+            "set runner.device=auto, or install a CUDA build of torch",
+        )
+    return torch.device(name)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The derived numbers of a run: what ``runner.dry_run`` prints and the slab is made from."""
+
+    episodes: int  # of an iteration
+    groups: int
+    rows: int  # of the slab: the records of an iteration if no episode ends early, or two a slot
+    optimizer_steps: int  # of an iteration, at most
+    fields: Mapping[str, ArraySpec]  # of a record
+
+
+def sizes(checked: Checked, policy: Policy) -> Sizes:
+    from embodied.runtime.slab import runtime_fields
+
+    config, spec = checked.config, policy.spec
+    episodes = schema.episodes_per_iteration(config)
+    records = episodes * -(-checked.train.max_steps // spec.num_action_chunks)
+    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
+    steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
+    rows = 2 * slots if config.runner.only_eval else max(records, 2 * slots)
+    return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
+
+
+@dataclass
+class Collector:
+    """A pool of workers with the rollout that drives it."""
+
+    identity: str
+    pool: Pool
+    slab: Slab
+    rollout: Rollout
+
+    def close(self) -> None:
+        self.pool.close()
+        self.slab.close()
+
+
+@dataclass
+class Parts:
+    """Everything that a run is made of; ``close`` ends the workers and releases the folder, whatever else fails."""
+
+    checked: Checked
+    policy: Policy
+    device: torch.device
+    sizes: Sizes
+    folder: RunFolder
+    checkpoints: Checkpoints
+    trainer: Trainer
+    console: Console
+    sections: Sections
+    open_collector: Callable[[EnvSide, int], Collector]
+    stack: ExitStack
+    trackers: Trackers | None = None  # made when it is known from which iteration the run goes on
+
+    @property
+    def config(self) -> schema.Config:
+        return self.checked.config
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+def build(checked: Checked, console: Console) -> Parts:
+    """Policy, trainer, run folder; workers start with the first :class:`Collector`."""
+    from embodied.learn.checkpoint import Checkpoints
+    from embodied.learn.trainer import Trainer
+
+    config = checked.config
+    with ExitStack() as stack:
+        open_folder = RunFolder.look if config.runner.dry_run else RunFolder.open
+        folder = open_folder(Path(config.runner.logger.log_path), checked.composed.resolved)
+        stack.callback(folder.close)
+        policy, device = build_policy(checked)
+        numbers, sections = sizes(checked, policy), Sections()
+        trainer = Trainer(
+            policy=policy, env=checked.train.spec, actor=config.actor, algorithm=config.algorithm,
+            sampling=sampling(config.algorithm.sampling_params), device=device, seed=config.runner.seed,
+            max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates,
+        )  # fmt: skip
+        checkpoints = Checkpoints(folder.path / "checkpoints", config.runner.checkpoint.max_keep)
+        said: set[str] = set()
+
+        def open_collector(side: EnvSide, rows: int) -> Collector:
+            return _collector(side, rows, checked, policy, device, numbers, sections, folder.path, console, said)
+
+        return Parts(
+            checked,
+            policy,
+            device,
+            numbers,
+            folder,
+            checkpoints,
+            trainer,
+            console,
+            sections,
+            open_collector,
+            stack.pop_all(),
+        )
+
+
+def _collector(
+    side: EnvSide, rows: int, checked: Checked, policy: Policy, device: torch.device, numbers: Sizes, sections: Sections,
+    folder: Path, console: Console, said: set[str],
+) -> Collector:  # fmt: skip
+    from embodied.runtime.pool import Pool
+    from embodied.runtime.rollout import Rollout
+    from embodied.runtime.slab import Slab
+
+    config = checked.config
+    shared = checked.train.identity == checked.eval.identity
+    slots = (
+        max(config.env.train.total_num_envs, config.env.eval.total_num_envs) if shared else side.config.total_num_envs
+    )
+    slab = Slab.create(numbers.fields, rows, f"{config.env.channel.name}.slab")
+    try:
+        pool = Pool(_pool_config(side, slots, config, folder), slab)
+    except BaseException:
+        slab.close()
+        raise
+    _say_once(pool.facts, console, said)
+    return Collector(
+        side.identity, pool, slab, Rollout(pool, slab, policy, side.spec, _schedule(config, slots), device, sections)
+    )
+
+
+def _pool_config(side: EnvSide, slots: int, config: schema.Config, folder: Path) -> Any:
+    from embodied.runtime.pool import Deadlines, PoolConfig, num_workers
+
+    env, commands, completions = config.env, config.rollout.channel, config.env.channel
+    return PoolConfig(
+        num_slots=slots, num_workers=num_workers(env.num_workers, slots), env_target=side.config.target,
+        env_kwargs=side.kwargs, reward_coef=side.config.reward_coef, use_rel_reward=side.config.use_rel_reward,
+        deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=folder / "logs",
+        info_on_video=side.config.video_cfg.info_on_video,
+        env_channel=(completions.name, completions.queue_name, completions.queue_size),
+        rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
+    )  # fmt: skip
+
+
+def _schedule(config: schema.Config, slots: int) -> Any:
+    from embodied.runtime.rollout import Schedule
+
+    rollout = config.rollout
+    return Schedule(
+        lockstep=rollout.schedule == "lockstep",
+        min_batch=rollout.min_batch or max(1, slots // 8),
+        policy_batch=rollout.policy_batch or min(slots, MAX_POLICY_BATCH),
+        fixed_shape=config.runner.deterministic,
+    )
+
+
+def _say_once(facts: list[WorkerFacts], console: Console, said: set[str]) -> None:
+    for fact in facts:
+        text = f"renderer: {fact.renderer} ({fact.reason})"
+        if text not in said:
+            said.add(text)
+            console.say(text)

@@ -1,0 +1,135 @@
+"""Evaluation: k episodes of each task, success with its interval, videos."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from embodied.build import Collector, Parts, sampling
+from embodied.observe.statistics import wilson
+from embodied.runtime.plan import EVAL, eval_plan, with_videos
+from embodied.runtime.rollout import Job
+from embodied.schema import EnvEvalConfig
+from embodied.types import EpisodeResult
+
+
+@dataclass(frozen=True)
+class TaskSuccess:
+    """Success on one task, or on all (``task_id`` −1), with the Wilson 95 % interval."""
+
+    task_id: int
+    instruction: str
+    successes: int
+    episodes: int
+    success_rate: float
+    low: float
+    high: float
+
+
+def evaluate(parts: Parts, iteration: int, collector: Collector | None) -> dict[str, float]:
+    """Run the evaluation after ``iteration`` training iterations, on ``collector`` if its workers fit, else on new ones.
+
+    Writes ``<run>/eval/<iteration>.json``; returns the ``eval/`` metrics.
+    """
+    side = parts.checked.eval
+    if collector is not None and collector.identity == side.identity:
+        results = _run(parts, iteration, collector)
+    else:
+        own = parts.open_collector(side, 2 * side.config.total_num_envs)
+        try:
+            results = _run(parts, iteration, own)
+        finally:
+            own.close()
+    return report(parts, iteration, results)
+
+
+def _run(parts: Parts, iteration: int, collector: Collector) -> list[EpisodeResult]:
+    side, config = parts.checked.eval, parts.config
+    assert isinstance(side.config, EnvEvalConfig)
+    plan = eval_plan(side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed)
+    video = side.config.video_cfg
+    if video.save_video:
+        plan = with_videos(plan, video_folder(parts, iteration), video.max_videos)
+    job = Job(
+        sampling(config.algorithm.val_sampling_params), config.runner.seed, EVAL, parts.trainer.weight_version,
+        side.max_steps, keep_records=False, num_slots=side.config.total_num_envs,
+        ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
+    )  # fmt: skip
+    successes = 0
+    with parts.console.progress("evaluation", len(plan)) as bar:
+
+        def advance(result: EpisodeResult) -> None:
+            nonlocal successes
+            successes += result.success
+            bar.advance(1, success=f"{successes}")
+
+        results, _ = collector.rollout.collect(plan, job, advance)
+    return results
+
+
+def video_folder(parts: Parts, iteration: int) -> Path:
+    return Path(parts.checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
+
+
+def summarise(tasks: Sequence[str], results: Sequence[EpisodeResult]) -> list[TaskSuccess]:
+    """One row a task that was run, then one over all."""
+    rows = []
+    for task_id, instruction in [*enumerate(tasks), (-1, "all tasks")]:
+        own = [r.success for r in results if task_id in (-1, r.episode.start.task_id)]
+        if own:
+            low, high = wilson(sum(own), len(own))
+            rows.append(TaskSuccess(task_id, instruction, sum(own), len(own), sum(own) / len(own), low, high))
+    return rows
+
+
+def report(parts: Parts, iteration: int, results: Sequence[EpisodeResult]) -> dict[str, float]:
+    rows = summarise(parts.checked.eval.spec.tasks, results)
+    file = parts.folder.path / "eval" / f"{iteration:06d}.json"
+    file.parent.mkdir(exist_ok=True)
+    episodes = [
+        {
+            "start": asdict(r.episode.start),
+            "success": r.success,
+            "return": r.episode_return,
+            "steps": r.num_steps,
+            "video": r.episode.video,
+        }
+        for r in results
+    ]
+    file.write_text(
+        json.dumps({"iteration": iteration, "tasks": [asdict(row) for row in rows], "episodes": episodes}, indent=1)
+    )
+    parts.console.table(f"evaluation after {iteration} iterations", _cells(rows))
+    if any(r.episode.video for r in results):
+        parts.console.say(f"videos: {video_folder(parts, iteration)}")
+    return metrics(rows, results)
+
+
+def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult]) -> dict[str, float]:
+    total = rows[-1]
+    return {
+        "eval/success_rate": total.success_rate,
+        "eval/success_low": total.low,
+        "eval/success_high": total.high,
+        "eval/return_mean": sum(r.episode_return for r in results) / len(results),
+        "eval/episodes": total.episodes,
+        **{f"eval/task/{row.task_id}/success_rate": row.success_rate for row in rows[:-1]},
+    }
+
+
+def _cells(rows: Sequence[TaskSuccess]) -> list[list[str]]:
+    head = ["task", "success", "95 % interval", "instruction"]
+    return [
+        head,
+        *(
+            [
+                "all" if row.task_id < 0 else str(row.task_id),
+                f"{row.successes}/{row.episodes} ({row.success_rate:.0%})",
+                f"{row.low:.0%} to {row.high:.0%}",
+                row.instruction,
+            ]
+            for row in rows
+        ),
+    ]

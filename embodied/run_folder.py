@@ -1,0 +1,143 @@
+"""The folder of one run: made or reopened, locked, and refused when it holds a run of another configuration.
+
+runs/NAME/  config.yaml  metrics.jsonl  tensorboard/  checkpoints/000004/  eval/000004.json  logs/worker-00.log
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from embodied.errors import RunFolderError
+
+MAY_CHANGE = (
+    "runner.max_epochs", "runner.save_interval", "runner.val_check_interval", "runner.resume_dir", "runner.dry_run",
+    "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir", "runner.logger",
+    "runner.checkpoint", "env.eval", "env.num_workers", "env.init_timeout_s", "env.reset_timeout_s",
+    "env.step_timeout_s", "env.channel", "env.train.video_cfg", "rollout",
+)  # fmt: skip
+"""Keys that a resumed run may have other values of: they change no number of the training."""
+
+
+RESULTS = ("metrics.jsonl", "checkpoints", "eval")
+"""What makes a folder one of a certain configuration."""
+
+
+class RunFolder:
+    """An open run folder. ``close`` releases its lock.
+
+    Raises (from :meth:`open`):
+        RunFolderError: cannot be written, in use by another process, or of another configuration.
+    """
+
+    def __init__(self, path: Path, lock: IO[str] | None) -> None:
+        self.path, self._lock = path, lock
+
+    @classmethod
+    def look(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
+        """The checks of :meth:`open` without making, locking or writing anything (``runner.dry_run``)."""
+        check_writable(path)
+        if path.is_dir():
+            _check_same(path, resolved)
+        return cls(path, None)
+
+    @classmethod
+    def open(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
+        """Make or reopen ``path`` for the configuration ``resolved``, and save it there."""
+        check_writable(path)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        try:
+            _check_same(path, resolved)
+        except BaseException:
+            lock.close()
+            raise
+        aside = path / ".config.yaml.part"
+        aside.write_text(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
+        aside.rename(path / "config.yaml")
+        return cls(path, lock)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def check_writable(path: Path) -> None:
+    """Raise :class:`RunFolderError` if ``path`` is not, or cannot become, a folder that can be written."""
+    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        raise RunFolderError(
+            f"{existing} is a file, so the run's folder {path} cannot be there",
+            "set runner.output_dir or runner.experiment_name",
+        )
+    probe = existing / f".embodied-write-test-{os.getpid()}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write to {existing}: {error.strerror}",
+            "set runner.output_dir to a folder that you may write to, or free space on its disk",
+        ) from error
+
+
+def _lock(path: Path) -> IO[str]:
+    lock = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        pid = lock.read().strip() or "?"
+        lock.close()
+        raise RunFolderError(
+            f"another process (pid {pid}) is running in {path}",
+            "wait for it or end it, or set runner.experiment_name to another name",
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _check_same(path: Path, resolved: Mapping[str, Any]) -> None:
+    saved = path / "config.yaml"
+    if not saved.is_file():
+        others = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
+        if others:
+            raise RunFolderError(
+                f"{path} is not empty and is no run folder (it holds {', '.join(others[:5])})",
+                "set runner.experiment_name or runner.output_dir to another folder",
+            )
+        return
+    if not any((path / name).exists() for name in RESULTS):
+        return  # it never got as far as a result: nothing would be lost or mixed up
+    try:
+        before = yaml.safe_load(saved.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise RunFolderError(
+            f"{saved} is damaged: {error}", "move that folder away, or set runner.experiment_name to another name"
+        ) from error
+    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE)]
+    if differ:
+        lines = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in differ[:12])
+        raise RunFolderError(
+            f"{path} holds a run of another configuration:\n{lines}",
+            "set runner.experiment_name to a new name, or give that run's values to go on with it",
+        )
+
+
+_ABSENT = "(not set)"
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """``(dotted key, old, new)`` for each value that differs."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(k for k in new if k not in old)]:
+            yield from differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{prefix}{key}.")
+    elif old != new:
+        yield prefix.rstrip("."), old, new

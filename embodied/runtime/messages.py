@@ -1,0 +1,65 @@
+"""The rare messages between launcher and env worker, over a Unix socket: set-up, facts, tracebacks, names of videos.
+
+What is said at each chunk goes over :mod:`embodied.runtime.channel` instead. The types live in a module of their own so that
+both ends import them under one name.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embodied.runtime.channel import ChannelHandles
+from embodied.types import ArraySpec
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """Everything a worker is told, once, at its start."""
+
+    index: int
+    slots: tuple[int, ...]  # indices among all slots of the pool
+    env_target: str
+    env_kwargs: Mapping[str, Any]
+    reward_coef: float
+    use_rel_reward: bool
+    slab_fd: int
+    slab_fields: Mapping[str, ArraySpec]
+    slab_rows: int
+    channel: ChannelHandles
+    info_on_video: bool
+    sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
+
+
+@dataclass(frozen=True)
+class Ready:
+    """First message of a worker, or the last if ``error`` is set."""
+
+    facts: Any = None
+    error: BaseException | None = None  # an EmbodiedError, to be raised in the launcher
+    traceback: str = ""
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    """One pickled message, length first. For rare things only: set-up, facts, tracebacks, names of videos."""
+    data = pickle.dumps(message)
+    connection.sendall(len(data).to_bytes(8, "little") + data)
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next message. Raises :class:`EOFError` when the other end is closed."""
+    size = int.from_bytes(_receive_exactly(connection, 8), "little")
+    return pickle.loads(_receive_exactly(connection, size))
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise EOFError("the other end of the worker's socket is closed")
+        data += part
+    return bytes(data)

@@ -1,0 +1,47 @@
+"""SIGTERM and Ctrl-C as an exception that comes only where nothing is half done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Stopped(BaseException):
+    """The user or the machine's scheduler wants the run to end."""
+
+
+class StopSignal:
+    """While entered, the first SIGTERM or SIGINT raises :class:`Stopped`; inside :meth:`hold` it waits until that ends.
+
+    A second Ctrl-C is Python's usual KeyboardInterrupt, at once.
+    """
+
+    def __init__(self) -> None:
+        self._held = self._wanted = False
+
+    def __enter__(self) -> StopSignal:
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let the block run to its end first: an update or a save must be whole or not at all."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._wanted:
+            raise Stopped
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._wanted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self._held:
+            raise Stopped

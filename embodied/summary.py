@@ -1,0 +1,123 @@
+"""What is said of an iteration: metrics for the trackers, one line for the person."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from embodied.build import Collector, Parts
+from embodied.learn.batch import Batch
+from embodied.observe.statistics import wilson
+from embodied.observe.timing import Sections
+from embodied.runtime.rollout import RolloutStats
+from embodied.types import EpisodeResult
+
+ACTION_BINS = 256
+
+
+def rollout(
+    collector: Collector, results: Sequence[EpisodeResult], stats: RolloutStats, batch: Batch, sections: Sections
+) -> dict[str, float]:
+    """The ``rollout/`` metrics of an iteration, and who waited for whom in it."""
+    returns = np.array([result.episode_return for result in results])
+    successes, seconds = sum(result.success for result in results), sections.seconds("time/rollout")
+    low, high = wilson(successes, len(results))
+    return {
+        "rollout/success_rate": successes / len(results),
+        "rollout/success_low": low,
+        "rollout/success_high": high,
+        "rollout/return_mean": float(returns.mean()),
+        "rollout/return_std": float(returns.std()),
+        "rollout/episode_length_mean": float(np.mean([result.num_steps for result in results])),
+        "rollout/episodes": len(results),
+        "rollout/records": len(batch),
+        "rollout/env_steps": stats.env_steps,
+        "rollout/env_steps_per_s": stats.env_steps / seconds,
+        "rollout/chunks_per_s": stats.chunks / seconds,
+        "rollout/batch_size_mean": stats.chunks / max(stats.policy_calls, 1),
+        "rollout/zero_advantage_share": batch.estimate.zero_share,
+        "rollout/action_bin_usage": len(np.unique(collector.slab.arrays["action_tokens"][batch.rows])) / ACTION_BINS,
+        "time/policy_share": sections.seconds("rollout/policy") / seconds,
+        "time/env_wait_share": sections.seconds("rollout/wait") / seconds,
+        "memory/pss_gb": sum(map(proportional_memory, [os.getpid(), *collector.pool.pids])) / 1e9,
+    }
+
+
+def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
+    """To the trackers and the console."""
+    sections = parts.sections
+    times = {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train", "time/eval", "time/save")}
+    metrics = {
+        **metrics,
+        **{name: value for name, value in times.items() if value},
+        "time/iteration_s": sections.elapsed,
+    }
+    assert parts.trackers is not None
+    parts.trackers.log(iteration, metrics)
+    parts.console.iteration({**metrics, "iteration": iteration, "iterations": parts.config.runner.max_epochs})
+    if metrics["rollout/zero_advantage_share"] == 1:
+        parts.console.say(
+            "  nothing was learnt: in every group all returns were equal. A policy that never (or always) succeeds gives no "
+            "signal: start from a better checkpoint, use easier tasks, or env.train.reward_mode=dense"
+        )
+
+
+def proportional_memory(pid: int) -> int:
+    """Bytes of memory that a process accounts for, shared pages divided among their users (PSS); 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except OSError:
+        return 0
+
+
+def plan_lines(parts: Parts) -> list[list[str]]:
+    """The derived numbers of a run, for ``runner.dry_run`` and the top of the log."""
+    from embodied.runtime.pool import num_workers
+    from embodied.runtime.slab import slab_bytes
+
+    config, sizes, train = parts.config, parts.sizes, parts.checked.train
+    slots = config.env.train.total_num_envs
+    spec = parts.policy.spec
+    return [
+        ["tasks", f"{len(train.spec.tasks)} ({sum(train.spec.num_init_states)} starts)"],
+        ["episodes per iteration", f"{sizes.episodes} = {sizes.groups} starts × {config.algorithm.group_size}"],
+        [
+            "steps of an episode",
+            f"at most {train.max_steps} control steps = {-(-train.max_steps // spec.num_action_chunks)} chunks of {spec.num_action_chunks}",
+        ],
+        [
+            "optimizer steps per iteration",
+            f"at most {sizes.optimizer_steps} of {config.actor.global_batch_size} records",
+        ],
+        ["env slots, workers", f"{slots}, {num_workers(config.env.num_workers, slots)}"],
+        [
+            "observation",
+            ", ".join(f"{name} {field.dtype}{list(field.shape)}" for name, field in train.spec.obs.items()),
+        ],
+        ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB"],
+        ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
+        ["device", f"{parts.device}, {config.runner.num_threads} threads"],
+        ["run folder", str(parts.folder.path)],
+    ]
+
+
+def places(parts: Parts) -> list[list[str]]:
+    """Where a run left what it made."""
+    folder, config = parts.folder.path, parts.config
+    rows = [["run folder", str(folder)]]
+    if "jsonl" in config.runner.logger.logger_backends and (folder / "metrics.jsonl").exists():
+        rows.append(["metrics", str(folder / "metrics.jsonl")])
+    if (folder / "tensorboard").exists():
+        rows.append(["TensorBoard", f"tensorboard --logdir {folder / 'tensorboard'}"])
+    if (folder / "eval").exists():
+        rows.append(["evaluations", str(folder / "eval")])
+    if saved := parts.checkpoints.all():
+        rows.append(["checkpoint", str(saved[-1])])
+    for side in (parts.checked.train, parts.checked.eval):
+        videos = side.config.video_cfg
+        if videos.save_video:
+            rows.append([f"videos ({side.name})", videos.video_base_dir])
+    return rows

@@ -1,0 +1,48 @@
+"""``python -m embodied.train [GROUP=NAME …] [KEY=VALUE …]``: compose → check → build → run → close."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+
+from embodied import build
+from embodied.compose import as_yaml, compose, parse_argv
+from embodied.errors import EmbodiedError
+from embodied.observe.console import make_console
+
+
+def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
+    """Returns the exit status: 0, or 2 for an error that is explained."""
+    try:
+        return run(sys.argv[1:] if argv is None else argv, config_name)
+    except EmbodiedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(argv: Sequence[str], config_name: str) -> int:
+    overrides, folders, print_only = parse_argv(argv, config_name)
+    composed = compose(overrides, config_name, folders)
+    if print_only:
+        print(as_yaml(composed), end="")
+        return 0
+    console = make_console()
+    checked = build.check(composed)
+    with closing(build.build(checked, console)) as parts:
+        from embodied import evaluation, loop, summary
+
+        console.table(f"{composed.config.runner.experiment_name}", summary.plan_lines(parts))
+        if composed.config.runner.dry_run:
+            return 0
+        if composed.config.runner.only_eval:
+            evaluation.evaluate(parts, 0, None)
+        else:
+            done = loop.train(parts)
+            console.say(f"{done} iterations done. The same command with a larger runner.max_epochs goes on from here.")
+        console.table("where things are", summary.places(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""From settings to a policy: sizes → weights → adapters → what is trained → number formats."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file
+from torch import nn
+
+from embodied.errors import CheckpointError, ConfigError, did_you_mean
+
+from .action_tokenizer import Range
+from .checkpoint import VALUE_HEAD_FILE, Folder, action_range, ignored, load_exact
+from .config import NetConfig
+from .initialize import initialize
+from .lora import TRAINED_IN_FULL, inject, load_adapter, lora_folder
+from .model import OpenVLAOFT
+from .policy import OpenVLAOFTPolicy, Statistics
+from .processing import PixelProcessor
+from .settings import Settings, bad
+from .tokenizer import EMBEDDED, PromptTokenizer
+from .value_head import ValueHead
+from .vision import Tower
+
+
+def build(settings: Settings) -> OpenVLAOFTPolicy:
+    """See :func:`embodied.models.openvla_oft.build_policy`."""
+    folder = None if settings.model_path is None else Folder.open(settings.model_path)
+    net = _net_config(settings, folder)
+    tokenizer = PromptTokenizer(EMBEDDED if folder is None else folder.tokenizer, net.vocab_size)
+    policy = OpenVLAOFTPolicy(
+        model=_network(settings, net, tokenizer.eos_id, folder),
+        tokenizer=tokenizer,
+        pixels=PixelProcessor(net.image_size, settings.center_crop, folder.pixel_statistics if folder else None),
+        statistics=_statistics(settings, net, folder),
+        value_head=_value_head(settings, net, folder),
+        settings=settings,
+    )
+    if settings.is_lora:
+        _add_adapters(policy.model, settings)
+    _choose_trained(policy, settings)
+    _set_precision(policy, settings.precision)
+    if settings.gradient_checkpointing:
+        _enable_checkpointing(policy)
+    return policy
+
+
+def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
+    if folder is None:
+        return settings.net_config()
+    for key in ("center_crop", "policy_setup"):
+        said = folder.policy.get(key, getattr(settings, key))
+        if said != getattr(settings, key):
+            raise bad(key, getattr(settings, key), f"{folder.path}/policy.json says {said!r}", f"set it to {said!r}")
+    return settings.net_config(folder.net_config(), with_conventions=bool(folder.policy))
+
+
+def _network(settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None) -> OpenVLAOFT:
+    """Built without memory or random numbers, then filled."""
+    with torch.device("meta"):
+        model = OpenVLAOFT(net, eos_id, settings.attn_implementation)
+    if folder is None:
+        model.to_empty(device="cpu")
+        initialize(model, net, settings.seed)
+    else:
+        load_exact(model, folder.tensors(), ignored(net))
+    model.language_model.rebuild_rotary()
+    return model
+
+
+def _value_head(settings: Settings, net: NetConfig, folder: Folder | None) -> ValueHead | None:
+    if not settings.value_head:
+        return None
+    with torch.device("meta"):
+        head = ValueHead(net.hidden_size, settings.values)
+    if folder is not None and (folder.path / VALUE_HEAD_FILE).is_file():
+        load_exact(head, load_file(str(folder.path / VALUE_HEAD_FILE)).items(), [])
+    else:
+        head.to_empty(device="cpu")
+        initialize(head, net, settings.seed, prefix="value_head.")
+    return head
+
+
+def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> Statistics:
+    if folder is None:
+        if settings.unnorm_key is not None:
+            reason = "there is no checkpoint with dataset statistics"
+            raise bad("unnorm_key", settings.unnorm_key, reason, "set it to null, or set actor.model.model_path")
+        return Statistics()
+    name, values = folder.statistics(settings.unnorm_key)
+    action = action_range(values)
+    proprio = Range.from_statistics(values["proprio"], "proprio") if net.proprio_dim and "proprio" in values else None
+    for what, found, wanted in (("action", action, net.action_dim), ("proprio", proprio, net.proprio_dim)):
+        if found is not None and len(found.low) != wanted:
+            raise CheckpointError(
+                f"statistics '{name}' have {len(found.low)} {what} dimensions, actor.model.{what}_dim is {wanted}",
+                f"set actor.model.{what}_dim={len(found.low)}, or choose another actor.model.unnorm_key",
+            )
+    return Statistics(name, action, proprio)
+
+
+def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_scale,  # type: ignore[arg-type]  # peft only divides by it
+        lora_dropout=settings.lora_dropout,
+        target_modules=settings.lora_targets,
+        exclude_modules=rf"({'|'.join(TRAINED_IN_FULL)})\..*",
+        init_lora_weights=settings.lora_init_weights,  # type: ignore[arg-type]
+        use_rslora=settings.lora_use_rslora,
+        rank_pattern=dict(settings.lora_rank_pattern or {}),
+        alpha_pattern=dict(settings.lora_alpha_pattern or {}),
+    )
+    inject(model, config, settings.seed, cast_input=settings.precision == "fp32")
+    if settings.lora_path is not None:
+        load_adapter(model, lora_folder(settings.lora_path), ignored(model.net))
+
+
+def _choose_trained(policy: OpenVLAOFTPolicy, settings: Settings) -> None:
+    """Adapters, value head and what starts from scratch, or everything; then the two keys that override."""
+    names = [name for name, _ in policy.named_parameters()]
+    _check_matches(names, settings)
+    for name, parameter in policy.named_parameters():
+        parameter.requires_grad_(_is_trained(name, settings))
+    if not any(p.requires_grad for p in policy.parameters()):
+        raise ConfigError("no parameter is trained", "loosen actor.model.freeze_pattern or actor.model.trainable_map")
+
+
+def _is_trained(name: str, settings: Settings) -> bool:
+    if any(re.search(pattern, name) for pattern in settings.freeze_patterns):
+        return False
+    for prefix, trained in (settings.trainable_map or {}).items():
+        if name.startswith(prefix):
+            return trained
+    whole = ("value_head", *TRAINED_IN_FULL, *settings.lora_modules_to_save)
+    return not settings.is_lora or ".lora_" in name or any(_inside(name, module) for module in whole)
+
+
+def _inside(name: str, module: str) -> bool:
+    """Whether parameter ``name`` lies in a module whose path ends in ``module``."""
+    return f".{module}." in f".{name}"
+
+
+def _check_matches(names: list[str], settings: Settings) -> None:
+    """A pattern that matches nothing is a mistake."""
+    given = {
+        "freeze_pattern": {p: any(re.search(p, n) for n in names) for p in settings.freeze_patterns},
+        "trainable_map": {p: any(n.startswith(p) for n in names) for p in settings.trainable_map or {}},
+        "lora_modules_to_save": {m: any(_inside(n, m) for n in names) for m in settings.lora_modules_to_save},
+    }
+    for key, matches in given.items():
+        for pattern, matched in matches.items():
+            if not matched:
+                modules = {part for n in names for part in n.split(".")[:-1]}
+                raise bad(key, pattern, f"no parameter matches.{did_you_mean(pattern, modules)}", "correct or remove it")
+
+
+def _set_precision(policy: nn.Module, precision: str) -> None:
+    """Frozen weights take the arithmetic's format, trained ones stay float32: bf16 would round small updates away."""
+    frozen = torch.bfloat16 if precision == "bf16" else torch.float32
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else frozen)
+
+
+def _enable_checkpointing(policy: OpenVLAOFTPolicy) -> None:
+    policy.model.language_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in policy.modules():
+        if isinstance(module, Tower):
+            module.gradient_checkpointing = True

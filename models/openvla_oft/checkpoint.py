@@ -1,0 +1,209 @@
+"""Folders in the layout of the released checkpoints: reading, exact loading, writing.
+
+    config.json               text sizes, dataset statistics (norm_stats)
+    model*.safetensors        weights, one file or several with model.safetensors.index.json
+    dataset_statistics.json   overrides norm_stats
+    preprocessor_config.json  pixel normalisation
+    tokenizer.json
+    proprio_projector--*.pt   optional, from OFT fine-tuning
+    policy.json               ours: what config.json does not say (attention, images, chunk, …)
+
+Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, every parameter is filled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from embodied.errors import CheckpointError, did_you_mean, unknown_name
+
+from .action_tokenizer import Range
+from .config import OPENVLA_7B, NetConfig
+
+TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
+VALUE_HEAD_FILE = "value_head.safetensors"
+INDEX = "model.safetensors.index.json"
+REFUSED = {
+    "action_head--*.pt": (
+        "it was trained with a continuous (L1 or diffusion) action head: its language head never learnt action tokens, so a "
+        "token policy starts at 0 % and reinforcement learning has nothing to improve",
+        "use a checkpoint fine-tuned with --use_l1_regression False, e.g. Haozhan72/Openvla-oft-SFT-libero10-trajall",
+    ),
+    "noisy_action_projector--*.pt": ("it is a diffusion policy", "use a checkpoint with discrete action tokens"),
+    "vision_backbone--*.pt": ("its vision towers have FiLM layers, which are not supported", "use one without use_film"),
+}
+
+
+def ignored(config: NetConfig) -> list[re.Pattern[str]]:
+    """Tensors of a checkpoint that never influence an action: last vision blocks, final norms, pooling, buffers."""
+    dino, siglip = config.featurizer.depth - 1, config.fused_featurizer.depth - 1
+    return [
+        re.compile(rf"vision_backbone\.featurizer\.(blocks\.{dino}|norm)\."),
+        re.compile(rf"vision_backbone\.fused_featurizer\.(blocks\.{siglip}|norm|attn_pool)\."),
+        re.compile(r"language_model\.model\.(layers\.\d+\.self_attn\.)?rotary_emb\."),
+    ]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A checkpoint folder whose files are there; nothing is loaded yet."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, model_path: str) -> Folder:
+        """Raises CheckpointError if it is no such folder, or one that token RL cannot start from."""
+        path = Path(model_path).expanduser()
+        if not path.is_dir():
+            raise CheckpointError(
+                f"no folder {path} (actor.model.model_path)",
+                "nothing is downloaded: fetch it first, e.g. `huggingface-cli download OWNER/NAME --local-dir DIR`, and give DIR",
+            )
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path} has no config.json", "set actor.model.model_path to a Hugging Face folder")
+        for pattern, (reason, fix) in REFUSED.items():
+            if found := next(path.glob(pattern), None):
+                raise CheckpointError(f"{path} cannot be used: {reason} (it has {found.name})", fix)
+        return cls(path)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return _json(self.path / "config.json")
+
+    @cached_property
+    def policy(self) -> dict[str, Any]:
+        """The sidecar; empty for checkpoints of others."""
+        return _json(self.path / "policy.json") if (self.path / "policy.json").is_file() else {}
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def pixel_statistics(self) -> list[dict[str, Any]] | None:
+        """``tvf_normalize_params`` (not ``means``/``stds``, which were not what training used), or None."""
+        file = self.path / "preprocessor_config.json"
+        return _json(file).get("tvf_normalize_params") if file.is_file() else None
+
+    def net_config(self) -> NetConfig:
+        """Sizes, and with a sidecar conventions. Folders of others: the released towers, the text sizes of config.json."""
+        if "net" in self.policy:
+            return NetConfig.from_dict(self.policy["net"])
+        if self.config.get("timm_model_ids") != TIMM_IDS:
+            raise CheckpointError(
+                f"{self.path}: vision towers {self.config.get('timm_model_ids')}, supported: {TIMM_IDS}",
+                "use an OpenVLA checkpoint with the DINOv2-SigLIP 224 px towers",
+            )
+        return replace(OPENVLA_7B, **_text_sizes(self.config.get("text_config", {})))
+
+    def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
+        """Name and statistics of one dataset. Keys may lack the suffix ``_no_noops``."""
+        known: dict[str, Any] = dict(self.config.get("norm_stats") or {})
+        if (self.path / "dataset_statistics.json").is_file():
+            known |= _json(self.path / "dataset_statistics.json")
+        return choose_statistics(known, unnorm_key, str(self.path))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor by name, mapped from the files, those of a proprio projector included."""
+        for file in self._files():
+            yield from _read(file)
+        for file in self.path.glob("proprio_projector--*.pt"):
+            values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            yield from ((f"proprio_projector.{name.removeprefix('module.')}", tensor) for name, tensor in values.items())
+
+    def _files(self) -> list[Path]:
+        if (self.path / INDEX).is_file():
+            names = sorted(set(_json(self.path / INDEX)["weight_map"].values()))
+        else:
+            names = ["model.safetensors"]
+        missing = [name for name in names if not (self.path / name).is_file()]
+        if missing:
+            raise CheckpointError(f"{self.path} lacks {', '.join(missing)}", "download the folder again")
+        return [self.path / name for name in names]
+
+
+def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> tuple[str, dict[str, Any]]:
+    """The statistics called ``key``, or the only ones. Raises UnknownNameError or CheckpointError."""
+    if not known:
+        raise CheckpointError(f"{where} has no dataset statistics", "add the dataset_statistics.json of its training data")
+    if key is None and len(known) == 1:
+        return next(iter(known.items()))
+    for name in (key, f"{key}_no_noops"):
+        if name in known:
+            return str(name), known[name]
+    raise unknown_name("dataset", str(key), known, "actor.model.unnorm_key")
+
+
+def load_exact(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore: list[re.Pattern[str]]) -> None:
+    """Fill ``module`` (which may be on the meta device) with exactly these tensors, without a copy.
+
+    Raises:
+        CheckpointError: lists missing, unknown and misshapen tensors.
+    """
+    own = {name: parameter.shape for name, parameter in module.named_parameters()}
+    given = {name: tensor for name, tensor in tensors if not any(p.match(name) for p in ignore)}
+    missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    shapes = [f"{n} {tuple(given[n].shape)} ≠ {tuple(own[n])}" for n in sorted(own.keys() & given.keys()) if given[n].shape != own[n]]
+    if missing or unknown or shapes:
+        problems = {"missing": missing, "unknown": unknown, "of another shape": shapes}
+        raise CheckpointError(
+            "the tensors do not fit the network: " + "; ".join(_listed(k, v) for k, v in problems.items() if v),
+            _load_fix(missing, unknown),
+        )
+    module.load_state_dict(given, assign=True)
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{len(names)} {what}: {', '.join(names[:8])}{more}"
+
+
+def _load_fix(missing: list[str], unknown: list[str]) -> str:
+    proprio = "proprio_projector."
+    if any(name.startswith(proprio) for name in missing):
+        return "the checkpoint has no proprio projector: set actor.model.use_proprio=false"
+    if any(name.startswith(proprio) for name in unknown):
+        return "the checkpoint has a proprio projector: set actor.model.use_proprio=true"
+    hint = did_you_mean(missing[0], unknown) if missing else ""
+    return f"use a checkpoint of this architecture and of the sizes under actor.model.{hint}"
+
+
+def dead_tensors(folder: Folder, config: NetConfig) -> dict[str, Tensor]:
+    """What :func:`ignored` leaves out, for an export that the original code can load."""
+    patterns = ignored(config)
+    return {name: tensor for name, tensor in folder.tensors() if any(p.match(name) for p in patterns)}
+
+
+def action_range(statistics: Mapping[str, Any]) -> Range:
+    return Range.from_statistics(statistics["action"], "action")
+
+
+def _text_sizes(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What a text_config says; what it leaves out is LlamaConfig's default, as in the 7B preset."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps", "rope_theta")
+    return {name: text[name] for name in names if name in text}
+
+
+def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}", "download or copy it again") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "download or copy it again") from error

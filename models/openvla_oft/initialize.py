@@ -1,0 +1,44 @@
+"""Random weights as a pure function of (seed, parameter name): adding a head changes no other weight, and nothing
+touches the global random state."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor, nn
+
+from .config import NetConfig
+
+
+def initialize(module: nn.Module, config: NetConfig, seed: int, prefix: str = "") -> None:
+    """Fill every parameter of ``module`` in place; it may come from ``to_empty`` and hold anything before."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            _fill(parameter, prefix + name, config, seed)
+
+
+def _fill(parameter: Tensor, name: str, config: NetConfig, seed: int) -> None:
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf == "scale_factor":
+        parameter.fill_(config.layer_scale_init)
+    elif leaf == "bias":
+        parameter.zero_()
+    elif parameter.dim() == 1:  # weights of norms
+        parameter.fill_(1.0)
+    else:
+        parameter.copy_(_normal(parameter.shape, seed, name) * _std(parameter, name, config))
+
+
+def _std(parameter: Tensor, name: str, config: NetConfig) -> float:
+    if name.endswith("pos_embed"):
+        return config.pos_embed_std
+    if name.startswith("value_head"):  # keeps values of order one whatever the width of the network
+        return 1.0 / math.sqrt(parameter.shape[1])
+    return config.initializer_range
+
+
+def _normal(shape: torch.Size, seed: int, name: str) -> Tensor:
+    generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+    return torch.randn(shape, generator=generator)

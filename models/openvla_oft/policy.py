@@ -1,0 +1,207 @@
+"""The policy that the runtime drives: :class:`embodied.protocols.Policy` on top of the network.
+
+Shapes: B rows, n images, S state, T = K·A action tokens, V values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from embodied.errors import SpecMismatchError
+from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
+
+from . import sampling as distribution
+from .action_tokenizer import ActionTokenizer, Range, gripper_from_env, gripper_to_env
+from .model import OpenVLAOFT, ReadOut
+from .processing import PixelProcessor
+from .settings import Settings
+from .tokenizer import PromptTokenizer
+from .value_head import ValueHead
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Ranges of the training data. None: the env's action range is used, and the state is read as it is."""
+
+    name: str = "env"
+    action: Range | None = None
+    proprio: Range | None = None
+
+
+class OpenVLAOFTPolicy(nn.Module):
+    """Made by :func:`embodied.models.openvla_oft.build_policy`. ``bind`` comes before ``act`` and ``evaluate``."""
+
+    _no_split_modules = ("LlamaDecoderLayer", "Block")  # the layers that sharding and recomputation treat as units
+
+    prompts: Tensor
+    present: Tensor
+
+    def __init__(
+        self,
+        model: OpenVLAOFT,
+        tokenizer: PromptTokenizer,
+        pixels: PixelProcessor,
+        statistics: Statistics,
+        value_head: ValueHead | None,
+        settings: Settings,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.value_head = value_head
+        self.pixels = pixels
+        self.tokenizer = tokenizer
+        self.statistics = statistics
+        self.settings = settings
+        self.action_tokenizer = ActionTokenizer(model.net.vocab_size)
+        self.action_range = statistics.action
+        self.padded = False  # whether the bound prompts differ in length
+        self.register_buffer("prompts", torch.empty(0, 0, dtype=torch.long), persistent=False)
+        self.register_buffer("present", torch.empty(0, 0, dtype=torch.bool), persistent=False)
+
+    @property
+    def spec(self) -> PolicySpec:
+        net = self.model.net
+        decision = {
+            "action_tokens": ArraySpec((net.action_tokens,), "int32"),
+            "actions": ArraySpec((net.num_action_chunks, net.action_dim), "float32"),
+            "logprobs": ArraySpec((net.action_tokens,), "float32"),
+        }
+        if self.value_head is not None:
+            decision["value"] = ArraySpec((self.settings.values,), "float32")
+        return PolicySpec(net.num_action_chunks, net.action_dim, net.num_images, net.proprio_dim, decision)
+
+    def bind(self, env: EnvSpec) -> None:
+        """See :meth:`embodied.protocols.Policy.bind`."""
+        _check_fit(self.spec, env)
+        ids, present = self.tokenizer.table(env.tasks)
+        self.prompts, self.present = ids.to(self.prompts.device), present.to(self.prompts.device)
+        self.padded = not bool(present.all())
+        self.action_range = self.statistics.action or self._env_range(env)
+
+    @torch.no_grad()
+    def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
+        """See :meth:`embodied.protocols.Policy.act`."""
+        with _without_dropout(self):
+            read, value = self._read_out(obs)
+        logp = distribution.log_probs(read.logits, sampling)
+        classes = distribution.draw(logp, uniform, sampling)
+        tokens = classes + self.model.net.first_action_id
+        fields = {
+            "action_tokens": tokens.int(),
+            "actions": self.decode_actions(tokens),
+            "logprobs": logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1),
+        }
+        return Decision(fields if value is None else {**fields, "value": value})
+
+    def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        """See :meth:`embodied.protocols.Policy.evaluate`."""
+        read, value = self._read_out(records)
+        logp = distribution.log_probs(read.logits, sampling)
+        classes = records["action_tokens"].long() - self.model.net.first_action_id
+        chosen = logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
+        return Evaluation(logprobs=chosen, entropy=distribution.entropy(logp), value=value)
+
+    def forward(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+        """:meth:`evaluate`, for wrappers that hook ``forward``."""
+        return self.evaluate(records, sampling)
+
+    def decode_actions(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → float32 [B, K, A] in the env's units."""
+        net, action_range = self.model.net, self.action_range
+        assert action_range is not None, "bind() comes first"
+        values = self.action_tokenizer.decode(tokens).unflatten(-1, (net.num_action_chunks, net.action_dim))
+        return gripper_to_env(action_range.unnormalize(values), self.settings.policy_setup).float()
+
+    def encode_actions(self, actions: Tensor) -> Tensor:
+        """Actions [B, K, A] in the env's units (demonstrations) → token ids int32 [B, T]."""
+        assert self.action_range is not None, "bind() comes first"
+        values = self.action_range.normalize(gripper_from_env(actions.double(), self.settings.policy_setup))
+        return self.action_tokenizer.encode(values).flatten(1).int()
+
+    def describe(self) -> Mapping[str, str]:
+        """See :meth:`embodied.protocols.Policy.describe`."""
+        total = sum(p.numel() for p in self.parameters())
+        trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        net = self.model.net
+        return {
+            "model": f"OpenVLA-OFT {self.settings.model_path or f'{self.settings.size} at random, seed {self.settings.seed}'}",
+            "parameters": f"{total:,}",
+            "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if self.settings.is_lora else ''})",
+            "precision": self.settings.precision,
+            "attention": net.attention + (", stop token" if net.stop_token else ", no stop token"),
+            "input": f"{net.num_images} × {net.image_size} px, {net.proprio_dim} of state, prompts of {self.prompts.shape[1]}",
+            "output": f"{net.num_action_chunks} actions × {net.action_dim}, statistics '{self.statistics.name}'",
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
+        from .save import save_folder
+
+        save_folder(self, folder)
+
+    def _read_out(self, obs: Mapping[str, Tensor]) -> tuple[ReadOut, Tensor | None]:
+        """The one forward pass behind ``act`` and ``evaluate``."""
+        images = obs["images"][:, : self.model.net.num_images]
+        task = obs["task_id"].long()
+        present = self.present[task] if self.padded else None
+        bf16 = self.settings.precision == "bf16"
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=bf16):
+            read = self.model(self.pixels(images), self.prompts[task], present, self._proprio(obs))
+        value = None if self.value_head is None else self.value_head(read.hidden[:, 0])
+        return read, value
+
+    def _proprio(self, obs: Mapping[str, Tensor]) -> Tensor | None:
+        if not self.model.net.proprio_dim:
+            return None
+        state = obs["state"].float()
+        return state if self.statistics.proprio is None else self.statistics.proprio.normalize(state)
+
+    def _env_range(self, env: EnvSpec) -> Range:
+        """Without statistics of demonstrations: the env's own range. Where the gripper is converted, its data are 0 … 1."""
+        low, high = list(env.action_low), list(env.action_high)
+        if self.settings.policy_setup != "none":
+            low[-1], high[-1] = 0.0, 1.0
+        return Range(tuple(low), tuple(high), (True,) * len(low))
+
+
+@contextmanager
+def _without_dropout(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the time being; free when the module is in it already."""
+    was_training = module.training
+    if was_training:
+        module.eval()
+    try:
+        yield
+    finally:
+        if was_training:
+            module.train()
+
+
+def _check_fit(policy: PolicySpec, env: EnvSpec) -> None:
+    """Raises SpecMismatchError for the first thing that does not fit."""
+    images = env.obs.get("images")
+    if images is None or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
+        got = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"
+        raise SpecMismatchError(f"this policy needs images uint8 [C, H, W, 3], the env gives {got}", "choose an env with cameras")
+    if images.shape[0] < policy.num_images:
+        raise SpecMismatchError(
+            f"the policy reads {policy.num_images} images, the env has {images.shape[0]} ({', '.join(env.cameras)})",
+            f"set actor.model.num_images_in_input={images.shape[0]}, or add a camera to the env",
+        )
+    state = env.obs["state"].shape if "state" in env.obs else (0,)
+    if policy.state_dim and state != (policy.state_dim,):
+        fix = f"set actor.model.proprio_dim={state[0]}" if state[0] else "set actor.model.use_proprio=false"
+        raise SpecMismatchError(f"the policy reads {policy.state_dim} numbers of robot state, the env gives {list(state)}", fix)
+    if env.action_dim != policy.action_dim:
+        raise SpecMismatchError(
+            f"the policy gives {policy.action_dim} numbers an action, the env takes {env.action_dim}",
+            f"set actor.model.action_dim={env.action_dim}",
+        )
+    if not env.tasks:
+        raise SpecMismatchError("the env has no task, hence no instruction", "give EnvSpec.tasks at least one")

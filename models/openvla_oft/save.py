@@ -1,0 +1,132 @@
+"""Writing a policy as a folder in the layout of the released checkpoints (see :mod:`.checkpoint`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from embodied.errors import CheckpointError
+
+from .checkpoint import INDEX, TIMM_IDS, VALUE_HEAD_FILE, Folder, dead_tensors
+from .config import N_BINS, OPENVLA_7B, NetConfig
+from .lora import merged_state
+
+if TYPE_CHECKING:
+    from .policy import OpenVLAOFTPolicy
+
+SHARD_BYTES = 5 * 10**9
+
+
+def save_folder(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write everything ``model_path`` needs. Tensors that are not built are copied from the checkpoint the policy came from.
+
+    Raises:
+        CheckpointError: the folder holds files already, or the policy is not bound to an env (no action range).
+    """
+    if path.exists() and any(path.iterdir()):
+        raise CheckpointError(f"{path} is not empty", "give a new folder; nothing is overwritten")
+    if policy.action_range is None:
+        raise CheckpointError("the policy has no action range yet", "bind it to an env before saving")
+    path.mkdir(parents=True, exist_ok=True)
+    _write_tensors(policy, path, shard_bytes)
+    _write_json(path / "config.json", _hf_config(policy.model.net))
+    _write_json(path / "dataset_statistics.json", _statistics(policy))
+    _write_json(path / "preprocessor_config.json", _preprocessor(policy))
+    _write_json(path / "policy.json", _sidecar(policy))
+    shutil.copyfile(policy.tokenizer.path, path / "tokenizer.json")
+
+
+def _write_tensors(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int) -> None:
+    state = merged_state(policy.model)
+    proprio = {k.split(".", 1)[1]: state.pop(k) for k in list(state) if k.startswith("proprio_projector.")}
+    if proprio:
+        torch.save(proprio, path / "proprio_projector--0_checkpoint.pt")
+    if policy.value_head is not None:
+        values = {name: tensor.detach().float().cpu().contiguous() for name, tensor in policy.value_head.state_dict().items()}
+        save_file(values, str(path / VALUE_HEAD_FILE))
+    if policy.settings.model_path is not None:
+        state |= dead_tensors(Folder.open(policy.settings.model_path), policy.model.net)
+    _write_shards(state, path, shard_bytes)
+
+
+def _write_shards(state: dict[str, Tensor], path: Path, shard_bytes: int) -> None:
+    shards = _shards(state, shard_bytes)
+    if len(shards) == 1:
+        save_file(shards[0], str(path / "model.safetensors"), metadata={"format": "pt"})
+        return
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, str(path / name), metadata={"format": "pt"})
+    total = sum(tensor.nbytes for tensor in state.values())
+    weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    _write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _shards(state: dict[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in state.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+def _hf_config(net: NetConfig) -> dict[str, Any]:
+    """What the original code reads; ``timm_model_ids`` only where the towers are the released ones."""
+    towers = (net.featurizer, net.fused_featurizer) == (OPENVLA_7B.featurizer, OPENVLA_7B.fused_featurizer)
+    text = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps", "rope_theta")
+    return {
+        "model_type": "openvla",
+        "architectures": ["OpenVLAForActionPrediction"],
+        "arch_specifier": "no-align+fused-gelu-mlp",
+        "vision_backbone_id": "dinosiglip-vit-so-224px",
+        "use_fused_vision_backbone": True,
+        "timm_model_ids": TIMM_IDS if towers else None,
+        "timm_override_act_layers": [None, None],
+        "image_sizes": [net.image_size, net.image_size],
+        "image_resize_strategy": "resize-naive",
+        "llm_backbone_id": "llama2-7b-pure",
+        "n_action_bins": N_BINS,
+        "pad_to_multiple_of": net.padded_vocab - net.vocab_size,
+        "pad_token_id": net.vocab_size,
+        "text_config": {"model_type": "llama", "vocab_size": net.padded_vocab, **{n: getattr(net, n) for n in text}},
+    }
+
+
+def _statistics(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
+    assert policy.action_range is not None
+    blocks = {"action": policy.action_range.to_statistics()}
+    if policy.statistics.proprio is not None:
+        blocks["proprio"] = policy.statistics.proprio.to_statistics()
+    return {policy.statistics.name: blocks}
+
+
+def _preprocessor(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
+    mean, std = (buffer.view(2, 3).tolist() for buffer in (policy.pixels.mean, policy.pixels.std))
+    return {
+        "image_resize_strategy": "resize-naive",
+        "tvf_normalize_params": [{"mean": m, "std": s, "inplace": False} for m, s in zip(mean, std, strict=True)],
+    }
+
+
+def _sidecar(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
+    settings = policy.settings
+    return {
+        "net": policy.model.net.to_dict(),
+        "center_crop": settings.center_crop,
+        "policy_setup": settings.policy_setup,
+        "unnorm_key": policy.statistics.name,
+    }
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")

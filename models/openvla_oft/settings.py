@@ -1,0 +1,235 @@
+"""The keys under ``actor.model`` that this model takes, their defaults, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
+
+from .config import DEAD_TARGETS, GRIPPERS, N_BINS, PRESETS, RELEASED_TARGETS, NetConfig, resize_towers
+
+# Names of the robots in the RLinf documents, answered by the gripper convention they stand for.
+SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
+NATIVE = {
+    "trust_remote_code": (False, "this implementation is native and never runs a checkpoint's code"),
+    "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Keyword arguments of :func:`build_policy`. ``null`` for a size means the preset's or the checkpoint's."""
+
+    size: str | None = "tiny"  # preset: tiny or 7b; null = whatever the checkpoint has
+    model_path: str | None = None  # Hugging Face folder on this machine; null = random initialisation
+    seed: int = 0  # random initialisation (network, adapters, value head) is a function of it
+    precision: str = "fp32"  # fp32 or bf16: of arithmetic and frozen weights; trained weights are always float32
+    image_size: int | Sequence[int] | None = None  # pixels, 64 or [64, 64]
+    patch_size: int | None = None  # pixels
+    vision_hidden_size: int | None = None  # of both towers
+    vision_num_layers: int | None = None  # of both towers as in a checkpoint; the last is never run
+    vocab_size: int | None = None  # without padding rows; the last 256 ids are the action tokens
+    hidden_size: int | None = None  # of the language model
+    intermediate_size: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    attention: str = "bidirectional"  # or causal: a property of the checkpoint; the wrong one ruins it silently
+    attn_implementation: str = "sdpa"  # or eager
+    stop_token: bool = True  # </s> behind the action placeholders; a property of the checkpoint
+    num_images_in_input: int = 1  # cameras read, in the env's order
+    use_proprio: bool = False  # one token of robot state
+    proprio_dim: int = 8  # length of the robot state
+    action_dim: int = 7  # A
+    num_action_chunks: int = 8  # K
+    center_crop: bool = False  # keep the middle 90 % of the picture's area, as OFT's own evaluation does
+    policy_setup: str = "none"  # gripper: libero (1 closes), bridge (1 opens), none (unchanged)
+    unnorm_key: str | None = None  # which dataset statistics; null = the only ones there are
+    is_lora: bool = False  # train adapters and heads; false = all weights
+    lora_rank: int = 32
+    lora_alpha: float | None = None  # null = min(rank, 16), as released
+    lora_dropout: float = 0.0
+    lora_target_modules: str | Sequence[str] | None = None  # name endings; null or all-linear = the released adapters' list
+    lora_modules_to_save: Sequence[str] = ()  # name endings of modules trained in full instead of adapted, e.g. [lm_head]
+    lora_path: str | None = None  # peft folder to start the adapters from
+    lora_init_weights: bool | str = True  # true (B = 0), gaussian, or false (random, for tests)
+    lora_use_rslora: bool = False  # scale by the root of the rank
+    lora_rank_pattern: Mapping[str, int] | None = None  # other ranks by name pattern
+    lora_alpha_pattern: Mapping[str, float] | None = None  # other scales by name pattern
+    trainable_map: Mapping[str, bool] | None = None  # name prefix → train it or not; overrides is_lora
+    freeze_pattern: str | Sequence[str] | None = None  # regular expressions of parameter names to freeze; has the last word
+    value_head: bool = False
+    value_type: str = "chunk_level"  # one value a record, or action_level: one an action
+    gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, far less memory
+    low_cpu_mem_usage: bool = True
+    trust_remote_code: bool = False
+
+    @classmethod
+    def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
+        """Checked settings. Raises UnknownKeyError or ConfigError, naming the key."""
+        known = [f.name for f in fields(cls)]
+        for key in kwargs:
+            if key not in known:
+                raise UnknownKeyError(
+                    f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
+                )
+        settings = cls(**kwargs)
+        settings = replace(settings, policy_setup=SETUP_ALIASES.get(settings.policy_setup, settings.policy_setup))
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Values that are wrong whatever the checkpoint."""
+        for key, choices in CHOICES.items():
+            value = getattr(self, key)
+            if value not in choices:
+                raise unknown_name(key, str(value), [str(c) for c in choices], f"actor.model.{key}")
+        for key, (only, reason) in NATIVE.items():
+            if getattr(self, key) != only:
+                raise bad(key, getattr(self, key), reason, f"remove the key or set it to {str(only).lower()}")
+        self._check_types()
+        self._check_numbers()
+        self._check_patterns()
+
+    def _check_types(self) -> None:
+        for key in BOOLEANS:
+            if not isinstance(getattr(self, key), bool):
+                raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
+
+    def _check_numbers(self) -> None:
+        for key in COUNTS:
+            value = getattr(self, key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise bad("seed", self.seed, "seeds are whole numbers", "set it to 0 or more")
+        if not 0 <= self.lora_dropout < 1:
+            raise bad("lora_dropout", self.lora_dropout, "it is a probability", "set it to at least 0 and below 1")
+        if self.lora_path and not self.is_lora:
+            raise bad("lora_path", self.lora_path, "is_lora is false, so there are no adapters", "set actor.model.is_lora=true")
+
+    def _check_patterns(self) -> None:
+        for pattern in self.freeze_patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise bad("freeze_pattern", pattern, f"not a regular expression: {error}", "correct it") from error
+
+    @property
+    def freeze_patterns(self) -> tuple[str, ...]:
+        return as_tuple(self.freeze_pattern)
+
+    @property
+    def lora_targets(self) -> list[str]:
+        """Name endings of the layers that get adapters."""
+        given = self.lora_target_modules
+        names = RELEASED_TARGETS if given in (None, "all-linear") else as_tuple(given)
+        return [name for name in names if name not in {*DEAD_TARGETS, *self.lora_modules_to_save}]
+
+    @property
+    def lora_scale(self) -> float:
+        return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def values(self) -> int:
+        """V: values of a record."""
+        return 1 if self.value_type == "chunk_level" else self.num_action_chunks
+
+    def net_config(self, checkpoint: NetConfig | None = None, with_conventions: bool = False) -> NetConfig:
+        """Sizes of the network: those of the preset and of single keys, which must not contradict the checkpoint's.
+
+        Args:
+            checkpoint: what the checkpoint says, if there is one.
+            with_conventions: its attention, stop token, images … are known too, not only its sizes.
+        """
+        if self.size is not None:
+            base = PRESETS[self.size]
+        elif checkpoint is not None:
+            base = checkpoint
+        else:
+            raise bad("size", None, "there is no checkpoint to take sizes from", f"set it to one of: {', '.join(PRESETS)}")
+        wanted = self._checked(self._with_conventions(self._with_sizes(base)))
+        if checkpoint is not None:
+            self._compare(wanted, checkpoint if with_conventions else self._with_conventions(checkpoint))
+        return wanted
+
+    def _with_conventions(self, base: NetConfig) -> NetConfig:
+        return replace(
+            base,
+            attention=self.attention,
+            stop_token=self.stop_token,
+            num_images=self.num_images_in_input,
+            proprio_dim=self.proprio_dim if self.use_proprio else 0,
+            num_action_chunks=self.num_action_chunks,
+            action_dim=self.action_dim,
+        )
+
+    def _with_sizes(self, base: NetConfig) -> NetConfig:
+        sizes = {key: getattr(self, key) for key in SIZES if getattr(self, key) is not None}
+        if self.image_size is not None:
+            sizes["image_size"] = _side(self.image_size)
+        return replace(resize_towers(base, self.vision_hidden_size, self.vision_num_layers), **sizes)
+
+    def _compare(self, wanted: NetConfig, checkpoint: NetConfig) -> None:
+        names = wanted.differences(checkpoint)
+        if names:
+            wrong = "; ".join(f"{n} {getattr(wanted, n)}, the checkpoint's {getattr(checkpoint, n)}" for n in names)
+            raise ConfigError(
+                f"actor.model does not fit the checkpoint {self.model_path}: {wrong}",
+                "set these keys under actor.model to the checkpoint's values; actor.model.size=null takes all sizes from it",
+            )
+
+    def _checked(self, net: NetConfig) -> NetConfig:
+        """Sizes that must divide each other."""
+        if net.image_size % net.patch_size:
+            raise bad("image_size", net.image_size, f"patch_size {net.patch_size} does not divide it", "choose a multiple")
+        if net.hidden_size % (2 * net.num_attention_heads):
+            fix = "choose a multiple of twice actor.model.num_attention_heads (rotary positions need an even width a head)"
+            raise bad("hidden_size", net.hidden_size, f"it is shared by {net.num_attention_heads} heads", fix)
+        for tower in (net.featurizer, net.fused_featurizer):
+            if tower.width % tower.heads:
+                raise bad("vision_hidden_size", tower.width, f"{tower.heads} heads do not divide it", "choose a multiple")
+            if tower.depth < 2:
+                raise bad("vision_num_layers", tower.depth, "the last layer is never run", "set it to 2 or more")
+        if net.vocab_size <= N_BINS:
+            raise bad("vocab_size", net.vocab_size, "the last 256 ids are action tokens", "set it to 1024 or more")
+        return net
+
+
+SIZES = ("patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+COUNTS = (
+    *SIZES,
+    *("vision_hidden_size", "vision_num_layers", "num_images_in_input", "proprio_dim", "action_dim"),
+    *("num_action_chunks", "lora_rank"),
+)
+BOOLEANS = tuple(f.name for f in fields(Settings) if f.type == "bool")
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "size": (*PRESETS, None),
+    "precision": ("fp32", "bf16"),
+    "attention": ("bidirectional", "causal"),
+    # Flash attention as a package is left out: its causality comes from elsewhere, and sdpa takes a flash kernel itself.
+    "attn_implementation": ("sdpa", "eager"),
+    "policy_setup": GRIPPERS,
+    "value_type": ("chunk_level", "action_level"),
+    "lora_init_weights": (True, False, "gaussian"),
+}
+
+
+def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
+    return ConfigError(f"actor.model.{key} = {value!r}: {reason}", f"actor.model.{key}: {fix}")
+
+
+def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _side(image_size: Any) -> int:
+    """64 and [64, 64] → 64."""
+    sides = [image_size] if isinstance(image_size, int) else list(image_size)
+    if len(set(sides)) != 1 or not isinstance(sides[0], int) or sides[0] < 1:
+        raise bad("image_size", image_size, "the towers take square pictures", "set it to one number, or two equal ones")
+    return sides[0]

@@ -1,0 +1,49 @@
+"""The closed table of metric names."""
+
+import re
+
+import pytest
+
+from embodied.observe.metrics import METRICS, check, is_documented, markdown
+
+
+def test_documented_names_pass_and_others_do_not():
+    check({"rollout/success_rate": 0.5, "train/loss": 1.0, "eval/task/12/success_rate": 0.25})
+    with pytest.raises(ValueError, match=r"undocumented metric 'train/los'\. Did you mean 'train/loss'\?"):
+        check({"train/loss": 1.0, "train/los": 1.0})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eval/task/x/success_rate", "eval/task//success_rate", "eval/task/<n>/success_rate", "loss", "train/loss/1"],
+)
+def test_a_pattern_takes_numbers_only(name):
+    assert not is_documented(name)
+
+
+def test_every_metric_has_a_group_and_a_meaning_of_one_line():
+    for name, meaning in METRICS.items():
+        assert re.fullmatch(r"(rollout|train|eval|time|memory)/[a-z_/<>]+", name)
+        assert len(meaning) > 10
+        assert "\n" not in meaning
+
+
+def test_every_interval_has_both_ends():
+    for side in ("rollout", "eval"):
+        assert all(is_documented(f"{side}/success_{end}") for end in ("rate", "low", "high"))
+
+
+def test_markdown_has_a_row_for_every_metric_and_two_cells_a_row():
+    lines = markdown().splitlines()
+    assert [line for line in lines if line.startswith("##")] == [
+        "## rollout",
+        "## train",
+        "## eval",
+        "## time",
+        "## memory",
+    ]
+    rows = [line for line in lines if line.startswith("| `")]
+    assert len(rows) == len(METRICS)
+    # Three bars a row: those that a meaning contains are escaped.
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
+    assert "| `rollout/episodes` | episodes finished in the iteration, count |" in rows

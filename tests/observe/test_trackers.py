@@ -1,0 +1,142 @@
+"""What is in the files after crashes and resumes."""
+
+import errno
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.errors import RunFolderError, UnknownNameError
+from embodied.observe.trackers import JsonlTracker, Trackers, make_trackers
+
+
+def write(path, steps, **kwargs):
+    tracker = JsonlTracker(path, **kwargs)
+    for step in steps:
+        tracker.log(step, {"train/loss": step / 4})
+    tracker.close()
+
+
+def steps_of(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_one_line_a_call_is_on_disk_at_once(tmp_path):
+    path = tmp_path / "new" / "metrics.jsonl"
+    tracker = JsonlTracker(path)
+    tracker.log(3, {"train/loss": np.float32(0.25), "rollout/episodes": 8, "train/lr": torch.tensor(0.5)})
+    assert path.read_text() == '{"step": 3, "train/loss": 0.25, "rollout/episodes": 8, "train/lr": 0.5}\n'
+    tracker.close()
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path):
+    tracker = JsonlTracker(tmp_path / "m.jsonl")
+    tracker.log(1, {"train/loss": float("nan"), "train/grad_norm": float("inf")})
+    tracker.close()
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "train/loss": None, "train/grad_norm": None}
+
+
+def test_resuming_drops_later_steps_and_each_step_is_there_once(tmp_path):
+    path = tmp_path / "m.jsonl"
+    write(path, [1, 2, 3, 4, 5])
+    write(path, [4, 5, 6], resume_step=3)
+    assert steps_of(path) == [1, 2, 3, 4, 5, 6]
+    write(path, [1], resume_step=0)
+    assert steps_of(path) == [1]
+
+
+def test_without_a_step_to_resume_from_lines_stay(tmp_path):
+    path = tmp_path / "m.jsonl"
+    write(path, [1, 2])
+    write(path, [7])
+    assert steps_of(path) == [1, 2, 7]
+
+
+@pytest.mark.parametrize(
+    "torn", ['{"step": 4, "train/lo', '{"step"', "4", '{"loss": 1}', '{"step": null}', "\x00\x00", "é"]
+)
+@pytest.mark.parametrize("resume_step", [3, None])
+def test_a_torn_last_line_is_dropped(tmp_path, torn, resume_step):
+    path = tmp_path / "m.jsonl"
+    write(path, [1, 2, 3])
+    with path.open("ab") as file:
+        file.write(torn.encode()[:-1] if torn == "é" else torn.encode())
+    write(path, [4], resume_step=resume_step)
+    assert steps_of(path) == [1, 2, 3, 4]
+    assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"cannot write the metrics to (.|\n)*runner\.logger\.log_path"):
+        JsonlTracker(tmp_path / "file" / "m.jsonl")
+    with pytest.raises(RunFolderError):
+        make_trackers(["tensorboard"], tmp_path / "file")
+
+
+class FullDisk(io.StringIO):
+    def flush(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_said(tmp_path):
+    tracker = JsonlTracker(tmp_path / "m.jsonl")
+    tracker.close()
+    tracker._file = FullDisk()
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        tracker.log(1, {"train/loss": 0.0})
+
+
+class Spy:
+    def __init__(self, fails: bool = False) -> None:
+        self.logged, self.closed, self.fails = [], False, fails
+
+    def log(self, step, metrics):
+        self.logged.append((step, dict(metrics)))
+
+    def close(self):
+        self.closed = True
+        if self.fails:
+            raise OSError("gone")
+
+
+def test_trackers_hand_on_and_refuse_what_is_not_documented():
+    spies = [Spy(), Spy()]
+    both = Trackers(spies)
+    both.log(1, {"train/loss": 2.0})
+    with pytest.raises(ValueError, match="undocumented metric 'train/loos'"):
+        both.log(2, {"train/loos": 2.0})
+    assert [spy.logged for spy in spies] == [[(1, {"train/loss": 2.0})]] * 2
+    with pytest.raises(ValueError, match="undocumented"):
+        Trackers().log(1, {"nonsense": 1.0})
+
+
+def test_all_trackers_are_closed_also_when_one_fails():
+    spies = [Spy(), Spy(fails=True), Spy()]
+    with pytest.raises(OSError, match="gone"):
+        Trackers(spies).close()
+    assert [spy.closed for spy in spies] == [True] * 3
+
+
+def test_an_unknown_backend_opens_nothing(tmp_path):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'tensorboard'(.|\n)*runner\.logger\.logger_backends"):
+        make_trackers(["jsonl", "tensorbord"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for values, resume_step in (([1.0, 2.0, 3.0], None), ([20.0, 30.0, 40.0], 1)):
+        trackers = make_trackers(["jsonl", "tensorboard", "jsonl"], tmp_path, resume_step)
+        for step, value in enumerate(values, start=1 if resume_step is None else resume_step + 1):
+            trackers.log(step, {"train/loss": value})
+        trackers.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    # The first run logged 1, 2, 3 for steps 1..3; the second went on after step 1 with 20, 30, 40 for steps 2..4.
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0), (2, 20.0), (3, 30.0), (4, 40.0)]
+    assert steps_of(tmp_path / "metrics.jsonl") == [1, 2, 3, 4]
