@@ -36,7 +36,7 @@ MAX_POLICY_BATCH = (
 
 @dataclass(frozen=True)
 class EnvSide:
-    """``env.train`` or ``env.eval`` with what its env offers. Equal ``identity`` = the same worker processes will do."""
+    """``env.train`` or ``env.eval`` with what its env offers. Equal ``identity``: the same workers will do."""
 
     name: str
     config: schema.EnvSideConfig
@@ -45,9 +45,12 @@ class EnvSide:
     max_steps: int
 
     @property
+    def reward(self) -> tuple[str, float, bool]:
+        return self.config.reward_mode, self.config.reward_coef, self.config.use_rel_reward
+
+    @property
     def identity(self) -> str:
-        shaping = [self.config.target, self.config.reward_coef, self.config.use_rel_reward]
-        return json.dumps([shaping, dict(self.kwargs)], sort_keys=True, default=str)
+        return json.dumps([self.config.target, self.reward, dict(self.kwargs)], sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def check(composed: Composed) -> Checked:
     train, evaluation = _side("train", config.env.train), _side("eval", config.env.eval)
     if train.spec.obs != evaluation.spec.obs or train.spec.action_dim != evaluation.spec.action_dim:
         raise ConfigError(
-            f"env.train and env.eval offer different observations: {dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
+            "env.train and env.eval offer different observations: "
+            f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
@@ -229,8 +233,8 @@ def build(checked: Checked, console: Console) -> Parts:
 
 
 def _collector(
-    side: EnvSide, rows: int, checked: Checked, policy: Policy, device: torch.device, numbers: Sizes, sections: Sections,
-    folder: Path, console: Console, said: set[str],
+    side: EnvSide, rows: int, checked: Checked, policy: Policy, device: torch.device, numbers: Sizes,
+    sections: Sections, folder: Path, console: Console, said: set[str],
 ) -> Collector:  # fmt: skip
     from embodied.runtime.pool import Pool
     from embodied.runtime.rollout import Rollout
@@ -255,11 +259,12 @@ def _collector(
 
 def _pool_config(side: EnvSide, slots: int, config: schema.Config, folder: Path) -> Any:
     from embodied.runtime.pool import Deadlines, PoolConfig, num_workers
+    from embodied.runtime.reward import ShapedReward
 
     env, commands, completions = config.env, config.rollout.channel, config.env.channel
     return PoolConfig(
         num_slots=slots, num_workers=num_workers(env.num_workers, slots), env_target=side.config.target,
-        env_kwargs=side.kwargs, reward_coef=side.config.reward_coef, use_rel_reward=side.config.use_rel_reward,
+        env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
         deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=folder / "logs",
         info_on_video=side.config.video_cfg.info_on_video,
         env_channel=(completions.name, completions.queue_name, completions.queue_size),

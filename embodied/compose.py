@@ -61,7 +61,7 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"].get("only_eval", False))
     raw["runner"]["experiment_name"] = name
     try:
-        mapping = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+        mapping = OmegaConf.to_container(OmegaConf.merge(schema.defaults(), raw), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"

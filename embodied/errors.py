@@ -93,8 +93,8 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
 def unknown_name(what: str, got: str, known: Iterable[str], key: str) -> UnknownNameError:
     """The error for a name that is not known: lists the known ones and the nearest.
 
-    >>> str(unknown_name("task suite", "libero_1", ["libero_10", "libero_90"], "env.train.task_suite_name"))
-    "unknown task suite 'libero_1'. Did you mean 'libero_10'?\\n  fix: set env.train.task_suite_name to one of: libero_10, libero_90"
+    >>> str(unknown_name("loss", "po", ["ppo", "reinforce"], "algorithm.loss_type"))
+    "unknown loss 'po'. Did you mean 'ppo'?\\n  fix: set algorithm.loss_type to one of: ppo, reinforce"
     """
     names = list(known)
     return UnknownNameError(

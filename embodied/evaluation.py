@@ -29,7 +29,7 @@ class TaskSuccess:
 
 
 def evaluate(parts: Parts, iteration: int, collector: Collector | None) -> dict[str, float]:
-    """Run the evaluation after ``iteration`` training iterations, on ``collector`` if its workers fit, else on new ones.
+    """Evaluate after ``iteration`` training iterations, on ``collector`` if its workers fit, else on new ones.
 
     Writes ``<run>/eval/<iteration>.json``; returns the ``eval/`` metrics.
     """

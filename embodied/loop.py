@@ -3,8 +3,8 @@
     plan(seed, i) ─▶ rollout.collect ─▶ slab rows + returns ─▶ trainer.update ─▶ weights ─▶ rollout of i + 1
                                                                      └▶ metrics   └▶ checkpoint, evaluation
 
-A stop signal ends the loop between these steps; what is half done (a rollout) is dropped, what must be whole (an update,
-a save) is finished first, and a checkpoint is left from which the same command goes on.
+A stop signal ends the loop between these steps; what is half done (a rollout) is dropped, what must be whole (an
+update, a save) is finished first, and a checkpoint is left from which the same command goes on.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def collect(parts: Parts, collector: Collector, iteration: int) -> tuple[list[Ep
     config, side = parts.config, parts.checked.train
     plan = train_plan(
         side.spec, seed=config.runner.seed, iteration=iteration, episodes=parts.sizes.episodes,
-        group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids, env_seed=side.config.seed,
+        group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
+        env_seed=side.config.seed,
     )  # fmt: skip
     video = side.config.video_cfg
     if video.save_video:

@@ -26,8 +26,8 @@ class Env(Protocol):
     impossible sizes. The launching process constructs one only to read :attr:`spec`. Simulator and GL context are made
     by the first :meth:`reset`, which only ever happens in a worker.
 
-    ``reset(start)`` must leave no trace of earlier episodes: equal starts and equal actions give equal results, whatever
-    ran before.
+    ``reset(start)`` must leave no trace of earlier episodes: equal starts and equal actions give equal results,
+    whatever ran before.
     """
 
     @property

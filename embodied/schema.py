@@ -1,8 +1,8 @@
 """The typed configuration: every key with its meaning. ``docs/configuration.md`` is generated from this file.
 
-Hydra composes YAML groups into one mapping (:mod:`embodied.compose`); the models below check types and ranges and refuse
-unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live here and nowhere else:
-a YAML file only says what it changes.
+Hydra composes YAML groups into one mapping (:mod:`embodied.compose`); the models below check types and ranges and
+refuse unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live here and
+nowhere else: a YAML file only says what it changes.
 
 Under ``env.train``, ``env.eval`` and ``actor.model`` the keys that are not listed here belong to the class that
 ``_target_`` names; :func:`target_kwargs` checks them against its signature.
@@ -71,11 +71,13 @@ class RunnerConfig(Section):
     dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")
     resume_dir: str | None = Field(
         "auto",
-        description="Checkpoint folder to go on from; auto = newest complete one of this run; null = start anew, refusing a folder that has checkpoints.",
+        description="Checkpoint folder to go on from; auto = newest complete one of this run; null = start anew, "
+        "refusing a folder that has checkpoints.",
     )
     ckpt_path: str | None = Field(
         None,
-        description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other weights).",
+        description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other "
+        "weights).",
     )
     deterministic: bool = Field(
         True,
@@ -108,16 +110,16 @@ class SamplingConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    adv_type: Literal["grpo", "dr_grpo", "rloo", "raw"] = Field("grpo", description="Advantage estimator (embodied.algorithms.advantages).")
+    adv_type: Literal["grpo", "dr_grpo", "rloo", "raw"] = Field(
+        "grpo", description="Advantage estimator (embodied.algorithms.advantages)."
+    )
     adv_std_ddof: int = Field(
         1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
     )
     loss_type: Literal["ppo", "reinforce"] = Field("ppo", description="Policy loss (embodied.algorithms.losses).")
     loss_agg_func: Literal[
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-    ] = Field(
-        "seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch."
-    )
+    ] = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
     group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
     rollout_epoch: int = Field(
         1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs."
@@ -166,7 +168,10 @@ class EnvSideConfig(OpenSection):
     seed: int = Field(
         0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state."
     )
-    reward_coef: float = Field(1.0, description="Factor on the env's reward.")
+    reward_mode: Literal["sparse", "dense"] = Field(
+        "sparse", description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress."
+    )
+    reward_coef: float = Field(1.0, description="Factor on the reward.")
     use_rel_reward: bool = Field(False, description="Record the change of the reward since the previous control step.")
     video_cfg: VideoConfig
 
@@ -239,6 +244,19 @@ class Config(Section):
     env: EnvConfig
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig
+
+
+def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:
+    """Every default of a section as a nested mapping, so that ``${runner.seed}`` finds it if no file mentions it."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            given = {} if field.is_required() else field.default.model_dump(by_alias=True, exclude_unset=True)
+            found[name] = {**defaults(kind), **given}
+        elif not field.is_required():
+            found[field.alias or name] = field.default
+    return found
 
 
 def bind(mapping: Mapping[str, Any]) -> Config:
@@ -332,7 +350,7 @@ def check(config: Config) -> None:
     slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
     if (config.env.num_workers or 1) > slots:
         raise ConfigError(
-            f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would have nothing to do",
+            f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would be idle",
             f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
         )
     if config.runner.only_eval:
@@ -345,9 +363,16 @@ def check(config: Config) -> None:
         )
     if algorithm.adv_type in GROUP_ADVANTAGES:
         _check_groups(config)
+    if algorithm.reward_type == "action_level" and algorithm.logprob_type == "chunk_level":
+        raise ConfigError(
+            "algorithm.reward_type action_level gives an advantage to each action, and algorithm.logprob_type "
+            "chunk_level has one ratio for all of them",
+            "set algorithm.logprob_type=action_level or algorithm.reward_type=chunk_level",
+        )
     if config.actor.micro_batch_size > config.actor.global_batch_size:
         raise ConfigError(
-            f"actor.micro_batch_size {config.actor.micro_batch_size} is larger than actor.global_batch_size {config.actor.global_batch_size}",
+            f"actor.micro_batch_size {config.actor.micro_batch_size} is larger than "
+            f"actor.global_batch_size {config.actor.global_batch_size}",
             "lower actor.micro_batch_size: it is the part of an optimizer batch that is computed at once",
         )
 
@@ -370,6 +395,7 @@ def _check_groups(config: Config) -> None:
         )
     if not algorithm.sampling_params.do_sample:
         raise ConfigError(
-            f"algorithm.adv_type {algorithm.adv_type} with sampling_params.do_sample false: all episodes of a group would be equal",
+            f"algorithm.adv_type {algorithm.adv_type} with sampling_params.do_sample false: all episodes of a group "
+            "would be equal",
             "set algorithm.sampling_params.do_sample=true",
         )

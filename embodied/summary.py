@@ -59,8 +59,8 @@ def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
     parts.console.iteration({**metrics, "iteration": iteration, "iterations": parts.config.runner.max_epochs})
     if metrics["rollout/zero_advantage_share"] == 1:
         parts.console.say(
-            "  nothing was learnt: in every group all returns were equal. A policy that never (or always) succeeds gives no "
-            "signal: start from a better checkpoint, use easier tasks, or env.train.reward_mode=dense"
+            "  nothing was learnt: in every group all returns were equal. A policy that never (or always) succeeds "
+            "gives no signal: start from a better checkpoint, use easier tasks, or env.train.reward_mode=dense"
         )
 
 
@@ -80,13 +80,13 @@ def plan_lines(parts: Parts) -> list[list[str]]:
 
     config, sizes, train = parts.config, parts.sizes, parts.checked.train
     slots = config.env.train.total_num_envs
-    spec = parts.policy.spec
+    chunk = parts.policy.spec.num_action_chunks
     return [
         ["tasks", f"{len(train.spec.tasks)} ({sum(train.spec.num_init_states)} starts)"],
         ["episodes per iteration", f"{sizes.episodes} = {sizes.groups} starts × {config.algorithm.group_size}"],
         [
             "steps of an episode",
-            f"at most {train.max_steps} control steps = {-(-train.max_steps // spec.num_action_chunks)} chunks of {spec.num_action_chunks}",
+            f"at most {train.max_steps} control steps = {-(-train.max_steps // chunk)} chunks of {chunk}",
         ],
         [
             "optimizer steps per iteration",

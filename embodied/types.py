@@ -1,4 +1,4 @@
-"""The values that travel between the parts, each with shape and unit. Imports numpy only, so that env workers stay light.
+"""The values that travel between the parts, each with shape and unit. Imports numpy only: env workers stay light.
 
 Shape letters: R records of a slab, B rows of a batch, K actions of a chunk (control steps), A action dimensions,
 T = K·A action tokens of a chunk, C cameras, H×W pixels, S state dimensions, V values of a record (1 or K).
@@ -62,9 +62,10 @@ class EnvSpec:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one control step gives. ``reward`` is raw: the runtime applies ``reward_coef`` and ``use_rel_reward``."""
+    """What one control step gives; the runtime makes the recorded reward of it (``reward_mode``, ``reward_coef``,
+    ``use_rel_reward``)."""
 
-    reward: float
+    reward: float  # the env's own measure of progress, best in [0, 1] with 1 = solved; read with reward_mode=dense
     terminated: bool  # the task ended (success, or a failure that cannot be undone)
     success: bool
 

@@ -8,7 +8,7 @@ original                                    here
 ``reset()`` rebuilds the model, 2 s         the state after the first reset is kept and restored, < 1 ms
 renders each camera in each control step    on demand (:meth:`TaskSimulator.render`)
 reads 40 observables in each sub-step       the positions that the sensors saw are noted; the rest on demand
-three forward passes a sub-step             two: the controller makes the first one itself
+three forward passes a sub-step             one, split around the controller (``mj_step1``, ``mj_step2``)
 ==========================================  =====================================================================
 
 Fixtures (cabinets, stoves) are placed at random by each reset of the original, by numpy's global generator. OpenVLA's
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib.util
 import io
 import logging
@@ -129,6 +130,8 @@ class TaskSimulator:
         self._domain = _build(bddl_file)
         self._robot = self._domain.robots[0]
         self._model, self._data = self._domain.sim.model._model, self._domain.sim.data._data
+        # positions and velocities are all that the controller reads, so it needs only the first half of MuJoCo's step
+        self._domain.sim.forward = functools.partial(mujoco.mj_step1, self._model, self._data)
         self._shown_data = mujoco.MjData(self._model)  # positions that the sensors saw, for rendering
         self._camera_ids = {name: self._domain.sim.model.camera_name2id(name) for name in cameras}
         self._substeps = int(self._domain.control_timestep / self._domain.model_timestep)
@@ -153,7 +156,7 @@ class TaskSimulator:
     def _place(self, init_state: np.ndarray) -> None:
         """The original's ``set_init_state``, without its rendering."""
         self._domain.sim.set_state_from_flattened(init_state)
-        self._domain.sim.forward()
+        self._mujoco.mj_forward(self._model, self._data)
         self._domain._check_success()  # lights the burner of a stove that is on
         self._domain._post_process()
         self._clock.tick(force=True)
@@ -163,11 +166,11 @@ class TaskSimulator:
         """One control step [7]; whether the goal is reached."""
         domain, self._pictures = self._domain, {}
         for substep in range(self._substeps):
-            domain._pre_action(action, policy_step=substep == 0)  # runs MuJoCo's forward pass, then the controller
+            domain._pre_action(action, policy_step=substep == 0)  # calls sim.forward, which is mj_step1; sets torques
             read = self._clock.tick()
             if read:
                 self._note_sensors()
-            domain.sim.step()
+            self._mujoco.mj_step2(self._model, self._data)
             if read:  # poses are those before the integration, joint angles those after it, as in the original
                 self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
         success = bool(domain._check_success())

@@ -6,6 +6,8 @@ own, because a GL library that fails half-way cannot be unloaded, and some drive
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -95,6 +97,7 @@ class Offscreen:
     """Pictures of one MuJoCo model, in a GL context of its own. Only for the worker, after MUJOCO_GL is set.
 
     The scene is set up as robosuite 1.4 sets up its cameras (visual geometry only), so pictures are equal to its.
+    The model's textures are handed over to GL and given up in the model: one ``Offscreen`` a model, for its whole life.
     """
 
     def __init__(self, model: Any, width: int, height: int) -> None:
@@ -112,6 +115,7 @@ class Offscreen:
         self._option.geomgroup[0], self._option.geomgroup[1] = 0, 1  # collision shapes off, visual meshes on
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        _release_pages(model.tex_data)
 
     def render(self, data: Any, camera_id: int) -> np.ndarray:
         """Picture of ``data`` (kinematics and cameras computed): uint8 [H, W, 3], GL's rows from below turned by 180°.
@@ -131,3 +135,15 @@ class Offscreen:
         self._gl.make_current()
         self._context.free()
         self._gl.free()
+
+
+def _release_pages(array: np.ndarray) -> None:
+    """Give the whole memory pages of an array back to the system; its content is lost. 30–225 MB of textures a task."""
+    if sys.platform != "linux":
+        return
+    first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED))
+        libc.malloc_trim(ctypes.c_size_t(0))  # and what building the model has left

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.algorithms import granularity
 from embodied.algorithms.advantages import Advantages, Estimator
 from embodied.types import EpisodeResult
 
@@ -19,7 +20,7 @@ class Batch:
 
     rows: np.ndarray  # int64 [N], rows of the slab
     sequence_ids: Tensor  # int64 [N], index of the record's episode in the plan
-    advantages: Tensor  # float32 [N], that of its episode
+    advantages: Tensor  # float32 [N, V], that of its episode; V = 1 or K rewards a record (algorithm.reward_type)
     num_steps: Tensor  # int64 [N], executed control steps of the record
     estimate: Advantages  # the advantages of the episodes and what was found about their groups
 
@@ -27,21 +28,24 @@ class Batch:
         return len(self.rows)
 
 
-def make_batch(arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], estimator: Estimator) -> Batch:
-    """Advantages from the episodes' returns, spread over their records.
+def make_batch(
+    arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], estimator: Estimator, reward_type: str
+) -> Batch:
+    """Returns from the records' rewards, advantages from the returns, spread over the records.
 
     Args:
         arrays: the slab's arrays.
         results: all episodes of the iteration, in the plan's order, with their rows.
+        reward_type: ``algorithm.reward_type``: one advantage a record, or one an action.
     """
-    returns = torch.tensor([result.episode_return for result in results], dtype=torch.float64)
-    group_ids = torch.tensor([result.episode.group_id for result in results])
-    estimate = estimator(returns, group_ids)
     rows = np.concatenate([np.asarray(result.rows, np.int64) for result in results])
     lengths = torch.tensor([len(result.rows) for result in results])
     sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
     num_steps = torch.from_numpy(arrays["num_steps"][rows]).long()
-    return Batch(rows, sequence_ids, estimate.values[sequence_ids], num_steps, estimate)
+    rewards = granularity.reduce_rewards(torch.from_numpy(arrays["rewards"][rows]), num_steps, reward_type)  # [N, V]
+    returns = torch.zeros(len(results), dtype=torch.float64).index_add_(0, sequence_ids, rewards.double().sum(dim=1))
+    estimate = estimator(returns, torch.tensor([result.episode.group_id for result in results]))
+    return Batch(rows, sequence_ids, estimate.values[sequence_ids][:, None].expand_as(rewards), num_steps, estimate)
 
 
 def optimizer_batches(count: int, size: int, seed: Sequence[int]) -> Iterator[Tensor]:

@@ -1,5 +1,5 @@
-"""Checkpoints: what is trainable, the optimizer, and where the run stands. Written aside and renamed, so that the newest
-complete one is always whole; the frozen base is not saved, since ``actor.model`` says how to make it again.
+"""Checkpoints: what is trainable, the optimizer, and where the run stands. Written aside and renamed, so that the
+newest complete one is always whole; the frozen base is not saved, since ``actor.model`` says how to make it again.
 
     checkpoints/000004/           after 4 iterations
         .metadata, __0_0.distcp   torch.distributed.checkpoint: policy and optimizer
@@ -175,10 +175,11 @@ def _check_same_model(path: Path, meta: Meta, policy: Policy) -> None:
         *(f"  {n}: not in the checkpoint" for n in missing[:SHOWN]),
         *(f"  {n}: only in the checkpoint" for n in extra[:SHOWN]),
     ]
+    writer = ", ".join(f"{key} {value}" for key, value in meta.policy.items())
     raise CheckpointError(
         f"checkpoint {path} is of another model: {len(other)} parameters differ in shape, {len(missing)} are missing, "
         f"{len(extra)} are unknown:\n" + "\n".join(lines),
-        f"use the model that wrote it ({', '.join(f'{k} {v}' for k, v in meta.policy.items())}): model=…, actor.model.*",
+        f"use the model that wrote it ({writer}): model=…, actor.model.*",
     )
 
 

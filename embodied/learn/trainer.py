@@ -107,7 +107,7 @@ class Trainer:
         Raises:
             NumericalError: ``max_bad_updates`` updates in a row were not finite.
         """
-        batch = make_batch(arrays, results, self._estimator)
+        batch = make_batch(arrays, results, self._estimator, self.algorithm.reward_type)
         totals = UpdateTotals()
         for epoch in range(self.algorithm.update_epoch):
             order = (self.seed, iteration, epoch)
@@ -143,7 +143,7 @@ class Trainer:
         return Elements(
             mask,
             aggregation.weights(mask, ids, mode, self._norm_constant(level)),
-            granularity.spread(batch.advantages[chosen][:, None], chunk, dim, level),
+            granularity.spread(batch.advantages[chosen], chunk, dim, level),
             aggregation.weights(entropy_mask, ids, mode, self._norm_constant(algorithm.entropy_type)),
         )
 
@@ -154,14 +154,14 @@ class Trainer:
 
     def _carries_gradient(self, advantages: Tensor) -> Tensor:
         if self.algorithm.entropy_bonus:
-            return torch.ones_like(advantages, dtype=torch.bool)
-        return advantages != 0
+            return torch.ones(len(advantages), dtype=torch.bool)
+        return (advantages != 0).any(dim=1)
 
     def _micro_batch(
         self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, elements: Elements, part: Tensor,
         totals: UpdateTotals, measure_gap: bool,
     ) -> float:  # fmt: skip
-        """Forward and backward of some records; returns their share of the loss. ``part`` indexes the optimizer batch."""
+        """Forward and backward of some records, their share of the loss; ``part`` int64 [m] indexes the optimizer batch."""
         records = gather(arrays, self._fields, batch.rows[chosen.numpy()], self.device)
         result = self.policy.evaluate(records, self.sampling)
         steps, chunk = batch.num_steps[chosen].to(self.device), self.policy.spec.num_action_chunks
@@ -204,6 +204,7 @@ class Trainer:
         self.bad_in_a_row += 1
         if self.bad_in_a_row >= self.max_bad_updates:
             raise NumericalError(
-                f"loss {loss} and gradient norm {norm}: not finite for {self.bad_in_a_row} updates in a row; last finite: {self.last_finite}",
+                f"loss {loss} and gradient norm {norm}: not finite for {self.bad_in_a_row} updates in a row; "
+                f"last finite: {self.last_finite}",
                 "lower actor.optim.lr, or set actor.model.precision=fp32; the last checkpoint is from before this",
             )

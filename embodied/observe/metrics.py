@@ -54,7 +54,7 @@ METRICS: dict[str, str] = {
     "time/iteration_s": "wall time of the whole iteration, s",
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
-    "memory/pss_gb": "memory of the launching process and its env workers, shared pages counted once (PSS), GB (10⁹ bytes)",
+    "memory/pss_gb": "memory of the launching process and its env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
 

@@ -9,7 +9,7 @@ from types import TracebackType
 class Sections:
     """Adds up the wall time spent under each name, since construction or the last :meth:`reset`.
 
-    ``with sections("rollout/policy"): …`` costs well under a microsecond. Names are free; a slash is only for reading.
+    ``with sections("rollout/policy"): …`` costs about half a microsecond. Names are free; a slash is only for reading.
     Sections may nest, also a name in itself (the outermost counts). One thread only.
     """
 

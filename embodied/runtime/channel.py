@@ -3,8 +3,9 @@
     rollout ── Command ──▶ ring (commands)    ──▶ worker        one ring each way, in one memfd
     rollout ◀── Completion ── ring (completions) ◀── worker     one eventfd each way, counting messages
 
-A message is written, then the ring's head, then the eventfd: its system call is the fence. A reader first learns from the
-eventfd how many messages there are and takes exactly that many, so it never reads a slot that is still being written.
+A message is written, then the ring's head, then the eventfd: its system call is the fence. A reader first learns from
+the eventfd how many messages there are and takes exactly that many, so it never reads a slot that is still being
+written.
 Nothing spins: whoever waits sleeps in poll or epoll.
 """
 
@@ -79,9 +80,9 @@ class Ring:
 
     def __init__(self, message: type, memory: memoryview, capacity: int, event: int) -> None:
         self._message, self._capacity, self.event = message, capacity, event
-        self._head = np.ndarray((), "u8", buffer=memory, offset=0)  # type: ignore[call-overload]
-        self._tail = np.ndarray((), "u8", buffer=memory, offset=64)  # type: ignore[call-overload]
-        self._slots = np.ndarray((capacity,), _dtype(message), buffer=memory, offset=self.HEADER)  # type: ignore[call-overload]
+        self._head = np.ndarray((), "u8", buffer=memory, offset=0)
+        self._tail = np.ndarray((), "u8", buffer=memory, offset=64)
+        self._slots = np.ndarray((capacity,), _dtype(message), buffer=memory, offset=self.HEADER)
         self._kinds = {f.name: Kind for f in fields(message) if f.type == "Kind"}
 
     @classmethod

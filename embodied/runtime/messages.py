@@ -1,7 +1,7 @@
 """The rare messages between launcher and env worker, over a Unix socket: set-up, facts, tracebacks, names of videos.
 
-What is said at each chunk goes over :mod:`embodied.runtime.channel` instead. The types live in a module of their own so that
-both ends import them under one name.
+What is said at each chunk goes over :mod:`embodied.runtime.channel` instead. The types live in a module of their own so
+that both ends import them under one name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.runtime.channel import ChannelHandles
+from embodied.runtime.reward import ShapedReward
 from embodied.types import ArraySpec
 
 
@@ -24,8 +25,7 @@ class WorkerSetup:
     slots: tuple[int, ...]  # indices among all slots of the pool
     env_target: str
     env_kwargs: Mapping[str, Any]
-    reward_coef: float
-    use_rel_reward: bool
+    reward: ShapedReward
     slab_fd: int
     slab_fields: Mapping[str, ArraySpec]
     slab_rows: int

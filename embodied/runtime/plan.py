@@ -33,7 +33,8 @@ def train_plan(
         env_seed: added to the seed of each start.
 
     >>> spec = EnvSpec({}, (), 1, (-1.0,), (1.0,), ("push", "pull"), (3, 3), 10, 20.0)
-    >>> [(e.episode_id, e.group_id, e.start.task_id) for e in train_plan(spec, seed=0, iteration=0, episodes=4, group_size=2)]
+    >>> plan = train_plan(spec, seed=0, iteration=0, episodes=4, group_size=2)
+    >>> [(e.episode_id, e.group_id, e.start.task_id) for e in plan]
     [(0, 0, 1), (1, 0, 1), (2, 1, 0), (3, 1, 0)]
     """
     per_start = group_size if shared_start else 1
@@ -57,8 +58,8 @@ def _starts(spec: EnvSpec, seed: int, first: int, count: int, env_seed: int) -> 
 
 
 def eval_plan(spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0) -> list[Episode]:
-    """The first ``episodes_per_task`` initial states of every task, each once (again from the first if there are fewer)."""
-    plan = []
+    """The first ``episodes_per_task`` initial states of every task, each once (from the first again if it has fewer)."""
+    plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
         for k in range(episodes_per_task):
             plan.append(Episode(len(plan), task, Start(task, k % states, env_seed + k)))
@@ -80,6 +81,6 @@ def video_name(episode: Episode) -> str:
 
 
 def noise(seed: int, stream: int, episode_id: int, t: int, count: int) -> np.ndarray:
-    """Sampling noise of one chunk: float32 [count] uniform in [0, 1), a function of its arguments only (Philox counter)."""
+    """Sampling noise of one chunk: float32 [count] uniform in [0, 1), a function of its arguments only (Philox)."""
     generator = np.random.Philox(key=[seed, stream], counter=[0, 0, t, episode_id])
     return np.random.Generator(generator).random(count, dtype=np.float32)

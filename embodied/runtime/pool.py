@@ -1,7 +1,7 @@
 """The pool of env workers: starts them in parallel, sends commands, and waits for {done, death, deadline} in one epoll.
 
-A worker that dies is reported with its traceback within milliseconds (pidfd); one that does not answer within the deadline
-of what it is doing is asked for its stack (SIGUSR1), killed, and reported with it.
+A worker that dies is reported with its traceback within milliseconds (pidfd); one that does not answer within the
+deadline of what it is doing is asked for its stack (SIGUSR1), killed, and reported with it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from embodied.errors import WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
+from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab
 from embodied.types import WorkerFacts
 
@@ -59,8 +60,7 @@ class PoolConfig:
     num_workers: int
     env_target: str
     env_kwargs: Mapping[str, Any]
-    reward_coef: float
-    use_rel_reward: bool
+    reward: ShapedReward
     deadlines: Deadlines
     log_dir: Path
     info_on_video: bool = True
@@ -123,7 +123,7 @@ class Pool:
         config = self._config
         return WorkerSetup(
             index=worker.index, slots=worker.slots, env_target=config.env_target, env_kwargs=config.env_kwargs,
-            reward_coef=config.reward_coef, use_rel_reward=config.use_rel_reward, slab_fd=self._slab.fd,
+            reward=config.reward, slab_fd=self._slab.fd,
             slab_fields=self._slab.fields, slab_rows=self._slab.rows, channel=worker.channel.handles,
             info_on_video=config.info_on_video, sys_path=tuple(sys.path),
         )  # fmt: skip
@@ -156,7 +156,7 @@ class Pool:
         worker.channel.commands.put(command)
 
     def recv(self, min_ready: int) -> list[Completion]:
-        """Wait until ``min_ready`` slots have completed (or all that have commands, if fewer), then return all that have."""
+        """Wait until ``min_ready`` slots (or all with a command, if fewer) have completed; return all that have."""
         done: list[Completion] = []
         while len(done) < min_ready and any(worker.pending for worker in self._workers):
             for fd, _ in self._epoll.poll(self._next_deadline()):
@@ -215,7 +215,8 @@ class Pool:
         worker.process.kill()
         key = {"starting": "env.init_timeout_s", "resetting": "env.reset_timeout_s"}.get(phase, "env.step_timeout_s")
         return WorkerHungError(
-            f"env worker {worker.index} (pid {worker.process.pid}) did not answer for {limit:g} s while {phase}; it stood at:",
+            f"env worker {worker.index} (pid {worker.process.pid}) did not answer for {limit:g} s while {phase}; "
+            "it stood at:",
             f"if the simulator is only slow, raise {key}; its log is {worker.log}",
             _tail(worker.log),
         )
@@ -245,7 +246,7 @@ class Pool:
 
 
 def _environment() -> dict[str, str]:
-    """The worker's environment: one thread each unless the user says otherwise, since there is about one worker a core."""
+    """The worker's environment: one thread each unless the user says otherwise, as there is about one worker a core."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**threads, **os.environ, "PYTHONUNBUFFERED": "1"}
 

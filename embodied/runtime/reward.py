@@ -9,15 +9,17 @@ from embodied.types import StepResult
 
 @dataclass
 class ShapedReward:
-    """``reward_coef · raw``, or with ``use_rel_reward`` the change of that since the previous control step.
+    """``reward_coef`` times the success (``sparse``) or the env's own reward (``dense``); with ``use_rel_reward`` the
+    change of that since the previous control step.
 
-    With a raw reward that is 1 at success and stays 1, both give a return of ``reward_coef`` to an episode that succeeds.
+    An episode that succeeds at its last step has a return of ``reward_coef`` in sparse mode, relative or not.
 
-    >>> reward = ShapedReward(reward_coef=5.0, use_rel_reward=True); reward.begin()
+    >>> reward = ShapedReward("dense", reward_coef=5.0, use_rel_reward=True); reward.begin()
     >>> [reward(StepResult(r, False, False)) for r in (0.25, 0.75, 0.5)]
     [1.25, 2.5, -1.25]
     """
 
+    reward_mode: str = "sparse"
     reward_coef: float = 1.0
     use_rel_reward: bool = False
     _previous: float = 0.0
@@ -26,7 +28,8 @@ class ShapedReward:
         self._previous = 0.0
 
     def __call__(self, result: StepResult) -> float:
-        scaled = self.reward_coef * result.reward
+        value = float(result.success) if self.reward_mode == "sparse" else result.reward
+        scaled = self.reward_coef * value
         change = scaled - self._previous
         self._previous = scaled
         return change if self.use_rel_reward else scaled

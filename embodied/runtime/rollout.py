@@ -39,7 +39,8 @@ class Job:
 
     Args:
         max_steps: step limit of each episode, control steps.
-        keep_records: leave every record in the slab (training), or reuse its row once the episode has gone on (evaluation).
+        keep_records: leave every record in the slab (training), or reuse its row once the episode has gone on
+            (evaluation).
         stream: separates the sampling noise of training and evaluation.
         version: weight version that acts, written into each record.
     """
@@ -104,11 +105,7 @@ class Running:
 
 
 class Rollout:
-    """Runs plans of episodes on a pool, with a policy. Keeps nothing between two calls but which tasks a slot has built.
-
-    Args:
-        on_step: called with each batch of completions, for progress displays.
-    """
+    """Runs plans of episodes on a pool, with a policy. Between two calls it keeps only which tasks a slot has built."""
 
     def __init__(
         self,
@@ -149,8 +146,8 @@ class Rollout:
         return [results[episode.episode_id] for episode in plan], run.stats
 
     def pick(self, slot: int, pending: Sequence[Episode], busy_tasks: set[int]) -> int:
-        """Index of the pending episode that ``slot`` should take: one of a task that it has built, else of a task that no
-        other slot works on, else the first. Building a simulator costs as much as an episode."""
+        """Index of the pending episode that ``slot`` should take: one of a task that it has built, else of a task that
+        no other slot works on, else the first. Building a simulator costs as much as an episode."""
         built = self._built[slot]
 
         def cost(index: int) -> tuple[int, int]:

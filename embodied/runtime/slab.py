@@ -87,7 +87,8 @@ class Slab:
         if size > 0.9 * free:
             raise ConfigError(
                 f"the slab of {rows} records needs {size / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
-                "lower algorithm.rollout_epoch, env.train.max_episode_steps, or the camera size in env.train.init_params",
+                "lower algorithm.rollout_epoch, env.train.max_episode_steps, or the camera size in "
+                "env.train.init_params",
             )
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(fd, size)

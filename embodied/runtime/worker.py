@@ -1,7 +1,7 @@
 """The env worker: a process that hosts env slots, executes whole chunks, and renders once at the end of each.
 
-Started by :mod:`embodied.runtime.pool` as ``python -m embodied.runtime.worker FD``. It waits for {commands, the launcher's
-end of the socket} in one poll and ends with its launcher. It imports neither torch nor the policy; what the simulator
+Started by :mod:`embodied.runtime.pool` as ``python -m embodied.runtime.worker FD``. It waits for {commands, the
+launcher's end of the socket} in one poll and ends with its launcher. It imports neither torch nor the policy; what the simulator
 imports is the simulator's affair. GL contexts exist only here.
 """
 
@@ -16,16 +16,16 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from embodied.errors import EmbodiedError
 from embodied.observe.video import VideoWriter
-from embodied.protocols import Env
+from embodied.protocols import Env, Reward
 from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
-from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab
 from embodied.schema import load_target
 from embodied.types import ChunkResult, Start
@@ -34,7 +34,7 @@ from embodied.types import ChunkResult, Start
 class Slot:
     """One env and the episode that runs in it."""
 
-    def __init__(self, env: Env, reward: ShapedReward, info_on_video: bool) -> None:
+    def __init__(self, env: Env, reward: Reward, info_on_video: bool) -> None:
         self.env, self.reward, self._info = env, reward, info_on_video
         self._video: VideoWriter | None = None
         self._steps = self._max_steps = 0
@@ -105,8 +105,7 @@ class Worker:
         for index in setup.slots:
             env: Env = make(**setup.env_kwargs)
             facts = env.prepare()
-            reward = ShapedReward(setup.reward_coef, setup.use_rel_reward)
-            self._slots[index] = Slot(env, reward, setup.info_on_video)
+            self._slots[index] = Slot(env, replace(setup.reward), setup.info_on_video)
         self.facts = facts
         self._obs_fields = env.spec.obs
 

@@ -12,8 +12,8 @@ from embodied.types import ArraySpec, EnvSpec, Start, StepResult, WorkerFacts
 def check_env(env: Env, steps: int = 5) -> None:
     """Drive every method of ``env`` and compare with its spec.
 
-    Checks: observations fill every field with the declared shape and dtype; equal starts and actions give equal episodes;
-    ``set_state(get_state())`` goes on exactly; a frame is uint8 [H, W, 3].
+    Checks: observations fill every field with the declared shape and dtype; equal starts and actions give equal
+    episodes; ``set_state(get_state())`` goes on exactly; a frame is uint8 [H, W, 3].
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.

@@ -19,8 +19,8 @@ FAULTS = ("none", "exception", "kill", "hang", "prepare_exception")
 class FakeEnv:
     """A point that the first action dimensions move towards a goal; success when it is near enough.
 
-    The pictures show time and task in their pixels, the state is the point's offset from the goal (followed by zeros), so
-    a policy can learn the task and a test can tell every observation from every other.
+    The pictures show time and task in their pixels, the state is the point's offset from the goal (followed by zeros),
+    so a policy can learn the task and a test can tell every observation from every other.
 
     Args:
         num_tasks: each has its own goal.

@@ -13,7 +13,7 @@ from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec,
 
 
 class FakePolicy(nn.Module):
-    """State, mean colour and task → logits of K·A tokens with ``bins`` values each, evenly spaced over the action range."""
+    """State, mean colour and task → logits of K·A tokens, each one of ``bins`` values evenly over the action range."""
 
     def __init__(
         self, num_action_chunks: int = 4, action_dim: int = 7, state_dim: int = 8, bins: int = 16, num_tasks: int = 64,
@@ -87,8 +87,8 @@ class FakePolicy(nn.Module):
 def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float = 1e-4) -> None:
     """Drive every method of ``policy`` on made-up observations of ``env`` and compare with its spec.
 
-    Checks: decision fields have the declared shape and dtype; actions lie within the env's range; equal noise gives equal
-    tokens; ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient.
+    Checks: decision fields have the declared shape and dtype; actions lie within the env's range; equal noise gives
+    equal tokens; ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.

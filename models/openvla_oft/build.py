@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import Any
 
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
 
@@ -22,7 +25,6 @@ from .processing import PixelProcessor
 from .settings import Settings, bad
 from .tokenizer import EMBEDDED, PromptTokenizer
 from .value_head import ValueHead
-from .vision import Tower
 
 
 def build(settings: Settings) -> OpenVLAOFTPolicy:
@@ -107,7 +109,7 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
         lora_alpha=settings.lora_scale,  # type: ignore[arg-type]  # peft only divides by it
         lora_dropout=settings.lora_dropout,
         target_modules=settings.lora_targets,
-        exclude_modules=rf"({'|'.join(TRAINED_IN_FULL)})\..*",
+        exclude_modules=r"proprio_projector\..*" if model.net.proprio_dim else None,  # trained in full
         init_lora_weights=settings.lora_init_weights,  # type: ignore[arg-type]
         use_rslora=settings.lora_use_rslora,
         rank_pattern=dict(settings.lora_rank_pattern or {}),
@@ -132,10 +134,15 @@ def _is_trained(name: str, settings: Settings) -> bool:
     if any(re.search(pattern, name) for pattern in settings.freeze_patterns):
         return False
     for prefix, trained in (settings.trainable_map or {}).items():
-        if name.startswith(prefix):
+        if _begins(name, prefix):
             return trained
-    whole = ("value_head", *TRAINED_IN_FULL, *settings.lora_modules_to_save)
+    whole = ("value_head", *TRAINED_IN_FULL, *settings.saved_modules)
     return not settings.is_lora or ".lora_" in name or any(_inside(name, module) for module in whole)
+
+
+def _begins(name: str, prefix: str) -> bool:
+    """Prefixes may be the checkpoint's names, which lack the policy's own ``model.``"""
+    return name.startswith(prefix) or name.removeprefix("model.").startswith(prefix)
 
 
 def _inside(name: str, module: str) -> bool:
@@ -147,14 +154,16 @@ def _check_matches(names: list[str], settings: Settings) -> None:
     """A pattern that matches nothing is a mistake."""
     given = {
         "freeze_pattern": {p: any(re.search(p, n) for n in names) for p in settings.freeze_patterns},
-        "trainable_map": {p: any(n.startswith(p) for n in names) for p in settings.trainable_map or {}},
-        "lora_modules_to_save": {m: any(_inside(n, m) for n in names) for m in settings.lora_modules_to_save},
+        "trainable_map": {p: any(_begins(n, p) for n in names) for p in settings.trainable_map or {}},
+        "lora_modules_to_save": {m: any(_inside(n, m) for n in names) for m in settings.saved_modules},
     }
     for key, matches in given.items():
         for pattern, matched in matches.items():
             if not matched:
                 modules = {part for n in names for part in n.split(".")[:-1]}
-                raise bad(key, pattern, f"no parameter matches.{did_you_mean(pattern, modules)}", "correct or remove it")
+                raise bad(
+                    key, pattern, f"no parameter matches.{did_you_mean(pattern, modules)}", "correct or remove it"
+                )
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:
@@ -165,7 +174,10 @@ def _set_precision(policy: nn.Module, precision: str) -> None:
 
 
 def _enable_checkpointing(policy: OpenVLAOFTPolicy) -> None:
-    policy.model.language_model.model.gradient_checkpointing_enable({"use_reentrant": False})
-    for module in policy.modules():
-        if isinstance(module, Tower):
-            module.gradient_checkpointing = True
+    """Set on the layers: the name of transformers' own switch changed within version 5."""
+    layers: Any = policy.model.language_model.model.layers
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    for tower in (policy.model.vision_backbone.featurizer, policy.model.vision_backbone.fused_featurizer):
+        tower.gradient_checkpointing = True

@@ -24,7 +24,20 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 COLOURS = ("black", "white", "red", "green", "blue", "yellow", "yellow and white", "orange", "purple", "brown")
 THINGS = (
-    *("bowl", "plate", "mug", "cube", "ball", "peg", "block", "bottle", "wine bottle", "moka pot", "frying pan", "book"),
+    *(
+        "bowl",
+        "plate",
+        "mug",
+        "cube",
+        "ball",
+        "peg",
+        "block",
+        "bottle",
+        "wine bottle",
+        "moka pot",
+        "frying pan",
+        "book",
+    ),
     *("alphabet soup", "tomato sauce", "cream cheese box", "butter", "orange juice", "milk", "ketchup", "bbq sauce"),
     *("salad dressing", "chocolate pudding", "cookie box", "ramekin", "basket", "tray", "charger", "apple", "banana"),
 )
@@ -40,14 +53,41 @@ VERBS = (
 SENTENCES = (
     *("turn on the stove", "turn off the stove", "open the middle drawer of the cabinet", "close the microwave"),
     *("put both moka pots on the stove", "put both the alphabet soup and the tomato sauce in the basket"),
-    *("pick up the black bowl next to the ramekin and place it on the plate", "open the top drawer and put the bowl inside"),
-    *("put the white mug on the left plate and put the yellow and white mug on the right plate", "push the t to the goal"),
-    *("pick up the black bowl between the plate and the ramekin and place it on the plate", "stack the red cube on the green cube"),
-    *("insert the peg into the hole sideways", "pick up the red cube and move it to a goal position", "plug the charger in"),
-    *("put the black bowl in the bottom drawer of the cabinet and close it", "put the yellow and white mug in the microwave and close it"),
+    *(
+        "pick up the black bowl next to the ramekin and place it on the plate",
+        "open the top drawer and put the bowl inside",
+    ),
+    *(
+        "put the white mug on the left plate and put the yellow and white mug on the right plate",
+        "push the t to the goal",
+    ),
+    *(
+        "pick up the black bowl between the plate and the ramekin and place it on the plate",
+        "stack the red cube on the green cube",
+    ),
+    *(
+        "insert the peg into the hole sideways",
+        "pick up the red cube and move it to a goal position",
+        "plug the charger in",
+    ),
+    *(
+        "put the black bowl in the bottom drawer of the cabinet and close it",
+        "put the yellow and white mug in the microwave and close it",
+    ),
     *("pick up the book and place it in the back compartment of the caddy", "roll the ball to the end of the table"),
-    *("put carrot on plate in scene", "put the spoon on the towel", "put eggplant into yellow basket", "pull the cube with the tool"),
-    *("lift the peg upright", "poke the cube with the peg", "place the sphere into the bin", "close the cabinet door", "open the door"),
+    *(
+        "put carrot on plate in scene",
+        "put the spoon on the towel",
+        "put eggplant into yellow basket",
+        "pull the cube with the tool",
+    ),
+    *(
+        "lift the peg upright",
+        "poke the cube with the peg",
+        "place the sphere into the bin",
+        "close the cabinet door",
+        "open the door",
+    ),
     "abcdefghijklmnopqrstuvwxyz 0123456789 . , ; : ' \" ! ? ( ) - _ / + = % & # @",
 )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,12 +35,15 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 INDEX = "model.safetensors.index.json"
 REFUSED = {
     "action_head--*.pt": (
-        "it was trained with a continuous (L1 or diffusion) action head: its language head never learnt action tokens, so a "
-        "token policy starts at 0 % and reinforcement learning has nothing to improve",
+        "it was trained with a continuous (L1 or diffusion) action head: its language head never learnt action tokens, "
+        "so a token policy starts at 0 % and reinforcement learning has nothing to improve",
         "use a checkpoint fine-tuned with --use_l1_regression False, e.g. Haozhan72/Openvla-oft-SFT-libero10-trajall",
     ),
     "noisy_action_projector--*.pt": ("it is a diffusion policy", "use a checkpoint with discrete action tokens"),
-    "vision_backbone--*.pt": ("its vision towers have FiLM layers, which are not supported", "use one without use_film"),
+    "vision_backbone--*.pt": (
+        "its vision towers have FiLM layers, which are not supported",
+        "use one without use_film",
+    ),
 }
 
 
@@ -67,7 +70,7 @@ class Folder:
         if not path.is_dir():
             raise CheckpointError(
                 f"no folder {path} (actor.model.model_path)",
-                "nothing is downloaded: fetch it first, e.g. `huggingface-cli download OWNER/NAME --local-dir DIR`, and give DIR",
+                "nothing is downloaded here: run `hf download OWNER/NAME --local-dir DIR` and give DIR",
             )
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} has no config.json", "set actor.model.model_path to a Hugging Face folder")
@@ -90,13 +93,13 @@ class Folder:
         return self.path / "tokenizer.json"
 
     @property
-    def pixel_statistics(self) -> list[dict[str, Any]] | None:
+    def pixel_statistics(self) -> Sequence[Mapping[str, Any]] | None:
         """``tvf_normalize_params`` (not ``means``/``stds``, which were not what training used), or None."""
         file = self.path / "preprocessor_config.json"
         return _json(file).get("tvf_normalize_params") if file.is_file() else None
 
     def net_config(self) -> NetConfig:
-        """Sizes, and with a sidecar conventions. Folders of others: the released towers, the text sizes of config.json."""
+        """Sizes, and conventions if there is a sidecar. Other folders: released towers, text sizes of config.json."""
         if "net" in self.policy:
             return NetConfig.from_dict(self.policy["net"])
         if self.config.get("timm_model_ids") != TIMM_IDS:
@@ -119,7 +122,9 @@ class Folder:
             yield from _read(file)
         for file in self.path.glob("proprio_projector--*.pt"):
             values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            yield from ((f"proprio_projector.{name.removeprefix('module.')}", tensor) for name, tensor in values.items())
+            yield from (
+                (f"proprio_projector.{name.removeprefix('module.')}", tensor) for name, tensor in values.items()
+            )
 
     def _files(self) -> list[Path]:
         if (self.path / INDEX).is_file():
@@ -135,12 +140,14 @@ class Folder:
 def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> tuple[str, dict[str, Any]]:
     """The statistics called ``key``, or the only ones. Raises UnknownNameError or CheckpointError."""
     if not known:
-        raise CheckpointError(f"{where} has no dataset statistics", "add the dataset_statistics.json of its training data")
+        raise CheckpointError(
+            f"{where} has no dataset statistics", "add the dataset_statistics.json of its training data"
+        )
     if key is None and len(known) == 1:
         return next(iter(known.items()))
-    for name in (key, f"{key}_no_noops"):
+    for name in (str(key), f"{key}_no_noops"):
         if name in known:
-            return str(name), known[name]
+            return name, known[name]
     raise unknown_name("dataset", str(key), known, "actor.model.unnorm_key")
 
 
@@ -153,7 +160,11 @@ def load_exact(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore:
     own = {name: parameter.shape for name, parameter in module.named_parameters()}
     given = {name: tensor for name, tensor in tensors if not any(p.match(name) for p in ignore)}
     missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-    shapes = [f"{n} {tuple(given[n].shape)} ≠ {tuple(own[n])}" for n in sorted(own.keys() & given.keys()) if given[n].shape != own[n]]
+    shapes = [
+        f"{n} {tuple(given[n].shape)} ≠ {tuple(own[n])}"
+        for n in sorted(own.keys() & given.keys())
+        if given[n].shape != own[n]
+    ]
     if missing or unknown or shapes:
         problems = {"missing": missing, "unknown": unknown, "of another shape": shapes}
         raise CheckpointError(
@@ -190,7 +201,14 @@ def action_range(statistics: Mapping[str, Any]) -> Range:
 
 def _text_sizes(text: Mapping[str, Any]) -> dict[str, Any]:
     """What a text_config says; what it leaves out is LlamaConfig's default, as in the 7B preset."""
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps", "rope_theta")
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "rms_norm_eps",
+        "rope_theta",
+    )
     return {name: text[name] for name in names if name in text}
 
 

@@ -1,4 +1,4 @@
-"""Sizes of an OpenVLA-OFT network. Two presets: ``tiny`` (1.5 M parameters, trains on a CPU) and ``7b`` (the released one).
+"""Sizes of an OpenVLA-OFT network. Presets: ``tiny`` (1.4 M parameters, trains on a CPU), ``7b`` (the released one).
 
 Facts of the released network: config.json and tensor index of moojink/openvla-7b-oft-finetuned-libero-10.
 """

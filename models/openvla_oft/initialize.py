@@ -40,5 +40,5 @@ def _std(parameter: Tensor, name: str, config: NetConfig) -> float:
 
 
 def _normal(shape: torch.Size, seed: int, name: str) -> Tensor:
-    generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+    generator = torch.Generator().manual_seed(((seed << 32) ^ zlib.crc32(name.encode())) % 2**63)
     return torch.randn(shape, generator=generator)

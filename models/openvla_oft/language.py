@@ -16,7 +16,7 @@ from .lora import sliced_linear
 
 def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:
     """Written out in full: the checkpoints' text_config leaves nearly everything to defaults that differ elsewhere."""
-    return LlamaConfig(
+    return LlamaConfig(  # type: ignore[call-arg]
         vocab_size=config.padded_vocab,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -65,8 +65,12 @@ class LanguageModel(nn.Module):
         return output.last_hidden_state
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the 256 action tokens only: [B, T, d] → [B, T, 256]. Adapters on lm_head take part."""
-        return sliced_linear(self.lm_head, hidden, self.action_rows)
+        """Logits of the 256 action tokens only: [B, T, d] → float32 [B, T, 256]. Adapters on lm_head take part.
+
+        Always in float32: near 10 the steps of bf16 are 0.06, which is the size of a policy update.
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            return sliced_linear(self.lm_head, hidden, self.action_rows)
 
     def rebuild_rotary(self) -> None:
         """Rotary frequencies are not in checkpoints; after a construction on the meta device they hold no values."""

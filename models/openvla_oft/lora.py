@@ -29,7 +29,7 @@ def inject(model: nn.Module, config: LoraConfig, seed: int, cast_input: bool) ->
     Args:
         config: what peft takes; ``target_modules`` are name endings.
         seed: the adapters' random initialisation is a function of it.
-        cast_input: False lets autocast choose the number format instead of casting activations to the adapters' float32.
+        cast_input: False leaves the number format to autocast instead of casting activations to float32.
 
     Raises:
         ConfigError: a target that no layer is called.
@@ -43,7 +43,9 @@ def inject(model: nn.Module, config: LoraConfig, seed: int, cast_input: bool) ->
 
 
 def _check_targets(model: nn.Module, config: LoraConfig) -> None:
-    known = {name.rsplit(".", 1)[-1] for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
+    known = {
+        name.rsplit(".", 1)[-1] for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))
+    }
     for target in config.target_modules or ():
         if target.rsplit(".", 1)[-1] not in known:
             raise ConfigError(
@@ -57,18 +59,24 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 
 def sliced_linear(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
-    """Outputs ``rows`` of a linear layer without bias, adapted or not, without computing the others.
+    """Outputs ``rows`` of a linear layer without bias, adapted or not, without computing the others; in float32.
 
     Reading ``layer.weight[rows]`` alone would silently leave the adapter out.
     """
+    x = x.float()
     if not isinstance(layer, LoraLayer):
-        return F.linear(x, layer.weight[rows])  # type: ignore[index, arg-type]
-    out = F.linear(x, layer.get_base_layer().weight[rows])
+        return F.linear(x, _weight(layer)[rows].float())
+    out = F.linear(x, _weight(layer.get_base_layer())[rows].float())
     for name in layer.active_adapters:
-        down, up = layer.lora_A[name], layer.lora_B[name]
-        adapter_in = layer.lora_dropout[name](layer._cast_input_dtype(x, down.weight.dtype))
-        out = out + (F.linear(down(adapter_in), up.weight[rows]) * layer.scaling[name]).to(out.dtype)
+        low_rank = F.linear(layer.lora_dropout[name](x), _weight(layer.lora_A[name]).float())
+        out = out + F.linear(low_rank, _weight(layer.lora_B[name])[rows].float()) * layer.scaling[name]
     return out
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
@@ -83,7 +91,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
         tensor = value.detach().float()
         if owner and leaf == "weight":
             for adapter in layers[owner].active_adapters:
-                tensor = tensor + layers[owner].get_delta_weight(adapter).detach().float()
+                tensor = tensor + layers[owner].get_delta_weight(adapter).detach().float()  # type: ignore[attr-defined]
         state[name.replace(".base_layer.", ".")] = tensor.cpu().contiguous()
     return state
 
@@ -91,14 +99,16 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     """The adapters' tensors under peft's file names (``base_model.model.….lora_A.weight``)."""
     state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
-    return {_PREFIX + name.replace(".default.", "."): value.detach().cpu().contiguous() for name, value in state.items()}
+    return {
+        _PREFIX + name.replace(".default.", "."): value.detach().cpu().contiguous() for name, value in state.items()
+    }
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Write a folder that peft and ``lora_path`` read. Raises StopIteration if there are no adapters."""
+    """Write a folder that peft and ``lora_path`` read. For adapted models only."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={"format": "pt"})
-    model.peft_config["default"].save_pretrained(str(folder))  # type: ignore[operator, index]
+    model.peft_config["default"].save_pretrained(str(folder))  # type: ignore[index, union-attr]
 
 
 def lora_folder(path: str) -> Path:
@@ -118,7 +128,9 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
     """
     path = folder / ADAPTER_FILE
     if not path.is_file():
-        raise CheckpointError(f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null")
+        raise CheckpointError(
+            f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null"
+        )
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(str(path)).items()}
     given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
     _check_adapter(path, given, {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()})
@@ -128,7 +140,9 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
 
 def _check_adapter(path: Path, given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
     missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-    shapes = [f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}" for n in given.keys() & own.keys() if given[n].shape != own[n]]
+    shapes = [
+        f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}" for n in given.keys() & own.keys() if given[n].shape != own[n]
+    ]
     if missing or extra or shapes:
         raise CheckpointError(
             f"adapter {path} does not fit: {len(missing)} missing {missing[:4]}, {len(extra)} unknown {extra[:4]}, "

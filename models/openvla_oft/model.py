@@ -55,7 +55,7 @@ class OpenVLAOFT(nn.Module):
         hidden = self.language_model(embeddings, self._present(present, context.shape[1]))
         last_prompt = prompt.shape[1] + context.shape[1] - 1
         read = hidden[:, last_prompt : last_prompt + self.net.action_tokens]
-        return ReadOut(read, self.language_model.action_logits(read).float())
+        return ReadOut(read, self.language_model.action_logits(read))
 
     def _context(self, pixels: Tensor, proprio: Tensor | None) -> Tensor:
         """Embeddings between BOS and prompt: [B, n·P (+ 1), d]."""
@@ -78,4 +78,6 @@ class OpenVLAOFT(nn.Module):
             return None
         tail = self.net.action_tokens + int(self.net.stop_token)
         batch = present.shape[0]
-        return torch.cat([present[:, :1], present.new_ones(batch, context), present[:, 1:], present.new_ones(batch, tail)], 1)
+        return torch.cat(
+            [present[:, :1], present.new_ones(batch, context), present[:, 1:], present.new_ones(batch, tail)], 1
+        )

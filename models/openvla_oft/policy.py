@@ -128,14 +128,14 @@ class OpenVLAOFTPolicy(nn.Module):
         """See :meth:`embodied.protocols.Policy.describe`."""
         total = sum(p.numel() for p in self.parameters())
         trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
-        net = self.model.net
+        net, settings = self.model.net, self.settings
         return {
-            "model": f"OpenVLA-OFT {self.settings.model_path or f'{self.settings.size} at random, seed {self.settings.seed}'}",
+            "model": f"OpenVLA-OFT {settings.model_path or f'{settings.size} at random, seed {settings.seed}'}",
             "parameters": f"{total:,}",
-            "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if self.settings.is_lora else ''})",
-            "precision": self.settings.precision,
+            "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if settings.is_lora else ''})",
+            "precision": settings.precision,
             "attention": net.attention + (", stop token" if net.stop_token else ", no stop token"),
-            "input": f"{net.num_images} × {net.image_size} px, {net.proprio_dim} of state, prompts of {self.prompts.shape[1]}",
+            "input": f"{net.num_images} × {net.image_size} px, state {net.proprio_dim}, prompt {self.prompts.shape[1]}",
             "output": f"{net.num_action_chunks} actions × {net.action_dim}, statistics '{self.statistics.name}'",
         }
 
@@ -163,7 +163,7 @@ class OpenVLAOFTPolicy(nn.Module):
         return state if self.statistics.proprio is None else self.statistics.proprio.normalize(state)
 
     def _env_range(self, env: EnvSpec) -> Range:
-        """Without statistics of demonstrations: the env's own range. Where the gripper is converted, its data are 0 … 1."""
+        """Without demonstrations: the env's own range; where the gripper is converted, that of datasets, 0 … 1."""
         low, high = list(env.action_low), list(env.action_high)
         if self.settings.policy_setup != "none":
             low[-1], high[-1] = 0.0, 1.0
@@ -188,7 +188,9 @@ def _check_fit(policy: PolicySpec, env: EnvSpec) -> None:
     images = env.obs.get("images")
     if images is None or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
         got = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"
-        raise SpecMismatchError(f"this policy needs images uint8 [C, H, W, 3], the env gives {got}", "choose an env with cameras")
+        raise SpecMismatchError(
+            f"this policy needs images uint8 [C, H, W, 3], the env gives {got}", "choose an env with cameras"
+        )
     if images.shape[0] < policy.num_images:
         raise SpecMismatchError(
             f"the policy reads {policy.num_images} images, the env has {images.shape[0]} ({', '.join(env.cameras)})",
@@ -197,7 +199,9 @@ def _check_fit(policy: PolicySpec, env: EnvSpec) -> None:
     state = env.obs["state"].shape if "state" in env.obs else (0,)
     if policy.state_dim and state != (policy.state_dim,):
         fix = f"set actor.model.proprio_dim={state[0]}" if state[0] else "set actor.model.use_proprio=false"
-        raise SpecMismatchError(f"the policy reads {policy.state_dim} numbers of robot state, the env gives {list(state)}", fix)
+        raise SpecMismatchError(
+            f"the policy reads {policy.state_dim} numbers of robot state, the env gives {list(state)}", fix
+        )
     if env.action_dim != policy.action_dim:
         raise SpecMismatchError(
             f"the policy gives {policy.action_dim} numbers an action, the env takes {env.action_dim}",

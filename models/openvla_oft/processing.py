@@ -6,7 +6,7 @@ Source of the constants: preprocessor_config.json of the released checkpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class PixelProcessor(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, size: int, crop: bool, statistics: list[Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, size: int, crop: bool, statistics: Sequence[Mapping[str, Any]] | None = None) -> None:
         super().__init__()
         self.size = size
         self.crop = crop

@@ -24,7 +24,7 @@ SHARD_BYTES = 5 * 10**9
 
 
 def save_folder(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write everything ``model_path`` needs. Tensors that are not built are copied from the checkpoint the policy came from.
+    """Write everything ``model_path`` needs. Tensors that are not built are copied from the policy's own checkpoint.
 
     Raises:
         CheckpointError: the folder holds files already, or the policy is not bound to an env (no action range).
@@ -48,7 +48,9 @@ def _write_tensors(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int) -> No
     if proprio:
         torch.save(proprio, path / "proprio_projector--0_checkpoint.pt")
     if policy.value_head is not None:
-        values = {name: tensor.detach().float().cpu().contiguous() for name, tensor in policy.value_head.state_dict().items()}
+        values = {
+            name: tensor.detach().float().cpu().contiguous() for name, tensor in policy.value_head.state_dict().items()
+        }
         save_file(values, str(path / VALUE_HEAD_FILE))
     if policy.settings.model_path is not None:
         state |= dead_tensors(Folder.open(policy.settings.model_path), policy.model.net)
@@ -83,7 +85,14 @@ def _shards(state: dict[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor
 def _hf_config(net: NetConfig) -> dict[str, Any]:
     """What the original code reads; ``timm_model_ids`` only where the towers are the released ones."""
     towers = (net.featurizer, net.fused_featurizer) == (OPENVLA_7B.featurizer, OPENVLA_7B.fused_featurizer)
-    text = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps", "rope_theta")
+    text = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "rms_norm_eps",
+        "rope_theta",
+    )
     return {
         "model_type": "openvla",
         "architectures": ["OpenVLAForActionPrediction"],

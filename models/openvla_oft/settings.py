@@ -51,15 +51,21 @@ class Settings:
     lora_rank: int = 32
     lora_alpha: float | None = None  # null = min(rank, 16), as released
     lora_dropout: float = 0.0
-    lora_target_modules: str | Sequence[str] | None = None  # name endings; null or all-linear = the released adapters' list
-    lora_modules_to_save: Sequence[str] = ()  # name endings of modules trained in full instead of adapted, e.g. [lm_head]
+    lora_target_modules: str | Sequence[str] | None = (
+        None  # name endings; null or all-linear = the released adapters' list
+    )
+    lora_modules_to_save: str | Sequence[str] | None = (
+        None  # name endings of modules trained in full instead of adapted, e.g. [lm_head]
+    )
     lora_path: str | None = None  # peft folder to start the adapters from
     lora_init_weights: bool | str = True  # true (B = 0), gaussian, or false (random, for tests)
     lora_use_rslora: bool = False  # scale by the root of the rank
     lora_rank_pattern: Mapping[str, int] | None = None  # other ranks by name pattern
     lora_alpha_pattern: Mapping[str, float] | None = None  # other scales by name pattern
     trainable_map: Mapping[str, bool] | None = None  # name prefix → train it or not; overrides is_lora
-    freeze_pattern: str | Sequence[str] | None = None  # regular expressions of parameter names to freeze; has the last word
+    freeze_pattern: str | Sequence[str] | None = (
+        None  # regular expressions of parameter names to freeze; has the last word
+    )
     value_head: bool = False
     value_type: str = "chunk_level"  # one value a record, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, far less memory
@@ -108,7 +114,12 @@ class Settings:
         if not 0 <= self.lora_dropout < 1:
             raise bad("lora_dropout", self.lora_dropout, "it is a probability", "set it to at least 0 and below 1")
         if self.lora_path and not self.is_lora:
-            raise bad("lora_path", self.lora_path, "is_lora is false, so there are no adapters", "set actor.model.is_lora=true")
+            raise bad(
+                "lora_path",
+                self.lora_path,
+                "is_lora is false, so there are no adapters",
+                "set actor.model.is_lora=true",
+            )
 
     def _check_patterns(self) -> None:
         for pattern in self.freeze_patterns:
@@ -122,11 +133,15 @@ class Settings:
         return as_tuple(self.freeze_pattern)
 
     @property
+    def saved_modules(self) -> tuple[str, ...]:
+        return as_tuple(self.lora_modules_to_save)
+
+    @property
     def lora_targets(self) -> list[str]:
         """Name endings of the layers that get adapters."""
         given = self.lora_target_modules
         names = RELEASED_TARGETS if given in (None, "all-linear") else as_tuple(given)
-        return [name for name in names if name not in {*DEAD_TARGETS, *self.lora_modules_to_save}]
+        return [name for name in names if name not in {*DEAD_TARGETS, *self.saved_modules}]
 
     @property
     def lora_scale(self) -> float:
@@ -149,7 +164,9 @@ class Settings:
         elif checkpoint is not None:
             base = checkpoint
         else:
-            raise bad("size", None, "there is no checkpoint to take sizes from", f"set it to one of: {', '.join(PRESETS)}")
+            raise bad(
+                "size", None, "there is no checkpoint to take sizes from", f"set it to one of: {', '.join(PRESETS)}"
+            )
         wanted = self._checked(self._with_conventions(self._with_sizes(base)))
         if checkpoint is not None:
             self._compare(wanted, checkpoint if with_conventions else self._with_conventions(checkpoint))
@@ -178,19 +195,23 @@ class Settings:
             wrong = "; ".join(f"{n} {getattr(wanted, n)}, the checkpoint's {getattr(checkpoint, n)}" for n in names)
             raise ConfigError(
                 f"actor.model does not fit the checkpoint {self.model_path}: {wrong}",
-                "set these keys under actor.model to the checkpoint's values; actor.model.size=null takes all sizes from it",
+                "set these keys to the checkpoint's values; actor.model.size=null takes all sizes from it",
             )
 
     def _checked(self, net: NetConfig) -> NetConfig:
         """Sizes that must divide each other."""
         if net.image_size % net.patch_size:
-            raise bad("image_size", net.image_size, f"patch_size {net.patch_size} does not divide it", "choose a multiple")
+            raise bad(
+                "image_size", net.image_size, f"patch_size {net.patch_size} does not divide it", "choose a multiple"
+            )
         if net.hidden_size % (2 * net.num_attention_heads):
-            fix = "choose a multiple of twice actor.model.num_attention_heads (rotary positions need an even width a head)"
+            fix = "choose a multiple of twice num_attention_heads (rotary positions need an even width)"
             raise bad("hidden_size", net.hidden_size, f"it is shared by {net.num_attention_heads} heads", fix)
         for tower in (net.featurizer, net.fused_featurizer):
             if tower.width % tower.heads:
-                raise bad("vision_hidden_size", tower.width, f"{tower.heads} heads do not divide it", "choose a multiple")
+                raise bad(
+                    "vision_hidden_size", tower.width, f"{tower.heads} heads do not divide it", "choose a multiple"
+                )
             if tower.depth < 2:
                 raise bad("vision_num_layers", tower.depth, "the last layer is never run", "set it to 2 or more")
         if net.vocab_size <= N_BINS:
@@ -209,7 +230,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "size": (*PRESETS, None),
     "precision": ("fp32", "bf16"),
     "attention": ("bidirectional", "causal"),
-    # Flash attention as a package is left out: its causality comes from elsewhere, and sdpa takes a flash kernel itself.
+    # The flash-attn package is left out: it decides on causality elsewhere, and sdpa takes a flash kernel itself.
     "attn_implementation": ("sdpa", "eager"),
     "policy_setup": GRIPPERS,
     "value_type": ("chunk_level", "action_level"),
@@ -231,5 +252,7 @@ def _side(image_size: Any) -> int:
     """64 and [64, 64] → 64."""
     sides = [image_size] if isinstance(image_size, int) else list(image_size)
     if len(set(sides)) != 1 or not isinstance(sides[0], int) or sides[0] < 1:
-        raise bad("image_size", image_size, "the towers take square pictures", "set it to one number, or two equal ones")
+        raise bad(
+            "image_size", image_size, "the towers take square pictures", "set it to one number, or two equal ones"
+        )
     return sides[0]

@@ -1,7 +1,7 @@
 """Instructions → prompt tokens, with a checkpoint's ``tokenizer.json`` or the small one that comes with this package.
 
 Both follow Llama 2: spaces are '▁', unknown characters become byte tokens, BOS is id 1 and </s> id 2. The embedded one
-has under 768 tokens and is made by :mod:`.build_tokenizer`. Read with ``tokenizers`` alone: nothing here can run remote code.
+has under 768 tokens and is made by :mod:`.build_tokenizer`. Only ``tokenizers`` reads them: no remote code can run.
 """
 
 from __future__ import annotations
@@ -76,8 +76,12 @@ class PromptTokenizer:
 
 def _read(path: Path) -> Tokenizer:
     if not path.is_file():
-        raise CheckpointError(f"no tokenizer at {path}", "copy tokenizer.json from the checkpoint's source into the folder")
+        raise CheckpointError(
+            f"no tokenizer at {path}", "copy tokenizer.json from the checkpoint's source into the folder"
+        )
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001  (tokenizers raises bare Exception)
-        raise CheckpointError(f"{path} is not a tokenizer.json: {error}", "copy it again from the checkpoint's source") from error
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise CheckpointError(
+            f"{path} is not a tokenizer.json: {error}", "copy it again from the checkpoint's source"
+        ) from error

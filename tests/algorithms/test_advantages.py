@@ -12,7 +12,7 @@ from embodied.errors import UnknownNameError
 
 # Group 7: returns 1, 0, 0, 1 → mean .5, deviations ±.5, Σ of squares 1.
 # Group 3: returns 2, 5 → mean 3.5, deviations ±1.5, Σ of squares 4.5.
-# Group 9: one episode. Group 4: three times 0.1, whose mean in binary is not 0.1.
+# Group 9: one episode. Group 4: three times 0.1.
 # The ids are out of order and interleaved on purpose.
 RETURNS = torch.tensor([1.0, 2.0, 0.0, 8.0, 0.0, 5.0, 1.0, 0.1, 0.1, 0.1])
 GROUPS = torch.tensor([7, 3, 7, 9, 7, 3, 7, 4, 4, 4])
@@ -64,6 +64,20 @@ def test_groups_without_a_difference_are_exactly_zero_and_counted(name):
     assert [got.values[i].item() for i in (3, 7, 8, 9)] == [0.0] * 4
     # Groups 9 (one episode) and 4 (all equal) of the four.
     assert (got.groups, got.single_groups, got.zero_groups, got.zero_share) == (4, 1, 2, 0.5)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_equal_returns_are_zero_where_their_mean_is_rounded(name):
+    # In float64 0.1 + 0.1 + 0.1 = 0.30000000000000004, and a third of that is not 0.1.
+    got = adv.make_estimator(name)(torch.tensor([0.1, 0.1, 0.1], dtype=torch.float64), torch.tensor([2, 2, 2]))
+    assert got.values.tolist() == [0.0, 0.0, 0.0]
+    assert got.zero_share == 1.0
+
+
+def test_large_returns_keep_their_differences():
+    # 2²⁴ and 2²⁴ + 2 are float32, their mean 2²⁴ + 1 is not: with a rounded mean the deviations would be 0 and 2.
+    got = adv.dr_grpo(torch.tensor([2.0**24, 2.0**24 + 2]), torch.tensor([0, 0]))
+    assert got.values.tolist() == [-1.0, 1.0]
 
 
 def test_no_episodes_are_no_groups():

@@ -1,0 +1,53 @@
+# make train   the main job: reinforcement learning on LIBERO-10 with the small embedded policy
+# make test    the test suite (make test ARGS="-m slow" for the long ones)
+# Each sets up everything that it needs: .venv, packages, and the renderer's system libraries.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+# What software rendering without a display needs (Debian, Ubuntu), and what OpenCV links to.
+RENDERER_PACKAGES := libegl1 libgl1 libosmesa6 libglib2.0-0
+RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
+
+.PHONY: train test setup renderer docs clean
+
+train: setup
+	$(PY) -m embodied.train env=libero_10 $(ARGS)
+
+test: setup
+	$(PY) -m pytest $(ARGS)
+
+setup: $(VENV)/.installed renderer
+
+# A machine without a GPU gets torch 2.13.0 by name first, so that a CPU build that pip is set up to find is taken; the
+# default build of the package index brings several GB of GPU libraries.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "embodied needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Run: make PYTHON=python3.11"; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) \
+	  || { echo "cannot make $(VENV). On Debian and Ubuntu: sudo apt-get install -y python3-venv"; exit 1; }
+	$(PY) -m pip install --quiet --upgrade pip
+	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; \
+	  then echo "GPU found: the default build of torch"; $(PY) -m pip install --quiet "torch>=2.7"; \
+	  else echo "no GPU: torch 2.13.0"; $(PY) -m pip install --quiet "torch==2.13.0"; fi
+	$(PY) -m pip install --quiet -e ".[libero,maniskill,dev]"
+	@touch $@
+
+# Installs the libraries if they are missing and this user may; otherwise says the command.
+renderer:
+	@missing=; for library in $(RENDERER_LIBRARIES); do \
+	  ldconfig -p 2>/dev/null | grep -q "$$library" || missing="$$missing $$library"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	echo "missing system libraries:$$missing"; \
+	if ! command -v apt-get >/dev/null; then \
+	  echo "install Mesa's EGL, GL and OSMesa and GLib with this system's package manager, then run make again"; exit 1; fi; \
+	if [ "$$(id -u)" = 0 ]; then run=; elif sudo -n true 2>/dev/null; then run=sudo; else \
+	  echo "run: sudo apt-get update && sudo apt-get install -y $(RENDERER_PACKAGES)"; exit 1; fi; \
+	$$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq $(RENDERER_PACKAGES)
+
+docs: setup
+	$(PY) -m embodied.tools.docs
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

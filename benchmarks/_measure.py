@@ -1,0 +1,61 @@
+"""What the benchmarks share: CPU time of a process tree, facts of the machine, and where results go."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU seconds that these processes have used so far, all threads (schedstat counts nanoseconds)."""
+    return sum(_thread_ns(pid) for pid in pids) / 1e9
+
+
+def _thread_ns(pid: int) -> int:
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir())
+
+
+def descendants(pid: int) -> list[int]:
+    """``pid`` and all processes below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(found for child in children for found in descendants(int(child)))]
+
+
+def machine(packages: Iterable[str]) -> dict[str, Any]:
+    """Facts that a reader needs to place a number."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.machine())
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return {
+        "date": date.today().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit,
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def save(name: str, result: dict[str, Any]) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
