@@ -41,6 +41,7 @@ class EnvSide:
     name: str
     config: schema.EnvSideConfig
     kwargs: Mapping[str, Any]
+    env: Env  # constructed to be asked, never reset
     spec: EnvSpec
     max_steps: int
 
@@ -85,6 +86,8 @@ def check(composed: Composed) -> Checked:
     for side in (train, evaluation):
         if side.config.video_cfg.save_video:
             check_writable(Path(side.config.video_cfg.video_base_dir))
+    for env in {side.identity: side.env for side in (train, evaluation)}.values():
+        env.preflight()
     return Checked(composed, train, evaluation)
 
 
@@ -92,8 +95,7 @@ def _side(name: str, side: schema.EnvSideConfig) -> EnvSide:
     kwargs = schema.target_kwargs(side, f"env.{name}")
     env: Env = schema.load_target(side.target, f"env.{name}._target_")(**kwargs)
     spec = env.spec
-    env.close()
-    return EnvSide(name, side, kwargs, spec, side.max_episode_steps or spec.max_episode_steps)
+    return EnvSide(name, side, kwargs, env, spec, side.max_episode_steps or spec.max_episode_steps)
 
 
 def sampling(config: schema.SamplingConfig) -> Sampling:

@@ -17,7 +17,7 @@ from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied import schema
 from embodied.errors import ConfigError, did_you_mean
@@ -61,7 +61,11 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"].get("only_eval", False))
     raw["runner"]["experiment_name"] = name
     try:
-        mapping = OmegaConf.to_container(OmegaConf.merge(schema.defaults(), raw), resolve=True)
+        merged = OmegaConf.merge(schema.defaults(), raw)
+        mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        key = error.full_key
+        raise ConfigError(f"{key} is not set, and has no default", f"add {key}=… to the command") from error
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
@@ -72,8 +76,8 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
 
 
 def _default_name(choices: dict[str, str], only_eval: bool) -> str:
-    parts = [choices["env@env.train"], choices["model"], choices["algorithm"]]
-    return "-".join(parts) + ("-eval" if only_eval else "")
+    parts = [choices.get(group) for group in ("env@env.train", "model", "algorithm")]
+    return "-".join(filter(None, parts)) + ("-eval" if only_eval else "")
 
 
 def _expand(overrides: Sequence[str]) -> list[str]:
@@ -99,12 +103,12 @@ def _expand(overrides: Sequence[str]) -> list[str]:
 def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> dict[str, Any]:
     search: list[str] = []
     if config_dirs:
-        search = [f"hydra.searchpath=[{','.join(f'file://{Path(folder).resolve()}' for folder in config_dirs)}]"]
+        search = [f"hydra.searchpath=[{','.join(map(_search_path, config_dirs))}]"]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("embodied.config", version_base="1.3"):
             config = hydra_compose(config_name, overrides + search, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _composition_error(error, overrides, config_dirs) from None
     finally:
         GlobalHydra.instance().clear()
@@ -112,6 +116,12 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
     with open_dict(config):
         del config["hydra"]  # it has references of its own that only hydra's launcher can resolve
     return {**OmegaConf.to_container(config, resolve=False), **choices}  # type: ignore[dict-item]
+
+
+def _search_path(folder: str) -> str:
+    """A folder as an element of a list in hydra's grammar, whatever characters its name has."""
+    escaped = str(Path(folder).resolve()).replace("'", "\\'")
+    return f"'file://{escaped}'"
 
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
@@ -155,7 +165,7 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], b
         if argument == "--cfg":
             print_only = True
         elif argument == "--config-dir":
-            folders.append(next(arguments, ""))
+            folders.append(next(arguments, None) or "(nothing)")
         elif argument.startswith("-"):
             raise ConfigError(
                 f"unknown option '{argument}'.{did_you_mean(argument, ['--help', '--cfg', '--config-dir'])}",

@@ -3,13 +3,13 @@
     plan(seed, i) ─▶ rollout.collect ─▶ slab rows + returns ─▶ trainer.update ─▶ weights ─▶ rollout of i + 1
                                                                      └▶ metrics   └▶ checkpoint, evaluation
 
-A stop signal ends the loop between these steps; what is half done (a rollout) is dropped, what must be whole (an
-update, a save) is finished first, and a checkpoint is left from which the same command goes on.
+A stop signal ends the loop between these steps; what is half done (a rollout, an evaluation) is dropped, what must be
+whole (an update, a save) is finished first, and a checkpoint is left from which the same command goes on.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from embodied import summary
@@ -28,9 +28,10 @@ def train(parts: Parts) -> int:
     """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
     runner, trainer, sections = parts.config.runner, parts.trainer, parts.sections
     iteration = saved = resume(parts)
-    collector = parts.open_collector(parts.checked.train, parts.sizes.rows) if iteration < runner.max_epochs else None
-    with StopSignal() as stop, suppress(Stopped):
-        while collector is not None and iteration < runner.max_epochs:
+    with ExitStack() as opened, StopSignal() as stop, suppress(Stopped):
+        if iteration < runner.max_epochs:
+            collector = opened.enter_context(closing(parts.open_collector(parts.checked.train, parts.sizes.rows)))
+        while iteration < runner.max_epochs:
             sections.reset()
             with sections("time/rollout"):
                 results, stats = collect(parts, collector, iteration)
@@ -39,10 +40,9 @@ def train(parts: Parts) -> int:
                     metrics, batch = trainer.update(collector.slab.arrays, results, iteration)
                 iteration += 1
                 metrics |= summary.rollout(collector, results, stats, batch, sections)
-            if due(iteration, runner.val_check_interval, runner.max_epochs):
-                with sections("time/eval"):
-                    metrics |= evaluate(parts, iteration, collector)
-            with stop.hold():
+                if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
+                    with stop.cut_short(), sections("time/eval"):
+                        metrics |= evaluate(parts, iteration, collector)
                 if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
                     with sections("time/save"):
                         save(parts, iteration)

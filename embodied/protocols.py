@@ -33,8 +33,15 @@ class Env(Protocol):
     @property
     def spec(self) -> EnvSpec: ...
 
+    def preflight(self) -> None:
+        """Called once in the launching process, before any worker starts: check in seconds, and in a process of its own,
+        what the workers will need (a renderer). Changes nothing here.
+        Raises :class:`embodied.errors.RendererUnavailableError` or another error with the fix."""
+        ...
+
     def prepare(self) -> WorkerFacts:
-        """Called once in the worker before anything else: choose the renderer, set variables, import the simulator.
+        """Called in the worker before anything else: choose the renderer, set variables, import the simulator. A worker
+        that hosts several slots calls it for each.
         Raises :class:`embodied.errors.RendererUnavailableError` or ``AssetsMissingError``."""
         ...
 

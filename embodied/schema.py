@@ -14,9 +14,10 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 
@@ -26,7 +27,7 @@ Precision = Literal["fp32", "bf16"]
 class Section(BaseModel):
     """A part of the configuration; unknown keys are errors, values cannot change after composition."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class OpenSection(Section):
@@ -325,7 +326,7 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
 
     Raises:
         UnknownKeyError: a key that the target does not take.
-        ConfigError: the target cannot be imported, or a required argument is missing.
+        ConfigError: the target cannot be imported, a required argument is missing, or a value is of another type.
     """
     signature = inspect.signature(load_target(section.target, f"{path}._target_"))
     given = dict(section.model_extra or {})
@@ -337,7 +338,25 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     for name, parameter in signature.parameters.items():
         if parameter.default is parameter.empty and name not in given and parameter.kind is not parameter.VAR_KEYWORD:
             raise ConfigError(f"{path}.{name} is missing", f"set {path}.{name}; {section.target} needs it")
-    return given
+    names = importlib.import_module(section.target.rpartition(".")[0]).__dict__
+    annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    return {name: _of_type(annotations.get(name, Any), names, value, f"{path}.{name}") for name, value in given.items()}
+
+
+def _of_type(annotation: Any, names: dict[str, Any], value: Any, key: str) -> Any:
+    """``value`` as the target's annotation wants it, or as it is where the annotation is none that can be checked."""
+    try:
+        hints = get_type_hints(SimpleNamespace(__annotations__={"value": annotation}), names)
+        adapter = TypeAdapter(hints["value"])
+    except (NameError, PydanticSchemaGenerationError):
+        return value
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ConfigError(
+            _wrong_value({**problem, "loc": (key, *problem["loc"])}), "set the key to a value of that kind"
+        ) from None
 
 
 def episodes_per_iteration(config: Config) -> int:

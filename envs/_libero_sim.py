@@ -110,7 +110,7 @@ class SensorClock:
         """One sub-step; whether the sensors are read in it."""
         elapsed, sampled = self.state
         elapsed += self._timestep
-        read = force or (not sampled and self._PERIOD >= elapsed)
+        read = force or (not sampled and elapsed <= self._PERIOD)
         sampled |= read
         if elapsed >= self._PERIOD:
             read |= not sampled
@@ -120,7 +120,7 @@ class SensorClock:
 
 
 class TaskSimulator:
-    """The simulator of one task. Building takes 1–9 s; going to an initial state about 0.1 s the first time, then 1 ms."""
+    """The simulator of one task. Building takes seconds; going to an initial state 0.1 s at first, then 0.1 ms."""
 
     def __init__(self, bddl_file: str, cameras: tuple[str, ...], height: int, width: int) -> None:
         import mujoco
@@ -277,12 +277,12 @@ def _build(bddl_file: str) -> Any:
     """The robosuite environment after its first reset, its fixtures placed with a fixed seed; no GL."""
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    others = np.random.get_state()  # noqa: NPY002 (LIBERO draws from the global generator)
+    others = np.random.get_state()
     with _quiet():
         env = ControlEnv(bddl_file_name=bddl_file, use_camera_obs=False, has_offscreen_renderer=False)
-        np.random.seed(_PLACEMENT_SEED)  # noqa: NPY002
+        np.random.seed(_PLACEMENT_SEED)
         env.reset()
-    np.random.set_state(others)  # noqa: NPY002
+    np.random.set_state(others)
     return env.env
 
 

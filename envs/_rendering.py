@@ -1,7 +1,7 @@
 """OpenGL without a display for MuJoCo: which backend works on this machine, and pictures from it.
 
-Nothing is imported or created in the process that asks :func:`check_renderer`: each backend is tried in a process of its
-own, because a GL library that fails half-way cannot be unloaded, and some drivers crash instead of raising.
+Nothing is imported or created in the process that asks :func:`check_renderer`: each backend is tried in a process of
+its own, because a GL library that fails half-way cannot be unloaded, and some drivers crash instead of raising.
 """
 
 from __future__ import annotations

@@ -61,13 +61,15 @@ class LiberoEnv:
         reward_mode: str = "sparse",
         max_episode_steps: int | None = None,
         wait_steps: int = 10,
-        max_cached_simulators: int = 4,
+        max_cached_simulators: int = 3,
         init_params: Mapping[str, Any] | None = None,
         renderer: str = "auto",
     ) -> None:
         _check_name("reward mode", reward_mode, _REWARD_MODES, "env.train.reward_mode")
         _check_name("renderer", renderer, ("auto", *BACKENDS), "env.train.renderer")
         _check_name("task suite", task_suite_name, MAX_STEPS, "env.train.task_suite_name")
+        if max_episode_steps is not None:
+            _check_range("max_episode_steps", max_episode_steps, 1, 10**6)
         _check_range("wait_steps", wait_steps, 0, 1000)
         _check_range("max_cached_simulators", max_cached_simulators, 1, 130)
         self._cameras, self._height, self._width = _camera_params(init_params or {})
@@ -98,10 +100,8 @@ class LiberoEnv:
     def spec(self) -> EnvSpec:
         return self._spec
 
-    @staticmethod
-    def check_renderer(renderer: str = "auto") -> RendererChoice:
-        """For the launcher: which GL backend a worker would take, without creating anything here."""
-        return check_renderer(renderer)
+    def preflight(self) -> None:
+        check_renderer(self._renderer)
 
     def prepare(self) -> WorkerFacts:
         choice, found = _prepare_once(self._paths, self._renderer)
@@ -191,7 +191,8 @@ def _choose(tasks: list[LiberoTask], suite: str, task_ids: Sequence[int] | None)
         _check_range(f"task_ids of {suite}", task_id, 0, len(tasks) - 1)
     if not task_ids or len(set(task_ids)) < len(task_ids):
         raise ConfigError(
-            f"env.train.task_ids is {list(task_ids)}, expected different ids", "set env.train.task_ids=null for all tasks"
+            f"env.train.task_ids is {list(task_ids)}, expected different ids",
+            "set env.train.task_ids=null for all tasks",
         )
     return [tasks[task_id] for task_id in task_ids]
 

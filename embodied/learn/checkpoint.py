@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -42,6 +43,7 @@ class Meta:
     weight_version: int
     parameters: dict[str, list[int]]  # trainable parameter → shape
     policy: dict[str, str]  # Policy.describe()
+    files: dict[str, int]  # name → bytes of the other files: what is shorter or gone was damaged later
 
 
 class Checkpoints:
@@ -67,18 +69,19 @@ class Checkpoints:
         """
         final, aside = self.folder / f"{iteration:06d}", self.folder / f".writing-{iteration:06d}"
         shutil.rmtree(aside, ignore_errors=True)
-        meta = Meta(FORMAT, iteration, weight_version, _shapes(policy), dict(policy.describe()))
         try:
             aside.mkdir(parents=True)
             with _quiet():
                 dcp.save(_state(policy, optimizer), checkpoint_id=aside, no_dist=True)
+            files = {file.name: file.stat().st_size for file in sorted(aside.iterdir())}
+            meta = Meta(FORMAT, iteration, weight_version, _shapes(policy), dict(policy.describe()), files)
             _write_synced(aside / "meta.json", json.dumps(asdict(meta), indent=1))
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
-        except OSError as error:
+        except (OSError, CheckpointException) as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
-                f"cannot write checkpoint {final}: {error.strerror or error}",
+                f"cannot write checkpoint {final}: {error}",
                 "free space or fix the permissions, then run the same command again; earlier checkpoints are intact",
             ) from error
         for old in self.all()[: -self._max_keep]:
@@ -90,9 +93,9 @@ class Checkpoints:
         for path in reversed(self.all()):
             try:
                 meta = read_meta(path)
-                dcp.FileSystemReader(path).read_metadata()
-            except Exception as error:  # noqa: BLE001 (any damage of any file: say so, take the one before)
-                say(f"checkpoint {path} is damaged ({type(error).__name__}: {error}); trying the one before it")
+                _check_files(path, meta)
+            except CheckpointError as error:
+                say(f"{error.message}; trying the one before it")
                 continue
             return path, meta
         return None
@@ -106,6 +109,7 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer | None = N
     """
     meta = read_meta(path)
     _check_same_model(path, meta, policy)
+    _check_files(path, meta)
     state = _state(policy, optimizer)
     planner = dcp.DefaultLoadPlanner(
         allow_partial_load=optimizer is not None
@@ -113,7 +117,7 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer | None = N
     try:
         with _quiet():
             dcp.load(state, checkpoint_id=path, planner=planner, no_dist=True)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"checkpoint {path} is damaged: {type(error).__name__}: {error}",
             "give an earlier one, or remove this folder: the run then goes on from the one before it",
@@ -137,7 +141,7 @@ def read_meta(path: Path) -> Meta:
             f"no checkpoint at {path} (no meta.json)",
             "give the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
         ) from None
-    except (json.JSONDecodeError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"checkpoint {path}: meta.json is damaged: {error}", "give an earlier checkpoint"
         ) from error
@@ -146,6 +150,16 @@ def read_meta(path: Path) -> Meta:
             f"checkpoint {path} has format {meta.format}, this version reads {FORMAT}", "use the version that wrote it"
         )
     return meta
+
+
+def _check_files(path: Path, meta: Meta) -> None:
+    for name, size in meta.files.items():
+        there = (path / name).stat().st_size if (path / name).is_file() else 0
+        if there != size:
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: {name} has {there} bytes instead of {size}",
+                "give an earlier one, or remove this folder: the run then goes on from the one before it",
+            )
 
 
 _OPTIONS = StateDictOptions(ignore_frozen_params=True)

@@ -42,10 +42,10 @@ class UpdateTotals:
     gap: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        taken = max(self.batches, 1)
+        taken = max(self.steps, 1)
         return {
             "train/loss": self.loss / taken,
-            "train/entropy": self.entropy / taken,
+            "train/entropy": self.entropy / max(self.batches, 1),
             "train/grad_norm": self.grad_norm / taken,
             "train/optimizer_steps": self.steps,
             "train/skipped_records": self.skipped,
@@ -161,7 +161,7 @@ class Trainer:
         self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, elements: Elements, part: Tensor,
         totals: UpdateTotals, measure_gap: bool,
     ) -> float:  # fmt: skip
-        """Forward and backward of some records, their share of the loss; ``part`` int64 [m] indexes the optimizer batch."""
+        """Forward and backward of some records; their share of the loss. ``part`` int64 [m] indexes the batch."""
         records = gather(arrays, self._fields, batch.rows[chosen.numpy()], self.device)
         result = self.policy.evaluate(records, self.sampling)
         steps, chunk = batch.num_steps[chosen].to(self.device), self.policy.spec.num_action_chunks

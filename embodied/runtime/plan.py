@@ -58,7 +58,7 @@ def _starts(spec: EnvSpec, seed: int, first: int, count: int, env_seed: int) -> 
 
 
 def eval_plan(spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0) -> list[Episode]:
-    """The first ``episodes_per_task`` initial states of every task, each once (from the first again if it has fewer)."""
+    """The first ``episodes_per_task`` initial states of every task, each once (a task with fewer begins again)."""
     plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
         for k in range(episodes_per_task):

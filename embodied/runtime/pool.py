@@ -82,6 +82,7 @@ class Pool:
         self._epoll = select.epoll()
         self._workers: list[WorkerProcess] = []
         self._by_fd: dict[int, WorkerProcess] = {}
+        self._by_slot: dict[int, WorkerProcess] = {}
         config.log_dir.mkdir(parents=True, exist_ok=True)
         try:
             for index in range(config.num_workers):
@@ -152,7 +153,10 @@ class Pool:
             worker.since = time.monotonic()
         worker.pending.append(command.kind)
         if video is not None:
-            send(worker.socket, video)
+            try:
+                send(worker.socket, video)
+            except OSError:
+                raise self._died(worker, self._last_words(worker)) from None
         worker.channel.commands.put(command)
 
     def recv(self, min_ready: int) -> list[Completion]:
@@ -197,7 +201,7 @@ class Pool:
         except (EOFError, OSError):
             return None
 
-    def _died(self, worker: WorkerProcess, words: Ready | None) -> Exception:
+    def _died(self, worker: WorkerProcess, words: Ready | None) -> BaseException:
         code = worker.process.wait()
         if words is not None and words.error is not None:
             return words.error
@@ -241,7 +245,7 @@ class Pool:
                 worker.process.wait()
             os.close(worker.pidfd)
             worker.channel.close()
-        self._workers, self._by_fd = [], {}
+        self._workers, self._by_fd, self._by_slot = [], {}, {}
         self._epoll.close()
 
 

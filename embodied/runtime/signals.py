@@ -21,6 +21,11 @@ class StopSignal:
     def __init__(self) -> None:
         self._held = self._wanted = False
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a signal has come."""
+        return self._wanted
+
     def __enter__(self) -> StopSignal:
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
@@ -39,6 +44,17 @@ class StopSignal:
             self._held = False
         if self._wanted:
             raise Stopped
+
+    @contextmanager
+    def cut_short(self) -> Iterator[None]:
+        """Inside :meth:`hold`: a signal ends this block at once, and it alone."""
+        try:
+            self._held = False
+            yield
+        except Stopped:
+            pass
+        finally:
+            self._held = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._wanted = True

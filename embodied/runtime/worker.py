@@ -1,8 +1,8 @@
 """The env worker: a process that hosts env slots, executes whole chunks, and renders once at the end of each.
 
 Started by :mod:`embodied.runtime.pool` as ``python -m embodied.runtime.worker FD``. It waits for {commands, the
-launcher's end of the socket} in one poll and ends with its launcher. It imports neither torch nor the policy; what the simulator
-imports is the simulator's affair. GL contexts exist only here.
+launcher's end of the socket} in one poll and ends with its launcher. It imports neither torch nor the policy; what the
+simulator imports is the simulator's affair. GL contexts exist only here.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def main() -> int:
     _end_with_launcher()
     faulthandler.enable()  # a crash in the simulator's native code leaves its stack in the worker's log
     faulthandler.register(signal.SIGUSR1)  # the launcher asks a hung worker where it stands
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    for stop in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole process group, and the launcher's to handle
+        signal.signal(stop, signal.SIG_IGN)
     launcher = socket.socket(fileno=int(sys.argv[1]))
     worker = None
     try:

@@ -2,7 +2,8 @@
 
 They drive the whole stack in tests, in seconds and without a simulator:
 ``env.train._target_=embodied.testing.FakeEnv``, ``actor.model._target_=embodied.testing.FakePolicy``.
-:func:`check_env` and :func:`check_policy` call every method of the protocols and say what does not fit. Importing this package does not import torch, since env workers import it.
+:func:`check_env` and :func:`check_policy` call every method of the protocols and say what does not fit. Importing this
+package does not import torch, since env workers import it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -20,6 +20,7 @@ def check_env(env: Env, steps: int = 5) -> None:
     """
     spec = env.spec
     _check_spec(spec)
+    env.preflight()
     facts = env.prepare()
     _expect(isinstance(facts, WorkerFacts), "prepare()", type(facts).__name__, "WorkerFacts")
     actions = np.random.default_rng(0).uniform(spec.action_low, spec.action_high, (2 * steps, spec.action_dim))

@@ -62,6 +62,9 @@ class FakeEnv:
     def spec(self) -> EnvSpec:
         return self._spec
 
+    def preflight(self) -> None:
+        pass
+
     def prepare(self) -> WorkerFacts:
         if self._fault == "prepare_exception":
             raise RuntimeError("the fake env was told to fail in prepare")

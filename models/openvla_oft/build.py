@@ -12,10 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from embodied.errors import CheckpointError, ConfigError, did_you_mean
+from embodied.errors import ConfigError, did_you_mean
 
-from .action_tokenizer import Range
-from .checkpoint import VALUE_HEAD_FILE, Folder, action_range, ignored, load_exact
+from .checkpoint import VALUE_HEAD_FILE, Folder, ignored, load_exact
 from .config import NetConfig
 from .initialize import initialize
 from .lora import TRAINED_IN_FULL, inject, load_adapter, lora_folder
@@ -46,6 +45,7 @@ def build(settings: Settings) -> OpenVLAOFTPolicy:
     _set_precision(policy, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(policy)
+    policy.find_training_modules()
     return policy
 
 
@@ -92,15 +92,7 @@ def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> St
             raise bad("unnorm_key", settings.unnorm_key, reason, "set it to null, or set actor.model.model_path")
         return Statistics()
     name, values = folder.statistics(settings.unnorm_key)
-    action = action_range(values)
-    proprio = Range.from_statistics(values["proprio"], "proprio") if net.proprio_dim and "proprio" in values else None
-    for what, found, wanted in (("action", action, net.action_dim), ("proprio", proprio, net.proprio_dim)):
-        if found is not None and len(found.low) != wanted:
-            raise CheckpointError(
-                f"statistics '{name}' have {len(found.low)} {what} dimensions, actor.model.{what}_dim is {wanted}",
-                f"set actor.model.{what}_dim={len(found.low)}, or choose another actor.model.unnorm_key",
-            )
-    return Statistics(name, action, proprio)
+    return Statistics.from_block(name, values, net)
 
 
 def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:

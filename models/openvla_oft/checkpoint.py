@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
 
-from .action_tokenizer import Range
 from .config import OPENVLA_7B, NetConfig
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
@@ -193,10 +192,6 @@ def dead_tensors(folder: Folder, config: NetConfig) -> dict[str, Tensor]:
     """What :func:`ignored` leaves out, for an export that the original code can load."""
     patterns = ignored(config)
     return {name: tensor for name, tensor in folder.tensors() if any(p.match(name) for p in patterns)}
-
-
-def action_range(statistics: Mapping[str, Any]) -> Range:
-    return Range.from_statistics(statistics["action"], "action")
 
 
 def _text_sizes(text: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,5 +40,6 @@ def _std(parameter: Tensor, name: str, config: NetConfig) -> float:
 
 
 def _normal(shape: torch.Size, seed: int, name: str) -> Tensor:
-    generator = torch.Generator().manual_seed(((seed << 32) ^ zlib.crc32(name.encode())) % 2**63)
+    # Hashed together: torch's generator on the CPU only looks at 32 bits of a seed.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     return torch.randn(shape, generator=generator)

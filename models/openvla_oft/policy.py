@@ -9,15 +9,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from embodied.errors import SpecMismatchError
+from embodied.errors import CheckpointError, SpecMismatchError
 from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
 from . import sampling as distribution
 from .action_tokenizer import ActionTokenizer, Range, gripper_from_env, gripper_to_env
+from .config import NetConfig
 from .model import OpenVLAOFT, ReadOut
 from .processing import PixelProcessor
 from .settings import Settings
@@ -32,6 +34,22 @@ class Statistics:
     name: str = "env"
     action: Range | None = None
     proprio: Range | None = None
+
+    @classmethod
+    def from_block(cls, name: str, values: Mapping[str, Any], net: NetConfig) -> Statistics:
+        """From one entry of a dataset_statistics.json. Raises CheckpointError if its dimensions do not fit ``net``."""
+        if "action" not in values:
+            raise CheckpointError(f"statistics '{name}' have no entry 'action'", "choose other dataset statistics")
+        action = Range.from_statistics(values["action"], "action")
+        reads_state = bool(net.proprio_dim) and "proprio" in values
+        proprio = Range.from_statistics(values["proprio"], "proprio") if reads_state else None
+        for what, found, wanted in (("action", action, net.action_dim), ("proprio", proprio, net.proprio_dim)):
+            if found is not None and len(found.low) != wanted:
+                raise CheckpointError(
+                    f"statistics '{name}' have {len(found.low)} {what} dimensions, actor.model.{what}_dim is {wanted}",
+                    f"set actor.model.{what}_dim={len(found.low)}, or choose another actor.model.unnorm_key",
+                )
+        return cls(name, action, proprio)
 
 
 class OpenVLAOFTPolicy(nn.Module):
@@ -61,6 +79,7 @@ class OpenVLAOFTPolicy(nn.Module):
         self.action_tokenizer = ActionTokenizer(model.net.vocab_size)
         self.action_range = statistics.action
         self.padded = False  # whether the bound prompts differ in length
+        self._training_modules: list[nn.Module] = []
         self.register_buffer("prompts", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.register_buffer("present", torch.empty(0, 0, dtype=torch.bool), persistent=False)
 
@@ -84,10 +103,19 @@ class OpenVLAOFTPolicy(nn.Module):
         self.padded = not bool(present.all())
         self.action_range = self.statistics.action or self._env_range(env)
 
+    def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
+        """Take the ranges of a data set from now on, e.g. of the demonstrations that supervised training will see.
+
+        Args:
+            values: as an entry of dataset_statistics.json: ``{"action": {"q01", "q99", "mask"}, "proprio": {…}}``.
+        """
+        self.statistics = Statistics.from_block(name, values, self.model.net)
+        self.action_range = self.statistics.action
+
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`."""
-        with _without_dropout(self):
+        with _acting(self._training_modules):
             read, value = self._read_out(obs)
         logp = distribution.log_probs(read.logits, sampling)
         classes = distribution.draw(logp, uniform, sampling)
@@ -139,6 +167,13 @@ class OpenVLAOFTPolicy(nn.Module):
             "output": f"{net.num_action_chunks} actions × {net.action_dim}, statistics '{self.statistics.name}'",
         }
 
+    def find_training_modules(self) -> None:
+        """Note the modules that behave differently in training, dropout and recomputed layers, so that :meth:`act` need
+        not walk through all of them at every call."""
+        self._training_modules = [
+            m for m in self.modules() if isinstance(m, nn.Dropout) or getattr(m, "gradient_checkpointing", False)
+        ]
+
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
         from .save import save_folder
@@ -171,16 +206,16 @@ class OpenVLAOFTPolicy(nn.Module):
 
 
 @contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time being; free when the module is in it already."""
-    was_training = module.training
-    if was_training:
-        module.eval()
+def _acting(modules: list[nn.Module]) -> Iterator[None]:
+    """Evaluation mode of ``modules`` for the time being."""
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
     try:
         yield
     finally:
-        if was_training:
-            module.train()
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
 
 
 def _check_fit(policy: PolicySpec, env: EnvSpec) -> None:

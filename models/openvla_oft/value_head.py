@@ -16,4 +16,6 @@ class ValueHead(nn.Module):
         self.fc3 = nn.Linear(128, values, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(hidden.float())))))
+        features = F.gelu(self.fc2(F.gelu(self.fc1(hidden.float()))))
+        # A matrix product with so few columns sums in an order that depends on a row's place in the batch.
+        return (features.unsqueeze(1) * self.fc3.weight).sum(dim=-1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from embodied.models.openvla_oft import build_policy
 from torch import Tensor
 
-from embodied.models.openvla_oft import build_policy
 from embodied.types import ArraySpec, EnvSpec
 
 torch.set_num_threads(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from embodied.models.openvla_oft.action_tokenizer import ActionTokenizer, Range, gripper_from_env, gripper_to_env
 
 LLAMA = ActionTokenizer(32000)
@@ -75,7 +74,13 @@ def test_statistics_without_a_mask_normalise_everything() -> None:
 
 
 # Data: 0 closed, 1 open. LIBERO's env: −1 opens, +1 closes. Bridge: +1 opens, −1 closes.
-GRIPPERS = [("libero", 0.1, 1.0), ("libero", 0.9, -1.0), ("bridge", 0.1, -1.0), ("bridge", 0.9, 1.0), ("none", 0.1, 0.1)]
+GRIPPERS = [
+    ("libero", 0.1, 1.0),
+    ("libero", 0.9, -1.0),
+    ("bridge", 0.1, -1.0),
+    ("bridge", 0.9, 1.0),
+    ("none", 0.1, 0.1),
+]
 
 
 @pytest.mark.parametrize(("setup", "data", "env"), GRIPPERS)

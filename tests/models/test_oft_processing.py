@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from embodied.errors import CheckpointError
 from embodied.models.openvla_oft.build_tokenizer import build
 from embodied.models.openvla_oft.processing import PixelProcessor, centre_crop, prompt, resize
 from embodied.models.openvla_oft.tokenizer import EMBEDDED, PromptTokenizer
+
+from embodied.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-
 from embodied.models.openvla_oft.sampling import draw, entropy, log_probs
+
 from embodied.types import Sampling
 
 QUARTERS = torch.tensor([[[0.5, 0.25, 0.125, 0.125]]]).log()
@@ -28,7 +28,9 @@ def test_top_k_and_top_p_keep_the_most_likely() -> None:
     assert log_probs(QUARTERS, Sampling(top_p=0.4)).exp()[0, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.4999, 0), (0.5001, 1), (0.7501, 2), (0.8751, 3), (1 - 1e-7, 3)])
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 0), (0.4999, 0), (0.5001, 1), (0.7501, 2), (0.8751, 3), (1 - 1e-7, 3)]
+)
 def test_draw_inverts_the_cumulative_distribution(uniform: float, token: int) -> None:
     assert draw(log_probs(QUARTERS, Sampling()), torch.tensor([[uniform]]), Sampling()).item() == token
 

@@ -1,0 +1,41 @@
+"""Fixtures that several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from rig import Rig, open_rig
+
+CONFIG_DIR = Path(__file__).parent / "config"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """What ``runner.num_threads`` is by default; more is slower beside busy workers."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """:func:`rig.open_rig`, closed after the test."""
+    with ExitStack() as opened:
+        yield lambda **options: opened.enter_context(open_rig(tmp_path / "logs", **options))
+
+
+@pytest.fixture(scope="module")
+def shared_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Rig]]:
+    """Rigs that the tests of a module share: one for each set of options."""
+    with ExitStack() as opened:
+        rigs: dict[str, Rig] = {}
+
+        def get(**options: object) -> Rig:
+            key = repr(sorted(options.items()))
+            if key not in rigs:
+                rigs[key] = opened.enter_context(open_rig(tmp_path_factory.mktemp("logs"), **options))  # type: ignore[arg-type]
+            return rigs[key]
+
+        yield get

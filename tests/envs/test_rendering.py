@@ -1,0 +1,69 @@
+import os
+import sys
+
+import pytest
+from embodied.envs import _rendering
+from embodied.envs._rendering import check_renderer
+
+from embodied.errors import RendererUnavailableError, UnknownNameError
+
+
+@pytest.mark.sim
+def test_finds_a_renderer_and_leaves_no_trace(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    before, modules = dict(os.environ), set(sys.modules)
+    choice = check_renderer()
+    assert choice.name in ("egl", "osmesa")
+    assert "first of egl, osmesa that made a context" in choice.reason
+    assert dict(os.environ) == before
+    assert not {m for m in set(sys.modules) - modules if m.split(".")[0] in ("mujoco", "OpenGL")}
+
+
+def _only(monkeypatch, works: dict[str, tuple[bool, str]]) -> list[str]:
+    tried: list[str] = []
+
+    def attempt(name: str) -> tuple[bool, str]:
+        tried.append(name)
+        return works[name]
+
+    monkeypatch.setattr(_rendering, "_try_backend", attempt)
+    return tried
+
+
+def test_takes_the_next_when_the_first_fails(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    tried = _only(monkeypatch, {"egl": (False, "no device"), "osmesa": (True, "llvmpipe")})
+    assert check_renderer() == _rendering.RendererChoice(
+        "osmesa", "OSMESA (llvmpipe); first of egl, osmesa that made a context"
+    )
+    assert tried == ["egl", "osmesa"]
+
+
+def test_says_what_each_attempt_said(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    _only(monkeypatch, {"egl": (False, "no device"), "osmesa": (False, "no library")})
+    with pytest.raises(RendererUnavailableError, match="egl: no device; osmesa: no library") as caught:
+        check_renderer()
+    assert "apt-get install -y libegl1" in caught.value.remedy
+
+
+def test_a_backend_that_cannot_load_reports_its_error(monkeypatch):
+    monkeypatch.setenv("PYOPENGL_PLATFORM", "")
+    monkeypatch.setattr(_rendering, "_TRIAL", "raise ImportError('no libEGL here')")
+    assert _rendering._try_backend("egl") == (False, "ImportError: no libEGL here")
+
+
+def test_honours_what_the_user_set(monkeypatch):
+    tried = _only(monkeypatch, {"egl": (True, "a"), "osmesa": (True, "b")})
+    monkeypatch.setenv("MUJOCO_GL", "OSMesa")
+    assert check_renderer().name == "osmesa"
+    assert check_renderer("egl").reason == "EGL (a); asked for by renderer"
+    assert tried == ["osmesa", "egl"]
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    with pytest.raises(RendererUnavailableError, match="MUJOCO_GL=glfw"):
+        check_renderer()
+
+
+def test_unknown_renderer_has_a_suggestion():
+    with pytest.raises(UnknownNameError, match="Did you mean 'osmesa'"):
+        check_renderer("mesa")

@@ -1,0 +1,297 @@
+"""The trainer against an explicit computation, on records of the fake env."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rig import CPU
+
+from embodied.algorithms import aggregation, granularity, losses
+from embodied.errors import ConfigError, NumericalError
+from embodied.learn.batch import optimizer_batches
+from embodied.learn.optimizer import make_optimizer
+from embodied.learn.trainer import Trainer
+from embodied.runtime.plan import train_plan
+from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
+from embodied.testing import FakePolicy
+from embodied.types import Evaluation, Sampling
+
+HUGE = 1e9  # a norm that no gradient reaches: nothing is clipped
+
+
+@pytest.fixture(scope="module")
+def collected(shared_rig):
+    """8 episodes of 4 starts; the arrays are a copy, so that tests may change them."""
+    rig = shared_rig(slots=4, workers=1, success_distance=0.6)
+    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=8, group_size=2)
+    results, _ = rig.rollout().collect(plan, rig.job())
+    return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
+
+
+def optim(**changes: Any) -> OptimConfig:
+    return OptimConfig(**{"lr": 0.01, "clip_grad": HUGE, **changes})
+
+
+def trainer(env, batch=1000, micro=1000, policy=None, optimizer=None, max_bad_updates=3, **algorithm: Any) -> Trainer:
+    policy = policy or FakePolicy()
+    policy.bind(env)
+    actor = ActorConfig(
+        global_batch_size=batch, micro_batch_size=micro, optim=optimizer or optim(),
+        model=ModelConfig(_target_="embodied.testing.FakePolicy"),
+    )  # fmt: skip
+    return Trainer(
+        policy=policy, env=env, actor=actor, algorithm=AlgorithmConfig(group_size=2, **algorithm), sampling=Sampling(),
+        device=CPU, seed=0, max_steps=10, max_bad_updates=max_bad_updates,
+    )  # fmt: skip
+
+
+def weights(policy) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
+
+
+def update_and_gradients(made: Trainer, arrays, results):
+    """Metrics of one update, and the gradients that its single optimizer step saw."""
+    seen: list[dict[str, torch.Tensor]] = []
+    step = made.optimizer.step
+
+    def spy():
+        seen.append({n: p.grad.clone() for n, p in made.policy.named_parameters() if p.grad is not None})
+        step()
+
+    made.optimizer.step = spy
+    metrics, batch = made.update(arrays, results, iteration=0)
+    (gradients,) = seen
+    return metrics, batch, gradients
+
+
+def explicit(made: Trainer, arrays, results, batch, entropy_bonus=0.0):
+    """The loss of all records in one pass, advantage zero or not, and its gradients."""
+    policy = FakePolicy()
+    policy.bind(made.env)
+    records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    result = policy.evaluate(records, Sampling())
+    level = made.algorithm.logprob_type
+    mask = granularity.mask(batch.num_steps, 4, 7, level)
+    new = granularity.reduce_logprobs(result.logprobs, batch.num_steps, 4, level)
+    old = granularity.reduce_logprobs(records["logprobs"], batch.num_steps, 4, level)
+    advantages = torch.cat([made._estimator(*returns_and_groups(results)).values[s : s + 1] for s in batch.sequence_ids])
+    loss = losses.ppo(new, old, advantages[:, None].expand_as(new), 0.2, 0.28).per_token
+    total = (loss * aggregation.weights(mask, batch.sequence_ids, made.algorithm.loss_agg_func)).sum()
+    if entropy_bonus:
+        token_mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+        entropy = granularity.reduce_entropy(result.entropy, batch.num_steps, 4, "token_level")
+        share = aggregation.weights(token_mask, batch.sequence_ids, made.algorithm.loss_agg_func)
+        total = total - entropy_bonus * (entropy * share).sum()
+    total.backward()
+    return total.item(), {name: parameter.grad for name, parameter in policy.named_parameters()}
+
+
+def returns_and_groups(results):
+    returns = torch.tensor([result.episode_return for result in results])
+    return returns, torch.tensor([result.episode.group_id for result in results])
+
+
+def assert_close(got, expected):
+    assert got.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-7)
+
+
+def with_equal_returns(arrays, results, groups):
+    """The same records, but in ``groups`` every episode got a reward of 0.5 at its first step and nothing else."""
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    changed = []
+    for result in results:
+        if result.episode.group_id in groups:
+            arrays["rewards"][list(result.rows)] = 0
+            arrays["rewards"][result.rows[0], 0] = 0.5
+            result = replace(result, episode_return=0.5)
+        changed.append(result)
+    return arrays, changed
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "token-mean", "token-sum"])
+@pytest.mark.parametrize("micro", [1, 3, 1000])
+def test_micro_batches_change_neither_loss_nor_gradients(collected, micro, mode):
+    env, arrays, results = collected
+    made = trainer(env, micro=micro, loss_agg_func=mode)
+    metrics, batch, gradients = update_and_gradients(made, arrays, results)
+    loss, expected = explicit(made, arrays, results, batch)
+    assert metrics["train/loss"] == pytest.approx(loss, abs=1e-6)
+    assert_close(gradients, expected)
+    assert metrics["train/optimizer_steps"] == metrics["train/weight_version"] == 1
+    assert metrics["train/skipped_records"] == 0
+
+
+def test_records_without_advantage_are_skipped_and_denominators_stay(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 2})
+    made = trainer(env)
+    seen = []
+    evaluate = made.policy.evaluate
+    made.policy.evaluate = lambda records, s: (seen.append(set(records["task_id"].shape)), evaluate(records, s))[1]
+    metrics, batch, gradients = update_and_gradients(made, arrays, results)
+    loss, expected = explicit(made, arrays, results, batch)
+    skipped = sum(len(result.rows) for result in results if result.episode.group_id in {0, 2})
+    assert metrics["train/skipped_records"] == skipped
+    assert seen == [{len(batch) - skipped}], "skipped records never reach the forward pass"
+    assert metrics["train/loss"] == pytest.approx(loss, abs=1e-6)
+    assert_close(gradients, expected)
+    assert batch.estimate.zero_groups == 2
+
+
+def test_nothing_is_updated_when_no_record_has_an_advantage(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
+    made = trainer(env)
+    before = weights(made.policy)
+    metrics, batch = made.update(arrays, results, iteration=0)
+    assert (metrics["train/optimizer_steps"], metrics["train/weight_version"]) == (0, 0)
+    assert metrics["train/skipped_records"] == len(batch)
+    assert all(torch.equal(value, before[name]) for name, value in weights(made.policy).items())
+
+
+def test_an_entropy_bonus_trains_on_every_record(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 2})
+    made = trainer(env, micro=3, entropy_bonus=0.1)
+    metrics, batch, gradients = update_and_gradients(made, arrays, results)
+    loss, expected = explicit(made, arrays, results, batch, entropy_bonus=0.1)
+    assert metrics["train/skipped_records"] == 0
+    assert metrics["train/loss"] == pytest.approx(loss, abs=1e-6)
+    assert_close(gradients, expected)
+    assert 2.0 < metrics["train/entropy"] <= np.log(16), "16 bins of a policy that was not trained"
+
+
+def test_trainer_and_rollout_agree_about_log_probs(collected):
+    env, arrays, results = collected
+    metrics, _ = trainer(env).update(arrays, results, iteration=0)
+    assert metrics["train/logprob_gap"] < 1e-5
+    assert metrics["train/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert metrics["train/clip_share"] == 0
+    other, _ = trainer(env, policy=FakePolicy(seed=1)).update(arrays, results, iteration=0)
+    assert other["train/logprob_gap"] > 0.1
+
+
+def test_optimizer_batches_and_epochs_are_counted(collected):
+    env, arrays, results = collected
+    count = sum(len(result.rows) for result in results)
+    metrics, _ = trainer(env, batch=5, micro=2, update_epoch=2).update(arrays, results, iteration=0)
+    assert metrics["train/optimizer_steps"] == metrics["train/weight_version"] == 2 * -(-count // 5)
+
+
+def test_the_order_of_records_is_a_function_of_its_seed():
+    def order(seed):
+        return torch.cat(list(optimizer_batches(17, 4, seed))).tolist()
+
+    assert sorted(order((1, 2, 3))) == list(range(17))
+    assert order((1, 2, 3)) == order((1, 2, 3))
+    assert len({tuple(order(seed)) for seed in ((1, 2, 3), (1, 2, 4), (1, 3, 3), (2, 2, 3))}) == 4
+    assert [len(part) for part in optimizer_batches(17, 4, (0,))] == [4, 4, 4, 4, 1]
+
+
+class Poisoned(FakePolicy):
+    """Log-probs that are not a number while ``poisoned``."""
+
+    poisoned = True
+
+    def evaluate(self, records, sampling):
+        result = super().evaluate(records, sampling)
+        factor = float("nan") if self.poisoned else 1.0
+        return Evaluation(result.logprobs * factor, result.entropy, result.value)
+
+
+def test_an_update_that_is_not_finite_changes_nothing(collected):
+    env, arrays, results = collected
+    made = trainer(env, policy=Poisoned(), max_bad_updates=3)
+    before = weights(made.policy)
+    metrics, _ = made.update(arrays, results, iteration=0)
+    assert (metrics["train/bad_updates"], metrics["train/optimizer_steps"]) == (1, 0)
+    assert made.weight_version == 0
+    assert not made.optimizer.state
+    assert all(torch.equal(value, before[name]) for name, value in weights(made.policy).items())
+
+
+def test_a_finite_update_begins_the_count_anew_and_too_many_in_a_row_stop(collected):
+    env, arrays, results = collected
+    made = trainer(env, policy=Poisoned(), max_bad_updates=2)
+    for poisoned, expected in ((True, 1), (False, 0), (True, 1)):
+        made.policy.poisoned = poisoned
+        metrics, _ = made.update(arrays, results, iteration=0)
+        assert made.bad_in_a_row == metrics["train/bad_updates"] == expected
+    with pytest.raises(NumericalError, match=r"2 updates in a row; last finite: loss .* at weight version 1"):
+        made.update(arrays, results, iteration=0)
+    assert made.weight_version == 1
+
+
+def test_metrics_of_updates_are_means_over_those_that_were_taken(collected):
+    env, arrays, results = collected
+    policy = Poisoned()
+    policy.poisoned = False
+    whole, _ = trainer(env, policy=FakePolicy()).update(arrays, results, iteration=0)
+    made = trainer(env, policy=policy, update_epoch=2)
+    step = made.optimizer.step
+    made.optimizer.step = lambda: (step(), setattr(policy, "poisoned", True))
+    metrics, _ = made.update(arrays, results, iteration=0)
+    assert (metrics["train/optimizer_steps"], metrics["train/bad_updates"]) == (1, 1)
+    assert metrics["train/loss"] == pytest.approx(whole["train/loss"], abs=1e-6)
+    assert metrics["train/grad_norm"] == pytest.approx(whole["train/grad_norm"], rel=1e-5)
+
+
+def test_gradients_are_clipped_to_the_norm(collected):
+    env, arrays, results = collected
+    made = trainer(env, optimizer=optim(clip_grad=1e-3))
+    metrics, _, gradients = update_and_gradients(made, arrays, results)
+    norm = torch.sqrt(sum((g**2).sum() for g in gradients.values())).item()
+    assert norm == pytest.approx(1e-3, rel=1e-2)
+    assert metrics["train/grad_norm"] > 1e-3
+
+
+def test_the_value_head_has_a_learning_rate_of_its_own():
+    policy = FakePolicy(value_head=True)
+    optimizer = make_optimizer(policy, optim(lr=0.1, value_lr=0.5, adam_beta1=0.7, weight_decay=0.25))
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in policy.named_parameters():
+        assert rates[id(parameter)] == (0.5 if name.startswith("value_head") else 0.1)
+    assert [group["name"] for group in optimizer.param_groups] == ["policy", "value"]
+    assert {(group["betas"], group["weight_decay"]) for group in optimizer.param_groups} == {((0.7, 0.999), 0.25)}
+    assert [g["name"] for g in make_optimizer(FakePolicy(), optim()).param_groups] == ["policy"]
+
+
+def test_a_policy_that_is_all_frozen_is_refused():
+    policy = FakePolicy()
+    policy.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        make_optimizer(policy, optim())
+
+
+def test_frozen_parameters_stay_as_they_are(collected):
+    env, arrays, results = collected
+    policy = FakePolicy()
+    policy.task.requires_grad_(False)
+    made = trainer(env, policy=policy)
+    before = weights(policy)
+    made.update(arrays, results, iteration=0)
+    changed = {name for name, value in weights(policy).items() if not torch.equal(value, before[name])}
+    assert changed == {"body.0.weight", "body.0.bias", "head.weight", "head.bias"}
+
+
+def test_grpo_raises_the_return(make_rig):
+    """15 iterations of 32 episodes on one task: the point learns to move towards its goal."""
+    options = {"num_tasks": 1, "num_init_states": 4}
+    rig = make_rig(slots=8, workers=2, rows=200, policy={"num_tasks": 1}, **options)
+    rig.env.__init__(**options)
+    made = trainer(rig.env.spec, policy=rig.policy, optimizer=optim(lr=0.02, clip_grad=1.0), update_epoch=2)
+    made.algorithm = AlgorithmConfig(group_size=8, update_epoch=2)
+    rollout, means = rig.rollout(policy_batch=8), []
+    for iteration in range(15):
+        plan = train_plan(rig.env.spec, seed=3, iteration=iteration, episodes=32, group_size=8)
+        results, _ = rollout.collect(plan, rig.job(max_steps=16, version=made.weight_version))
+        means.append(np.mean([result.episode_return for result in results]))
+        made.update(rig.slab.arrays, results, iteration)
+    first, last = np.mean(means[:3]), np.mean(means[-3:])
+    assert last > 1.2 * first, f"returns {np.round(means, 2)}"

@@ -1,0 +1,80 @@
+"""A fake env, a fake policy, and what stands between them, built in one call for tests of the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.observe.timing import Sections
+from embodied.runtime.plan import TRAIN
+from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.reward import ShapedReward
+from embodied.runtime.rollout import Job, Rollout, Schedule
+from embodied.runtime.slab import Slab, runtime_fields
+from embodied.testing import FakeEnv, FakePolicy
+from embodied.types import EpisodeResult, Sampling
+
+CPU = torch.device("cpu")
+FAST = Deadlines(init=30.0, reset=10.0, step=10.0)
+
+
+@dataclass
+class Rig:
+    """An open pool with its slab and the parts that fit it. K = 4 actions of A = 7 numbers."""
+
+    env: FakeEnv
+    policy: FakePolicy
+    slab: Slab
+    pool: Pool
+
+    def rollout(
+        self, lockstep: bool = False, min_batch: int = 1, policy_batch: int = 4, fixed_shape: bool = True
+    ) -> Rollout:
+        schedule = Schedule(lockstep, min_batch, policy_batch, fixed_shape)
+        return Rollout(self.pool, self.slab, self.policy, self.env.spec, schedule, CPU, Sections())
+
+    def job(self, **changes: Any) -> Job:
+        usual: dict[str, Any] = {
+            "sampling": Sampling(), "seed": 7, "stream": TRAIN, "version": 5, "max_steps": 10, "keep_records": True,
+            "num_slots": self.pool.num_slots,
+        }  # fmt: skip
+        return Job(**{**usual, **changes})
+
+
+@contextmanager
+def open_rig(
+    log_dir: Path, slots: int = 2, workers: int = 2, rows: int = 64, target: str = "embodied.testing.FakeEnv",
+    deadlines: Deadlines = FAST, reward: ShapedReward | None = None, queue_size: int = 0,
+    policy: Mapping[str, Any] | None = None, **env_kwargs: Any,
+) -> Iterator[Rig]:  # fmt: skip
+    """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec."""
+    env, net = FakeEnv(**env_kwargs), FakePolicy(**(policy or {}))
+    net.bind(env.spec)
+    slab = Slab.create({**env.spec.obs, **net.spec.decision, **runtime_fields(net.spec.num_action_chunks)}, rows)
+    config = PoolConfig(
+        num_slots=slots, num_workers=workers, env_target=target, env_kwargs=env_kwargs,
+        reward=reward or ShapedReward("dense"), deadlines=deadlines, log_dir=log_dir,
+        env_channel=("test", "done", queue_size), rollout_channel=("test", "todo", queue_size),
+    )  # fmt: skip
+    try:
+        pool = Pool(config, slab)
+        try:
+            yield Rig(env, net, slab, pool)
+        finally:
+            pool.close()
+    finally:
+        slab.close()
+
+
+def records(rig: Rig, results: Sequence[EpisodeResult]) -> dict[tuple[int, int], dict[str, bytes]]:
+    """Every field of every record, bit by bit, under (episode, t)."""
+    return {
+        (result.episode.episode_id, t): {name: array[row].tobytes() for name, array in rig.slab.arrays.items()}
+        for result in results
+        for t, row in enumerate(result.rows)
+    }

@@ -1,0 +1,120 @@
+"""The rings of a channel, within one process and between two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embodied.errors import EmbodiedError
+from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
+
+
+@pytest.fixture
+def channel():
+    channel = Channel.create("test", command_capacity=3, completion_capacity=5)
+    yield channel
+    channel.close()
+
+
+FULL = Command(
+    Kind.RESET, slot=2, row=3, next_row=2**40, episode_id=5, task_id=6, init_state_id=7, seed=2**62, max_steps=9,
+    ignore_terminations=True, video=True,
+)  # fmt: skip
+
+
+def test_every_field_of_a_message_arrives(channel):
+    channel.commands.put(FULL)
+    (got,) = channel.commands.take()
+    assert got == FULL
+    assert got.kind is Kind.RESET
+    done = Completion(Kind.STEP, 1, 8, True, reset_s=0.1, step_s=0.2, render_s=0.3, video_s=0.4)
+    channel.completions.put(done)
+    assert channel.completions.take() == [done]
+
+
+def test_a_ring_wraps_and_keeps_the_order(channel):
+    sent, got = [], []
+    for n in range(20):
+        for _ in range(1 + n % 3):
+            sent.append(Command(Kind.STEP, slot=len(sent)))
+            channel.commands.put(sent[-1])
+        got += channel.commands.take()
+    assert got == sent
+    assert len(sent) > 10 * 3, "more messages than the ring has places"
+
+
+def test_nothing_is_taken_from_an_empty_ring(channel):
+    assert channel.commands.take() == []
+
+
+def test_a_full_ring_says_which_key_to_raise_and_keeps_what_it_holds(channel):
+    commands = [Command(Kind.STEP, slot) for slot in range(3)]
+    for command in commands:
+        channel.commands.put(command)
+    with pytest.raises(EmbodiedError, match="channel of 3 messages is full") as failed:
+        channel.commands.put(Command(Kind.STEP, 9))
+    assert "env.channel.queue_size" in failed.value.remedy
+    assert channel.commands.take() == commands
+
+
+@given(st.lists(st.integers(0, 4), max_size=40), st.integers(4, 6))
+def test_any_pattern_of_puts_and_takes_keeps_every_message(bursts, capacity):
+    memory = memoryview(bytearray(Ring.nbytes(Completion, capacity)))
+    event = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        ring, sent, got = Ring(Completion, memory, capacity, event), 0, []
+        for burst in bursts:
+            for _ in range(burst):
+                ring.put(Completion(Kind.STEP, sent))
+                sent += 1
+            got += [message.slot for message in ring.take()]
+        assert got == list(range(sent))
+    finally:
+        os.close(event)
+
+
+ECHO = """
+import os, sys
+from embodied.runtime.channel import *
+memory, go, done = map(int, sys.argv[1:])
+os.set_blocking(go, True)
+channel = Channel(ChannelHandles(memory, go, done, 3, 5))
+left = 100
+while left:
+    for command in channel.commands.take():
+        channel.completions.put(Completion(Kind.STEP, command.slot, num_steps=command.seed * 2))
+        left -= 1
+print("done", os.times().user)
+"""
+
+
+def test_a_second_process_answers_and_sleeps_in_between(channel):
+    handles = channel.handles
+    fds = (handles.memory_fd, handles.go_fd, handles.done_fd)
+    with subprocess.Popen(
+        [sys.executable, "-c", ECHO, *map(str, fds)], stdout=subprocess.PIPE, text=True, pass_fds=fds
+    ) as echo:
+        answers = []
+        os.set_blocking(handles.done_fd, True)
+        for n in range(100):
+            channel.commands.put(Command(Kind.STEP, n % 3, seed=n))
+            answers += channel.completions.take()  # blocks until there is one
+            if n == 50:
+                busy = cpu_ticks(echo.pid)
+                time.sleep(0.3)
+                assert cpu_ticks(echo.pid) - busy <= 1, "a reader that waits must not spin"
+        assert echo.stdout.readline().startswith("done")
+        assert echo.wait(5) == 0
+    assert [(a.slot, a.num_steps) for a in answers] == [(n % 3, 2 * n) for n in range(100)]
+
+
+def cpu_ticks(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

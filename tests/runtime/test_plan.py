@@ -1,0 +1,113 @@
+"""The plan and the sampling noise: functions of seed, iteration, episode and chunk, and of nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embodied.runtime.plan import EVAL, TRAIN, eval_plan, noise, train_plan, video_name, with_videos
+from embodied.types import EnvSpec
+
+STATES = (3, 2, 4)
+SPEC = EnvSpec({}, (), 2, (-1.0, -1.0), (1.0, 1.0), ("a", "b", "c"), STATES, 10, 20.0)
+PAIRS = {(task, state) for task, states in enumerate(STATES) for state in range(states)}
+
+
+def plan(seed=1, iteration=0, episodes=12, group_size=4, **more):
+    return train_plan(SPEC, seed=seed, iteration=iteration, episodes=episodes, group_size=group_size, **more)
+
+
+def pairs(episodes):
+    return [(e.start.task_id, e.start.init_state_id) for e in episodes]
+
+
+@given(st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 5), st.integers(1, 6), st.booleans())
+def test_a_plan_is_a_function_of_seed_and_iteration(seed, iteration, groups, group_size, shared):
+    options = dict(
+        seed=seed, iteration=iteration, episodes=groups * group_size, group_size=group_size, shared_start=shared
+    )
+    made = train_plan(SPEC, **options)
+    assert made == train_plan(SPEC, **options)
+    assert len(made) == groups * group_size
+    assert set(pairs(made)) <= PAIRS
+    by_group = Counter(e.group_id for e in made)
+    assert list(by_group.values()) == [group_size] * groups
+    if shared:
+        assert len({(e.group_id, e.start) for e in made}) == groups
+
+
+def test_ids_are_unique_in_a_run():
+    episodes = [e for i in range(5) for e in plan(iteration=i)]
+    assert [e.episode_id for e in episodes] == list(range(60))
+    assert [e.group_id for e in episodes] == [n // 4 for n in range(60)]
+
+
+def test_starts_come_without_replacement_across_iterations():
+    """9 starts, 3 groups an iteration: each start once in three iterations, then in another order."""
+    groups = [e for i in range(6) for e in plan(iteration=i)[::4]]
+    assert set(pairs(groups[:9])) == set(pairs(groups[9:])) == PAIRS
+    assert pairs(groups[:9]) != pairs(groups[9:])
+
+
+def test_seeds_of_starts_differ_and_begin_at_env_seed():
+    episodes = plan(iteration=2, env_seed=1000)
+    assert [e.start.seed for e in episodes[::4]] == [1006, 1007, 1008]
+
+
+def test_each_episode_has_a_start_of_its_own_when_not_shared():
+    episodes = plan(shared_start=False, episodes=8)
+    assert len({e.start for e in episodes}) == 8
+    assert [e.group_id for e in episodes] == [0] * 4 + [1] * 4
+
+
+def test_other_seeds_give_other_orders():
+    orders = {tuple(pairs(plan(seed=seed, episodes=9, group_size=1))) for seed in range(10)}
+    assert len(orders) == 10
+
+
+def test_evaluation_runs_the_first_states_of_every_task():
+    episodes = eval_plan(SPEC, episodes_per_task=3)
+    assert pairs(episodes) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
+    assert [e.episode_id for e in episodes] == list(range(9))
+    assert len({(e.start.task_id, e.start.init_state_id, e.start.seed) for e in episodes}) == 9
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, 1), (3, 3), (12, 12), (50, 12)])
+def test_videos_are_spread_and_bounded(most, expected):
+    episodes = plan()
+    named = with_videos(episodes, Path("v"), most)
+    names = [e.video for e in named if e.video]
+    assert len(names) == len(set(names)) == expected
+    assert [(e.episode_id, e.start, e.group_id) for e in named] == [
+        (e.episode_id, e.start, e.group_id) for e in episodes
+    ]
+    if most == 3:
+        assert [bool(e.video) for e in named].index(True) == 0
+        assert named[-1].video == f"v/{video_name(episodes[-1])}"
+
+
+KEYS = st.tuples(st.integers(0, 2**32), st.sampled_from([TRAIN, EVAL]), st.integers(0, 2**40), st.integers(0, 5000))
+
+
+@given(st.lists(KEYS, min_size=2, max_size=6, unique=True))
+def test_noise_depends_on_its_key_and_not_on_order(keys):
+    forwards = {key: noise(*key, 28) for key in keys}
+    backwards = {key: noise(*key, 28) for key in reversed(keys)}
+    for key in keys:
+        assert np.array_equal(forwards[key], backwards[key])
+    assert len({draw.tobytes() for draw in forwards.values()}) == len(keys)
+
+
+def test_noise_is_uniform_and_a_longer_chunk_begins_like_a_shorter_one():
+    draws = np.stack([noise(3, TRAIN, episode, t, 56) for episode in range(20) for t in range(20)])
+    assert draws.dtype == np.float32
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    assert abs(draws.mean() - 0.5) < 0.01
+    assert np.unique(draws).size > 0.99 * draws.size
+    assert np.array_equal(noise(3, TRAIN, 1, 1, 8), noise(3, TRAIN, 1, 1, 56)[:8])

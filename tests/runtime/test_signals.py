@@ -1,0 +1,83 @@
+"""Stop signals come as an exception, and only where nothing is half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from embodied.runtime.signals import Stopped, StopSignal
+
+
+def send(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_raises_at_once_outside_hold(number):
+    with StopSignal():
+        with pytest.raises(Stopped):
+            send(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_waits_until_the_held_block_is_done(number):
+    done = []
+
+    def work(stop):
+        with stop.hold():
+            send(number)
+            done.append("held")
+        done.append("after")
+
+    with StopSignal() as stop, pytest.raises(Stopped):
+        work(stop)
+    assert done == ["held"]
+
+
+def test_without_a_signal_hold_changes_nothing():
+    with StopSignal() as stop:
+        with stop.hold():
+            pass
+        with stop.hold(), stop.cut_short():
+            pass
+
+
+def test_an_error_in_the_held_block_comes_out_and_the_hold_ends():
+    with StopSignal() as stop:
+        with pytest.raises(ValueError, match="mine"), stop.hold():
+            raise ValueError("mine")
+        with pytest.raises(Stopped):
+            send()
+
+
+def test_a_block_that_may_be_cut_short_ends_alone():
+    done = []
+
+    def work(stop):
+        with stop.hold():
+            with stop.cut_short():
+                done.append("begun")
+                send()
+                done.append("never")
+            with stop.cut_short():
+                done.append("never")
+            done.append("saved")
+
+    with StopSignal() as stop, pytest.raises(Stopped):
+        work(stop)
+    assert done == ["begun", "saved"]
+
+
+def test_a_second_ctrl_c_is_the_usual_one():
+    with StopSignal() as stop, pytest.raises(KeyboardInterrupt), stop.hold():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+
+def test_handlers_are_given_back():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with StopSignal(), pytest.raises(Stopped):
+        send(signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
