@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,7 @@ def check(composed: Composed) -> Checked:
             f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
+    _check_queues(config)
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
         raise CheckpointError(
             f"no checkpoint at {ckpt} (no meta.json)",
@@ -91,10 +93,31 @@ def check(composed: Composed) -> Checked:
     return Checked(composed, train, evaluation)
 
 
+def _check_queues(config: schema.Config) -> None:
+    """A slot has one message in flight, so a queue must hold as many as a worker has slots."""
+    from embodied.runtime.pool import num_workers
+
+    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    workers = num_workers(config.env.num_workers, slots)
+    most = -(-slots // workers)
+    for key, queue in (("env", config.env.channel), ("rollout", config.rollout.channel)):
+        if 0 < queue.queue_size < most:
+            raise ConfigError(
+                f"{key}.channel.queue_size {queue.queue_size} is less than the {most} slots of a worker "
+                f"({slots} env slots on {workers} workers)",
+                f"set {key}.channel.queue_size to {most} or more, or to 0; or raise env.num_workers",
+            )
+
+
 def _side(name: str, side: schema.EnvSideConfig) -> EnvSide:
     kwargs = schema.target_kwargs(side, f"env.{name}")
     env: Env = schema.load_target(side.target, f"env.{name}._target_")(**kwargs)
     spec = env.spec
+    if not spec.tasks or min(spec.num_init_states) < 1:
+        raise ConfigError(
+            f"env.{name} offers {len(spec.tasks)} tasks with num_init_states {list(spec.num_init_states)}",
+            f"choose tasks with at least one initial state: the keys of {side.target} under env.{name}",
+        )
     return EnvSide(name, side, kwargs, env, spec, side.max_episode_steps or spec.max_episode_steps)
 
 
@@ -102,11 +125,22 @@ def sampling(config: schema.SamplingConfig) -> Sampling:
     return Sampling(config.do_sample, config.temperature, config.top_k, config.top_p)
 
 
+def reproducible_arithmetic() -> None:
+    """Ask MKL, before its first call, for one code path: else a row of a product depends on its place in a small batch.
+
+    With it, which slots are ready together changes no bit of a record, as ``runner.deterministic`` promises. The cost
+    was not measurable on the small OpenVLA-OFT.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+
+
 def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     """The policy on its device, bound to the training env."""
     import torch
 
     runner, model = checked.config.runner, checked.config.actor.model
+    if runner.deterministic:
+        reproducible_arithmetic()
     torch.set_num_threads(runner.num_threads)
     device = _device(runner.device)
     torch.manual_seed(runner.seed)
@@ -253,7 +287,7 @@ def _collector(
     except BaseException:
         slab.close()
         raise
-    _say_once(pool.facts, console, said)
+    _say_once([*_renderers(pool.facts), *_eager_note(config, device)], console, said)
     return Collector(
         side.identity, pool, slab, Rollout(pool, slab, policy, side.spec, _schedule(config, slots), device, sections)
     )
@@ -282,13 +316,23 @@ def _schedule(config: schema.Config, slots: int) -> Any:
         lockstep=rollout.schedule == "lockstep",
         min_batch=rollout.min_batch or max(1, slots // 8),
         policy_batch=rollout.policy_batch or min(slots, MAX_POLICY_BATCH),
-        fixed_shape=config.runner.deterministic,
+        fixed_shape=config.runner.deterministic or not rollout.enforce_eager,
+        enforce_eager=rollout.enforce_eager,
     )
 
 
-def _say_once(facts: list[WorkerFacts], console: Console, said: set[str]) -> None:
-    for fact in facts:
-        text = f"renderer: {fact.renderer} ({fact.reason})"
+def _renderers(facts: Iterable[WorkerFacts]) -> list[str]:
+    return [f"renderer: {fact.renderer} ({fact.reason})" for fact in facts]
+
+
+def _eager_note(config: schema.Config, device: torch.device) -> list[str]:
+    if config.rollout.enforce_eager or device.type == "cuda":
+        return []
+    return [f"rollout.enforce_eager=false changes nothing on {device}: CUDA graphs need a GPU"]
+
+
+def _say_once(texts: Iterable[str], console: Console, said: set[str]) -> None:
+    for text in texts:
         if text not in said:
             said.add(text)
             console.say(text)

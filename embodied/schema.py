@@ -215,6 +215,11 @@ class RolloutConfig(Section):
     policy_batch: int | None = Field(
         None, ge=1, description="Rows of one policy call; null = as many as there are slots, at most 8."
     )
+    enforce_eager: bool = Field(
+        True,
+        description="false = replay policy calls as a CUDA graph, which has one batch shape (short batches are filled "
+        "up); on a CPU the calls stay as they are.",
+    )
     channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")
 
 

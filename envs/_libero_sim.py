@@ -34,12 +34,19 @@ from typing import Any
 
 import numpy as np
 
+from embodied.errors import RendererUnavailableError
+
 from ._libero_files import LiberoPaths, cache_folder, write_config
 from ._rendering import Offscreen
 
 CONTROL_HZ = 20
 WAIT_ACTION = np.array([0.0, 0, 0, 0, 0, 0, -1])  # stand still with an open gripper
 _PLACEMENT_SEED = 0
+_MUJOCO_WARNING = (
+    "LIBERO's initial states let some objects overlap table or floor; mujoco 3.4 and later throws those up to 0.6 m "
+    "into the air, and some still fly when the episode begins, where earlier versions have all at rest. "
+    "For results that compare: pip install 'mujoco>=3.2,<3.4'"
+)
 
 
 def prepare_process(paths: LiberoPaths, backend: str) -> dict[str, str]:
@@ -56,8 +63,18 @@ def prepare_process(paths: LiberoPaths, backend: str) -> dict[str, str]:
         import mujoco
 
         libero.libero._assets_path_cache = str(paths.assets)  # hf-libero looks here before it asks its hub
+    if mujoco.GLContext.__module__ != f"mujoco.{backend}":
+        raise RendererUnavailableError(
+            f"mujoco was imported in this process before MUJOCO_GL={backend} was set",
+            f"set MUJOCO_GL={backend} in the environment, or import mujoco only after prepare()",
+        )
     mujoco.set_mju_user_warning(logging.getLogger(__name__).warning)  # else MUJOCO_LOG.TXT in the working folder
-    return {"libero": _distribution(), "mujoco": mujoco.__version__, "assets": str(paths.assets)}
+    found = {"libero": _distribution(), "mujoco": mujoco.__version__, "assets": str(paths.assets)}
+    return {**found, "warning": _MUJOCO_WARNING} if _is_newer_than_benchmark(mujoco.__version__) else found
+
+
+def _is_newer_than_benchmark(mujoco_version: str) -> bool:
+    return tuple(int(part) for part in mujoco_version.split(".")[:2]) >= (3, 4)
 
 
 def _tame_robosuite() -> None:
@@ -250,7 +267,7 @@ class TaskSimulator:
         return {name: thing.object_properties["vis_site_names"] for name, thing in objects.items()}
 
     def progress(self) -> float:
-        """In [0, 1): see :class:`embodied.envs.libero.LiberoEnv`, ``reward_mode: dense``."""
+        """In [0, 1): see :class:`embodied.envs.libero.LiberoEnv`."""
         goals = self._domain.parsed_problem["goal_state"]
         open_goals = [goal for goal in goals if not self._domain._eval_predicate(goal)]
         best = max((self._nearness(goal) for goal in open_goals), default=0.0)

@@ -120,7 +120,8 @@ class Offscreen:
     def render(self, data: Any, camera_id: int) -> np.ndarray:
         """Picture of ``data`` (kinematics and cameras computed): uint8 [H, W, 3], GL's rows from below turned by 180°.
 
-        Turning (not flipping) is what the demonstrations and checkpoints of LIBERO were made with.
+        Turning (not flipping) is what the demonstrations and checkpoints of LIBERO were made with: the picture is
+        upright and mirrored left to right.
         """
         mujoco = self._mujoco
         self._gl.make_current()  # other simulators of this process have contexts too

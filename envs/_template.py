@@ -12,7 +12,7 @@ from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFac
 class TemplateEnv:
     """Keyword arguments are keys under ``env.train`` and ``env.eval``. Constructing is cheap, imports no simulator."""
 
-    def __init__(self, size: int = 32, max_episode_steps: int | None = None) -> None:
+    def __init__(self, size: int = 32) -> None:
         if size < 8:
             raise ConfigError(f"env.train.size is {size}, expected 8 or more", "set env.train.size=8")
         self._size, self._corners = size, np.array([[-0.9, -0.9], [0.9, 0.9]])
@@ -24,7 +24,7 @@ class TemplateEnv:
             action_high=(1.0,) * 2,
             tasks=("go to the upper left corner", "go to the lower right corner"),
             num_init_states=(5, 5),  # of each task
-            max_episode_steps=max_episode_steps or 40,
+            max_episode_steps=40,
             control_hz=10.0,
         )
 

@@ -23,32 +23,31 @@ from ._rendering import BACKENDS, RendererChoice, check_renderer
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
 _INIT_PARAMS = {"camera_names": ("agentview", "robot0_eye_in_hand"), "camera_heights": 256, "camera_widths": 256}
 _SIZE_LIMITS = (16, 2048)
-_REWARD_MODES = ("sparse", "dense")
 
 
 class LiberoEnv:
     """One LIBERO slot.
 
-    Observation: ``images`` uint8 [C, H, W, 3], ``images[i]`` from ``camera_names[i]``, turned by 180° as the
-    demonstrations are; ``state`` float32 [8]: gripper position (m, 3), axis-angle (rad, 3), fingers (m, 2).
+    Observation: ``images`` uint8 [C, H, W, 3], ``images[i]`` from ``camera_names[i]``, GL's picture turned by 180° as
+    demonstrations and checkpoints have it: upright, mirrored left to right; ``state`` float32 [8]: gripper position
+    (m, 3), axis-angle (rad, 3), fingers (m, 2). As in the original, it shows the arm 4 ms before the step's end.
     Action: float32 [7] in [−1, 1]: OSC_POSE delta position (3) and axis-angle (3), gripper −1 open … +1 close.
+
+    Reward of a step: a potential Φ in [0, 1]. Φ = 1 when the goal is reached, else (k + ½·max p) / n with k of its n
+    predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
+    gripper → object and, where the predicate names a target, object → target.
 
     Args:
         task_suite_name: libero_spatial, libero_object, libero_goal, libero_10 or libero_90.
         task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
-        reward_mode: "sparse": 1 in a step at whose end the goal is reached, else 0. "dense": a potential Φ in [0, 1],
-            meant for ``use_rel_reward``: Φ = 1 when the goal is reached, else (k + ½·max p) / n with k of the goal's n
-            predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
-            gripper → object and, where the predicate names a target, object → target.
-        max_episode_steps: limit of an episode; None = that of OpenVLA-OFT's evaluation (220, 280, 300, 520, 400).
         wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
-        max_cached_simulators: built tasks that are kept; the one used longest ago goes first. A rebuilt one is equal.
-            One costs 100–300 MB beyond the first.
+        max_cached_simulators: built tasks that are kept; the one used longest ago goes first, and is equal when built
+            again (2–5 s with its GL context). A worker takes 1.4–1.8 GB with one and 0.5–0.8 GB more for each other.
         init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default.
         renderer: "egl", "osmesa", or "auto": the environment's MUJOCO_GL if set, else the first of both that works.
 
     Raises:
-        UnknownNameError: suite, camera, reward mode or renderer.
+        UnknownNameError: suite, camera or renderer.
         UnknownKeyError: a key of ``init_params``.
         ConfigError: task id or size out of range.
         AssetsMissingError: LIBERO, its meshes or its initial states are not installed.
@@ -58,26 +57,21 @@ class LiberoEnv:
         self,
         task_suite_name: str,
         task_ids: Sequence[int] | None = None,
-        reward_mode: str = "sparse",
-        max_episode_steps: int | None = None,
         wait_steps: int = 10,
         max_cached_simulators: int = 3,
         init_params: Mapping[str, Any] | None = None,
         renderer: str = "auto",
     ) -> None:
-        _check_name("reward mode", reward_mode, _REWARD_MODES, "env.train.reward_mode")
         _check_name("renderer", renderer, ("auto", *BACKENDS), "env.train.renderer")
         _check_name("task suite", task_suite_name, MAX_STEPS, "env.train.task_suite_name")
-        if max_episode_steps is not None:
-            _check_range("max_episode_steps", max_episode_steps, 1, 10**6)
         _check_range("wait_steps", wait_steps, 0, 1000)
         _check_range("max_cached_simulators", max_cached_simulators, 1, 130)
         self._cameras, self._height, self._width = _camera_params(init_params or {})
         self._paths = locate()
         self._tasks = _choose(read_tasks(self._paths.package, task_suite_name), task_suite_name, task_ids)
         self._init_states = [read_init_states(task.init_states_file) for task in self._tasks]
-        self._spec = self._make_spec(max_episode_steps or MAX_STEPS[task_suite_name])
-        self._dense, self._wait_steps, self._renderer = reward_mode == "dense", wait_steps, renderer
+        self._spec = self._make_spec(MAX_STEPS[task_suite_name])
+        self._wait_steps, self._renderer = wait_steps, renderer
         self._max_cached = max_cached_simulators
         self._simulators: OrderedDict[int, TaskSimulator] = OrderedDict()  # least recently used first
         self._task_id = -1
@@ -135,7 +129,7 @@ class LiberoEnv:
 
     def step(self, action: np.ndarray) -> StepResult:
         success = self._current.step(np.asarray(action, np.float64))
-        reward = self._current.progress() if self._dense and not success else float(success)
+        reward = 1.0 if success else self._current.progress()
         return StepResult(reward, terminated=success, success=success)
 
     def observe(self, out: Obs) -> None:

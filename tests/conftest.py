@@ -10,12 +10,15 @@ import pytest
 import torch
 from rig import Rig, open_rig
 
+from embodied.build import reproducible_arithmetic
+
 CONFIG_DIR = Path(__file__).parent / "config"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    """What ``runner.num_threads`` is by default; more is slower beside busy workers."""
+def arithmetic_of_a_run() -> None:
+    """What a run does before its policy's first product; more threads are slower beside busy workers."""
+    reproducible_arithmetic()
     torch.set_num_threads(1)
 
 

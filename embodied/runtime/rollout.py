@@ -26,6 +26,7 @@ import torch
 from embodied.errors import ConfigError
 from embodied.observe.timing import Sections
 from embodied.protocols import Policy
+from embodied.runtime.capture import fast_act
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.plan import noise
 from embodied.runtime.pool import Pool
@@ -61,13 +62,15 @@ class Schedule:
     """When the policy runs. ``lockstep`` waits for all slots; otherwise for ``min_batch`` of them.
 
     ``policy_batch`` is the number of rows of one policy call; shorter batches are filled up by repeating a row when
-    ``fixed_shape``, so that a record's numbers do not depend on how many others were ready with it.
+    ``fixed_shape``, so that a record's numbers do not depend on how many others were ready with it. Without
+    ``enforce_eager`` calls are replayed as a CUDA graph, which needs a fixed shape.
     """
 
     lockstep: bool
     min_batch: int
     policy_batch: int
     fixed_shape: bool
+    enforce_eager: bool = True
 
 
 @dataclass
@@ -176,6 +179,7 @@ class _Run:
         self.stats = RolloutStats()
         self._rows_needed = -(-job.max_steps // rollout._chunk) if job.keep_records else 2
         self._reserved = 0  # rows that running episodes may still take
+        self._policy_act = fast_act(rollout._policy, rollout._device, rollout._schedule.enforce_eager)
         episodes = len(plan) if job.keep_records else 1
         if episodes * self._rows_needed > rollout._slab.rows:
             raise ConfigError(
@@ -291,7 +295,7 @@ class _Run:
         self._write_keys(slots, rows)
         fill = self._r._schedule.policy_batch - len(rows) if self._r._schedule.fixed_shape else 0
         obs, uniform = self._observations(rows + rows[-1:] * fill), self._noise(slots, fill)
-        decision = self._r._policy.act(obs, uniform, self._job.sampling)
+        decision = self._policy_act(obs, uniform, self._job.sampling)
         for name, values in decision.fields.items():
             self._r._slab.arrays[name][rows] = values[: len(rows)].cpu().numpy()
         for slot in slots:

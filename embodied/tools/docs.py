@@ -23,9 +23,9 @@ def configuration() -> str:
     parts = [
         "# Configuration keys",
         "",
-        "Generated from `embodied/schema.py` by `make docs`. Set a key on the command line (`runner.max_epochs=20`) or in "
-        "a YAML file of a group (`config/`, or a folder of yours with `--config-dir`). `python -m embodied.train … --cfg` "
-        "prints all values of a run. A key that is not listed is refused.",
+        "Generated from `embodied/schema.py` by `make docs`. Set a key on the command line (`runner.max_epochs=20`) or "
+        "in a YAML file of a group (`config/`, or a folder of yours with `--config-dir`). `python -m embodied.train … "
+        "--cfg` prints all values of a run. A key that is not listed is refused.",
         "",
         "Under `env.train`, `env.eval` and `actor.model` there are also the keyword arguments of the class that "
         "`_target_` names; its docstring says what they mean (`embodied.envs.libero.LiberoEnv`, "

@@ -17,6 +17,7 @@ from torch import Tensor
 from embodied.errors import CheckpointError
 
 from .config import N_BINS
+from .constants import constant
 
 EPS = 1e-8  # of the OFT code, keeps constant dimensions finite
 
@@ -32,11 +33,12 @@ class ActionTokenizer:
         self.vocab_size = vocab_size
         self.edges = np.linspace(-1.0, 1.0, N_BINS)
         self.centres = (self.edges[:-1] + self.edges[1:]) / 2
+        self._edges, self._centres = tuple(self.edges.tolist()), tuple(self.centres.tolist())
 
     def encode(self, actions: Any) -> Any:
         """Normalised actions, clipped to [−1, 1] → token ids (int64) of the same shape."""
         if isinstance(actions, Tensor):
-            edges = torch.as_tensor(self.edges, device=actions.device)
+            edges = constant(self._edges, torch.float64, actions.device)
             return self.vocab_size - torch.bucketize(actions.double().clamp(-1.0, 1.0), edges, right=True)
         return self.vocab_size - np.digitize(np.clip(actions, -1.0, 1.0), self.edges)
 
@@ -44,7 +46,7 @@ class ActionTokenizer:
         """Token ids → centres of their bins, float64."""
         if isinstance(ids, Tensor):
             index = (self.vocab_size - ids.long() - 1).clamp(0, N_BINS - 2)
-            return torch.as_tensor(self.centres, device=ids.device)[index]
+            return constant(self._centres, torch.float64, ids.device)[index]
         return self.centres[np.clip(self.vocab_size - np.asarray(ids, dtype=np.int64) - 1, 0, N_BINS - 2)]
 
 
@@ -71,10 +73,10 @@ class Range:
     def to_statistics(self) -> dict[str, list[Any]]:
         return {"q01": list(self.low), "q99": list(self.high), "mask": list(self.mask)}
 
-    def unnormalize(self, values: Tensor) -> Tensor:
-        """[…, D] in [−1, 1] → units of the data."""
+    def unnormalize(self, values: Tensor, eps: float = EPS) -> Tensor:
+        """[…, D] in [−1, 1] → units of the data. OpenVLA before OFT has ``eps`` 0."""
         low, high, mask = self._tensors(values)
-        return torch.where(mask, 0.5 * (values + 1) * (high - low + EPS) + low, values)
+        return torch.where(mask, 0.5 * (values + 1) * (high - low + eps) + low, values)
 
     def normalize(self, values: Tensor) -> Tensor:
         """[…, D] in units of the data → [−1, 1], clipped where masked in."""
@@ -83,9 +85,8 @@ class Range:
         return torch.where(mask, scaled, values)
 
     def _tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        low = torch.tensor(self.low, dtype=like.dtype, device=like.device)
-        high = torch.tensor(self.high, dtype=like.dtype, device=like.device)
-        return low, high, torch.tensor(self.mask, device=like.device)
+        low, high = (constant(values, like.dtype, like.device) for values in (self.low, self.high))
+        return low, high, constant(self.mask, torch.bool, like.device)
 
 
 def gripper_to_env(actions: Tensor, setup: str) -> Tensor:

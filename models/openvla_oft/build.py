@@ -26,13 +26,18 @@ from .tokenizer import EMBEDDED, PromptTokenizer
 from .value_head import ValueHead
 
 
-def build(settings: Settings) -> OpenVLAOFTPolicy:
-    """See :func:`embodied.models.openvla_oft.build_policy`."""
+def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTPolicy:
+    """See :func:`embodied.models.openvla_oft.build_policy`.
+
+    Args:
+        device: where random weights are drawn, so that 7B of them need not pass through the host's memory. The policy
+            still has to be brought there as a whole (``policy.to(device)``).
+    """
     folder = None if settings.model_path is None else Folder.open(settings.model_path)
     net = _net_config(settings, folder)
     tokenizer = PromptTokenizer(EMBEDDED if folder is None else folder.tokenizer, net.vocab_size)
     policy = OpenVLAOFTPolicy(
-        model=_network(settings, net, tokenizer.eos_id, folder),
+        model=_network(settings, net, tokenizer.eos_id, folder, device),
         tokenizer=tokenizer,
         pixels=PixelProcessor(net.image_size, settings.center_crop, folder.pixel_statistics if folder else None),
         statistics=_statistics(settings, net, folder),
@@ -59,12 +64,16 @@ def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
     return settings.net_config(folder.net_config(), with_conventions=bool(folder.policy))
 
 
-def _network(settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None) -> OpenVLAOFT:
+def _network(
+    settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None, device: torch.device | str
+) -> OpenVLAOFT:
     """Built without memory or random numbers, then filled."""
     with torch.device("meta"):
         model = OpenVLAOFT(net, eos_id, settings.attn_implementation)
     if folder is None:
-        model.to_empty(device="cpu")
+        # Frozen weights never exist in float32; a few that are trained (lora_modules_to_save) start rounded.
+        frozen = settings.is_lora and settings.precision == "bf16"
+        model.to(torch.bfloat16 if frozen else torch.float32).to_empty(device=device)
         initialize(model, net, settings.seed)
     else:
         load_exact(model, folder.tensors(), ignored(net))

@@ -55,6 +55,12 @@ class NetConfig:
     proprio_dim: int = 0  # 0 = no proprio token
     num_action_chunks: int = 8  # K
     action_dim: int = 7  # A
+    decoding: str = "parallel"  # or autoregressive, as OpenVLA before OFT: one token after the other, one action a call
+    film: bool = False  # the instruction modulates the vision towers (OFT+)
+
+    @property
+    def autoregressive(self) -> bool:
+        return self.decoding == "autoregressive"
 
     @property
     def patches(self) -> int:
@@ -76,8 +82,16 @@ class NetConfig:
         return self.num_action_chunks * self.action_dim
 
     @property
+    def tail_tokens(self) -> int:
+        """Tokens of the sequence after the prompt: the placeholders, or the action tokens but the last."""
+        return self.action_tokens - 1 if self.autoregressive else self.action_tokens + self.stop_token
+
+    @property
     def vision_width(self) -> int:
         return self.featurizer.width + self.fused_featurizer.width
+
+    def with_attention(self, attention: str) -> NetConfig:
+        return replace(self, attention=attention)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,5 +1,5 @@
-"""Random weights as a pure function of (seed, parameter name): adding a head changes no other weight, and nothing
-touches the global random state."""
+"""Random weights as a pure function of (seed, parameter name, kind of device): adding a head changes no other weight,
+and nothing touches the global random state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _fill(parameter: Tensor, name: str, config: NetConfig, seed: int) -> None:
     elif parameter.dim() == 1:  # weights of norms
         parameter.fill_(1.0)
     else:
-        parameter.copy_(_normal(parameter.shape, seed, name) * _std(parameter, name, config))
+        parameter.copy_(_normal(parameter.shape, seed, name, parameter.device) * _std(parameter, name, config))
 
 
 def _std(parameter: Tensor, name: str, config: NetConfig) -> float:
@@ -39,7 +39,7 @@ def _std(parameter: Tensor, name: str, config: NetConfig) -> float:
     return config.initializer_range
 
 
-def _normal(shape: torch.Size, seed: int, name: str) -> Tensor:
+def _normal(shape: torch.Size, seed: int, name: str, device: torch.device) -> Tensor:
     # Hashed together: torch's generator on the CPU only looks at 32 bits of a seed.
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-    return torch.randn(shape, generator=generator)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    return torch.randn(shape, generator=generator, device=device)

@@ -5,9 +5,11 @@ Shapes: B rows, S tokens, d width, T action tokens.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
+from transformers import DynamicCache, LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from .config import N_BINS, NetConfig
@@ -28,7 +30,7 @@ def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:
         max_position_embeddings=2048,
         tie_word_embeddings=False,
         use_cache=False,
-        is_causal=config.attention == "causal",
+        is_causal=config.attention == "causal",  # read at every call, see LanguageModel.set_attention
         attn_implementation=attn_implementation,
     )
 
@@ -37,7 +39,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: NetConfig, attn_implementation: str = "sdpa") -> None:
         super().__init__()
         self.causal = config.attention == "causal"
-        self.eager = attn_implementation == "eager"
+        self.implementation = attn_implementation
         self.action_rows = slice(config.first_action_id, config.first_action_id + N_BINS)
         self.model = LlamaModel(llama_config(config, attn_implementation))
         self.lm_head = nn.Linear(config.hidden_size, config.padded_vocab, bias=False)
@@ -46,23 +48,34 @@ class LanguageModel(nn.Module):
         """int64 [B, L] → [B, L, d]."""
         return self.model.embed_tokens(ids)
 
-    def forward(self, embeddings: Tensor, present: Tensor | None) -> Tensor:
+    def set_attention(self, attention: str) -> None:
+        """``bidirectional`` or ``causal``, from the next call on."""
+        self.causal = attention == "causal"
+        self.model.config.is_causal = self.causal
+
+    def forward(self, embeddings: Tensor, present: Tensor | None, cache: DynamicCache | None = None) -> Tensor:
         """Final hidden states.
 
         Args:
             embeddings: [B, S, d].
             present: bool [B, S], False at padding, which no token sees and which takes no position; None = no padding,
-                which lets the attention kernel go without a mask.
+                which lets the attention kernel go without a mask. With a cache, [B, cached + S].
+            cache: keys and values of the tokens before; those of these tokens are added.
 
         Returns:
             [B, S, d], meaningless at padding.
         """
+        keys: dict[str, Any] = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         if present is None:
-            return self.model(inputs_embeds=embeddings).last_hidden_state
-        positions = (present.long().cumsum(1) - 1).clamp(min=0)
-        mask = self._mask(present, embeddings.dtype)
-        output = self.model(inputs_embeds=embeddings, attention_mask=mask, position_ids=positions)
+            return self.model(inputs_embeds=embeddings, **keys).last_hidden_state
+        cached = present.shape[1] - embeddings.shape[1]
+        positions = (present.long().cumsum(1) - 1).clamp(min=0)[:, cached:]
+        mask = self._mask(present, embeddings.dtype, cached)
+        output = self.model(inputs_embeds=embeddings, attention_mask=mask, position_ids=positions, **keys)
         return output.last_hidden_state
+
+    def new_cache(self) -> DynamicCache:
+        return DynamicCache(config=self.model.config)
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the 256 action tokens only: [B, T, d] → float32 [B, T, 256]. Adapters on lm_head take part.
@@ -76,13 +89,16 @@ class LanguageModel(nn.Module):
         """Rotary frequencies are not in checkpoints; after a construction on the meta device they hold no values."""
         self.model.rotary_emb = LlamaRotaryEmbedding(self.model.config)
 
-    def _mask(self, present: Tensor, dtype: torch.dtype) -> Tensor:
-        """Bool [B, 1, 1 or S, S] (additive for eager attention). Made here rather than from the 2-D mask: then neither
-        kernel nor device synchronisation depends on what a batch happens to hold."""
+    def _mask(self, present: Tensor, dtype: torch.dtype, cached: int) -> Tensor:
+        """Bool [B, 1, 1 or S, cached + S] (additive for eager attention). Made here rather than from the 2-D mask: then
+        neither kernel nor device synchronisation depends on what a batch happens to hold. The flash-attn package has
+        no other kernel than that of packed rows, made from the 2-D mask."""
+        if self.implementation == "flash_attention_2":
+            return present
         mask = present[:, None, None, :]
         if self.causal:
             length = present.shape[1]
-            mask = mask & torch.ones(length, length, dtype=torch.bool, device=present.device).tril()
-        if not self.eager:
+            mask = mask & torch.ones(length, length, dtype=torch.bool, device=present.device).tril()[cached:]
+        if self.implementation != "eager":
             return mask
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)

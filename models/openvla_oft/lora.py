@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
 
-TRAINED_IN_FULL = ("proprio_projector",)  # starts from scratch, so it is never adapted
+TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they are never adapted
 ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 

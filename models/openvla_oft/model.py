@@ -1,16 +1,18 @@
 """The network from normalised pixels to action logits.
 
-Sequence (patches of all images, one proprio token if there is one, prompt ending in the token '▁'):
+Sequence (patches of all images, one proprio token if there is one, prompt ending in the token '▁'), decoded in parallel:
 
     [BOS] [patches × n] [proprio?] [prompt … ▁] [T zero embeddings] [</s>?]
                                             └── read-out ──┘
 
 The placeholders are zero vectors that only their position tells apart. The read-out is shifted by one: the last prompt
-token predicts action token 0, placeholder i−1 predicts action token i.
+token predicts action token 0, placeholder i−1 predicts action token i. Decoded autoregressively (OpenVLA before OFT),
+the placeholders are the action tokens themselves and there is no stop token; the read-out is the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -27,6 +29,15 @@ class ReadOut(NamedTuple):
     logits: Tensor  # float32 [B, T, 256], of token ids first_action_id … first_action_id + 255
 
 
+class Inputs(NamedTuple):
+    """What the network reads of B observations."""
+
+    pixels: Tensor  # float [B, 6·n, H, W], normalised
+    prompt: Tensor  # int64 [B, L]: BOS, padding, then the text's tokens
+    present: Tensor | None = None  # bool [B, L], False at padding; None = no padding
+    proprio: Tensor | None = None  # float [B, S], normalised; given if and only if there is a proprio token
+
+
 class OpenVLAOFT(nn.Module):
     """Parameter names are those of the checkpoints (``proprio_projector`` is a file of its own there)."""
 
@@ -40,44 +51,82 @@ class OpenVLAOFT(nn.Module):
         if config.proprio_dim:
             self.proprio_projector = ProprioProjector(config.proprio_dim, config.hidden_size)
 
-    def forward(
-        self, pixels: Tensor, prompt: Tensor, present: Tensor | None = None, proprio: Tensor | None = None
-    ) -> ReadOut:
-        """
+    def forward(self, inputs: Inputs, tokens: Tensor | None = None) -> ReadOut:
+        """One pass over the whole sequence.
+
         Args:
-            pixels: float [B, 6·n, H, W], normalised.
-            prompt: int64 [B, L]: BOS, padding, then the text's tokens.
-            present: bool [B, L], False at padding; None = no padding.
-            proprio: float [B, S], normalised; given if and only if the network has a proprio token.
+            tokens: int64 [B, T], what was decoded; read by autoregressive networks only.
         """
-        context = self._context(pixels, proprio)
-        embeddings = self._sequence(prompt, context)
-        hidden = self.language_model(embeddings, self._present(present, context.shape[1]))
-        last_prompt = prompt.shape[1] + context.shape[1] - 1
+        context = self._context(inputs)
+        embeddings = torch.cat([self._prefix(inputs.prompt, context), *self._tail(inputs.prompt, tokens)], dim=1)
+        present = self._present(inputs.present, context.shape[1], self.net.tail_tokens)
+        hidden = self.language_model(embeddings, present)
+        last_prompt = inputs.prompt.shape[1] + context.shape[1] - 1
         read = hidden[:, last_prompt : last_prompt + self.net.action_tokens]
         return ReadOut(read, self.language_model.action_logits(read))
 
-    def _context(self, pixels: Tensor, proprio: Tensor | None) -> Tensor:
+    def generate(self, inputs: Inputs, choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
+        """Token by token, keys and values cached.
+
+        Args:
+            choose: (logits float32 [B, 1, 256], position 0 … T−1) → class int64 [B, 1].
+
+        Returns:
+            the read-out, and the classes int64 [B, T].
+        """
+        context, cache = self._context(inputs), self.language_model.new_cache()
+        embeddings = self._prefix(inputs.prompt, context)
+        hidden: list[Tensor] = []
+        logits: list[Tensor] = []
+        classes: list[Tensor] = []
+        for position in range(self.net.action_tokens):
+            present = self._present(inputs.present, context.shape[1], position)
+            hidden.append(self.language_model(embeddings, present, cache)[:, -1:])
+            logits.append(self.language_model.action_logits(hidden[-1]))
+            classes.append(choose(logits[-1], position))
+            embeddings = self.language_model.embed(classes[-1] + self.net.first_action_id)
+        return ReadOut(torch.cat(hidden, 1), torch.cat(logits, 1)), torch.cat(classes, 1)
+
+    def set_attention(self, attention: str) -> None:
+        """Change the mask of a built network: what a probe of a checkpoint finds out."""
+        self.net = self.net.with_attention(attention)
+        self.language_model.set_attention(attention)
+
+    def _context(self, inputs: Inputs) -> Tensor:
         """Embeddings between BOS and prompt: [B, n·P (+ 1), d]."""
-        patches = self.projector(self.vision_backbone(pixels))
-        if proprio is None:
+        language = self._instruction(inputs) if self.net.film else None
+        patches = self.projector(self.vision_backbone(inputs.pixels, language))
+        if inputs.proprio is None:
             return patches
-        return torch.cat([patches, self.proprio_projector(proprio).to(patches.dtype)], dim=1)
+        return torch.cat([patches, self.proprio_projector(inputs.proprio).to(patches.dtype)], dim=1)
 
-    def _sequence(self, prompt: Tensor, context: Tensor) -> Tensor:
-        text = self.language_model.embed(prompt)
-        parts = [text[:, :1], context.to(text.dtype), text[:, 1:]]
-        parts.append(text.new_zeros(text.shape[0], self.net.action_tokens, text.shape[2]))
+    def _instruction(self, inputs: Inputs) -> Tensor:
+        """Mean embedding [B, d] of every token that is neither image nor action: BOS, prompt, stop token."""
+        text = self.language_model.embed(inputs.prompt).float()
+        weight = torch.ones_like(text[..., :1]) if inputs.present is None else inputs.present.unsqueeze(-1).float()
+        total, count = (text * weight).sum(1), weight.sum(1)
         if self.net.stop_token:
-            parts.append(self.language_model.embed(torch.full_like(prompt[:, :1], self.eos_id)))
-        return torch.cat(parts, dim=1)
+            total, count = total + self._stop(inputs.prompt)[:, 0].float(), count + 1
+        return total / count
 
-    def _present(self, present: Tensor | None, context: int) -> Tensor | None:
-        """Stretch the prompt's mask over the whole sequence."""
+    def _prefix(self, prompt: Tensor, context: Tensor) -> Tensor:
+        text = self.language_model.embed(prompt)
+        return torch.cat([text[:, :1], context.to(text.dtype), text[:, 1:]], dim=1)
+
+    def _tail(self, prompt: Tensor, tokens: Tensor | None) -> list[Tensor]:
+        if self.net.autoregressive:
+            assert tokens is not None, "an autoregressive network is evaluated on the tokens that it gave"
+            return [self.language_model.embed(tokens[:, :-1])]
+        slots = self._stop(prompt).new_zeros(prompt.shape[0], self.net.action_tokens, self.net.hidden_size)
+        return [slots, self._stop(prompt)] if self.net.stop_token else [slots]
+
+    def _stop(self, prompt: Tensor) -> Tensor:
+        """Embedding of </s>: [B, 1, d]."""
+        return self.language_model.embed(torch.full_like(prompt[:, :1], self.eos_id))
+
+    def _present(self, present: Tensor | None, context: int, tail: int) -> Tensor | None:
+        """Stretch the prompt's mask over the context and ``tail`` tokens behind the prompt."""
         if present is None:
             return None
-        tail = self.net.action_tokens + int(self.net.stop_token)
-        batch = present.shape[0]
-        return torch.cat(
-            [present[:, :1], present.new_ones(batch, context), present[:, 1:], present.new_ones(batch, tail)], 1
-        )
+        ones = present.new_ones(present.shape[0], context + tail)
+        return torch.cat([present[:, :1], ones[:, :context], present[:, 1:], ones[:, context:]], 1)

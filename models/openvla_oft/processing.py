@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .constants import constant
+
 CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
 # Per tower (DINOv2, SigLIP): mean and std of pixels in [0, 1]. The first are ImageNet's numbers rounded to bf16, which
 # is what the checkpoints were trained with.
@@ -31,7 +33,7 @@ def centre_crop(images: Tensor, area: float = CROP_AREA) -> Tensor:
     Samples bilinearly with the corners of the crop on pixel centres, as TensorFlow's crop_and_resize does.
     """
     side = math.sqrt(area)
-    theta = images.new_tensor([[side, 0.0, 0.0], [0.0, side, 0.0]]).expand(images.shape[0], 2, 3)
+    theta = constant(((side, 0.0, 0.0), (0.0, side, 0.0)), images.dtype, images.device).expand(images.shape[0], 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=True)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=True)
 

@@ -64,8 +64,17 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: TowerConfig) -> None:
+    """
+    Args:
+        language_width: of the embedding that modulates the block between attention and MLP (FiLM, Perez et al., arXiv
+            1709.07871, as OFT+ places it); 0 = no modulation.
+    """
+
+    def __init__(self, config: TowerConfig, language_width: int = 0) -> None:
         super().__init__()
+        if language_width:
+            self.scale = nn.Linear(language_width, config.width)
+            self.shift = nn.Linear(language_width, config.width)
         self.norm1 = nn.LayerNorm(config.width, eps=EPS)
         self.attn = Attention(config.width, config.heads)
         self.ls1 = LayerScale(config.width) if config.layer_scale else nn.Identity()
@@ -73,15 +82,17 @@ class Block(nn.Module):
         self.mlp = Mlp(config.width, config.mlp_width)
         self.ls2 = LayerScale(config.width) if config.layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, language: Tensor | None = None) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
+        if language is not None:
+            x = x * (1 + self.scale(language)).unsqueeze(1) + self.shift(language).unsqueeze(1)
         return x + self.ls2(self.mlp(self.norm2(x)))
 
 
 class Tower(nn.Module):
     """One vision transformer up to its second-to-last block."""
 
-    def __init__(self, config: TowerConfig, image_size: int, patch_size: int) -> None:
+    def __init__(self, config: TowerConfig, image_size: int, patch_size: int, language_width: int = 0) -> None:
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
@@ -90,16 +101,16 @@ class Tower(nn.Module):
         if config.prefix_tokens:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
             self.reg_token = nn.Parameter(torch.zeros(1, config.prefix_tokens - 1, config.width))
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth - 1))
+        self.blocks = nn.ModuleList(Block(config, language_width) for _ in range(config.depth - 1))
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, H, W] normalised pixels → [B, P, D]."""
+    def forward(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
+        """[B, 3, H, W] normalised pixels, [B, d] for modulated blocks → [B, P, D]."""
         x = self._with_prefix(self.patch_embed(pixels) + self.pos_embed)
         for block in self.blocks:
             if self.gradient_checkpointing and self.training:
-                x = checkpoint(block, x, use_reentrant=False)
+                x = checkpoint(block, x, language, use_reentrant=False)
             else:
-                x = block(x)
+                x = block(x, language)
         return x[:, self.config.prefix_tokens :]
 
     def _with_prefix(self, x: Tensor) -> Tensor:
@@ -115,12 +126,20 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, config: NetConfig) -> None:
         super().__init__()
-        self.featurizer = Tower(config.featurizer, config.image_size, config.patch_size)
-        self.fused_featurizer = Tower(config.fused_featurizer, config.image_size, config.patch_size)
+        sizes = (config.image_size, config.patch_size, config.hidden_size if config.film else 0)
+        self.featurizer = Tower(config.featurizer, *sizes)
+        self.fused_featurizer = Tower(config.fused_featurizer, *sizes)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 6·n, H, W] (per image 3 channels normalised for each tower) → [B, n·P, D1 + D2], image by image."""
+    def forward(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
+        """[B, 6·n, H, W] (per image 3 channels normalised for each tower) → [B, n·P, D1 + D2], image by image.
+
+        Args:
+            language: [B, d], mean embedding of the instruction; given if and only if the towers have FiLM layers.
+        """
         batch = pixels.shape[0]
         images = pixels.unflatten(1, (-1, 6)).flatten(0, 1)  # cameras in one call: fewer, larger kernels
-        features = torch.cat([self.featurizer(images[:, :3]), self.fused_featurizer(images[:, 3:])], dim=2)
+        if language is not None:
+            language = language.repeat_interleave(images.shape[0] // batch, dim=0)
+        towers = (self.featurizer(images[:, :3], language), self.fused_featurizer(images[:, 3:], language))
+        features = torch.cat(towers, dim=2)
         return features.unflatten(0, (batch, -1)).flatten(1, 2)

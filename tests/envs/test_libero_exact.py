@@ -114,6 +114,7 @@ def test_a_burner_that_is_on_is_seen_as_in_the_original_and_off_again_after_the_
     env._current._settled.clear()
     compare(tmp_path, look, env, init=1, given=random_actions(8, seed=0))
     assert env.step(np.zeros(7, np.float32)).success
+    assert env.get_state()["simulator"]["lit_sites"]["flat_stove_1"]["burner"][1]
     env.reset(Start(0, 0, 0))
     assert all(np.array_equal(look(env)[name], dark[name]) for name in dark)
     env.close()

@@ -31,7 +31,7 @@ def trained(seed=0, steps=3, **kwargs):
 
 def state(policy, optimizer):
     """All tensors, flat."""
-    tensors = {name: value for name, value in policy.state_dict().items()}
+    tensors = dict(policy.state_dict())
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
     return tensors
@@ -177,8 +177,11 @@ def test_another_model_is_refused_by_the_names_that_differ(tmp_path):
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(CheckpointError) as refused:
         load(path, other)
-    for part in ("2 parameters differ in shape, 2 are missing, 0 are unknown", "head.weight: [448, 32] there, [224, 32]",
-                 "value_head.bias: not in the checkpoint"):  # fmt: skip
+    for part in (
+        "2 parameters differ in shape, 2 are missing, 0 are unknown",
+        "head.weight: [448, 32] there, [224, 32]",
+        "value_head.bias: not in the checkpoint",
+    ):
         assert part in refused.value.message
     assert "model fake" in refused.value.remedy
     assert_same_bits(dict(other.state_dict()), before)

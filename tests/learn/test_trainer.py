@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from broken_policies import NotFinite
 from rig import CPU
 
 from embodied.algorithms import aggregation, granularity, losses
@@ -15,10 +16,10 @@ from embodied.errors import ConfigError, NumericalError
 from embodied.learn.batch import optimizer_batches
 from embodied.learn.optimizer import make_optimizer
 from embodied.learn.trainer import Trainer
-from embodied.runtime.plan import train_plan
+from embodied.runtime.plan import eval_plan, train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy
-from embodied.types import Evaluation, Sampling
+from embodied.types import Sampling
 
 HUGE = 1e9  # a norm that no gradient reaches: nothing is clipped
 
@@ -78,7 +79,9 @@ def explicit(made: Trainer, arrays, results, batch, entropy_bonus=0.0):
     mask = granularity.mask(batch.num_steps, 4, 7, level)
     new = granularity.reduce_logprobs(result.logprobs, batch.num_steps, 4, level)
     old = granularity.reduce_logprobs(records["logprobs"], batch.num_steps, 4, level)
-    advantages = torch.cat([made._estimator(*returns_and_groups(results)).values[s : s + 1] for s in batch.sequence_ids])
+    advantages = torch.cat(
+        [made._estimator(*returns_and_groups(results)).values[s : s + 1] for s in batch.sequence_ids]
+    )
     loss = losses.ppo(new, old, advantages[:, None].expand_as(new), 0.2, 0.28).per_token
     total = (loss * aggregation.weights(mask, batch.sequence_ids, made.algorithm.loss_agg_func)).sum()
     if entropy_bonus:
@@ -98,7 +101,7 @@ def returns_and_groups(results):
 def assert_close(got, expected):
     assert got.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=2e-6)
 
 
 def with_equal_returns(arrays, results, groups):
@@ -121,7 +124,7 @@ def test_micro_batches_change_neither_loss_nor_gradients(collected, micro, mode)
     made = trainer(env, micro=micro, loss_agg_func=mode)
     metrics, batch, gradients = update_and_gradients(made, arrays, results)
     loss, expected = explicit(made, arrays, results, batch)
-    assert metrics["train/loss"] == pytest.approx(loss, abs=1e-6)
+    assert metrics["train/loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
     assert_close(gradients, expected)
     assert metrics["train/optimizer_steps"] == metrics["train/weight_version"] == 1
     assert metrics["train/skipped_records"] == 0
@@ -139,7 +142,7 @@ def test_records_without_advantage_are_skipped_and_denominators_stay(collected):
     skipped = sum(len(result.rows) for result in results if result.episode.group_id in {0, 2})
     assert metrics["train/skipped_records"] == skipped
     assert seen == [{len(batch) - skipped}], "skipped records never reach the forward pass"
-    assert metrics["train/loss"] == pytest.approx(loss, abs=1e-6)
+    assert metrics["train/loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
     assert_close(gradients, expected)
     assert batch.estimate.zero_groups == 2
 
@@ -162,7 +165,7 @@ def test_an_entropy_bonus_trains_on_every_record(collected):
     metrics, batch, gradients = update_and_gradients(made, arrays, results)
     loss, expected = explicit(made, arrays, results, batch, entropy_bonus=0.1)
     assert metrics["train/skipped_records"] == 0
-    assert metrics["train/loss"] == pytest.approx(loss, abs=1e-6)
+    assert metrics["train/loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
     assert_close(gradients, expected)
     assert 2.0 < metrics["train/entropy"] <= np.log(16), "16 bins of a policy that was not trained"
 
@@ -194,20 +197,9 @@ def test_the_order_of_records_is_a_function_of_its_seed():
     assert [len(part) for part in optimizer_batches(17, 4, (0,))] == [4, 4, 4, 4, 1]
 
 
-class Poisoned(FakePolicy):
-    """Log-probs that are not a number while ``poisoned``."""
-
-    poisoned = True
-
-    def evaluate(self, records, sampling):
-        result = super().evaluate(records, sampling)
-        factor = float("nan") if self.poisoned else 1.0
-        return Evaluation(result.logprobs * factor, result.entropy, result.value)
-
-
 def test_an_update_that_is_not_finite_changes_nothing(collected):
     env, arrays, results = collected
-    made = trainer(env, policy=Poisoned(), max_bad_updates=3)
+    made = trainer(env, policy=NotFinite(), max_bad_updates=3)
     before = weights(made.policy)
     metrics, _ = made.update(arrays, results, iteration=0)
     assert (metrics["train/bad_updates"], metrics["train/optimizer_steps"]) == (1, 0)
@@ -218,7 +210,7 @@ def test_an_update_that_is_not_finite_changes_nothing(collected):
 
 def test_a_finite_update_begins_the_count_anew_and_too_many_in_a_row_stop(collected):
     env, arrays, results = collected
-    made = trainer(env, policy=Poisoned(), max_bad_updates=2)
+    made = trainer(env, policy=NotFinite(), max_bad_updates=2)
     for poisoned, expected in ((True, 1), (False, 0), (True, 1)):
         made.policy.poisoned = poisoned
         metrics, _ = made.update(arrays, results, iteration=0)
@@ -230,7 +222,7 @@ def test_a_finite_update_begins_the_count_anew_and_too_many_in_a_row_stop(collec
 
 def test_metrics_of_updates_are_means_over_those_that_were_taken(collected):
     env, arrays, results = collected
-    policy = Poisoned()
+    policy = NotFinite()
     policy.poisoned = False
     whole, _ = trainer(env, policy=FakePolicy()).update(arrays, results, iteration=0)
     made = trainer(env, policy=policy, update_epoch=2)
@@ -281,17 +273,24 @@ def test_frozen_parameters_stay_as_they_are(collected):
 
 
 def test_grpo_raises_the_return(make_rig):
-    """15 iterations of 32 episodes on one task: the point learns to move towards its goal."""
-    options = {"num_tasks": 1, "num_init_states": 4}
-    rig = make_rig(slots=8, workers=2, rows=200, policy={"num_tasks": 1}, **options)
-    rig.env.__init__(**options)
-    made = trainer(rig.env.spec, policy=rig.policy, optimizer=optim(lr=0.02, clip_grad=1.0), update_epoch=2)
-    made.algorithm = AlgorithmConfig(group_size=8, update_epoch=2)
-    rollout, means = rig.rollout(policy_batch=8), []
+    """15 iterations of 64 episodes on one task: the point learns to move towards its goal. Scored on fixed starts."""
+    rig = make_rig(slots=8, workers=2, rows=256, policy={"num_tasks": 1, "bins": 4}, num_tasks=1, num_init_states=8)
+    made = trainer(
+        rig.env.spec, policy=rig.policy, batch=64, optimizer=optim(lr=0.02, clip_grad=1.0), update_epoch=2,
+        loss_agg_func="token-mean",
+    )  # fmt: skip
+    rollout = rig.rollout(policy_batch=8)
+
+    def score() -> float:
+        results, _ = rollout.collect(
+            eval_plan(rig.env.spec, episodes_per_task=32), rig.job(max_steps=16, keep_records=False)
+        )
+        return float(np.mean([result.episode_return for result in results]))
+
+    before = score()
     for iteration in range(15):
-        plan = train_plan(rig.env.spec, seed=3, iteration=iteration, episodes=32, group_size=8)
+        plan = train_plan(rig.env.spec, seed=3, iteration=iteration, episodes=64, group_size=16)
         results, _ = rollout.collect(plan, rig.job(max_steps=16, version=made.weight_version))
-        means.append(np.mean([result.episode_return for result in results]))
         made.update(rig.slab.arrays, results, iteration)
-    first, last = np.mean(means[:3]), np.mean(means[-3:])
-    assert last > 1.2 * first, f"returns {np.round(means, 2)}"
+    after = score()
+    assert after > 1.4 * before, f"mean return {before:.2f} before and {after:.2f} after"

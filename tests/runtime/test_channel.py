@@ -39,7 +39,8 @@ def test_every_field_of_a_message_arrives(channel):
 
 
 def test_a_ring_wraps_and_keeps_the_order(channel):
-    sent, got = [], []
+    sent: list[Command] = []
+    got: list[Command | Completion] = []
     for n in range(20):
         for _ in range(1 + n % 3):
             sent.append(Command(Kind.STEP, slot=len(sent)))

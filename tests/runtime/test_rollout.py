@@ -11,7 +11,7 @@ from rig import records
 from embodied.errors import ConfigError
 from embodied.runtime.plan import EVAL, noise, train_plan
 from embodied.runtime.reward import ShapedReward
-from embodied.types import Sampling
+from embodied.types import EpisodeResult, Sampling
 
 STEP_S = 0.0005
 
@@ -30,12 +30,14 @@ def pictures(rig, result):
     """What FakeEnv draws at the start of each chunk of an episode."""
     start, cameras = result.episode.start, range(len(rig.env.spec.cameras))
     return [
-        np.stack([rig.env.picture(start, 4 * t, camera) for camera in cameras]) for t in range(-(-result.num_steps // 4))
+        np.stack([rig.env.picture(start, 4 * t, camera) for camera in cameras])
+        for t in range(-(-result.num_steps // 4))
     ]
 
 
 def test_every_episode_of_the_plan_is_run_once_and_in_its_order(rig):
-    plan, seen = make_plan(rig), []
+    plan = make_plan(rig)
+    seen: list[EpisodeResult] = []
     results, stats = rig.rollout().collect(plan, rig.job(), seen.append)
     assert [result.episode for result in results] == plan
     assert sorted(result.episode.episode_id for result in seen) == list(range(8))
@@ -223,6 +225,17 @@ def test_no_schedule_changes_a_bit_of_any_record(shared_rig, reference, workers,
     assert got.keys() == reference.keys()
     differing = {(key, name) for key in got for name in got[key] if got[key][name] != reference[key][name]}
     assert not differing
+
+
+@pytest.mark.parametrize("policy_batch", [1, 2, 3])
+def test_no_schedule_changes_a_bit_with_small_policy_batches(shared_rig, policy_batch):
+    """MKL has kernels of their own for few rows."""
+    rig = shared_rig(slots=4, workers=2, step_s=STEP_S, success_distance=0.6)
+    runs = []
+    for schedule in ({"lockstep": True}, {"min_batch": 1}, {"min_batch": 3}):
+        results, _ = rig.rollout(policy_batch=policy_batch, **schedule).collect(make_plan(rig), rig.job())
+        runs.append(records(rig, results))
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_another_seed_version_of_noise_or_iteration_changes_records(rig, reference):

@@ -1,0 +1,68 @@
+"""One policy call as a CUDA graph: about a thousand kernel launches become one, which is most of the time of a small
+batch and a few per cent of a large one.
+
+A graph reads weights and constants where they were when it was captured. Optimizers write weights in place, so it stays
+valid between updates; anything that gives the policy other tensors (``bind``, loading) needs a new one. That is why the
+rollout captures anew for each ``collect``, which costs three calls and gives the graph's memory back to the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from embodied.protocols import Policy
+from embodied.types import Decision, Sampling
+
+WARM_UP = 2  # calls before the capture, in which libraries choose kernels and allocate what they keep
+
+
+class Act(Protocol):
+    """What the rollout calls: :meth:`embodied.protocols.Policy.act` or a capture of it."""
+
+    def __call__(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision: ...
+
+
+class CapturedAct:
+    """``policy.act`` at one batch shape and one ``sampling``, captured at the first call.
+
+    The fields of a decision are overwritten by the next call: read them before.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
+        if self._graph is None:
+            self._capture(obs, uniform, sampling)
+        assert self._graph is not None
+        if sampling != self._sampling or {n: t.shape for n, t in obs.items()} != self._shapes:
+            raise ValueError(f"captured for {self._shapes}, {self._sampling}; a graph has one shape and one sampling")
+        for name, values in obs.items():
+            self._obs[name].copy_(values)
+        self._uniform.copy_(uniform)
+        self._graph.replay()
+        return self._decision
+
+    def _capture(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> None:
+        self._obs, self._uniform = {name: values.clone() for name, values in obs.items()}, uniform.clone()
+        self._sampling, self._shapes = sampling, {name: values.shape for name, values in obs.items()}
+        side = torch.cuda.Stream(uniform.device)
+        side.wait_stream(torch.cuda.current_stream(uniform.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self._policy.act(self._obs, self._uniform, sampling)
+        torch.cuda.current_stream(uniform.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._decision = self._policy.act(self._obs, self._uniform, sampling)
+        self._graph = graph
+
+
+def fast_act(policy: Policy, device: torch.device, enforce_eager: bool) -> Act:
+    """A fresh capture of ``policy.act`` where there is a GPU, else ``policy.act`` itself."""
+    return policy.act if enforce_eager or device.type != "cuda" else CapturedAct(policy)

@@ -1,0 +1,53 @@
+"""Policies that misbehave, for whole runs and for ``check_policy``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from embodied.testing import FakePolicy
+from embodied.types import Decision, Evaluation
+
+
+class NotFinite(FakePolicy):
+    """Log-probs that are not a number while ``poisoned``."""
+
+    poisoned = True
+
+    def evaluate(self, records, sampling):
+        result = super().evaluate(records, sampling)
+        factor = float("nan") if self.poisoned else 1.0
+        return Evaluation(result.logprobs * factor, result.entropy, result.value)
+
+
+class Altered(FakePolicy):
+    """``act`` with one field changed by ``alter``."""
+
+    def __init__(self, field: str, alter: Any) -> None:
+        super().__init__()
+        self._field, self._alter = field, alter
+
+    def act(self, obs, uniform, sampling):
+        fields = dict(super().act(obs, uniform, sampling).fields)
+        fields[self._field] = self._alter(fields[self._field])
+        return Decision(fields)
+
+
+class NoField(FakePolicy):
+    def act(self, obs, uniform, sampling):
+        fields = dict(super().act(obs, uniform, sampling).fields)
+        del fields["logprobs"]
+        return Decision(fields)
+
+
+class WrongLogProbs(FakePolicy):
+    def evaluate(self, records, sampling):
+        result = super().evaluate(records, sampling)
+        return Evaluation(result.logprobs - 0.5, result.entropy)
+
+
+class UnusedParameter(FakePolicy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(3))

@@ -1,0 +1,154 @@
+"""From the command line to one mapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embodied.compose import GROUPS, as_yaml, compose, group_options, parse_argv
+from embodied.errors import ConfigError
+
+HERE = str(Path(__file__).parent / "config")
+FAKE = ["env=fake", "model=fake"]
+
+
+def config(*overrides: str, folders: tuple[str, ...] = (HERE,)):
+    return compose([*FAKE, *overrides], "train", folders).config
+
+
+def refused(*overrides: str, folders: tuple[str, ...] = (HERE,)) -> ConfigError:
+    with pytest.raises(ConfigError) as failed:
+        compose(overrides, "train", folders)
+    return failed.value
+
+
+def test_env_fills_both_sides():
+    env = config().env
+    assert env.train.target == env.eval.target == "embodied.testing.FakeEnv"
+    assert env.train.model_extra == env.eval.model_extra == {"success_distance": 0.3}
+
+
+def test_each_side_can_be_chosen():
+    composed = compose(["env@env.eval=fake"], "train", [HERE])
+    assert composed.config.env.eval.target == "embodied.testing.FakeEnv"
+    assert composed.config.env.train.target == "embodied.envs.libero.LiberoEnv"
+
+
+def test_the_default_job_composes():
+    composed = compose([])
+    assert composed.config.runner.experiment_name == "libero_10-openvla_oft_tiny-grpo"
+    assert composed.config.runner.logger.log_path == "runs/libero_10-openvla_oft_tiny-grpo"
+    assert "hydra" not in composed.resolved
+
+
+def test_the_entry_for_evaluation_changes_one_key_and_the_name():
+    composed = compose(FAKE, "eval", [HERE])
+    assert composed.config.runner.only_eval
+    assert composed.config.runner.experiment_name == "fake-fake-grpo-eval"
+
+
+def test_a_key_of_the_command_line_wins_over_the_experiment_and_it_over_the_groups():
+    assert config().algorithm.group_size == 4, "experiment=laptop"
+    assert config("experiment=null", "algorithm.rollout_epoch=4").algorithm.group_size == 8, "the schema's default"
+    assert config("algorithm.group_size=2").algorithm.group_size == 2
+    assert config("algorithm.group_size=2", "experiment=laptop").algorithm.group_size == 2
+    assert config().env.train.max_episode_steps == 96
+    assert config().env.train.use_rel_reward is True
+
+
+def test_an_experiment_of_ones_own_wins_over_the_groups(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nalgorithm: {clip_ratio_low: 0.11}\nenv: {train: {success_distance: 0.7}}\n"
+    )
+    made = config("experiment=mine", "algorithm.rollout_epoch=4", folders=(HERE, str(tmp_path)))
+    assert made.algorithm.clip_ratio_low == 0.11, "algorithm/grpo.yaml says 0.2"
+    assert made.env.train.model_extra["success_distance"] == 0.7
+    assert made.env.eval.model_extra["success_distance"] == 0.3
+
+
+@pytest.mark.parametrize("group", ["algorithm", "runtime", "tracker"])
+def test_a_group_can_be_left_out(group):
+    assert config(f"{group}=null").runner.seed == 1234
+
+
+def test_the_name_is_that_of_what_was_chosen():
+    assert config("algorithm=null").runner.experiment_name == "fake-fake"
+    assert config("runner.experiment_name=mine").runner.logger.log_path == "runs/mine"
+
+
+def test_a_model_cannot_be_left_out():
+    assert "actor.model._target_ is missing" in refused("env=fake", "model=null").message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "remedy"),
+    [
+        (["env=fakee"], "unknown env 'fakee'. Did you mean 'fake'?", "fake, libero_10"),
+        (["model=openvla"], "unknown model 'openvla'. Did you mean 'openvla_oft'?", "openvla_oft"),
+        (["experiment=none"], "unknown experiment 'none'.", "laptop"),
+        (["mdel=fake"], "unknown group or section 'mdel'. Did you mean 'model'?", ", ".join(GROUPS)),
+        (["nope=null"], "unknown group or section 'nope'.", ", ".join(GROUPS)),
+        (["runner.seed"], "'runner.seed' is not of the form KEY=VALUE", "runner.max_epochs=2"),
+        (["=3"], "unknown group or section ''", ", ".join(GROUPS)),
+        (["model=3"], "unknown model '3'", "openvla_oft"),
+        (["env=null"], "cannot compose the configuration", "--help"),
+        (["runner.experiment_name=a,b"], "cannot compose the configuration", "--help"),
+        (["runner.output_dir=${nope}"], "nope", "reference"),
+    ],
+)
+def test_what_cannot_be_composed_says_what_is_known(overrides, message, remedy):
+    error = refused(*overrides)
+    assert message in error.message
+    assert remedy in error.remedy
+
+
+def test_group_options_are_the_files_of_all_folders(tmp_path):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").touch()
+    assert {"fake", "libero_10", "mine"} < set(group_options("env", [HERE, str(tmp_path)]))
+    assert "fake" not in group_options("env")
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "a,b=[c]", "it's", "{x}", "ünï"])
+def test_a_config_folder_may_have_any_name(tmp_path, name):
+    folder = tmp_path / name / "env"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("_target_: embodied.testing.FakeEnv\nhorizon: 5\n")
+    made = compose(["env=mine", "model=fake"], "train", [HERE, str(folder.parent)]).config
+    assert made.env.train.model_extra == {"horizon": 5}
+
+
+def test_what_is_printed_composes_to_the_same(tmp_path):
+    composed = compose([*FAKE, "runner.seed=5"], "train", [HERE])
+    again = yaml.safe_load(as_yaml(composed))
+    assert again == composed.resolved
+    assert (again["runner"]["seed"], again["actor"]["optim"]["adam_eps"]) == (5, 1e-5)
+
+
+def test_arguments_are_told_apart():
+    assert parse_argv(["env=fake", "--config-dir", HERE, "--cfg", "runner.seed=1"], "train") == (
+        ["env=fake", "runner.seed=1"], [HERE], True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [(["--hlp"], "unknown option '--hlp'. Did you mean '--help'?"), (["--config-dir"], "--config-dir: no folder"),
+     (["--config-dir", "/nowhere"], "--config-dir: no folder '/nowhere'")],
+)  # fmt: skip
+def test_wrong_options(argv, text):
+    with pytest.raises(ConfigError) as failed:
+        parse_argv(argv, "train")
+    assert text in failed.value.message
+
+
+def test_help_lists_the_groups(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_argv(["--help"], "eval")
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "python -m embodied.eval" in out
+    assert all(group in out for group in GROUPS)

@@ -1,0 +1,353 @@
+"""Whole runs, as a user starts them: what is on disk afterwards, and how they end, resume and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from embodied import train
+from embodied.errors import CheckpointError
+from embodied.run_folder import RunFolder, differences
+from embodied.runtime import pool
+
+HERE = Path(__file__).parent
+FAST = (
+    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2", "runner.save_interval=-1",
+    "runner.val_check_interval=-1", "algorithm.rollout_epoch=4", "env.train.max_episode_steps=10",
+    "env.eval.max_episode_steps=6", "env.eval.video_cfg.save_video=false",
+)  # fmt: skip
+VARYING = re.compile(r"time/|memory/|.*_per_s$|rollout/batch_size_mean$")  # what a second run need not repeat
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def arguments(*overrides: str, name: str = "run") -> list[str]:
+    return [*FAST, f"runner.experiment_name={name}", *overrides, "--config-dir", str(HERE / "config")]
+
+
+def run(*overrides: str, name: str = "run", entry: str = "train") -> int:
+    return train.main(arguments(*overrides, name=name), entry)
+
+
+def rows(name: str = "run") -> list[dict[str, float]]:
+    return [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+
+
+def lasting(metrics: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{key: value for key, value in row.items() if not VARYING.match(key)} for row in metrics]
+
+
+def checkpoints(name: str = "run") -> list[str]:
+    return sorted(path.name for path in Path("runs", name, "checkpoints").iterdir())
+
+
+def checkpoint_bytes(iteration: int, name: str = "run") -> dict[str, bytes]:
+    folder = Path("runs", name, "checkpoints", f"{iteration:06d}")
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".metadata"}
+
+
+def everything(folder: Path = Path()) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test if a worker is started."""
+
+    def start(*args: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(pool.Pool, "_start", start)
+
+
+def test_a_run_leaves_metrics_configuration_checkpoint_and_no_process(capsys):
+    before = set(os.listdir("/proc/self/fd"))
+    assert run("runner.save_interval=1", "runner.val_check_interval=2", "runner.checkpoint.max_keep=1") == 0
+    assert [row["step"] for row in rows()] == [1, 2]
+    first, last = rows()
+    assert first["rollout/episodes"] == last["rollout/episodes"] == 8
+    assert 8 <= first["rollout/records"] <= 24
+    assert first["train/optimizer_steps"] == 1
+    assert last["train/weight_version"] == 2
+    assert "eval/success_rate" not in first
+    assert last["eval/episodes"] == 2
+    assert {"eval/task/0/success_rate", "eval/task/1/success_rate", "time/save_s", "time/eval_s"} <= set(last)
+    assert checkpoints() == ["000002"]
+    saved = yaml.safe_load(Path("runs/run/config.yaml").read_text())
+    assert saved["env"]["train"]["_target_"] == "embodied.testing.FakeEnv"
+    assert saved["algorithm"]["rollout_epoch"] == 4
+    assert json.loads(Path("runs/run/eval/000002.json").read_text())["iteration"] == 2
+    out = capsys.readouterr().out
+    assert "2 iterations done" in out
+    assert "iteration 2/2" in out
+    children = [p.read_text().split() for p in Path(f"/proc/{os.getpid()}/task").glob("*/children")]
+    assert not any(children), "workers outlive the run"
+    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1
+
+
+def test_the_same_seed_is_the_same_run_whatever_the_workers_and_the_schedule():
+    assert run(name="a") == 0
+    assert run("env.num_workers=1", "rollout.schedule=lockstep", name="b") == 0
+    assert lasting(rows("a")) == lasting(rows("b"))
+    assert checkpoint_bytes(2, "a") == checkpoint_bytes(2, "b")
+    assert run("runner.seed=5", name="c") == 0
+    assert checkpoint_bytes(2, "a") != checkpoint_bytes(2, "c")
+
+
+def test_a_resumed_run_equals_one_that_went_through(capsys):
+    assert run("runner.max_epochs=4", name="whole") == 0
+    assert run("runner.max_epochs=2", name="parts") == 0
+    assert "2 iterations done" in capsys.readouterr().out
+    assert run("runner.max_epochs=4", name="parts") == 0
+    assert "going on after iteration 2" in capsys.readouterr().out
+    assert [row["step"] for row in rows("parts")] == [1, 2, 3, 4]
+    assert lasting(rows("parts")) == lasting(rows("whole"))
+    assert checkpoint_bytes(4, "parts") == checkpoint_bytes(4, "whole")
+
+
+def test_a_run_that_is_done_stays_done(no_worker):
+    assert run("runner.max_epochs=0") == 0
+    assert not Path("runs/run/checkpoints").exists()
+
+
+def test_torn_metrics_and_a_damaged_checkpoint_are_survived(capsys):
+    assert run("runner.save_interval=1", "runner.max_epochs=2") == 0
+    whole = rows()
+    file = Path("runs/run/checkpoints/000002/__0_0.distcp")
+    file.write_bytes(file.read_bytes()[:100])
+    with Path("runs/run/metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 3, "train/lo')
+    capsys.readouterr()
+    assert run("runner.save_interval=1", "runner.max_epochs=2") == 0
+    out = capsys.readouterr().out
+    assert "000002 is damaged: __0_0.distcp has 100 bytes" in out
+    assert "going on after iteration 1" in out
+    assert lasting(rows()) == lasting(whole)
+    assert len(file.read_bytes()) > 100
+
+
+def test_training_can_start_from_the_weights_of_another_run():
+    assert run("actor.optim.lr=0.1", name="first") == 0
+    assert run("actor.optim.lr=0.1", "runner.ckpt_path=runs/first/checkpoints/000002", name="second") == 0
+    assert rows("second")[0]["rollout/return_mean"] != rows("first")[0]["rollout/return_mean"]
+    assert rows("second")[0]["train/weight_version"] == 1
+
+
+def test_explicit_and_refused_resume(capsys):
+    assert run("runner.save_interval=1") == 0
+    assert run("runner.resume_dir=null") == 2
+    assert "runner.resume_dir is null and runs/run has checkpoints (newest 000002)" in capsys.readouterr().err
+    assert run("runner.resume_dir=runs/run/checkpoints/000001") == 0
+    assert [row["step"] for row in rows()] == [1, 2]
+
+
+def codec(video: Path) -> str:
+    import imageio_ffmpeg
+
+    probe = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(video)], capture_output=True, text=True)
+    return re.search(r"Video: (\w+).*?(yuv\w+).*?(\d+) fps", probe.stderr, re.S).group(1, 2, 3)
+
+
+def test_evaluation_leaves_videos_as_named_in_its_report():
+    options = ("env.eval.video_cfg.save_video=true", "env.eval.episodes_per_task=2", "env.eval.video_cfg.max_videos=3")
+    assert run(*options, entry="eval") == 0
+    report = json.loads(Path("runs/run/eval/000000.json").read_text())
+    assert [task["episodes"] for task in report["tasks"]] == [2, 2, 4]
+    assert report["tasks"][-1]["successes"] == sum(episode["success"] for episode in report["episodes"])
+    named = [episode["video"] for episode in report["episodes"] if episode["video"]]
+    assert len(report["episodes"]) == 4
+    assert sorted(named) == sorted(str(path) for path in Path("videos").rglob("*.mp4"))
+    assert len(named) == 3
+    assert {codec(Path(video)) for video in named} == {("h264", "yuv420p", "20")}
+    assert not Path("runs/run/metrics.jsonl").exists()
+    assert list(Path("videos").rglob(".*")) == [], "nothing half written stays"
+
+
+def test_training_videos_are_bounded():
+    assert run("env.train.video_cfg.save_video=true", "env.train.video_cfg.max_videos=2", "runner.max_epochs=1") == 0
+    assert len(list(Path("videos/run/train/000001").glob("*.mp4"))) == 2
+
+
+def test_evaluation_with_other_settings_has_workers_of_its_own():
+    options = ("env.eval.success_distance=99", "runner.val_check_interval=1", "runner.max_epochs=1")
+    assert run(*options) == 0
+    assert rows()[0]["eval/success_rate"] == 1
+    assert rows()[0]["rollout/success_rate"] < 1
+
+
+def test_a_dry_run_prints_the_numbers_and_writes_nothing(no_worker, capsys):
+    assert run("runner.dry_run=true") == 0
+    out = capsys.readouterr().out
+    assert "8 = 2 starts × 4" in out
+    assert "at most 10 control steps = 3 chunks of 4" in out
+    assert "24 records" in out
+    assert everything() == {}
+    assert list(Path().iterdir()) == []
+
+
+def test_another_configuration_in_the_same_folder_is_refused_and_nothing_changes(no_worker, capsys, monkeypatch):
+    folder = Path("runs/run")
+    (folder / "checkpoints").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", [])
+    assert run("--cfg") == 0
+    (folder / "config.yaml").write_text(capsys.readouterr().out)
+    before = everything(folder)
+    assert run("algorithm.clip_ratio_low=0.1", "runner.seed=8", "runner.save_interval=7") == 2
+    error = capsys.readouterr().err
+    assert "algorithm.clip_ratio_low: 0.2 there, 0.1 now" in error
+    assert "runner.seed: 1234 there, 8 now" in error
+    assert "save_interval" not in error, "that may change"
+    assert {path: data for path, data in everything(folder).items() if not path.endswith(".lock")} == before
+
+
+def test_a_folder_that_is_no_run_folder_is_refused(no_worker, capsys):
+    Path("runs/run").mkdir(parents=True)
+    Path("runs/run/thesis.tex").write_text("important")
+    assert run() == 2
+    assert "not empty and is no run folder (it holds thesis.tex)" in capsys.readouterr().err
+    assert Path("runs/run/thesis.tex").read_text() == "important"
+
+
+def test_a_folder_is_one_run_at_a_time(no_worker, capsys):
+    folder = RunFolder.open(Path("runs/run"), {})
+    try:
+        assert run() == 2
+        assert f"another process (pid {os.getpid()}) is running in runs/run" in capsys.readouterr().err
+    finally:
+        folder.close()
+    RunFolder.open(Path("runs/run"), {}).close()
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [("file/below", "is a file"), ("/proc/no", "cannot write to /proc"), ("/dev/null/x", "is a file")],
+)
+def test_an_output_folder_that_cannot_be(no_worker, capsys, output, text):
+    Path("file").write_text("mine")
+    assert run(f"runner.output_dir={output}") == 2
+    assert text in capsys.readouterr().err
+    assert Path("file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["runner.max_epoch=3"], "Did you mean 'max_epochs'?"),
+        (["env.train.num_taks=3"], "unknown key 'env.train.num_taks'. Did you mean 'num_tasks'?"),
+        (["env.train.num_tasks=many"], "env.train.num_tasks = 'many'"),
+        (["env.train.fault=boom"], "fault 'boom' is not one of"),
+        (["actor.model.action_dim=3"], "set actor.model.action_dim=7"),
+        (["actor.model.bins=x"], "actor.model.bins = 'x'"),
+        (["env.eval._target_=embodied.testing.Nothing"], "env.eval._target_: cannot import"),
+        (["env.eval.size=8"], "different observations"),
+        (["env.eval.action_dim=3"], "env.train and env.eval"),
+        (["algorithm.group_size=3"], "group_size 3 does not divide 8 episodes"),
+        (["runner.ckpt_path=nowhere"], "no checkpoint at nowhere"),
+        (["runner.resume_dir=nowhere"], "no checkpoint at nowhere"),
+        (["runner.device=cuda:99"], "cuda:99"),
+        (["runner.seed"], "not of the form KEY=VALUE"),
+        (["--nope"], "unknown option '--nope'"),
+        (["env.num_workers=1", "rollout.channel.queue_size=1"], "rollout.channel.queue_size 1"),
+        (["env.train.num_init_states=0"], "num_init_states"),
+        (["env.train.num_tasks=0"], "task"),
+    ],
+)
+def test_a_wrong_command_exits_2_before_any_worker(no_worker, capsys, overrides, text):
+    assert run(*overrides) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert text in error
+    assert "fix: " in error
+    assert "Traceback" not in error
+
+
+def test_a_worker_that_fails_ends_the_run_with_its_traceback(capsys):
+    assert run("env.train.fault=exception") == 2
+    error = capsys.readouterr().err
+    assert "the fake env was told to fail in step" in error
+    assert "fix: " in error
+
+
+def test_an_update_that_is_never_finite_ends_the_run(capsys):
+    assert run("actor.model._target_=broken_policies.NotFinite", "runner.max_epochs=20") == 2
+    assert "not finite for 3 updates in a row; last finite: none yet" in capsys.readouterr().err
+    assert [row["train/bad_updates"] for row in rows()] == [1, 1]
+
+
+def test_what_the_configuration_prints_as_different():
+    old, new = {"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1, "c": 3}, "e": None}
+    assert list(differences(old, new)) == [
+        ("a.c", 2, 3), ("d", [1], "(not set)"), ("e", "(not set)", None),
+    ]  # fmt: skip
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on(whole_group):
+    """``whole_group``: as service managers and schedulers do, which also reaches the workers."""
+    slow = ("env.train.step_s=0.002", "runner.val_check_interval=1", "env.eval.step_s=0.002")
+    command = [sys.executable, "-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]
+    metrics = Path("runs/run/metrics.jsonl")
+    with subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(lambda: lines(metrics) >= 2 or process.poll() is not None, 60)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (0, "")
+    done = int(re.search(r"(\d+) iterations done", out).group(1))
+    assert 2 <= done < 200
+    assert checkpoints() == [f"{done:06d}"]
+    assert [row["step"] for row in rows()] == list(range(1, done + 1))
+    assert run(*slow, f"runner.max_epochs={done + 1}") == 0
+    assert [row["step"] for row in rows()] == list(range(1, done + 2))
+    assert rows()[-1]["train/weight_version"] == done + 1
+
+
+def test_sigkill_leaves_the_last_checkpoint_whole():
+    slow = ("env.train.step_s=0.002", "runner.save_interval=1")
+    command = [sys.executable, "-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: Path("runs/run/checkpoints/000002/meta.json").exists(), 60)
+        process.kill()
+    last = int(checkpoints()[-1])
+    assert run(*slow, f"runner.max_epochs={last + 1}") == 0
+    assert [row["step"] for row in rows()] == list(range(1, last + 2))
+
+
+def test_an_error_while_saving_names_the_checkpoint(monkeypatch, capsys):
+    def full(*args: object) -> None:
+        raise CheckpointError("cannot write checkpoint: No space left on device", "free space")
+
+    monkeypatch.setattr("embodied.learn.checkpoint.Checkpoints.save", full)
+    assert run("runner.max_epochs=1") == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_metrics_are_finite():
+    assert run("runner.max_epochs=1") == 0
+    assert all(value is not None and np.isfinite(value) for value in rows()[0].values())

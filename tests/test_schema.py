@@ -1,0 +1,258 @@
+"""The typed configuration: what it refuses and how it says so, and that every key is read."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from embodied import schema
+from embodied.algorithms import aggregation, granularity
+from embodied.algorithms.advantages import make_estimator
+from embodied.algorithms.losses import make_loss
+from embodied.compose import compose
+from embodied.errors import ConfigError, UnknownKeyError
+
+ROOT = Path(__file__).resolve().parents[1]
+FAKE = ("env=fake", "model=fake")
+
+
+def composed(*overrides: str) -> schema.Config:
+    return compose([*FAKE, *overrides], "train", [str(ROOT / "tests" / "config")]).config
+
+
+def refused(*overrides: str, by: type[ConfigError] = ConfigError) -> str:
+    with pytest.raises(by) as failed:
+        composed(*overrides)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("runner.max_epoch", "max_epochs"),
+        ("runner.logger.log_pat", "log_path"),
+        ("runner.checkpoint.max_kep", "max_keep"),
+        ("algorithm.group_siz", "group_size"),
+        ("algorithm.sampling_params.temprature", "temperature"),
+        ("env.num_worker", "num_workers"),
+        ("env.channel.queue_siz", "queue_size"),
+        ("env.train.video_cfg.sav_video", "save_video"),
+        ("rollout.schedul", "schedule"),
+        ("actor.optim.learning_rate_lr", ""),
+        ("actor.optim.clip_gradd", "clip_grad"),
+        ("runer", "runner"),
+    ],
+)
+def test_an_unknown_key_is_named_with_what_was_meant(key, meant):
+    mapping = {**composed().model_dump(by_alias=True)}
+    section = mapping
+    *path, name = key.split(".")
+    for step in path:
+        section = section[step]
+    section[name] = 1
+    with pytest.raises(UnknownKeyError) as failed:
+        schema.bind(mapping)
+    assert f"unknown key '{key}'." in failed.value.message
+    assert ("Did you mean" in failed.value.message) == bool(meant)
+    if meant:
+        assert f"Did you mean '{meant}'?" in failed.value.message
+        assert "docs/configuration.md" in failed.value.remedy
+
+
+def test_every_unknown_key_is_listed():
+    message = refused("runner.sed=1", "actor.optim.l=2", by=UnknownKeyError)
+    assert "unknown key 'runner.sed'. Did you mean 'seed'?" in message
+    assert "unknown key 'actor.optim.l'. Did you mean 'lr'?" in message
+
+
+@pytest.mark.parametrize(
+    ("side", "key", "meant"), [("train", "num_taks", "num_tasks"), ("eval", "rewrd_coef", "reward_coef")]
+)
+def test_keys_of_the_env_class_are_checked_against_its_signature(side, key, meant):
+    config = composed(f"env.{side}.{key}=3")
+    with pytest.raises(UnknownKeyError) as failed:
+        schema.target_kwargs(getattr(config.env, side), f"env.{side}")
+    assert failed.value.message == f"unknown key 'env.{side}.{key}'. Did you mean '{meant}'?"
+    assert "horizon" in failed.value.remedy
+    assert "_target_" in failed.value.remedy
+
+
+def test_keys_of_the_model_are_checked_against_its_signature():
+    with pytest.raises(UnknownKeyError, match=r"'actor\.model\.value_hed'\. Did you mean 'value_head'"):
+        schema.target_kwargs(composed("actor.model.value_hed=true").actor.model, "actor.model")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("num_tasks=abc", "env.train.num_tasks = 'abc': input should be a valid integer"),
+     ("fault=3", "env.train.fault = 3: input should be a valid string"),
+     ("success_distance=null", "env.train.success_distance = None: input should be a valid number")],
+)  # fmt: skip
+def test_values_of_the_env_class_are_checked_against_its_annotations(value, expected):
+    with pytest.raises(ConfigError) as failed:
+        schema.target_kwargs(composed(f"env.train.{value}").env.train, "env.train")
+    assert expected in failed.value.message
+
+
+def target_of_unknown_annotations(a: NoSuchName, b: int = 3, **rest: object) -> None:  # type: ignore[name-defined]  # noqa: F821
+    pass
+
+
+def open_section(**values: object) -> schema.ModelConfig:
+    return schema.ModelConfig(_target_=f"{__name__}.target_of_unknown_annotations", **values)
+
+
+def test_annotations_that_cannot_be_resolved_are_left_to_the_target():
+    assert schema.target_kwargs(open_section(a=1, b="4", c=5), "x") == {"a": 1, "b": 4, "c": 5}
+
+
+def test_a_required_argument_that_is_missing_is_named():
+    with pytest.raises(ConfigError, match=r"x\.a is missing"):
+        schema.target_kwargs(open_section(b=1), "x")
+
+
+@pytest.mark.parametrize("target", ["nowhere.Env", "embodied.testing.NoEnv", "NoDots", ""])
+def test_a_target_that_cannot_be_imported(target):
+    with pytest.raises(ConfigError, match=r"env\.train\._target_: cannot import"):
+        schema.target_kwargs(composed(f"env.train._target_='{target}'").env.train, "env.train")
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("runner.seed=abc", "runner.seed = 'abc': input should be a valid integer"),
+        ("runner.seed=-1", "runner.seed = -1: input should be greater than or equal to 0"),
+        ("runner.max_epochs=1.5", "runner.max_epochs = 1.5"),
+        ("runner.device=gpu", "runner.device = 'gpu'"),
+        ("algorithm.adv_type=gppo", "algorithm.adv_type = 'gppo'"),
+        ("algorithm.loss_agg_func=token-men", "Did you mean 'token-mean'?"),
+        ("algorithm.clip_ratio_low=1.0", "algorithm.clip_ratio_low = 1.0: input should be less than 1"),
+        ("algorithm.clip_ratio_c=0.5", "algorithm.clip_ratio_c = 0.5: input should be greater than 1"),
+        ("algorithm.sampling_params.top_p=0", "algorithm.sampling_params.top_p = 0"),
+        ("rollout.schedule=redy", "Did you mean 'ready'?"),
+        ("actor.optim.lr=0", "actor.optim.lr = 0: input should be greater than 0"),
+        ("actor.optim.lr=nan", "actor.optim.lr = nan"),
+        ("actor.optim.lr=inf", "actor.optim.lr = inf"),
+        ("env.step_timeout_s=inf", "env.step_timeout_s = inf"),
+        ("env.train.reward_coef=nan", "env.train.reward_coef = nan"),
+        ("env.train=3", "env.train = 3"),
+        ("runner.logger.logger_backends=[jsonl,wandb]", "runner.logger.logger_backends.1 = 'wandb'"),
+    ],
+)
+def test_a_wrong_value_is_shown_with_its_key(override, part):
+    assert part in refused(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["algorithm.group_size=5"], ["group_size 5 does not divide 16 episodes", "rollout_epoch 8"]),
+        (["env.num_workers=3"], ["env.num_workers 3", "2 env slots"]),
+        (["algorithm.group_size=1"], ["group_size is 1"]),
+        (["env.train.use_fixed_reset_state_ids=false"], ["adv_type grpo", "use_fixed_reset_state_ids is false"]),
+        (["algorithm.sampling_params.do_sample=false"], ["do_sample false"]),
+        (["actor.micro_batch_size=65"], ["actor.micro_batch_size 65", "actor.global_batch_size 64"]),
+        (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], ["action_level", "chunk_level"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_together_is_refused_with_the_numbers(overrides, parts):
+    message = refused(*overrides)
+    for text in parts:
+        assert text in message
+
+
+def test_what_only_training_needs_is_not_asked_of_evaluation():
+    assert composed("algorithm.group_size=5", "runner.only_eval=true").algorithm.group_size == 5
+
+
+def test_group_rules_hold_for_group_advantages_only():
+    assert composed("algorithm.adv_type=raw", "algorithm.group_size=1").algorithm.adv_type == "raw"
+    assert set(schema.GROUP_ADVANTAGES) < set(choices(schema.AlgorithmConfig, "adv_type"))
+
+
+def test_a_configuration_cannot_change():
+    with pytest.raises(ValueError, match="frozen"):
+        composed().runner.seed = 3
+
+
+def choices(section: type[BaseModel], key: str) -> tuple[str, ...]:
+    return typing.get_args(section.model_fields[key].annotation)
+
+
+def test_choices_are_those_that_the_algorithms_know():
+    algorithm = schema.AlgorithmConfig
+    for name in choices(algorithm, "adv_type"):
+        assert callable(make_estimator(name))
+    for name in choices(algorithm, "loss_type"):
+        assert callable(make_loss(name, 0.2, 0.2))
+    assert set(choices(algorithm, "adv_type")) == known_of(lambda: make_estimator("?"))
+    assert set(choices(algorithm, "loss_type")) == known_of(lambda: make_loss("?", 0.2, 0.2))
+    assert set(choices(algorithm, "loss_agg_func")) == set(aggregation.MODES)
+    assert set(choices(algorithm, "reward_type")) == set(granularity.REWARD_LEVELS)
+    assert choices(algorithm, "logprob_type") == choices(algorithm, "entropy_type") == granularity.LEVELS
+
+
+def known_of(call) -> set[str]:
+    """The names that the error for an unknown one lists."""
+    with pytest.raises(ConfigError) as failed:
+        call()
+    return set(failed.value.remedy.partition(": ")[2].split(", "))
+
+
+def leaves(section: type[BaseModel] = schema.Config, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """``(dotted key, attribute)`` of every key that is not a section."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{field.alias or name}", name
+
+
+def attributes_read() -> set[str]:
+    """Names after a dot anywhere in the program but in its schema, and keys that its YAML files refer to."""
+    used: set[str] = set()
+    for path in (ROOT / "embodied").rglob("*.py"):
+        if path.name != "schema.py":
+            nodes = ast.walk(ast.parse(path.read_text()))
+            used |= {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+    for path in (ROOT / "config").rglob("*.yaml"):
+        used |= {key.rpartition(".")[2] for key in re.findall(r"\$\{([\w.]+)\}", path.read_text())}
+    return used
+
+
+def test_every_key_is_read():
+    keys, used = list(leaves()), attributes_read()
+    checked = Path(schema.__file__).read_text()  # some keys are only compared with others in schema.check
+    unread = [key for key, name in keys if name not in used and f".{name}" not in checked.partition("def check")[2]]
+    assert len(keys) > 60
+    assert unread == []
+
+
+def test_every_key_says_what_it_means():
+    def sections(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
+        yield section
+        for field in section.model_fields.values():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from sections(field.annotation)
+
+    for section in sections(schema.Config):
+        for name, field in section.model_fields.items():
+            nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            assert nested or len(field.description or "") > 10, f"{section.__name__}.{name}"
+
+
+def test_defaults_are_those_of_the_models():
+    found = schema.defaults()
+    assert found["runner"]["seed"] == schema.RunnerConfig.model_fields["seed"].default
+    assert found["env"]["channel"]["queue_name"] == "obs_buffer"
+    assert found["rollout"]["channel"]["queue_name"] == "action_buffer"
+    assert found["algorithm"]["val_sampling_params"]["do_sample"] is False
+    assert found["algorithm"]["sampling_params"]["do_sample"] is True
+    assert "_target_" not in found["actor"]["model"]
