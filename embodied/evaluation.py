@@ -48,7 +48,10 @@ def evaluate(parts: Parts, iteration: int, collector: Collector | None) -> dict[
 def _run(parts: Parts, iteration: int, collector: Collector) -> list[EpisodeResult]:
     side, config = parts.checked.eval, parts.config
     assert isinstance(side.config, EnvEvalConfig)
-    plan = eval_plan(side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed)
+    plan = eval_plan(
+        side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
+        fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
+    )  # fmt: skip
     video = side.config.video_cfg
     if video.save_video:
         plan = with_videos(plan, video_folder(parts, iteration), video.max_videos)

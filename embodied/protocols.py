@@ -6,7 +6,7 @@ To add a simulator, write one file like ``envs/_template.py``; to add a network,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -34,8 +34,8 @@ class Env(Protocol):
     def spec(self) -> EnvSpec: ...
 
     def preflight(self) -> None:
-        """Called once in the launching process, before any worker starts: check in seconds, and in a process of its own,
-        what the workers will need (a renderer). Changes nothing here.
+        """Called once in the launching process, before any worker starts: check in seconds, and in a process of its
+        own, what the workers will need (a renderer). Changes nothing here.
         Raises :class:`embodied.errors.RendererUnavailableError` or another error with the fix."""
         ...
 
@@ -86,6 +86,11 @@ class Policy(Protocol):
     def bind(self, env: EnvSpec) -> None:
         """Fit to an env: check cameras, state and action dimensions, tokenise the instructions. May be called again
         with another env. Raises :class:`embodied.errors.SpecMismatchError`."""
+        ...
+
+    def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """Look at the first observations of a run (as in :meth:`act`), once and before the first ``act``: settle what a
+        checkpoint leaves open, and say what is likely wrong with it. Each line is printed; usually there is none."""
         ...
 
     def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:

@@ -161,7 +161,8 @@ class EnvSideConfig(OpenSection):
     )
     ignore_terminations: bool = Field(False, description="Go on to the step limit after success.")
     use_fixed_reset_state_ids: bool = Field(
-        True, description="The episodes of a group share one start; false = each has its own."
+        True,
+        description="Training: the episodes of a group share one start (false = each its own). Evaluation: each task's first states (false = drawn).",
     )
     max_episode_steps: int | None = Field(
         None, ge=1, description="Step limit of an episode in control steps; null = the env's own."

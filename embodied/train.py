@@ -13,9 +13,12 @@ from embodied.observe.console import make_console
 
 
 def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
-    """Returns the exit status: 0, or 2 for an error that is explained."""
+    """Returns the exit status: 0, 2 for an error that is explained, or 130 when stopped by Ctrl-C without a result."""
     try:
         return run(sys.argv[1:] if argv is None else argv, config_name)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     except EmbodiedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

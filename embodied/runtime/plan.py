@@ -57,12 +57,17 @@ def _starts(spec: EnvSpec, seed: int, first: int, count: int, env_seed: int) -> 
     return starts
 
 
-def eval_plan(spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0) -> list[Episode]:
-    """The first ``episodes_per_task`` initial states of every task, each once (a task with fewer begins again)."""
-    plan: list[Episode] = []
+def eval_plan(
+    spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0, fixed_states: bool = True, seed: int = 0
+) -> list[Episode]:
+    """``episodes_per_task`` episodes of every task: over its first initial states (again from the first if there are
+    fewer), or with ``fixed_states=False`` over states that ``seed`` draws."""
+    plan = []
     for task, states in enumerate(spec.num_init_states):
+        drawn = np.random.default_rng([seed, EVAL, task]).integers(states, size=episodes_per_task)
         for k in range(episodes_per_task):
-            plan.append(Episode(len(plan), task, Start(task, k % states, env_seed + k)))
+            state = k % states if fixed_states else int(drawn[k])
+            plan.append(Episode(len(plan), task, Start(task, state, env_seed + k)))
     return plan
 
 

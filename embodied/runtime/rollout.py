@@ -17,7 +17,7 @@ sampling noise is a function of (seed, episode, chunk), and policy batches have 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,7 +108,11 @@ class Running:
 
 
 class Rollout:
-    """Runs plans of episodes on a pool, with a policy. Between two calls it keeps only which tasks a slot has built."""
+    """Runs plans of episodes on a pool, with a policy. Between two calls it keeps only which tasks a slot has built.
+
+    Args:
+        before_act: given the observations of each policy call before it is made.
+    """
 
     def __init__(
         self,
@@ -119,9 +123,11 @@ class Rollout:
         schedule: Schedule,
         device: torch.device,
         sections: Sections,
+        before_act: Callable[[Mapping[str, torch.Tensor]], None] = lambda obs: None,
     ) -> None:
         self._pool, self._slab, self._policy, self._env = pool, slab, policy, env
         self._schedule, self._device, self._sections = schedule, device, sections
+        self._before_act = before_act
         self._chunk = policy.spec.num_action_chunks
         self._built: list[deque[int]] = [deque(maxlen=64) for _ in range(pool.num_slots)]
 
@@ -295,6 +301,7 @@ class _Run:
         self._write_keys(slots, rows)
         fill = self._r._schedule.policy_batch - len(rows) if self._r._schedule.fixed_shape else 0
         obs, uniform = self._observations(rows + rows[-1:] * fill), self._noise(slots, fill)
+        self._r._before_act(obs)
         decision = self._policy_act(obs, uniform, self._job.sampling)
         for name, values in decision.fields.items():
             self._r._slab.arrays[name][rows] = values[: len(rows)].cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ class FakePolicy(nn.Module):
                 f"set actor.model.action_dim={env.action_dim}",
             )
         self.low, self.high = torch.tensor(env.action_low), torch.tensor(env.action_high)
+
+    def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        return ()
 
     def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
         features = self._features(obs)
@@ -97,6 +100,8 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     obs = _observations(env, batch)
     uniform = torch.rand(batch, policy.spec.num_action_chunks * policy.spec.action_dim)
     sampling = Sampling()
+    lines = policy.probe(obs)
+    _expect(all(isinstance(line, str) for line in lines), "probe()", repr(lines), "lines of text")
     with torch.no_grad():
         fields, again = policy.act(obs, uniform, sampling).fields, policy.act(obs, uniform, sampling).fields
     for name, spec in policy.spec.decision.items():

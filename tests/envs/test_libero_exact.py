@@ -35,7 +35,7 @@ def play_ours(env: LiberoEnv, look, given: np.ndarray, look_at: list[int]) -> di
     simulator = env._current._domain.sim
     states, rewards, seen = [simulator.get_state().flatten()], [], {0: look(env)}
     for step, action in enumerate(given, start=1):
-        rewards.append(env.step(action).reward)
+        rewards.append(float(env.step(action).success))
         states.append(simulator.get_state().flatten())
         if step in look_at:
             seen[step] = look(env)

@@ -114,3 +114,10 @@ def test_noise_is_uniform_and_a_longer_chunk_begins_like_a_shorter_one():
     assert abs(draws.mean() - 0.5) < 0.01
     assert np.unique(draws).size > 0.99 * draws.size
     assert np.array_equal(noise(3, TRAIN, 1, 1, 8), noise(3, TRAIN, 1, 1, 56)[:8])
+
+
+def test_eval_plan_draws_states_when_they_are_not_fixed():
+    drawn = [eval_plan(SPEC, episodes_per_task=6, fixed_states=False, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(pairs(drawn[0])) <= PAIRS
+    assert pairs(drawn[0]) != pairs(eval_plan(SPEC, episodes_per_task=6))
