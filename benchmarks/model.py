@@ -33,6 +33,7 @@ from _measure import machine, save, spread
 from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
 from embodied.models.openvla_oft.flops import forward_flops, training_flops
+from embodied.models.openvla_oft.model import Inputs
 from embodied.models.openvla_oft.policy import OpenVLAOFTPolicy
 from torch import Tensor
 
@@ -165,9 +166,10 @@ def plain_act(policy: OpenVLAOFTPolicy, obs: dict[str, Tensor]) -> Tensor:
     model, language, batch = policy.model, policy.model.language_model, len(obs["images"])
     prompt, present = _padded_prompt(policy, batch)
     with torch.autocast(obs["images"].device.type, torch.bfloat16, enabled=policy.settings.precision == "bf16"):
-        context = model._context(policy.pixels(obs["images"]), None)
-        embeddings = model._sequence(prompt, context)
-        mask = model._present(present, context.shape[1])
+        context = model._context(Inputs(policy.pixels(obs["images"]), prompt))
+        prefix = model._prefix(prompt, context)
+        embeddings = torch.cat([prefix, *model._tail(prompt, prefix, None)], dim=1)
+        mask = model._present(present, context.shape[1], model.net.tail_tokens)
         assert mask is not None
         output = language.model(
             inputs_embeds=embeddings, attention_mask=mask.long(), output_hidden_states=True,

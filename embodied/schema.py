@@ -162,7 +162,8 @@ class EnvSideConfig(OpenSection):
     ignore_terminations: bool = Field(False, description="Go on to the step limit after success.")
     use_fixed_reset_state_ids: bool = Field(
         True,
-        description="Training: the episodes of a group share one start (false = each its own). Evaluation: each task's first states (false = drawn).",
+        description="Training: the episodes of a group share one start; false = each has its own. "
+        "Evaluation: the first initial states of each task; false = drawn by runner.seed.",
     )
     max_episode_steps: int | None = Field(
         None, ge=1, description="Step limit of an episode in control steps; null = the env's own."

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from embodied.errors import SpecMismatchError
 from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
-POOL = 8  # pictures are averaged down to 8×8
-
 
 class TemplatePolicy(nn.Module):
     """Keyword arguments are keys under ``actor.model``. Parameters named ``value_head…`` would use ``value_lr``."""
@@ -20,7 +18,8 @@ class TemplatePolicy(nn.Module):
     def __init__(self, action_dim: int = 7, num_action_chunks: int = 8, bins: int = 11) -> None:
         super().__init__()
         self.chunk, self.bins = (num_action_chunks, action_dim), bins
-        self.head = nn.Linear(3 * POOL * POOL, num_action_chunks * action_dim * bins)
+        self.pool = nn.AdaptiveAvgPool2d(8)  # pictures are averaged down to 8×8
+        self.head = nn.Linear(3 * 8 * 8, num_action_chunks * action_dim * bins)
         self.register_buffer("low", torch.zeros(action_dim), persistent=False)
         self.register_buffer("high", torch.zeros(action_dim), persistent=False)
 
@@ -32,14 +31,15 @@ class TemplatePolicy(nn.Module):
 
     def bind(self, env: EnvSpec) -> None:  # once the env is known: check that it fits, prepare what depends on it
         if env.action_dim != self.chunk[1]:
-            raise SpecMismatchError(
-                f"the env has {env.action_dim} action dimensions", "set actor.model.action_dim to it"
-            )
+            raise SpecMismatchError(f"the env has {env.action_dim} action dimensions", "set actor.model.action_dim")
         self.low, self.high = (torch.tensor(v).to(self.head.weight) for v in (env.action_low, env.action_high))
+
+    def probe(self, obs: Mapping[str, Tensor]) -> tuple[str, ...]:  # warnings at the first observations of a run
+        return ()
 
     def _log_probs(self, obs: Mapping[str, Tensor], sampling: Sampling) -> Tensor:  # [B, T, bins], for act and evaluate
         pixels = obs["images"][:, 0].permute(0, 3, 1, 2).float() / 255.0  # obs["task_id"] would say which instruction
-        logits = self.head(nn.functional.adaptive_avg_pool2d(pixels, POOL).flatten(1)).unflatten(1, (-1, self.bins))
+        logits = self.head(self.pool(pixels).flatten(1)).unflatten(1, (-1, self.bins))
         return (logits / sampling.temperature).log_softmax(-1)
 
     @torch.no_grad()

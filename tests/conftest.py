@@ -15,11 +15,10 @@ from embodied.build import reproducible_arithmetic
 CONFIG_DIR = Path(__file__).parent / "config"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def arithmetic_of_a_run() -> None:
-    """What a run does before its policy's first product; more threads are slower beside busy workers."""
-    reproducible_arithmetic()
-    torch.set_num_threads(1)
+# What a run does before its policy's first product. Not in a fixture: a test module that computes something when it is
+# collected would come first. More threads are slower beside busy workers.
+reproducible_arithmetic()
+torch.set_num_threads(1)
 
 
 @pytest.fixture

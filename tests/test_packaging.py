@@ -20,7 +20,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh virtual environment: the wheel is installed there, the dependencies are borrowed from the one of the tests
+    """A fresh virtual environment: the wheel is installed there, the dependencies are borrowed from that of the tests
     (only their folder: files like the editable install's are not followed)."""
     folder = tmp_path_factory.mktemp("venv")
     run([sys.executable, "-m", "venv", "--without-pip", folder], ROOT)

@@ -62,7 +62,7 @@ def eval_plan(
 ) -> list[Episode]:
     """``episodes_per_task`` episodes of every task: over its first initial states (again from the first if there are
     fewer), or with ``fixed_states=False`` over states that ``seed`` draws."""
-    plan = []
+    plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
         drawn = np.random.default_rng([seed, EVAL, task]).integers(states, size=episodes_per_task)
         for k in range(episodes_per_task):

@@ -51,6 +51,7 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     if settings.gradient_checkpointing:
         _enable_checkpointing(policy)
     policy.find_training_modules()
+    policy.attention_open = _is_open(settings, folder)
     return policy
 
 
@@ -62,6 +63,13 @@ def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
         if said != getattr(settings, key):
             raise bad(key, getattr(settings, key), f"{folder.path}/policy.json says {said!r}", f"set it to {said!r}")
     return settings.net_config(folder.net_config(), with_conventions=bool(folder.policy))
+
+
+def _is_open(settings: Settings, folder: Folder | None) -> bool:
+    """Whether observations have to tell which attention mask a checkpoint was trained with."""
+    if folder is None or settings.attention != "auto" or settings.decoding == "autoregressive":
+        return False
+    return folder.policy.get("attention_open", "net" not in folder.policy)
 
 
 def _network(

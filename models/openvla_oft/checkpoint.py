@@ -6,6 +6,7 @@
     preprocessor_config.json  pixel normalisation
     tokenizer.json
     proprio_projector--*.pt   optional, from OFT fine-tuning
+    vision_backbone--*.pt     optional, towers with FiLM layers (see .film); instead of those in the weights
     policy.json               ours: what config.json does not say (attention, images, chunk, …)
 
 Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, every parameter is filled.
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
 
 from .config import OPENVLA_7B, NetConfig
+from .film import FILM_FILE, FILM_LAYER, read_film
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -39,10 +41,6 @@ REFUSED = {
         "use a checkpoint fine-tuned with --use_l1_regression False, e.g. Haozhan72/Openvla-oft-SFT-libero10-trajall",
     ),
     "noisy_action_projector--*.pt": ("it is a diffusion policy", "use a checkpoint with discrete action tokens"),
-    "vision_backbone--*.pt": (
-        "its vision towers have FiLM layers, which are not supported",
-        "use one without use_film",
-    ),
 }
 
 
@@ -101,6 +99,11 @@ class Folder:
         """Sizes, and conventions if there is a sidecar. Other folders: released towers, text sizes of config.json."""
         if "net" in self.policy:
             return NetConfig.from_dict(self.policy["net"])
+        if (kind := self.config.get("model_type", "openvla")) != "openvla":
+            raise CheckpointError(
+                f"{self.path} is a checkpoint of another architecture: model_type {kind!r}, expected 'openvla'",
+                "set actor.model.model_path to an OpenVLA or OpenVLA-OFT folder",
+            )
         if self.config.get("timm_model_ids") != TIMM_IDS:
             raise CheckpointError(
                 f"{self.path}: vision towers {self.config.get('timm_model_ids')}, supported: {TIMM_IDS}",
@@ -116,7 +119,7 @@ class Folder:
         return choose_statistics(known, unnorm_key, str(self.path))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by name, mapped from the files, those of a proprio projector included."""
+        """Every tensor by name, mapped from the files; of two by one name the later counts."""
         for file in self._files():
             yield from _read(file)
         for file in self.path.glob("proprio_projector--*.pt"):
@@ -124,6 +127,8 @@ class Folder:
             yield from (
                 (f"proprio_projector.{name.removeprefix('module.')}", tensor) for name, tensor in values.items()
             )
+        for file in self.path.glob(FILM_FILE):
+            yield from read_film(file).items()
 
     def _files(self) -> list[Path]:
         if (self.path / INDEX).is_file():
@@ -184,6 +189,10 @@ def _load_fix(missing: list[str], unknown: list[str]) -> str:
         return "the checkpoint has no proprio projector: set actor.model.use_proprio=false"
     if any(name.startswith(proprio) for name in unknown):
         return "the checkpoint has a proprio projector: set actor.model.use_proprio=true"
+    if any(FILM_LAYER.search(name) for name in missing):
+        return "the checkpoint has no FiLM layers: set actor.model.use_film=false"
+    if any(FILM_LAYER.search(name) for name in unknown):
+        return "the checkpoint has FiLM layers: set actor.model.use_film=true"
     hint = did_you_mean(missing[0], unknown) if missing else ""
     return f"use a checkpoint of this architecture and of the sizes under actor.model.{hint}"
 

@@ -1,6 +1,6 @@
 """The network from normalised pixels to action logits.
 
-Sequence (patches of all images, one proprio token if there is one, prompt ending in the token '▁'), decoded in parallel:
+Sequence (patches of all images, one proprio token if there is one, prompt ending in the token '▁'), parallel decoding:
 
     [BOS] [patches × n] [proprio?] [prompt … ▁] [T zero embeddings] [</s>?]
                                             └── read-out ──┘
@@ -51,17 +51,25 @@ class OpenVLAOFT(nn.Module):
         if config.proprio_dim:
             self.proprio_projector = ProprioProjector(config.proprio_dim, config.hidden_size)
 
-    def forward(self, inputs: Inputs, tokens: Tensor | None = None) -> ReadOut:
-        """One pass over the whole sequence.
+    def forward(
+        self,
+        pixels: Tensor,
+        prompt: Tensor,
+        present: Tensor | None = None,
+        proprio: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> ReadOut:
+        """One pass over the whole sequence; the first four arguments are those of :class:`Inputs`.
 
         Args:
             tokens: int64 [B, T], what was decoded; read by autoregressive networks only.
         """
+        inputs = Inputs(pixels, prompt, present, proprio)
         context = self._context(inputs)
-        embeddings = torch.cat([self._prefix(inputs.prompt, context), *self._tail(inputs.prompt, tokens)], dim=1)
-        present = self._present(inputs.present, context.shape[1], self.net.tail_tokens)
-        hidden = self.language_model(embeddings, present)
-        last_prompt = inputs.prompt.shape[1] + context.shape[1] - 1
+        prefix = self._prefix(prompt, context)
+        embeddings = torch.cat([prefix, *self._tail(prompt, prefix, tokens)], dim=1)
+        hidden = self.language_model(embeddings, self._present(present, context.shape[1], self.net.tail_tokens))
+        last_prompt = prefix.shape[1] - 1
         read = hidden[:, last_prompt : last_prompt + self.net.action_tokens]
         return ReadOut(read, self.language_model.action_logits(read))
 
@@ -113,11 +121,11 @@ class OpenVLAOFT(nn.Module):
         text = self.language_model.embed(prompt)
         return torch.cat([text[:, :1], context.to(text.dtype), text[:, 1:]], dim=1)
 
-    def _tail(self, prompt: Tensor, tokens: Tensor | None) -> list[Tensor]:
+    def _tail(self, prompt: Tensor, prefix: Tensor, tokens: Tensor | None) -> list[Tensor]:
         if self.net.autoregressive:
             assert tokens is not None, "an autoregressive network is evaluated on the tokens that it gave"
             return [self.language_model.embed(tokens[:, :-1])]
-        slots = self._stop(prompt).new_zeros(prompt.shape[0], self.net.action_tokens, self.net.hidden_size)
+        slots = prefix.new_zeros(prefix.shape[0], self.net.action_tokens, prefix.shape[2])
         return [slots, self._stop(prompt)] if self.net.stop_token else [slots]
 
     def _stop(self, prompt: Tensor) -> Tensor:

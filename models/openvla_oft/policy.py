@@ -5,8 +5,8 @@ Shapes: B rows, n images, S state, T = K·A action tokens, V values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from embodied.errors import CheckpointError, SpecMismatchError
 from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
 from . import sampling as distribution
-from .action_tokenizer import ActionTokenizer, Range, gripper_from_env, gripper_to_env
+from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
 from .config import NetConfig
-from .model import OpenVLAOFT, ReadOut
+from .model import Inputs, OpenVLAOFT, ReadOut
 from .processing import PixelProcessor
 from .settings import Settings
 from .tokenizer import PromptTokenizer
@@ -79,6 +79,8 @@ class OpenVLAOFTPolicy(nn.Module):
         self.action_tokenizer = ActionTokenizer(model.net.vocab_size)
         self.action_range = statistics.action
         self.padded = False  # whether the bound prompts differ in length
+        self.attention_open = False  # whether the mask is a guess that the first observations settle
+        self.attention_probe: dict[str, float] = {}  # what they said, if they did (see .probe)
         self._training_modules: list[nn.Module] = []
         self.register_buffer("prompts", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.register_buffer("present", torch.empty(0, 0, dtype=torch.bool), persistent=False)
@@ -98,7 +100,7 @@ class OpenVLAOFTPolicy(nn.Module):
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""
         _check_fit(self.spec, env)
-        ids, present = self.tokenizer.table(env.tasks)
+        ids, present = self.tokenizer.table(env.tasks, self.settings.max_prompt_length)
         self.prompts, self.present = ids.to(self.prompts.device), present.to(self.prompts.device)
         self.padded = not bool(present.all())
         self.action_range = self.statistics.action or self._env_range(env)
@@ -115,10 +117,15 @@ class OpenVLAOFTPolicy(nn.Module):
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`."""
+
+        def choose(logits: Tensor, position: int) -> Tensor:
+            logp = distribution.log_probs(logits, sampling)
+            return distribution.draw(logp, uniform[:, position : position + logits.shape[1]], sampling)
+
         with _acting(self._training_modules):
-            read, value = self._read_out(obs)
+            read, classes = self._decode(obs, choose)
+            value = self._value(read)
         logp = distribution.log_probs(read.logits, sampling)
-        classes = distribution.draw(logp, uniform, sampling)
         tokens = classes + self.model.net.first_action_id
         fields = {
             "action_tokens": tokens.int(),
@@ -129,11 +136,11 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """See :meth:`embodied.protocols.Policy.evaluate`."""
-        read, value = self._read_out(records)
+        tokens = records["action_tokens"].long()
+        read = self._read_out(records, tokens)
         logp = distribution.log_probs(read.logits, sampling)
-        classes = records["action_tokens"].long() - self.model.net.first_action_id
-        chosen = logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
-        return Evaluation(logprobs=chosen, entropy=distribution.entropy(logp), value=value)
+        chosen = logp.gather(-1, (tokens - self.model.net.first_action_id).unsqueeze(-1)).squeeze(-1)
+        return Evaluation(logprobs=chosen, entropy=distribution.entropy(logp), value=self._value(read))
 
     def forward(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         """:meth:`evaluate`, for wrappers that hook ``forward``."""
@@ -144,13 +151,22 @@ class OpenVLAOFTPolicy(nn.Module):
         net, action_range = self.model.net, self.action_range
         assert action_range is not None, "bind() comes first"
         values = self.action_tokenizer.decode(tokens).unflatten(-1, (net.num_action_chunks, net.action_dim))
-        return gripper_to_env(action_range.unnormalize(values), self.settings.policy_setup).float()
+        eps = 0.0 if net.autoregressive else EPS
+        return gripper_to_env(action_range.unnormalize(values, eps), self.settings.policy_setup).float()
 
     def encode_actions(self, actions: Tensor) -> Tensor:
         """Actions [B, K, A] in the env's units (demonstrations) → token ids int32 [B, T]."""
         assert self.action_range is not None, "bind() comes first"
         values = self.action_range.normalize(gripper_from_env(actions.double(), self.settings.policy_setup))
         return self.action_tokenizer.encode(values).flatten(1).int()
+
+    @torch.no_grad()
+    def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """See :meth:`embodied.protocols.Policy.probe`."""
+        from .probe import look
+
+        with _acting(self._training_modules):
+            return look(self, obs)
 
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
@@ -162,7 +178,10 @@ class OpenVLAOFTPolicy(nn.Module):
             "parameters": f"{total:,}",
             "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if settings.is_lora else ''})",
             "precision": settings.precision,
-            "attention": net.attention + (", stop token" if net.stop_token else ", no stop token"),
+            "attention": net.attention
+            + (" (to be probed)" if self.attention_open else "")
+            + (", stop token" if net.stop_token else ", no stop token"),
+            "decoding": net.decoding,
             "input": f"{net.num_images} × {net.image_size} px, state {net.proprio_dim}, prompt {self.prompts.shape[1]}",
             "output": f"{net.num_action_chunks} actions × {net.action_dim}, statistics '{self.statistics.name}'",
         }
@@ -180,16 +199,29 @@ class OpenVLAOFTPolicy(nn.Module):
 
         save_folder(self, folder)
 
-    def _read_out(self, obs: Mapping[str, Tensor]) -> tuple[ReadOut, Tensor | None]:
+    def _decode(self, obs: Mapping[str, Tensor], choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
+        """Read-out and classes [B, T] that ``choose`` takes from logits [B, n, 256] of tokens ``position …``."""
+        if not self.model.net.autoregressive:
+            read = self._read_out(obs)
+            return read, choose(read.logits, 0)
+        with self._number_format():
+            return self.model.generate(self._inputs(obs), choose)
+
+    def _read_out(self, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> ReadOut:
         """The one forward pass behind ``act`` and ``evaluate``."""
-        images = obs["images"][:, : self.model.net.num_images]
-        task = obs["task_id"].long()
+        with self._number_format():
+            return self.model(*self._inputs(obs), tokens)
+
+    def _inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
+        images, task = obs["images"][:, : self.model.net.num_images], obs["task_id"].long()
         present = self.present[task] if self.padded else None
-        bf16 = self.settings.precision == "bf16"
-        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=bf16):
-            read = self.model(self.pixels(images), self.prompts[task], present, self._proprio(obs))
-        value = None if self.value_head is None else self.value_head(read.hidden[:, 0])
-        return read, value
+        return Inputs(self.pixels(images), self.prompts[task], present, self._proprio(obs))
+
+    def _number_format(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.prompts.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
+
+    def _value(self, read: ReadOut) -> Tensor | None:
+        return None if self.value_head is None else self.value_head(read.hidden[:, 0])
 
     def _proprio(self, obs: Mapping[str, Tensor]) -> Tensor | None:
         if not self.model.net.proprio_dim:

@@ -15,6 +15,7 @@ from embodied.errors import CheckpointError
 
 from .checkpoint import INDEX, TIMM_IDS, VALUE_HEAD_FILE, Folder, dead_tensors
 from .config import N_BINS, OPENVLA_7B, NetConfig
+from .film import FILM_FILE, TOWERS, film_file
 from .lora import merged_state
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ def _write_tensors(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int) -> No
         save_file(values, str(path / VALUE_HEAD_FILE))
     if policy.settings.model_path is not None:
         state |= dead_tensors(Folder.open(policy.settings.model_path), policy.model.net)
+    if policy.model.net.film:
+        towers = {name: state.pop(name) for name in list(state) if name.startswith(TOWERS)}
+        torch.save(film_file(towers), path / FILM_FILE.replace("*", "0_checkpoint"))
     _write_shards(state, path, shard_bytes)
 
 
@@ -131,6 +135,8 @@ def _sidecar(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
     settings = policy.settings
     return {
         "net": policy.model.net.to_dict(),
+        "attention_open": policy.attention_open,
+        "attention_probe": policy.attention_probe,
         "center_crop": settings.center_crop,
         "policy_setup": settings.policy_setup,
         "unnorm_key": policy.statistics.name,

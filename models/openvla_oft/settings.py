@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,11 +37,19 @@ class Settings:
     intermediate_size: int | None = None
     num_hidden_layers: int | None = None
     num_attention_heads: int | None = None
-    attention: str = "bidirectional"  # or causal: a property of the checkpoint; the wrong one ruins it silently
-    attn_implementation: str = "sdpa"  # or eager
+    # bidirectional or causal: a property of the checkpoint, and the wrong one ruins it silently; auto = as recorded
+    # with the checkpoint, else as the first observations of a run tell
+    attention: str = "bidirectional"
+    attn_implementation: str = "sdpa"  # or eager, or flash_attention_2 where that package is installed
+    decoding: str = "parallel"  # or autoregressive: OpenVLA before OFT, one token after the other
+    max_prompt_length: int = 128  # tokens of an instruction with its prompt; a longer one is refused
+    probe: bool = (
+        True  # look at the first observations and warn if the checkpoint cannot be right; not at random weights
+    )
     stop_token: bool = True  # </s> behind the action placeholders; a property of the checkpoint
     num_images_in_input: int = 1  # cameras read, in the env's order
     use_proprio: bool = False  # one token of robot state
+    use_film: bool = False  # the instruction modulates the vision towers (OFT+)
     proprio_dim: int = 8  # length of the robot state
     action_dim: int = 7  # A
     num_action_chunks: int = 8  # K
@@ -96,6 +105,7 @@ class Settings:
             if getattr(self, key) != only:
                 raise bad(key, getattr(self, key), reason, f"remove the key or set it to {str(only).lower()}")
         self._check_types()
+        self._check_attention()
         self._check_numbers()
         self._check_patterns()
 
@@ -103,6 +113,23 @@ class Settings:
         for key in BOOLEANS:
             if not isinstance(getattr(self, key), bool):
                 raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
+
+    def _check_attention(self) -> None:
+        if self.attn_implementation == "flash_attention_2":
+            if importlib.util.find_spec("flash_attn") is None:
+                fix = "pip install flash-attn --no-build-isolation; or set it to sdpa, which has a flash kernel too"
+                raise bad("attn_implementation", "flash_attention_2", "the package flash-attn is not installed", fix)
+            if self.precision == "fp32":
+                raise bad(
+                    "attn_implementation", "flash_attention_2", "it has no fp32", "set actor.model.precision=bf16"
+                )
+        if self.decoding == "autoregressive":
+            if self.attention == "bidirectional":
+                reason = "decoding is autoregressive, so no token can see those behind it"
+                raise bad("attention", self.attention, reason, "set it to causal")
+            if self.num_action_chunks != 1:
+                reason = "an autoregressive network answers with one action"
+                raise bad("num_action_chunks", self.num_action_chunks, reason, "set it to 1")
 
     def _check_numbers(self) -> None:
         for key in COUNTS:
@@ -173,6 +200,8 @@ class Settings:
                 "size", None, "there is no checkpoint to take sizes from", f"set it to one of: {', '.join(PRESETS)}"
             )
         wanted = self._checked(self._with_conventions(self._with_sizes(base)))
+        if checkpoint is not None and self.attention == "auto" and with_conventions:
+            wanted = wanted.with_attention(checkpoint.attention)
         if checkpoint is not None:
             self._compare(wanted, checkpoint if with_conventions else self._with_conventions(checkpoint))
         return wanted
@@ -180,13 +209,22 @@ class Settings:
     def _with_conventions(self, base: NetConfig) -> NetConfig:
         return replace(
             base,
-            attention=self.attention,
-            stop_token=self.stop_token,
+            attention=self._first_attention,
+            stop_token=self.stop_token and self.decoding == "parallel",
             num_images=self.num_images_in_input,
             proprio_dim=self.proprio_dim if self.use_proprio else 0,
             num_action_chunks=self.num_action_chunks,
             action_dim=self.action_dim,
+            decoding=self.decoding,
+            film=self.use_film,
         )
+
+    @property
+    def _first_attention(self) -> str:
+        """What ``auto`` begins with."""
+        if self.attention != "auto":
+            return self.attention
+        return "causal" if self.decoding == "autoregressive" else "bidirectional"
 
     def _with_sizes(self, base: NetConfig) -> NetConfig:
         sizes = {key: getattr(self, key) for key in SIZES if getattr(self, key) is not None}
@@ -228,15 +266,15 @@ SIZES = ("patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hi
 COUNTS = (
     *SIZES,
     *("vision_hidden_size", "vision_num_layers", "num_images_in_input", "proprio_dim", "action_dim"),
-    *("num_action_chunks", "lora_rank"),
+    *("num_action_chunks", "lora_rank", "max_prompt_length"),
 )
 BOOLEANS = tuple(f.name for f in fields(Settings) if f.type == "bool")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "size": (*PRESETS, None),
     "precision": ("fp32", "bf16"),
-    "attention": ("bidirectional", "causal"),
-    # The flash-attn package is left out: it decides on causality elsewhere, and sdpa takes a flash kernel itself.
-    "attn_implementation": ("sdpa", "eager"),
+    "attention": ("bidirectional", "causal", "auto"),
+    "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
+    "decoding": ("parallel", "autoregressive"),
     "policy_setup": GRIPPERS,
     "value_type": ("chunk_level", "action_level"),
     "lora_init_weights": (True, False, "gaussian"),

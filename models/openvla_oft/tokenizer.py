@@ -13,12 +13,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embodied.errors import CheckpointError
+from embodied.errors import CheckpointError, SpecMismatchError
 
+from .config import OPENVLA_7B
 from .processing import prompt
 
 EMBEDDED = Path(__file__).parent / "assets" / "tokenizer.json"
-SPACE = "▁"  # token 29871 of Llama 2: what a trailing space becomes, and what the network expects last
+SPACE = "▁"  # what a trailing space becomes, and what the network expects last
+LLAMA_VOCAB, LLAMA_SPACE = OPENVLA_7B.vocab_size, 29871  # of Llama 2
 
 
 class PromptTokenizer:
@@ -38,9 +40,20 @@ class PromptTokenizer:
         self.bos_id, self.eos_id, self.space_id = (self._id(token) for token in ("<s>", "</s>", SPACE))
         pad_id = self.tokenizer.token_to_id("<PAD>")
         self.pad_id = self.eos_id if pad_id is None else pad_id  # masked: any valid id would do
-        if len(self.encode("")) > 64 or self.space_id >= vocab_size:
+        self._check_vocabulary(vocab_size)
+
+    def _check_vocabulary(self, vocab_size: int) -> None:
+        """A tokenizer of another family gives ids that mean other words, without any sign of it."""
+        highest = max(self.tokenizer.get_vocab(with_added_tokens=False).values())
+        wrong = f"its highest id is {highest}" if highest >= vocab_size else ""
+        if vocab_size == LLAMA_VOCAB and self.path != EMBEDDED and self.space_id != LLAMA_SPACE:
+            wrong = f"'{SPACE}' is {self.space_id} instead of {LLAMA_SPACE}"
+        if (self.bos_id, self.eos_id) != (1, 2):
+            wrong = f"<s> and </s> are {self.bos_id} and {self.eos_id} instead of 1 and 2"
+        if wrong:
             raise CheckpointError(
-                f"{path} does not fit a vocabulary of {vocab_size}", "use the tokenizer.json of the checkpoint"
+                f"{self.path} does not match the network, whose vocabulary has {vocab_size} ids: {wrong}",
+                "use the tokenizer.json of the checkpoint",
             )
 
     def _id(self, token: str) -> int:
@@ -55,16 +68,29 @@ class PromptTokenizer:
         trailing = [] if ids[-1] == self.space_id else [self.space_id]
         return [self.bos_id, *ids, *trailing]
 
-    def table(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def table(self, instructions: Sequence[str], limit: int | None = None) -> tuple[Tensor, Tensor]:
         """Prompts of all tasks at one length L, so that a row's result cannot depend on its batch.
 
         Padding stands after BOS, where the images go in between: the text keeps its place relative to the actions.
 
+        Args:
+            limit: most tokens of a prompt; None = no limit.
+
         Returns:
             ids int64 [tasks, L], present bool [tasks, L].
+
+        Raises:
+            SpecMismatchError: an instruction is too long.
         """
         rows = [self.encode(text) for text in instructions]
         longest = max(map(len, rows))
+        if limit is not None and longest > limit:
+            task = next(index for index, row in enumerate(rows) if len(row) == longest)
+            raise SpecMismatchError(
+                f"the instruction of task {task} is {longest} tokens long with its prompt, the limit is {limit}: "
+                f"'{instructions[task][:80]}…' ({len(instructions[task])} characters)",
+                f"shorten it, or set actor.model.max_prompt_length={longest} (each token costs time in every task)",
+            )
         ids = torch.full((len(rows), longest), self.pad_id)
         present = torch.zeros(len(rows), longest, dtype=torch.bool)
         for index, row in enumerate(rows):

@@ -19,7 +19,12 @@ TASKS = ("lift the cube", "open the top drawer and put the black bowl inside", "
 
 
 @pytest.fixture
-def env() -> EnvSpec:
+def env(made_up_env: EnvSpec) -> EnvSpec:
+    return made_up_env
+
+
+@pytest.fixture(scope="session")
+def made_up_env() -> EnvSpec:
     """Two cameras of 64 px, 8 numbers of state, three instructions of different length."""
     return EnvSpec(
         obs={"images": ArraySpec((2, 64, 64, 3), "uint8"), "state": ArraySpec((8,), "float32")},
@@ -35,8 +40,14 @@ def env() -> EnvSpec:
 
 
 @pytest.fixture
-def make(env: EnvSpec) -> Callable[..., Any]:
+def make(make_policy: Callable[..., Any]) -> Callable[..., Any]:
+    return make_policy
+
+
+@pytest.fixture(scope="session")
+def make_policy(made_up_env: EnvSpec) -> Callable[..., Any]:
     """Tiny policies bound to ``env``; ``tasks`` replaces its instructions."""
+    env = made_up_env
 
     def made(tasks: tuple[str, ...] | None = None, **keys: Any) -> Any:
         policy = build_policy(**keys)
@@ -47,7 +58,12 @@ def make(env: EnvSpec) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def observe() -> Callable[..., Mapping[str, Tensor]]:
+def observe(make_observations: Callable[..., Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
+    return make_observations
+
+
+@pytest.fixture(scope="session")
+def make_observations() -> Callable[..., Mapping[str, Tensor]]:
     """Random observations: pixels, state, task_id cycling through three tasks."""
 
     def observed(batch: int, seed: int = 0, size: int = 64) -> Mapping[str, Tensor]:

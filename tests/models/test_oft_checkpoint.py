@@ -15,6 +15,7 @@ from embodied.models.openvla_oft.checkpoint import TIMM_IDS, Folder, ignored, lo
 from embodied.models.openvla_oft.config import OPENVLA_7B, TINY, NetConfig, TowerConfig
 from embodied.models.openvla_oft.model import OpenVLAOFT
 from embodied.models.openvla_oft.save import save_folder
+from embodied.models.openvla_oft.tokenizer import PromptTokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -73,11 +74,14 @@ def test_outputs_of_the_original_code_are_reproduced(golden) -> None:
 
 def test_actions_of_the_original_code_are_reproduced(golden) -> None:
     """Its argmax runs over the whole vocabulary: random weights always give a text token, which decoding clips to the
-    top bin. Ours only looks at action tokens, so the tokens, not the logits, are the input here."""
+    top bin. The file does not hold the head's rows of those text tokens, so the tokens, not the logits, are the input
+    here: every row that it holds is checked to be of the prompt or of an action."""
     ranges = Range(low=(-1.0,) * 7, high=(2.0,) * 7, mask=(True,) * 6 + (False,))
     text_tokens = torch.full((8, 7), 12345)
     actions = ranges.unnormalize(ActionTokenizer(32000).decode(text_tokens))
     assert (actions - golden["case.n1.greedy_actions"]).abs().max() <= 1e-9
+    known = {*golden["case.n1.input_ids"].flatten().tolist(), *range(31744, 32000), 0, 1, 2, SPACE, 32000}
+    assert set(golden["token_rows"].tolist()) <= known
 
 
 def test_missing_unknown_and_misshapen_tensors_are_listed(golden) -> None:
@@ -123,12 +127,48 @@ def test_foreign_folders_have_the_released_sizes(tmp_path) -> None:
     assert Folder.open(str(tmp_path)).statistics("bridge_orig")[0] == "bridge_orig"
 
 
+def test_checkpoints_of_another_architecture_are_named(tmp_path) -> None:
+    for config, said in (
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "model_type 'llama'"),
+        ({"model_type": "openvla", "timm_model_ids": ["vit_so400m_patch14_siglip_224"]}, "vision towers"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match=said):
+            build_policy(model_path=str(tmp_path), size=None)
+
+
+def test_another_text_size_is_refused_with_the_key(tmp_path) -> None:
+    text = {"model_type": "llama", "vocab_size": 32064, "hidden_size": 5120}
+    (tmp_path / "config.json").write_text(json.dumps({"timm_model_ids": TIMM_IDS, "text_config": text}))
+    with pytest.raises(ConfigError, match="hidden_size 4096, the checkpoint's 5120"):
+        build_policy(model_path=str(tmp_path), size="7b")
+
+
+def test_a_tokenizer_of_another_family_is_refused(saved) -> None:
+    """The last is a tokenizer whose ids are in range but mean other words: nothing else would show it."""
+    path = saved[1] / "tokenizer.json"
+    values = json.loads(path.read_text())
+    vocabulary = values["model"]["vocab"]
+    swapped = {**vocabulary, "</s>": vocabulary["<unk>"], "<unk>": vocabulary["</s>"]}
+    for said, changed in (("highest id is 1500", {**vocabulary, "new": 1500}), ("</s> are 1 and 0", swapped)):
+        path.write_text(json.dumps({**values, "model": {**values["model"], "vocab": changed}}))
+        with pytest.raises(CheckpointError, match=said):
+            build_policy(**KEYS, model_path=str(saved[1]))
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="29871"):
+        PromptTokenizer(path, 32000)
+
+
+def test_an_unknown_dataset_lists_the_known_ones(saved) -> None:
+    with pytest.raises(ConfigError, match="unnorm_key to one of: env"):
+        build_policy(**KEYS, model_path=str(saved[1]), unnorm_key="bridge_orig")
+
+
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
         ("action_head--150000_checkpoint.pt", "L1 or diffusion"),
         ("noisy_action_projector--1_checkpoint.pt", "diffusion"),
-        ("vision_backbone--1_checkpoint.pt", "FiLM"),
     ],
 )
 def test_folders_that_token_rl_cannot_start_from(tmp_path, file, reason) -> None:

@@ -38,8 +38,7 @@ def test_forward_is_exact(make, observe, noise, keys) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_training_in_full(make, observe, noise, checkpointing) -> None:
-    """A little less than whole passes: pixels need no gradient, projector and head are not recomputed, while attention's
-    backward pass, which the counter does not know on a CPU, is left out."""
+    """A little less than whole passes: pixels need no gradient, projector and head are not recomputed."""
     policy = make(attn_implementation="eager", gradient_checkpointing=checkpointing).train()
     records = {**observe(2), **policy.act(observe(2), noise(2), Sampling()).fields}
     got = counted(lambda: policy.evaluate(records, Sampling()).logprobs.sum().backward())

@@ -185,6 +185,18 @@ def test_misfits_are_refused_with_the_fix(make, env, changes, keys, fix) -> None
         make(**keys).bind(replace(env, **changes))
 
 
+def test_an_instruction_that_is_too_long_says_how_long(make, env) -> None:
+    """128 tokens are allowed unless a key says otherwise."""
+    long = "put the cube on the stove and " * 30
+    policy = make()
+    tokens = len(policy.tokenizer.encode(long))
+    with pytest.raises(SpecMismatchError) as caught:
+        policy.bind(replace(env, tasks=("lift the cube", long), num_init_states=(1, 1)))
+    for part in (f"task 1 is {tokens} tokens", "the limit is 128", f"max_prompt_length={tokens}", "put the cube"):
+        assert part in str(caught.value)
+    make(tasks=(long,), max_prompt_length=tokens)
+
+
 def test_describe_is_text(make) -> None:
     facts = make(is_lora=True).describe()
     assert all(isinstance(value, str) for value in facts.values())

@@ -21,8 +21,14 @@ BAD = [
     ({"size": "8b"}, "size"),
     ({"size": None}, "size"),
     ({"precision": "fp16"}, "precision"),
-    ({"attention": "auto"}, "attention"),
-    ({"attn_implementation": "flash_attention_2"}, "attn_implementation"),
+    ({"attention": "sparse"}, "attention"),
+    ({"attn_implementation": "flash"}, "attn_implementation"),
+    ({"decoding": "diffusion"}, "decoding"),
+    ({"decoding": "autoregressive", "num_action_chunks": 1}, "attention"),
+    ({"decoding": "autoregressive", "attention": "causal"}, "num_action_chunks"),
+    ({"max_prompt_length": 0}, "max_prompt_length"),
+    ({"use_film": 1}, "use_film"),
+    ({"probe": "yes"}, "probe"),
     ({"policy_setup": "google_robot"}, "policy_setup"),
     ({"value_type": "token_level"}, "value_type"),
     ({"image_size": [64, 32]}, "image_size"),
@@ -61,6 +67,17 @@ def test_bad_values_name_the_key(keys, named) -> None:
     assert caught.value.remedy
 
 
+def test_flash_attention_without_its_package_or_in_fp32(monkeypatch) -> None:
+    keys = {"attn_implementation": "flash_attention_2", "precision": "bf16"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install flash-attn"):
+        build_policy(**keys)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    with pytest.raises(ConfigError, match="precision=bf16"):
+        Settings.from_kwargs({**keys, "precision": "fp32"})
+    assert Settings.from_kwargs(keys).attn_implementation == "flash_attention_2"
+
+
 def test_a_missing_folder(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="model_path"):
         build_policy(model_path=str(tmp_path / "none"))
@@ -88,7 +105,7 @@ def test_every_setting_is_read_somewhere() -> None:
     assert not unread
 
 
-@pytest.mark.parametrize("name", ["openvla_oft", "openvla_oft_tiny"])
+@pytest.mark.parametrize("name", ["openvla", "openvla_oft", "openvla_oft_tiny"])
 def test_model_files_name_known_keys_only(name) -> None:
     values = yaml.safe_load((ROOT / "config" / "model" / f"{name}.yaml").read_text())
     assert values.pop("_target_") == "embodied.models.openvla_oft.build_policy"

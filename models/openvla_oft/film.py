@@ -1,0 +1,55 @@
+"""Vision towers with FiLM layers as OFT+ writes them: ``vision_backbone--{step}_checkpoint.pt``.
+
+The file holds the whole vision backbone as it was trained: blocks are wrapped (``blocks.N.block.…`` beside
+``blocks.N.scale.…`` and ``blocks.N.shift.…``), names may begin with DDP's ``module.``, and LoRA adapters stand beside
+their layers (``….base_layer.weight``, ``….lora_A.default.weight``) with OFT's scale min(r, 16) / r. They are merged
+here in float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from embodied.errors import CheckpointError
+
+FILM_FILE = "vision_backbone--*.pt"
+FILM_LAYER = re.compile(r"blocks\.\d+\.(scale|shift)\.")
+TOWERS = "vision_backbone."
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def read_film(file: Path) -> dict[str, Tensor]:
+    """Tensors under the names of the network. Raises CheckpointError if the file cannot be read."""
+    try:
+        values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, ValueError, EOFError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}", "download or copy it again") from error
+    return _merged({_own_name(name): tensor for name, tensor in values.items()})
+
+
+def film_file(towers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of :func:`read_film`, without adapters."""
+    return {re.sub(r"(blocks\.\d+)\.(?!scale\.|shift\.)", r"\1.block.", name): t for name, t in towers.items()}
+
+
+def _own_name(name: str) -> str:
+    return re.sub(r"(blocks\.\d+)\.block\.", r"\1.", name.removeprefix("module."))
+
+
+def _merged(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    state = {name.replace(".base_layer.", "."): tensor for name, tensor in values.items() if ".lora_" not in name}
+    for layer in (name.removesuffix(_A) for name in values if name.endswith(_A)):
+        base = state[f"{layer}.weight"].float()
+        state[f"{layer}.weight"] = base + _delta(values[layer + _A], values[layer + _B]).view_as(base)
+    return state
+
+
+def _delta(a: Tensor, b: Tensor) -> Tensor:
+    """``s · B A``; convolutions have kernels behind the two dimensions."""
+    rank = a.shape[0]
+    return (min(rank, 16) / rank) * (b.float().flatten(1) @ a.float().flatten(1))

@@ -1,0 +1,128 @@
+"""What the first observations tell about a checkpoint: which attention mask it was trained with, and whether its prior
+over actions is alive.
+
+A network under the wrong mask, with an untrained language head (checkpoints with an L1 head) or with another prompt
+still gives actions; they are just useless. It shows at once in two numbers: the probability that the action positions
+leave to text tokens, and the entropy over the 256 action tokens (log 256 = 5.5 nats is pure chance).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from embodied.types import Sampling
+
+from . import sampling as distribution
+from .config import N_BINS
+from .model import ReadOut
+
+if TYPE_CHECKING:
+    from .policy import OpenVLAOFTPolicy
+
+MASKS = ("bidirectional", "causal")
+CLEARLY = 0.9  # the better mask's nats are below this share of the other's
+MIN_INSIDE = 0.5  # probability on action tokens below which a prior is called dead
+MAX_ENTROPY = 0.9 * math.log(N_BINS)  # nats above which it is called uniform
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Means over observations and action positions, at temperature 1."""
+
+    inside: float  # probability of the 256 action tokens among all text tokens, 0 … 1
+    entropy: float  # nats, over the 256
+    nll: float | None = None  # nats a token of demonstrated actions, over the 256
+
+    @property
+    def nats(self) -> float:
+        """How badly a network fits: the likelihood of demonstrations where there are any, else the entropy."""
+        return self.entropy if self.nll is None else self.nll
+
+
+def read(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> Reading:
+    """One forward pass, and the one place where the whole vocabulary's logits are computed.
+
+    Args:
+        tokens: int [B, T], demonstrated action tokens of the observations.
+    """
+
+    def greedy(logits: Tensor, position: int) -> Tensor:
+        return logits.argmax(-1)
+
+    with torch.no_grad():
+        out = policy._decode(obs, greedy)[0] if tokens is None else policy._read_out(obs, tokens.long())
+        logp = distribution.log_probs(out.logits, Sampling())
+        nll = None
+        if tokens is not None:
+            classes = tokens.long() - policy.model.net.first_action_id
+            nll = -logp.gather(-1, classes.unsqueeze(-1)).mean().item()
+        return Reading(_inside(policy, out), distribution.entropy(logp).mean().item(), nll)
+
+
+def _inside(policy: OpenVLAOFTPolicy, out: ReadOut) -> float:
+    net, head = policy.model.net, policy.model.language_model.lm_head
+    with policy._number_format():
+        logits = head(out.hidden)[..., : net.vocab_size].float()
+    return logits.softmax(-1)[..., net.first_action_id :].sum(-1).mean().item()
+
+
+def compare_masks(
+    policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None
+) -> dict[str, Reading]:
+    """A reading under each mask; the policy's own is in place again afterwards."""
+    before, readings = policy.model.net.attention, {}
+    try:
+        for mask in MASKS:
+            policy.model.set_attention(mask)
+            readings[mask] = read(policy, obs, tokens)
+    finally:
+        policy.model.set_attention(before)
+    return readings
+
+
+def settle_attention(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> str:
+    """Take the mask that fits ``obs`` better, or leave it open if neither clearly does. What is to be said of it."""
+    readings = compare_masks(policy, obs, tokens)
+    best, other = sorted(MASKS, key=lambda mask: readings[mask].nats)
+    measure = "entropy" if tokens is None else "negative log-likelihood"
+    policy.attention_probe = {mask: reading.nats for mask, reading in readings.items()}
+    numbers = f"{measure} {best} {readings[best].nats:.2f}, {other} {readings[other].nats:.2f} nats"
+    if readings[best].nats > CLEARLY * readings[other].nats:
+        return (
+            f"warning: attention: auto cannot tell ({numbers}); {policy.model.net.attention} stays. Set "
+            "actor.model.attention to what the checkpoint was trained with: the wrong mask ruins it silently"
+        )
+    policy.model.set_attention(best)
+    policy.attention_open = False
+    return f"attention: {best} fits the checkpoint ({numbers}); actor.model.attention={best} skips this probe"
+
+
+def look(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor]) -> list[str]:
+    """See :meth:`embodied.protocols.Policy.probe`. Random weights have no prior to look at."""
+    lines = [settle_attention(policy, obs)] if policy.attention_open else []
+    if policy.settings.probe and policy.settings.model_path is not None:
+        lines += warnings(read(policy, obs))
+    return lines
+
+
+def warnings(reading: Reading) -> list[str]:
+    """What is wrong with a prior like this; empty for a good one."""
+    lines = []
+    if reading.inside < MIN_INSIDE:
+        lines.append(
+            f"warning: only {100 * reading.inside:.1f} % of the probability at the action positions lies on action "
+            "tokens: this language head was not trained for them (a checkpoint with an L1 head?), or attention, stop "
+            "token or prompt are not those of its training; reinforcement learning would start at chance"
+        )
+    if reading.entropy > MAX_ENTROPY:
+        lines.append(
+            f"warning: the action distribution is nearly uniform ({reading.entropy:.2f} of {math.log(N_BINS):.2f} "
+            "nats): the policy acts at random; check actor.model.attention, stop_token, image keys and the checkpoint"
+        )
+    return lines
