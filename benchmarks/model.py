@@ -19,6 +19,8 @@ FLOPs are those that a chunk needs (embodied.models.openvla_oft.flops), the same
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +132,7 @@ class Bench:
 
     def measure(self, variant: Variant, min_seconds: float) -> None:
         """One round: warm up, then as many calls as fill ``min_seconds``."""
+        gc.collect()  # the last variant's tensors, graph included
         call = variant.open()
         with peak_memory(self.device) as peak:
             call()
@@ -163,6 +166,13 @@ def _env(size: int) -> EnvSpec:
 @torch.no_grad()
 def plain_act(policy: OpenVLAOFTPolicy, obs: dict[str, Tensor]) -> Tensor:
     """Actions [B, K, A] of the same network, computed as other systems do."""
+    scaled = plain_logits(policy, obs) / SAMPLING.temperature
+    drawn = torch.multinomial(scaled.softmax(-1).flatten(0, 1), 1).view(len(scaled), -1)
+    return policy.decode_actions(drawn + policy.model.net.first_action_id)
+
+
+def plain_logits(policy: OpenVLAOFTPolicy, obs: dict[str, Tensor]) -> Tensor:
+    """Action logits [B, T, 256], cut out of those of all positions and all words."""
     model, language, batch = policy.model, policy.model.language_model, len(obs["images"])
     prompt, present = _padded_prompt(policy, batch)
     with torch.autocast(obs["images"].device.type, torch.bfloat16, enabled=policy.settings.precision == "bf16"):
@@ -177,9 +187,7 @@ def plain_act(policy: OpenVLAOFTPolicy, obs: dict[str, Tensor]) -> Tensor:
         )  # fmt: skip
         logits = language.lm_head(output.last_hidden_state).float()
     last = PLAIN_PROMPT + context.shape[1] - 1
-    actions = logits[:, last : last + model.net.action_tokens, language.action_rows] / SAMPLING.temperature
-    drawn = torch.multinomial(actions.softmax(-1).flatten(0, 1), 1).view(batch, -1)
-    return policy.decode_actions(drawn + model.net.first_action_id)
+    return logits[:, last : last + model.net.action_tokens, language.action_rows]
 
 
 def _padded_prompt(policy: OpenVLAOFTPolicy, batch: int) -> tuple[Tensor, Tensor]:
@@ -200,13 +208,10 @@ def peak_memory(device: torch.device) -> Iterator[list[float]]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        _reset_resident_peak()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier variants freed is no part of this one's peak
+        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back
     yield peak
     peak.append(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak())
-
-
-def _reset_resident_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _resident_peak() -> float:

@@ -155,7 +155,7 @@ class VideoConfig(Section):
 
 
 class EnvSideConfig(OpenSection):
-    total_num_envs: int = Field(2, ge=1, description="Env slots: simulators that are in use at the same time.")
+    total_num_envs: int = Field(8, ge=1, description="Env slots: simulators that are in use at the same time.")
     auto_reset: bool = Field(
         True, description="A slot takes the next episode at once; false = when all slots have ended theirs."
     )

@@ -22,7 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -30,6 +29,7 @@ from embodied.errors import CheckpointError, did_you_mean, unknown_name
 
 from .config import OPENVLA_7B, NetConfig
 from .film import FILM_FILE, FILM_LAYER, read_film
+from .pt_file import read_pt
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -123,10 +123,7 @@ class Folder:
         for file in self._files():
             yield from _read(file)
         for file in self.path.glob("proprio_projector--*.pt"):
-            values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            yield from (
-                (f"proprio_projector.{name.removeprefix('module.')}", tensor) for name, tensor in values.items()
-            )
+            yield from ((f"proprio_projector.{name}", tensor) for name, tensor in read_pt(file).items())
         for file in self.path.glob(FILM_FILE):
             yield from read_film(file).items()
 

@@ -12,10 +12,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from embodied.errors import CheckpointError
+from .pt_file import read_pt
 
 FILM_FILE = "vision_backbone--*.pt"
 FILM_LAYER = re.compile(r"blocks\.\d+\.(scale|shift)\.")
@@ -25,11 +24,7 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 def read_film(file: Path) -> dict[str, Tensor]:
     """Tensors under the names of the network. Raises CheckpointError if the file cannot be read."""
-    try:
-        values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{file} is damaged: {error}", "download or copy it again") from error
-    return _merged({_own_name(name): tensor for name, tensor in values.items()})
+    return _merged({_own_name(name): tensor for name, tensor in read_pt(file).items()})
 
 
 def film_file(towers: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -38,7 +33,7 @@ def film_file(towers: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _own_name(name: str) -> str:
-    return re.sub(r"(blocks\.\d+)\.block\.", r"\1.", name.removeprefix("module."))
+    return re.sub(r"(blocks\.\d+)\.block\.", r"\1.", name)
 
 
 def _merged(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

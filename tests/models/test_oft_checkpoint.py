@@ -232,6 +232,8 @@ CONTRADICTIONS = [
     ({"use_proprio": False}, "proprio_dim"),
     ({"num_images_in_input": 2}, "num_images"),
     ({"hidden_size": 64}, "hidden_size"),
+    ({"image_size": 32}, "image_size"),
+    ({"use_film": True}, "film"),
     ({"size": "7b"}, "featurizer"),
     ({"center_crop": False}, "center_crop"),
     ({"policy_setup": "bridge"}, "policy_setup"),
@@ -243,6 +245,19 @@ CONTRADICTIONS = [
 def test_keys_that_contradict_the_checkpoint(saved, keys, named) -> None:
     with pytest.raises(ConfigError, match=named):
         build_policy(**{**KEYS, **keys}, model_path=str(saved[1]))
+
+
+def test_a_proprio_projector_that_several_gpus_wrote(saved, make, observe, noise) -> None:
+    policy, folder = saved
+    file = next(folder.glob("proprio_projector--*.pt"))
+    values = torch.load(file, weights_only=True)
+    torch.save({f"module.{name}": tensor for name, tensor in values.items()}, file)
+    again = make(**KEYS, model_path=str(folder))
+    one, two = (p.act(observe(2), noise(2), Sampling()).fields["logprobs"] for p in (policy, again))
+    torch.testing.assert_close(one, two, atol=1e-4, rtol=0)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=file.name):
+        build_policy(**KEYS, model_path=str(folder))
 
 
 def test_statistics_by_name_with_and_without_suffix(saved) -> None:

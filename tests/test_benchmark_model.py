@@ -1,0 +1,58 @@
+"""benchmarks/model.py compares equal things: its plain path gives the numbers of the policy's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+FILE = Path(__file__).parents[1] / "benchmarks" / "model.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmark_model", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(FILE.parent))  # for _measure
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FILE.parent))
+    return module
+
+
+@pytest.fixture
+def arguments(benchmark, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["model.py", "--device", "cpu", "--batches", "2", "--micro-batches", "2"])
+    args = benchmark.arguments()
+    assert (args.size, args.precision) == ("tiny", "fp32")
+    args.matmul = 64
+    return args
+
+
+def test_the_plain_path_gives_the_same_logits(benchmark, arguments) -> None:
+    bench = benchmark.Bench(arguments)
+    obs, _ = bench.observations(2)
+    with torch.no_grad():
+        ours, plain = bench.policy._read_out(obs).logits, benchmark.plain_logits(bench.policy, obs)
+    assert (ours - plain).abs().max() <= 1e-4
+
+
+def test_every_variant_gives_a_row_and_a_ratio(benchmark, arguments) -> None:
+    bench = benchmark.Bench(arguments)
+    variants = bench.variants(arguments)
+    for variant in variants:
+        bench.measure(variant, min_seconds=0.0)
+    rows = benchmark.rows_of(variants)
+    assert [(row["variant"], row["batch"]) for row in rows] == [
+        ("matmul", 64), ("eager", 2), ("plain", 2), ("train", 2)
+    ]  # fmt: skip
+    assert all(row["rate"]["median"] > 0 and row["peak_gb"] > 0 for row in rows)
+    assert list(benchmark.ratios_of(rows)) == ["eager/plain at 2"]
