@@ -111,11 +111,38 @@ class SamplingConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    adv_type: Literal["grpo", "dr_grpo", "rloo", "raw"] = Field(
-        "grpo", description="Advantage estimator (embodied.algorithms.advantages)."
-    )
+    adv_type: Literal[
+        "grpo", "dr_grpo", "rloo", "raw", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+    ] = Field("grpo", description="Advantage estimator (embodied.algorithms.estimators); gae needs a value head.")
     adv_std_ddof: int = Field(
         1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
+    )
+    normalize_advantages: bool = Field(
+        False, description="Whiten the advantages over all elements of the iteration that count."
+    )
+    gamma: float = Field(
+        0.99,
+        gt=0,
+        le=1,
+        description="Discount from one reward (algorithm.reward_type) to the next, for gae and reinforce_plus_plus.",
+    )
+    gae_lambda: float = Field(
+        0.95, ge=0, le=1, description="gae: how far later rewards count; 0 = the next value alone, 1 = all of them."
+    )
+    bootstrap_type: Literal["standard", "always"] = Field(
+        "standard",
+        description="gae: which episodes end with the value of their final observation instead of 0. standard = those "
+        "that the step limit cut off; always = those that terminated too.",
+    )
+    value_loss: Literal["huber", "mse"] = Field("huber", description="Loss of the value head.")
+    huber_delta: float = Field(10.0, gt=0, description="Error beyond which the Huber loss grows linearly.")
+    value_clip: float | None = Field(
+        None,
+        gt=0,
+        description="How far a value may move from that at action time before its gradient ends; null = off.",
+    )
+    critic_warmup_steps: int = Field(
+        0, ge=0, description="gae: optimizer steps at the start of a run that train the value head alone."
     )
     loss_type: Literal["ppo", "reinforce"] = Field("ppo", description="Policy loss (embodied.algorithms.losses).")
     loss_agg_func: Literal[

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from embodied import schema
 from embodied.algorithms import aggregation, granularity
-from embodied.algorithms.advantages import make_estimator
+from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.losses import make_loss
+from embodied.algorithms.value import make_value_loss
 from embodied.compose import compose
 from embodied.errors import ConfigError, UnknownKeyError
 
@@ -193,6 +194,7 @@ def test_choices_are_those_that_the_algorithms_know():
         assert callable(make_loss(name, 0.2, 0.2))
     assert set(choices(algorithm, "adv_type")) == known_of(lambda: make_estimator("?"))
     assert set(choices(algorithm, "loss_type")) == known_of(lambda: make_loss("?", 0.2, 0.2))
+    assert set(choices(algorithm, "value_loss")) == known_of(lambda: make_value_loss("?", None, 1.0))
     assert set(choices(algorithm, "loss_agg_func")) == set(aggregation.MODES)
     assert set(choices(algorithm, "reward_type")) == set(granularity.REWARD_LEVELS)
     assert choices(algorithm, "logprob_type") == choices(algorithm, "entropy_type") == granularity.LEVELS

@@ -12,6 +12,7 @@ from broken_policies import NotFinite
 from rig import CPU
 
 from embodied.algorithms import aggregation, granularity, losses
+from embodied.algorithms.advantages import grpo
 from embodied.errors import ConfigError, NumericalError
 from embodied.learn.batch import optimizer_batches
 from embodied.learn.optimizer import make_optimizer
@@ -79,9 +80,7 @@ def explicit(made: Trainer, arrays, results, batch, entropy_bonus=0.0):
     mask = granularity.mask(batch.num_steps, 4, 7, level)
     new = granularity.reduce_logprobs(result.logprobs, batch.num_steps, 4, level)
     old = granularity.reduce_logprobs(records["logprobs"], batch.num_steps, 4, level)
-    advantages = torch.cat(
-        [made._estimator(*returns_and_groups(results)).values[s : s + 1] for s in batch.sequence_ids]
-    )
+    advantages = grpo(*returns_and_groups(results)).values[batch.sequence_ids]
     loss = losses.ppo(new, old, advantages[:, None].expand_as(new), 0.2, 0.28).per_token
     total = (loss * aggregation.weights(mask, batch.sequence_ids, made.algorithm.loss_agg_func)).sum()
     if entropy_bonus:
@@ -144,7 +143,7 @@ def test_records_without_advantage_are_skipped_and_denominators_stay(collected):
     assert seen == [{len(batch) - skipped}], "skipped records never reach the forward pass"
     assert metrics["train/loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
     assert_close(gradients, expected)
-    assert batch.estimate.zero_groups == 2
+    assert batch.groups.zero_groups == 2
 
 
 def test_nothing_is_updated_when_no_record_has_an_advantage(collected):
