@@ -144,7 +144,31 @@ class AlgorithmConfig(Section):
     critic_warmup_steps: int = Field(
         0, ge=0, description="gae: optimizer steps at the start of a run that train the value head alone."
     )
-    loss_type: Literal["ppo", "reinforce"] = Field("ppo", description="Policy loss (embodied.algorithms.losses).")
+    loss_type: Literal["ppo", "gspo", "cispo", "aipo", "reinforce"] = Field(
+        "ppo", description="Policy loss (embodied.algorithms.losses)."
+    )
+    aipo_rho: float = Field(5.0, gt=1, description="loss_type aipo: largest ratio that counts.")
+    off_policy_masking_delta: float | None = Field(
+        None,
+        gt=0,
+        description="Drop negative advantages of episodes whose mean log-prob has fallen by more than this since they "
+        "acted, nats; null = off.",
+    )
+    positive_nll_coef: float = Field(
+        0.0, ge=0, description="Weight of the mean of −log-prob over episodes with a positive return; 0 = off."
+    )
+    early_stop_imp_ratio: float | None = Field(
+        None,
+        gt=1,
+        description="Mean ratio of an optimizer batch beyond which it and the rest of its epoch are not trained on; "
+        "null = off.",
+    )
+    unbiased_loss_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Constant of seq-mean-token-sum-norm: elements (logprob_type) of the longest episode; null = "
+        "derived from the step limit.",
+    )
     loss_agg_func: Literal[
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")

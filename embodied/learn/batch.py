@@ -27,6 +27,7 @@ class Batch:
     sequence_ids: Tensor  # int64 [N], index of the record's episode in the plan
     num_steps: Tensor  # int64 [N], executed control steps of the record
     advantages: Tensor  # float32 [N, V]
+    positive: Tensor  # bool [N], the record's episode has a return above 0
     groups: Advantages  # what was found about the groups
     value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
     explained_variance: float | None  # of the values at action time
@@ -71,7 +72,8 @@ def make_batch(
         targets = _spread(estimate.value_targets, mask)
         explained = explained_variance(experience.values, estimate.value_targets)
     return Batch(
-        rows, sequence_ids, num_steps, _spread(estimate.values, mask), estimate.groups, targets, explained
+        rows, sequence_ids, num_steps, _spread(estimate.values, mask), (experience.returns > 0)[sequence_ids],
+        estimate.groups, targets, explained,
     )  # fmt: skip
 
 

@@ -1,7 +1,15 @@
 """What is minimised: the terms of the loss, for one optimizer batch and for its micro-batches.
 
-``loss = Σ weight · policy loss + Σ value weight · value loss − entropy_bonus · Σ entropy weight · entropy``, with all
-weights fixed by the optimizer batch (:mod:`embodied.algorithms.aggregation`), so that micro-batches only bound memory.
+| term | weight | default |
+|---|---|---|
+| policy loss, aggregated by ``loss_agg_func`` | 1 | |
+| value loss, mean over rewards that count | 1 | with ``adv_type: gae`` |
+| entropy, aggregated like the policy loss | −``entropy_bonus`` | off |
+| −log-prob, mean over episodes with a positive return | ``positive_nll_coef`` | off |
+
+The weights of elements are fixed by the optimizer batch (:mod:`embodied.algorithms.aggregation`), so that micro-batches
+only bound memory. What depends on a whole sequence (``gspo``, ``off_policy_masking_delta``) is found in a pass without
+gradients over the optimizer batch before.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms import aggregation, granularity
-from embodied.algorithms.losses import PolicyLoss, make_loss
+from embodied.algorithms.losses import SEQUENCE_LOSSES, PolicyLoss, log_ratio, make_loss, off_policy, sequence_level
 from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError
 from embodied.learn.batch import Batch
@@ -37,6 +45,8 @@ class Elements:
     entropy_weights: Tensor  # float32 [n, M']
     value_targets: Tensor  # float32 [n, V], or [n, 0] without a value loss
     value_weights: Tensor  # float32, the same
+    nll_weights: Tensor  # float32 [n, M], 0 without positive_nll_coef
+    drift: Tensor  # float32 [n, 1], mean(lp − lp_old) over the record's sequence; 0 where nothing reads it
 
     def part(self, index: Tensor, device: torch.device) -> Elements:
         """Some of the records, on ``device``."""
@@ -50,6 +60,7 @@ class Terms(NamedTuple):
     policy_loss: Tensor  # []
     value_loss: Tensor  # []
     entropy: Tensor  # []
+    positive_nll: Tensor  # []
     new: Tensor  # float32 [m, M], log-probs now
     old: Tensor  # float32 [m, M], at action time
 
@@ -69,9 +80,11 @@ class Objective:
         self.has_value = algorithm.adv_type == "gae"
         if self.has_value:
             _check_value_head(spec, algorithm)
+        self.reads_sequences = algorithm.loss_type in SEQUENCE_LOSSES or algorithm.off_policy_masking_delta is not None
         self._loss = make_loss(
-            algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c
-        )
+            algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c,
+            algorithm.aipo_rho,
+        )  # fmt: skip
         self._value_loss = make_value_loss(algorithm.value_loss, algorithm.value_clip, algorithm.huber_delta)
 
     def elements(self, batch: Batch, chosen: Tensor) -> Elements:
@@ -92,35 +105,63 @@ class Objective:
             aggregation.weights(entropy_mask, ids, mode, self._norm_constant(algorithm.entropy_type)),
             targets,
             aggregation.weights(value_mask, ids, "token-mean"),
+            self._nll_weights(batch, chosen, mask),
+            torch.zeros(len(chosen), 1),
         )
 
-    def carries_gradient(self, advantages: Tensor) -> Tensor:
-        """Which records [n, V] change the gradient: bool [n]."""
+    def _nll_weights(self, batch: Batch, chosen: Tensor, mask: Tensor) -> Tensor:
+        if not self._algorithm.positive_nll_coef:
+            return torch.zeros(mask.shape)
+        positive = mask & batch.positive[chosen][:, None]
+        return aggregation.weights(positive, batch.sequence_ids[chosen], "token-mean")
+
+    def carries_gradient(self, elements: Elements) -> Tensor:
+        """Which records change the gradient: bool [n]."""
         if self._algorithm.entropy_bonus or self.has_value:
-            return torch.ones(len(advantages), dtype=torch.bool)
-        return (advantages != 0).any(dim=1)
+            return torch.ones(len(elements.mask), dtype=torch.bool)
+        return ((elements.advantages != 0) | (elements.nll_weights != 0)).any(dim=1)
+
+    def log_ratio_sums(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Tensor:
+        """``Σ (lp − lp_old)`` of each of m records, float [m]."""
+        new, old = self._logprobs(result, records, elements)
+        return log_ratio(new, old).sum(dim=1)
 
     def terms(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Terms:
         """The terms of m records; all of it on one device."""
-        steps, chunk, level = elements.num_steps, self._spec.num_action_chunks, self._algorithm.logprob_type
-        old = granularity.reduce_logprobs(records["logprobs"], steps, chunk, level)
-        new = granularity.reduce_logprobs(result.logprobs, steps, chunk, level)
-        entropy = granularity.reduce_entropy(result.entropy, steps, chunk, self._algorithm.entropy_type)
-        policy = self._loss(new, old, elements.advantages)
+        algorithm = self._algorithm
+        new, old = self._logprobs(result, records, elements)
+        acting = sequence_level(new, elements.drift) if algorithm.loss_type in SEQUENCE_LOSSES else old
+        policy = self._loss(new, acting, elements.advantages)
+        weights = elements.weights
+        if algorithm.off_policy_masking_delta is not None:
+            dropped = off_policy(elements.advantages, elements.drift, algorithm.off_policy_masking_delta)
+            weights = torch.where(dropped, 0.0, weights)
+        entropy = granularity.reduce_entropy(
+            result.entropy, elements.num_steps, self._spec.num_action_chunks, algorithm.entropy_type
+        )
         return Terms(
             policy,
-            (policy.per_token * elements.weights).sum(),
+            (policy.per_token * weights).sum(),
             self._value_term(result, records, elements),
             (entropy * elements.entropy_weights).sum(),
+            -(new * elements.nll_weights).sum(),
             new,
             old,
         )
+
+    def _logprobs(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> tuple[Tensor, Tensor]:
+        """Log-probs now and at action time, at ``logprob_type``: float32 [m, M] each."""
+        steps, chunk, level = elements.num_steps, self._spec.num_action_chunks, self._algorithm.logprob_type
+        new = granularity.reduce_logprobs(result.logprobs, steps, chunk, level)
+        return new, granularity.reduce_logprobs(records["logprobs"], steps, chunk, level)
 
     def total(self, terms: Terms, value_only: bool = False) -> Tensor:
         """What is minimised, []. With ``value_only`` the value loss alone (``critic_warmup_steps``)."""
         if value_only:
             return terms.value_loss
-        return terms.policy_loss + terms.value_loss - self._algorithm.entropy_bonus * terms.entropy
+        algorithm = self._algorithm
+        regularisers = algorithm.positive_nll_coef * terms.positive_nll - algorithm.entropy_bonus * terms.entropy
+        return terms.policy_loss + terms.value_loss + regularisers
 
     def _value_term(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Tensor:
         if not self.has_value:
@@ -131,6 +172,8 @@ class Objective:
         return (torch.where(elements.value_weights > 0, loss, 0.0) * elements.value_weights).sum()
 
     def _norm_constant(self, level: str) -> float:
+        if self._algorithm.unbiased_loss_max_tokens is not None:
+            return self._algorithm.unbiased_loss_max_tokens
         spec = self._spec
         per_step = {"token_level": spec.action_dim, "action_level": 1, "chunk_level": 1 / spec.num_action_chunks}
         return math.ceil(self._max_steps * per_step[level])

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats
 from embodied.errors import NumericalError
@@ -40,11 +41,17 @@ class UpdateTotals:
     batches: int = 0  # optimizer batches with something to learn from
     skipped: int = 0  # records left out: their advantage is zero
     bad: int = 0  # updates left out: loss or gradient not finite
+    early_stops: int = 0  # epochs that ended early: the ratio passed early_stop_imp_ratio
     gap: float | None = None
+    batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
+
+    def begin_batch(self) -> None:
+        self.batch_stats = None
 
     def add(self, terms: Terms, mask: Tensor, measure_gap: bool) -> None:
         """A micro-batch; ``mask`` bool [m, M] says which of its elements count."""
         stats = policy_stats(terms.policy, mask)
+        self.batch_stats = stats if self.batch_stats is None else self.batch_stats + stats
         self.stats = stats if self.stats is None else self.stats + stats
         self.entropy += terms.entropy.item()
         if terms.value_loss.requires_grad:
@@ -61,6 +68,7 @@ class UpdateTotals:
             "train/optimizer_steps": self.steps,
             "train/skipped_records": self.skipped,
             "train/bad_updates": self.bad,
+            "train/early_stops": self.early_stops,
             **({"train/value_loss": self.value_loss / max(self.batches, 1)} if self.value_loss is not None else {}),
             **({"train/logprob_gap": self.gap} if self.gap is not None else {}),
             **(self.stats.metrics() if self.stats else {}),
@@ -115,7 +123,9 @@ class Trainer:
         for epoch in range(self.algorithm.update_epoch):
             order = (self.seed, iteration, epoch)
             for chosen in optimizer_batches(len(batch), self.actor.global_batch_size, order):
-                self._step(arrays, batch, chosen, totals)
+                if not self._step(arrays, batch, chosen, totals):
+                    totals.early_stops += 1
+                    break
         metrics = totals.metrics()
         metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
         metrics["train/weight_version"] = self.weight_version
@@ -123,13 +133,16 @@ class Trainer:
             metrics["train/explained_variance"] = batch.explained_variance
         return metrics, batch
 
-    def _step(self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, totals: UpdateTotals) -> None:
-        """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records."""
+    def _step(self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, totals: UpdateTotals) -> bool:
+        """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records. False: stop the epoch here."""
         elements = self._objective.elements(batch, chosen)
-        keep = self._objective.carries_gradient(batch.advantages[chosen])
+        keep = self._objective.carries_gradient(elements)
         totals.skipped += int((~keep).sum())
         if not keep.any():
-            return
+            return True
+        totals.begin_batch()
+        if self._objective.reads_sequences:
+            elements = self._with_drift(arrays, batch, chosen, elements, keep)
         measure_gap = totals.batches == 0  # the weights are still those that acted
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
@@ -138,8 +151,31 @@ class Trainer:
             loss += self._micro_batch(arrays, rows, elements.part(part, self.device), totals, measure_gap)
         if self._warming_up:
             self._keep_value_gradients_only()
+        if self._too_far(totals):
+            self.optimizer.zero_grad(set_to_none=True)
+            return False
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.actor.optim.clip_grad).item()
         self._apply(loss, norm, totals)
+        return True
+
+    def _with_drift(
+        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, elements: Elements, keep: Tensor
+    ) -> Elements:
+        """The elements with ``mean(lp − lp_old)`` of the sequences trained on, from a pass without gradients."""
+        ids, sums = batch.sequence_ids[chosen], torch.zeros(len(chosen))
+        read = torch.isin(ids, ids[keep]).nonzero().flatten()
+        with torch.no_grad():
+            for part in read.split(self.actor.micro_batch_size):
+                records = gather(arrays, self._fields, batch.rows[chosen[part].numpy()], self.device)
+                result = self.policy.evaluate(records, self.sampling)
+                own = elements.part(part, self.device)
+                sums[part] = self._objective.log_ratio_sums(result, records, own).float().cpu()
+        return replace(elements, drift=sequence_means(sums, elements.mask, ids))
+
+    def _too_far(self, totals: UpdateTotals) -> bool:
+        """Whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""
+        limit = self.algorithm.early_stop_imp_ratio
+        return limit is not None and totals.batch_stats is not None and totals.batch_stats.mean_ratio > limit
 
     def _micro_batch(
         self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, elements: Elements, totals: UpdateTotals,

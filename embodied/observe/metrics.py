@@ -26,7 +26,7 @@ METRICS: dict[str, str] = {
     "rollout/action_bin_usage": "share of the 256 action bins that were sampled at least once, 0..1",
     "rollout/worker_restarts": "env workers that died or hung and were replaced in the iteration, count",
     # What the updates of an iteration did.
-    "train/loss": "mean over the iteration's updates of what is minimised: policy loss, value loss, entropy bonus",
+    "train/loss": "mean over the iteration's updates of what is minimised, the sum of all terms of the loss",
     "train/value_loss": "mean over the iteration's updates of the value head's loss",
     "train/explained_variance": "1 - Var(target - value)/Var(target) when they acted; 1 = perfect, 0 = a constant",
     "train/grad_norm": "mean over updates of the gradient's 2-norm before clipping",
@@ -39,6 +39,7 @@ METRICS: dict[str, str] = {
     "train/skipped_records": "records left out of the forward pass because their advantage is 0, count",
     "train/optimizer_steps": "optimizer updates in the iteration, count",
     "train/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
+    "train/early_stops": "epochs that ended early because the mean ratio passed early_stop_imp_ratio, count",
     "train/weight_version": "optimizer updates since the run began, count",
     "train/logprob_gap": "largest difference between rollout's and trainer's log-prob before the first update, nats",
     # What the evaluation found.

@@ -271,6 +271,89 @@ def test_frozen_parameters_stay_as_they_are(collected):
     assert changed == {"body.0.weight", "body.0.bias", "head.weight", "head.bias"}
 
 
+SEQUENCES = {"update_epoch": 2, "off_policy_masking_delta": 1e-3, "positive_nll_coef": 0.3}
+
+
+@pytest.mark.parametrize("loss_type", ["ppo", "gspo", "cispo", "aipo", "reinforce"])
+def test_sequences_that_micro_batches_cut_are_whole_to_every_loss(collected, loss_type):
+    """Two epochs, so that log-probs have moved: what depends on a whole episode is the same however it is cut."""
+    env, arrays, results = collected
+    outcomes = []
+    for micro in (1, 2, 4, 1000):
+        made = trainer(env, micro=micro, loss_type=loss_type, optimizer=optim(lr=0.002), **SEQUENCES)
+        outcomes.append((made.update(arrays, results, iteration=0)[0], weights(made.policy)))
+    for metrics, policy in outcomes[1:]:
+        assert metrics["train/loss"] == pytest.approx(outcomes[0][0]["train/loss"], abs=1e-5)
+        assert metrics["train/ratio_mean"] == pytest.approx(outcomes[0][0]["train/ratio_mean"], abs=1e-5)
+        for name, value in policy.items():
+            torch.testing.assert_close(value, outcomes[0][1][name], rtol=0, atol=2e-4)
+
+
+def test_the_ratio_of_gspo_is_that_of_the_episode(collected):
+    env, arrays, results = collected
+    made = trainer(env, policy=FakePolicy(seed=1), loss_type="gspo", clip_ratio_high=HUGE, positive_nll_coef=1e-9)
+    metrics, batch = made.update(arrays, results, iteration=0)
+    other = FakePolicy(seed=1)
+    other.bind(env)
+    records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    with torch.no_grad():
+        gaps = other.evaluate(records, Sampling()).logprobs - records["logprobs"]
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    ids = batch.sequence_ids[:, None].expand_as(mask)
+    ratios = [gaps[mask & (ids == s)].mean().exp() for s in range(8)]
+    assert batch.positive.all(), "dense rewards: no episode is left out"
+    expected = torch.stack([ratios[int(s)] for s in ids[mask]]).mean().item()
+    assert metrics["train/ratio_mean"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_positive_nll_raises_the_log_probs_of_what_paid(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
+    made = trainer(env, positive_nll_coef=0.5, optimizer=optim(lr=1e-4))
+    metrics, batch, _ = update_and_gradients(made, arrays, results)
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    old = torch.from_numpy(arrays["logprobs"][batch.rows])
+    assert metrics["train/skipped_records"] == 0
+    assert metrics["train/loss"] == pytest.approx(-0.5 * old[mask].mean().item(), rel=1e-5)
+
+
+def test_sequences_that_fell_too_far_have_no_gradient(collected):
+    env, arrays, results = collected
+    arrays = {**arrays, "logprobs": arrays["logprobs"] + 1.0}  # as if every token had lost one nat since
+    plain = trainer(env, loss_type="reinforce")
+    masked = trainer(env, loss_type="reinforce", off_policy_masking_delta=0.5)
+    lenient = trainer(env, loss_type="reinforce", off_policy_masking_delta=1.5)
+    losses = [made.update(arrays, results, iteration=0)[0]["train/loss"] for made in (plain, masked, lenient)]
+    assert losses[0] == pytest.approx(losses[2])
+    assert masked._objective.reads_sequences
+    _, batch = trainer(env, loss_type="reinforce").update(arrays, results, iteration=0)
+    records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    policy = FakePolicy()
+    policy.bind(env)
+    new = policy.evaluate(records, Sampling()).logprobs.detach()
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    share = aggregation.weights(mask, batch.sequence_ids, "seq-mean-token-mean")
+    expected = torch.where(mask, -batch.advantages.clamp(min=0) * new * share, 0.0).sum().item()
+    assert losses[1] == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_epoch_ends_where_the_ratio_passes_the_limit(collected):
+    env, arrays, results = collected
+    arrays = {**arrays, "logprobs": arrays["logprobs"] - np.log(3).astype(np.float32)}  # ρ = 3 everywhere
+    stopped, _ = trainer(env, batch=5, update_epoch=2, early_stop_imp_ratio=2.9).update(arrays, results, iteration=0)
+    assert (stopped["train/early_stops"], stopped["train/optimizer_steps"]) == (2, 0)
+    going, _ = trainer(env, batch=1000, early_stop_imp_ratio=3.1).update(arrays, results, iteration=0)
+    assert (going["train/early_stops"], going["train/optimizer_steps"]) == (0, 1)
+
+
+def test_the_constant_of_dr_grpo_can_be_given(collected):
+    env, arrays, results = collected
+    options = {"loss_agg_func": "seq-mean-token-sum-norm", "loss_type": "reinforce"}
+    derived, _ = trainer(env, **options).update(arrays, results, iteration=0)
+    given, _ = trainer(env, unbiased_loss_max_tokens=35, **options).update(arrays, results, iteration=0)
+    assert given["train/loss"] == pytest.approx(2 * derived["train/loss"], rel=1e-5), "10 steps of 7 tokens are 70"
+
+
 def test_grpo_raises_the_return(make_rig):
     """15 iterations of 64 episodes on one task: the point learns to move towards its goal. Scored on fixed starts."""
     rig = make_rig(slots=8, workers=2, rows=256, policy={"num_tasks": 1, "bins": 4}, num_tasks=1, num_init_states=8)
