@@ -180,6 +180,15 @@ class AlgorithmConfig(Section):
     clip_ratio_low: float = Field(0.2, ge=0, lt=1, description="Lower clip of the ratio: 1 − this.")
     clip_ratio_high: float = Field(0.28, ge=0, description="Upper clip of the ratio: 1 + this.")
     clip_ratio_c: float | None = Field(None, gt=1, description="Dual clip for negative advantages; null = off.")
+    kl_beta: float = Field(
+        0.0, ge=0, description="Weight of the KL penalty towards the policy that training began with; 0 = none is kept."
+    )
+    kl_penalty_type: Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"] = Field(
+        "low_var_kl", description="Estimate of that KL (embodied.algorithms.kl)."
+    )
+    unbiased_kl_estimate: bool = Field(
+        False, description="Multiply the estimate by the ratio to the acting policy; for k3 (low_var_kl) alone."
+    )
     entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy in the loss.")
     reward_type: Literal["chunk_level", "action_level"] = Field(
         "chunk_level", description="One reward a record, or one a control step."
@@ -445,6 +454,11 @@ def check(config: Config) -> None:
             "algorithm.reward_type action_level gives an advantage to each action, and algorithm.logprob_type "
             "chunk_level has one ratio for all of them",
             "set algorithm.logprob_type=action_level or algorithm.reward_type=chunk_level",
+        )
+    if algorithm.unbiased_kl_estimate and algorithm.kl_penalty_type not in ("k3", "low_var_kl"):
+        raise ConfigError(
+            f"algorithm.unbiased_kl_estimate corrects low_var_kl, and kl_penalty_type is {algorithm.kl_penalty_type}",
+            "set algorithm.kl_penalty_type=low_var_kl or algorithm.unbiased_kl_estimate=false",
         )
     if config.actor.micro_batch_size > config.actor.global_batch_size:
         raise ConfigError(

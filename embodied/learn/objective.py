@@ -5,6 +5,7 @@
 | policy loss, aggregated by ``loss_agg_func`` | 1 | |
 | value loss, mean over rewards that count | 1 | with ``adv_type: gae`` |
 | entropy, aggregated like the policy loss | −``entropy_bonus`` | off |
+| KL towards the reference, aggregated like the policy loss | ``kl_beta`` | off |
 | −log-prob, mean over episodes with a positive return | ``positive_nll_coef`` | off |
 
 The weights of elements are fixed by the optimizer batch (:mod:`embodied.algorithms.aggregation`), so that micro-batches
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms import aggregation, granularity
+from embodied.algorithms.kl import make_kl, unbiased
 from embodied.algorithms.losses import SEQUENCE_LOSSES, PolicyLoss, log_ratio, make_loss, off_policy, sequence_level
 from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError
@@ -61,6 +63,7 @@ class Terms(NamedTuple):
     value_loss: Tensor  # []
     entropy: Tensor  # []
     positive_nll: Tensor  # []
+    kl: Tensor  # []
     new: Tensor  # float32 [m, M], log-probs now
     old: Tensor  # float32 [m, M], at action time
 
@@ -85,6 +88,7 @@ class Objective:
             algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c,
             algorithm.aipo_rho,
         )  # fmt: skip
+        self._kl = make_kl(algorithm.kl_penalty_type)
         self._value_loss = make_value_loss(algorithm.value_loss, algorithm.value_clip, algorithm.huber_delta)
 
     def elements(self, batch: Batch, chosen: Tensor) -> Elements:
@@ -117,7 +121,7 @@ class Objective:
 
     def carries_gradient(self, elements: Elements) -> Tensor:
         """Which records change the gradient: bool [n]."""
-        if self._algorithm.entropy_bonus or self.has_value:
+        if self._algorithm.entropy_bonus or self._algorithm.kl_beta or self.has_value:
             return torch.ones(len(elements.mask), dtype=torch.bool)
         return ((elements.advantages != 0) | (elements.nll_weights != 0)).any(dim=1)
 
@@ -126,8 +130,14 @@ class Objective:
         new, old = self._logprobs(result, records, elements)
         return log_ratio(new, old).sum(dim=1)
 
-    def terms(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Terms:
-        """The terms of m records; all of it on one device."""
+    def terms(
+        self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements, reference: Tensor | None = None
+    ) -> Terms:
+        """The terms of m records; all of it on one device.
+
+        Args:
+            reference: the reference's log-probs of the tokens, float32 [m, T]; None without ``kl_beta``.
+        """
         algorithm = self._algorithm
         new, old = self._logprobs(result, records, elements)
         acting = sequence_level(new, elements.drift) if algorithm.loss_type in SEQUENCE_LOSSES else old
@@ -145,9 +155,19 @@ class Objective:
             self._value_term(result, records, elements),
             (entropy * elements.entropy_weights).sum(),
             -(new * elements.nll_weights).sum(),
+            self._kl_term(new, old, reference, elements),
             new,
             old,
         )
+
+    def _kl_term(self, new: Tensor, old: Tensor, reference: Tensor | None, elements: Elements) -> Tensor:
+        if reference is None:
+            return torch.zeros((), device=new.device)
+        chunk, level = self._spec.num_action_chunks, self._algorithm.logprob_type
+        kl = self._kl(new, granularity.reduce_logprobs(reference, elements.num_steps, chunk, level))
+        if self._algorithm.unbiased_kl_estimate:
+            kl = unbiased(kl, new, old)
+        return (kl * elements.weights).sum()
 
     def _logprobs(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> tuple[Tensor, Tensor]:
         """Log-probs now and at action time, at ``logprob_type``: float32 [m, M] each."""
@@ -161,7 +181,7 @@ class Objective:
             return terms.value_loss
         algorithm = self._algorithm
         regularisers = algorithm.positive_nll_coef * terms.positive_nll - algorithm.entropy_bonus * terms.entropy
-        return terms.policy_loss + terms.value_loss + regularisers
+        return terms.policy_loss + terms.value_loss + regularisers + algorithm.kl_beta * terms.kl
 
     def _value_term(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Tensor:
         if not self.has_value:

@@ -23,6 +23,7 @@ from embodied.errors import NumericalError
 from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import make_optimizer
+from embodied.learn.reference import Reference
 from embodied.protocols import Policy
 from embodied.schema import ActorConfig, AlgorithmConfig
 from embodied.types import EnvSpec, EpisodeResult, Sampling
@@ -35,6 +36,7 @@ class UpdateTotals:
     stats: PolicyStats | None = None
     loss: float = 0.0
     value_loss: float | None = None  # None: no value head is trained
+    kl: float | None = None  # None: there is no reference
     entropy: float = 0.0
     grad_norm: float = 0.0
     steps: int = 0  # optimizer steps taken
@@ -56,6 +58,8 @@ class UpdateTotals:
         self.entropy += terms.entropy.item()
         if terms.value_loss.requires_grad:
             self.value_loss = (self.value_loss or 0.0) + terms.value_loss.item()
+        if terms.kl.requires_grad:
+            self.kl = (self.kl or 0.0) + terms.kl.item()
         if measure_gap:
             self.gap = max(self.gap or 0.0, logprob_gap(terms.new, terms.old, mask))
 
@@ -70,6 +74,7 @@ class UpdateTotals:
             "train/bad_updates": self.bad,
             "train/early_stops": self.early_stops,
             **({"train/value_loss": self.value_loss / max(self.batches, 1)} if self.value_loss is not None else {}),
+            **({"train/kl_reference": self.kl / max(self.batches, 1)} if self.kl is not None else {}),
             **({"train/logprob_gap": self.gap} if self.gap is not None else {}),
             **(self.stats.metrics() if self.stats else {}),
         }
@@ -105,6 +110,7 @@ class Trainer:
             algorithm.normalize_advantages,
         )  # fmt: skip
         self._objective = Objective(self.policy.spec, algorithm, self.max_steps)
+        self._reference = Reference(self.policy) if algorithm.kl_beta else None
         self._fields = [*self.env.obs, "task_id", *self.policy.spec.decision]
 
     def update(
@@ -183,11 +189,19 @@ class Trainer:
     ) -> float:  # fmt: skip
         """Forward and backward of the records in ``rows`` int64 [m]; their share of the loss."""
         records = gather(arrays, self._fields, rows, self.device)
-        terms = self._objective.terms(self.policy.evaluate(records, self.sampling), records, elements)
+        reference = self._reference_logprobs(records)
+        terms = self._objective.terms(self.policy.evaluate(records, self.sampling), records, elements, reference)
         total = self._objective.total(terms, value_only=self._warming_up)
         total.backward()
         totals.add(terms, elements.mask, measure_gap)
         return total.item()
+
+    def _reference_logprobs(self, records: Mapping[str, Tensor]) -> Tensor | None:
+        """Of the recorded tokens, float32 [m, T]; None without ``kl_beta``."""
+        if self._reference is None:
+            return None
+        with self._reference.acting():
+            return self.policy.evaluate(records, self.sampling).logprobs
 
     @property
     def _warming_up(self) -> bool:

@@ -35,6 +35,7 @@ METRICS: dict[str, str] = {
     "train/ratio_max": "largest such ratio",
     "train/clip_share": "share of ratios whose gradient the clip removed, 0..1",
     "train/approx_kl": "mean over the ratios r of r - 1 - log r, an estimate of KL(acting || present), nats",
+    "train/kl_reference": "mean KL estimate towards the policy that training began with (kl_beta), nats",
     "train/entropy": "mean entropy of the action distribution at algorithm.entropy_type, nats",
     "train/skipped_records": "records left out of the forward pass because their advantage is 0, count",
     "train/optimizer_steps": "optimizer updates in the iteration, count",

@@ -346,6 +346,46 @@ def test_an_epoch_ends_where_the_ratio_passes_the_limit(collected):
     assert (going["train/early_stops"], going["train/optimizer_steps"]) == (0, 1)
 
 
+@pytest.mark.parametrize("micro", [1, 4, 1000])
+def test_the_kl_penalty_pulls_towards_the_weights_that_training_began_with(collected, micro):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
+    made = trainer(env, micro=micro, kl_beta=2.0, kl_penalty_type="k2", loss_agg_func="token-mean")
+    first, batch = made.update(arrays, results, iteration=0)
+    assert first["train/kl_reference"] == first["train/loss"] == 0
+    with torch.no_grad():
+        for parameter in made.policy.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    moved = weights(made.policy)
+    records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    began = FakePolicy()
+    began.bind(env)
+    with torch.no_grad():
+        d = made.policy.evaluate(records, Sampling()).logprobs - began.evaluate(records, Sampling()).logprobs
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    expected = (d[mask] ** 2 / 2).mean().item()
+    later, _ = made.update(arrays, results, iteration=1)
+    assert later["train/kl_reference"] == pytest.approx(expected, rel=1e-4)
+    assert later["train/loss"] == pytest.approx(2 * expected, rel=1e-4)
+    assert later["train/skipped_records"] == 0
+    third, _ = made.update(arrays, results, iteration=2)
+    assert third["train/kl_reference"] < expected
+    assert not torch.equal(moved["head.weight"], made.policy.head.weight)
+
+
+def test_the_unbiased_kl_estimate_is_weighted_by_the_ratio(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
+    arrays["logprobs"] = arrays["logprobs"] - np.log(3).astype(np.float32)  # ρ = 3 everywhere
+    plain, corrected = (trainer(env, kl_beta=1.0, unbiased_kl_estimate=yes) for yes in (False, True))
+    for made in (plain, corrected):
+        with torch.no_grad():
+            made.policy.head.bias += torch.linspace(-1, 1, len(made.policy.head.bias))
+    # Both moved alike, so that ρ is 3·exp(d): not a common factor, but the sum is larger by about 3.
+    values = [made.update(arrays, results, iteration=0)[0]["train/kl_reference"] for made in (plain, corrected)]
+    assert values[1] > 2 * values[0] > 0
+
+
 def test_the_constant_of_dr_grpo_can_be_given(collected):
     env, arrays, results = collected
     options = {"loss_agg_func": "seq-mean-token-sum-norm", "loss_type": "reinforce"}
