@@ -173,6 +173,13 @@ class AlgorithmConfig(Section):
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
     group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
+    filter_rewards: bool = Field(
+        False,
+        description="Train only on groups whose mean return lies between the two bounds; the others leave the "
+        "denominators as well.",
+    )
+    rewards_lower_bound: float = Field(0.1, description="filter_rewards: least mean return of a group.")
+    rewards_upper_bound: float = Field(0.9, description="filter_rewards: largest mean return of a group.")
     rollout_epoch: int = Field(
         1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs."
     )
@@ -454,6 +461,12 @@ def check(config: Config) -> None:
             "algorithm.reward_type action_level gives an advantage to each action, and algorithm.logprob_type "
             "chunk_level has one ratio for all of them",
             "set algorithm.logprob_type=action_level or algorithm.reward_type=chunk_level",
+        )
+    if algorithm.filter_rewards and algorithm.rewards_lower_bound > algorithm.rewards_upper_bound:
+        raise ConfigError(
+            f"algorithm.rewards_lower_bound {algorithm.rewards_lower_bound} is above rewards_upper_bound "
+            f"{algorithm.rewards_upper_bound}: no group would be left",
+            "exchange algorithm.rewards_lower_bound and algorithm.rewards_upper_bound",
         )
     if algorithm.unbiased_kl_estimate and algorithm.kl_penalty_type not in ("k3", "low_var_kl"):
         raise ConfigError(

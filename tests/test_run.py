@@ -383,3 +383,12 @@ def test_a_dry_run_counts_the_rows_of_final_observations(no_worker, capsys):
 def test_ppo_without_a_value_head_is_refused(no_worker, capsys):
     assert run(*PPO, "actor.model.value_head=false") == 2
     assert "the policy has no value head" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_the_reference_of_its_beginning():
+    options = ("algorithm.kl_beta=0.5", "algorithm.loss_type=gspo", "env.train.reward_mode=dense")
+    assert run(*options, name="whole") == 0
+    assert run(*options, "runner.max_epochs=1", name="parts") == run(*options, name="parts") == 0
+    assert rows("whole")[1]["train/kl_reference"] > 0
+    assert lasting(rows("parts")) == lasting(rows("whole"))
+    assert checkpoint_bytes(2, "parts") == checkpoint_bytes(2, "whole")

@@ -159,6 +159,7 @@ def test_a_wrong_value_is_shown_with_its_key(override, part):
         (["algorithm.group_size=1"], ["group_size is 1"]),
         (["env.train.use_fixed_reset_state_ids=false"], ["adv_type grpo", "use_fixed_reset_state_ids is false"]),
         (["algorithm.sampling_params.do_sample=false"], ["do_sample false"]),
+        (["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.95"], ["0.95 is above", "0.9"]),
         (["algorithm.unbiased_kl_estimate=true", "algorithm.kl_penalty_type=k1"], ["kl_penalty_type is k1"]),
         (["actor.micro_batch_size=65"], ["actor.micro_batch_size 65", "actor.global_batch_size 64"]),
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], ["action_level", "chunk_level"]),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms import granularity
+from embodied.algorithms import filters, granularity
 from embodied.algorithms.advantages import Advantages
 from embodied.algorithms.estimators import Estimator, Experience
 from embodied.algorithms.temporal import explained_variance
@@ -87,6 +87,13 @@ def _bootstrap(arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
     """[n] → [N, V] where ``mask`` is True, 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)
+
+
+def within_bounds(results: Sequence[EpisodeResult], lower: float, upper: float) -> list[EpisodeResult]:
+    """The episodes of groups whose mean return lies between the bounds (:mod:`embodied.algorithms.filters`)."""
+    returns = torch.tensor([result.episode_return for result in results], dtype=torch.float64)
+    keep = filters.within_bounds(returns, torch.tensor([r.episode.group_id for r in results]), lower, upper)
+    return [result for result, kept in zip(results, keep.tolist(), strict=True) if kept]
 
 
 def optimizer_batches(count: int, size: int, seed: Sequence[int]) -> Iterator[Tensor]:

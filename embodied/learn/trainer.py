@@ -20,7 +20,7 @@ from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats
 from embodied.errors import NumericalError
-from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches
+from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches, within_bounds
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import make_optimizer
 from embodied.learn.reference import Reference
@@ -43,6 +43,7 @@ class UpdateTotals:
     batches: int = 0  # optimizer batches with something to learn from
     skipped: int = 0  # records left out: their advantage is zero
     bad: int = 0  # updates left out: loss or gradient not finite
+    filtered: int = 0  # groups left out by filter_rewards
     early_stops: int = 0  # epochs that ended early: the ratio passed early_stop_imp_ratio
     gap: float | None = None
     batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
@@ -72,6 +73,7 @@ class UpdateTotals:
             "train/optimizer_steps": self.steps,
             "train/skipped_records": self.skipped,
             "train/bad_updates": self.bad,
+            "train/filtered_groups": self.filtered,
             "train/early_stops": self.early_stops,
             **({"train/value_loss": self.value_loss / max(self.batches, 1)} if self.value_loss is not None else {}),
             **({"train/kl_reference": self.kl / max(self.batches, 1)} if self.kl is not None else {}),
@@ -119,25 +121,41 @@ class Trainer:
         """Train on the records of ``results``, which stand in the slab's ``arrays``.
 
         Returns:
-            metrics of the ``train/`` group, and the batch.
+            metrics of the ``train/`` group, and the batch of all episodes (``filter_rewards`` may train on fewer).
 
         Raises:
             NumericalError: ``max_bad_updates`` updates in a row were not finite.
         """
-        batch = make_batch(arrays, results, self._estimator, self.algorithm.reward_type, self._objective.has_value)
-        totals = UpdateTotals()
-        for epoch in range(self.algorithm.update_epoch):
-            order = (self.seed, iteration, epoch)
-            for chosen in optimizer_batches(len(batch), self.actor.global_batch_size, order):
-                if not self._step(arrays, batch, chosen, totals):
-                    totals.early_stops += 1
-                    break
+        batch = self._batch(arrays, results)
+        kept = self._kept(results)
+        totals = UpdateTotals(filtered=len({r.episode.group_id for r in results} - {r.episode.group_id for r in kept}))
+        if kept:
+            self._epochs(arrays, batch if len(kept) == len(results) else self._batch(arrays, kept), iteration, totals)
         metrics = totals.metrics()
         metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
         metrics["train/weight_version"] = self.weight_version
         if batch.explained_variance is not None:
             metrics["train/explained_variance"] = batch.explained_variance
         return metrics, batch
+
+    def _batch(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> Batch:
+        return make_batch(arrays, results, self._estimator, self.algorithm.reward_type, self._objective.has_value)
+
+    def _kept(self, results: Sequence[EpisodeResult]) -> Sequence[EpisodeResult]:
+        algorithm = self.algorithm
+        if not algorithm.filter_rewards:
+            return results
+        return within_bounds(results, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
+
+    def _epochs(
+        self, arrays: Mapping[str, np.ndarray], batch: Batch, iteration: int, totals: UpdateTotals
+    ) -> None:  # fmt: skip
+        for epoch in range(self.algorithm.update_epoch):
+            order = (self.seed, iteration, epoch)
+            for chosen in optimizer_batches(len(batch), self.actor.global_batch_size, order):
+                if not self._step(arrays, batch, chosen, totals):
+                    totals.early_stops += 1
+                    break
 
     def _step(self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, totals: UpdateTotals) -> bool:
         """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records. False: stop the epoch here."""

@@ -346,6 +346,26 @@ def test_an_epoch_ends_where_the_ratio_passes_the_limit(collected):
     assert (going["train/early_stops"], going["train/optimizer_steps"]) == (0, 1)
 
 
+def test_groups_beyond_the_bounds_leave_batch_and_denominators(collected):
+    env, arrays, results = collected
+    means = {g: np.mean([r.episode_return for r in results if r.episode.group_id == g]) for g in range(4)}
+    low, _, high, _ = sorted(means, key=means.get)
+    bounds = {"filter_rewards": True, "rewards_lower_bound": means[low] + 1e-3, "rewards_upper_bound": means[high]}
+    filtered, batch = trainer(env, **bounds).update(arrays, results, iteration=0)
+    kept = [r for r in results if means[low] < means[r.episode.group_id] <= means[high]]
+    alone, _ = trainer(env).update(arrays, kept, iteration=0)
+    assert filtered["train/filtered_groups"] == 2
+    assert filtered["train/loss"] == pytest.approx(alone["train/loss"], rel=1e-6)
+    assert len(batch) == sum(len(r.rows) for r in results), "metrics of the rollout are those of all episodes"
+
+
+def test_nothing_is_updated_when_every_group_is_filtered(collected):
+    env, arrays, results = collected
+    bounds = {"filter_rewards": True, "rewards_lower_bound": 98.0, "rewards_upper_bound": 99.0}
+    metrics, _ = trainer(env, **bounds).update(arrays, results, iteration=0)
+    assert (metrics["train/filtered_groups"], metrics["train/optimizer_steps"]) == (4, 0)
+
+
 @pytest.mark.parametrize("micro", [1, 4, 1000])
 def test_the_kl_penalty_pulls_towards_the_weights_that_training_began_with(collected, micro):
     env, arrays, results = collected
