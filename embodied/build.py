@@ -173,7 +173,7 @@ class Sizes:
 
     episodes: int  # of an iteration
     groups: int
-    rows: int  # of the slab: the records of an iteration if no episode ends early, or two a slot
+    rows: int  # of the slab: the iteration's records (with gae, final observations) if none ends early, or two a slot
     optimizer_steps: int  # of an iteration, at most
     fields: Mapping[str, ArraySpec]  # of a record
 
@@ -184,10 +184,11 @@ def sizes(checked: Checked, policy: Policy) -> Sizes:
     config, spec = checked.config, policy.spec
     episodes = schema.episodes_per_iteration(config)
     records = episodes * -(-checked.train.max_steps // spec.num_action_chunks)
+    finals = episodes if config.algorithm.adv_type == "gae" else 0
     slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
     fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
-    rows = 2 * slots if config.runner.only_eval else max(records, 2 * slots)
+    rows = 2 * slots if config.runner.only_eval else max(records + finals, 2 * slots)
     return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
 
 

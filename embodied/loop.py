@@ -91,6 +91,7 @@ def _checkpoint_to_resume(parts: Parts) -> Path | None:
 def collect(parts: Parts, collector: Collector, iteration: int) -> tuple[list[EpisodeResult], RolloutStats]:
     """Run the iteration's plan."""
     config, side = parts.config, parts.checked.train
+    bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
     plan = train_plan(
         side.spec, seed=config.runner.seed, iteration=iteration, episodes=parts.sizes.episodes,
         group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
@@ -103,6 +104,7 @@ def collect(parts: Parts, collector: Collector, iteration: int) -> tuple[list[Ep
         sampling(config.algorithm.sampling_params), config.runner.seed, TRAIN, parts.trainer.weight_version,
         side.max_steps, keep_records=True, num_slots=side.config.total_num_envs,
         ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
+        value_truncated=bootstraps, value_terminated=bootstraps and always,
     )  # fmt: skip
     done: list[bool] = []
     with parts.console.progress(f"iteration {iteration + 1}/{config.runner.max_epochs} rollout", len(plan)) as bar:

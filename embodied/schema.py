@@ -111,17 +111,75 @@ class SamplingConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    adv_type: Literal["grpo", "dr_grpo", "rloo", "raw"] = Field(
-        "grpo", description="Advantage estimator (embodied.algorithms.advantages)."
-    )
+    adv_type: Literal[
+        "grpo", "dr_grpo", "rloo", "raw", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+    ] = Field("grpo", description="Advantage estimator (embodied.algorithms.estimators); gae needs a value head.")
     adv_std_ddof: int = Field(
         1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
     )
-    loss_type: Literal["ppo", "reinforce"] = Field("ppo", description="Policy loss (embodied.algorithms.losses).")
+    normalize_advantages: bool = Field(
+        False, description="Whiten the advantages over all elements of the iteration that count."
+    )
+    gamma: float = Field(
+        0.99,
+        gt=0,
+        le=1,
+        description="Discount from one reward (algorithm.reward_type) to the next, for gae and reinforce_plus_plus.",
+    )
+    gae_lambda: float = Field(
+        0.95, ge=0, le=1, description="gae: how far later rewards count; 0 = the next value alone, 1 = all of them."
+    )
+    bootstrap_type: Literal["standard", "always"] = Field(
+        "standard",
+        description="gae: which episodes end with the value of their final observation instead of 0. standard = those "
+        "that the step limit cut off; always = those that terminated too.",
+    )
+    value_loss: Literal["huber", "mse"] = Field("huber", description="Loss of the value head.")
+    huber_delta: float = Field(10.0, gt=0, description="Error beyond which the Huber loss grows linearly.")
+    value_clip: float | None = Field(
+        None,
+        gt=0,
+        description="How far a value may move from that at action time before its gradient ends; null = off.",
+    )
+    critic_warmup_steps: int = Field(
+        0, ge=0, description="gae: optimizer steps at the start of a run that train the value head alone."
+    )
+    loss_type: Literal["ppo", "gspo", "cispo", "aipo", "reinforce"] = Field(
+        "ppo", description="Policy loss (embodied.algorithms.losses)."
+    )
+    aipo_rho: float = Field(5.0, gt=1, description="loss_type aipo: largest ratio that counts.")
+    off_policy_masking_delta: float | None = Field(
+        None,
+        gt=0,
+        description="Drop negative advantages of episodes whose mean log-prob has fallen by more than this since they "
+        "acted, nats; null = off.",
+    )
+    positive_nll_coef: float = Field(
+        0.0, ge=0, description="Weight of the mean of −log-prob over episodes with a positive return; 0 = off."
+    )
+    early_stop_imp_ratio: float | None = Field(
+        None,
+        gt=1,
+        description="Mean ratio of an optimizer batch beyond which it and the rest of its epoch are not trained on; "
+        "null = off.",
+    )
+    unbiased_loss_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Constant of seq-mean-token-sum-norm: elements (logprob_type) of the longest episode; null = "
+        "derived from the step limit.",
+    )
     loss_agg_func: Literal[
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
     group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
+    filter_rewards: bool = Field(
+        False,
+        description="Train only on groups whose mean return lies between the two bounds; the others leave the "
+        "denominators as well.",
+    )
+    rewards_lower_bound: float = Field(0.1, description="filter_rewards: least mean return of a group.")
+    rewards_upper_bound: float = Field(0.9, description="filter_rewards: largest mean return of a group.")
     rollout_epoch: int = Field(
         1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs."
     )
@@ -129,6 +187,15 @@ class AlgorithmConfig(Section):
     clip_ratio_low: float = Field(0.2, ge=0, lt=1, description="Lower clip of the ratio: 1 − this.")
     clip_ratio_high: float = Field(0.28, ge=0, description="Upper clip of the ratio: 1 + this.")
     clip_ratio_c: float | None = Field(None, gt=1, description="Dual clip for negative advantages; null = off.")
+    kl_beta: float = Field(
+        0.0, ge=0, description="Weight of the KL penalty towards the policy that training began with; 0 = none is kept."
+    )
+    kl_penalty_type: Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"] = Field(
+        "low_var_kl", description="Estimate of that KL (embodied.algorithms.kl)."
+    )
+    unbiased_kl_estimate: bool = Field(
+        False, description="Multiply the estimate by the ratio to the acting policy; for k3 (low_var_kl) alone."
+    )
     entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy in the loss.")
     reward_type: Literal["chunk_level", "action_level"] = Field(
         "chunk_level", description="One reward a record, or one a control step."
@@ -394,6 +461,17 @@ def check(config: Config) -> None:
             "algorithm.reward_type action_level gives an advantage to each action, and algorithm.logprob_type "
             "chunk_level has one ratio for all of them",
             "set algorithm.logprob_type=action_level or algorithm.reward_type=chunk_level",
+        )
+    if algorithm.filter_rewards and algorithm.rewards_lower_bound > algorithm.rewards_upper_bound:
+        raise ConfigError(
+            f"algorithm.rewards_lower_bound {algorithm.rewards_lower_bound} is above rewards_upper_bound "
+            f"{algorithm.rewards_upper_bound}: no group would be left",
+            "exchange algorithm.rewards_lower_bound and algorithm.rewards_upper_bound",
+        )
+    if algorithm.unbiased_kl_estimate and algorithm.kl_penalty_type not in ("k3", "low_var_kl"):
+        raise ConfigError(
+            f"algorithm.unbiased_kl_estimate corrects low_var_kl, and kl_penalty_type is {algorithm.kl_penalty_type}",
+            "set algorithm.kl_penalty_type=low_var_kl or algorithm.unbiased_kl_estimate=false",
         )
     if config.actor.micro_batch_size > config.actor.global_batch_size:
         raise ConfigError(

@@ -37,7 +37,7 @@ def rollout(
         "rollout/env_steps_per_s": stats.env_steps / seconds,
         "rollout/chunks_per_s": stats.chunks / seconds,
         "rollout/batch_size_mean": stats.chunks / max(stats.policy_calls, 1),
-        "rollout/zero_advantage_share": batch.estimate.zero_share,
+        "rollout/zero_advantage_share": batch.groups.zero_share,
         "rollout/action_bin_usage": len(np.unique(collector.slab.arrays["action_tokens"][batch.rows])) / ACTION_BINS,
         "time/policy_share": sections.seconds("rollout/policy") / seconds,
         "time/env_wait_share": sections.seconds("rollout/wait") / seconds,

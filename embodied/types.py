@@ -102,6 +102,9 @@ class EpisodeResult:
     num_steps: int  # control steps
     terminated: bool
     truncated: bool
+    final_row: int = (
+        -1
+    )  # slab row of the observation after the last step with its "value", if it was asked for; no record
 
 
 @dataclass(frozen=True)

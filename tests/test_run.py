@@ -351,3 +351,44 @@ def test_an_error_while_saving_names_the_checkpoint(monkeypatch, capsys):
 def test_metrics_are_finite():
     assert run("runner.max_epochs=1") == 0
     assert all(value is not None and np.isfinite(value) for value in rows()[0].values())
+
+
+PPO = ("algorithm=ppo", "env.train.reward_mode=dense")
+
+
+@pytest.mark.parametrize("reward_type", ["chunk_level", "action_level"])
+def test_ppo_is_the_same_run_whatever_the_workers_and_goes_on_where_it_stopped(reward_type):
+    options = (*PPO, f"algorithm.reward_type={reward_type}", "actor.model.value_type=${algorithm.reward_type}")
+    assert run(*options, name="a") == 0
+    assert run(*options, "env.num_workers=1", "rollout.schedule=lockstep", "runner.max_epochs=1", name="b") == 0
+    assert run(*options, "env.num_workers=1", "rollout.schedule=lockstep", name="b") == 0
+    assert lasting(rows("a")) == lasting(rows("b"))
+    assert checkpoint_bytes(2, "a") == checkpoint_bytes(2, "b")
+    assert {"train/value_loss", "train/explained_variance"} <= set(rows("a")[0])
+    assert rows("a")[0]["train/skipped_records"] == 0
+
+
+def test_ppo_can_bootstrap_terminated_episodes():
+    options = (*PPO, "env.train.success_distance=0.8", "runner.max_epochs=1")
+    assert run(*options, name="a") == run(*options, "algorithm.bootstrap_type=always", name="b") == 0
+    assert 0 < rows("a")[0]["rollout/success_rate"] == rows("b")[0]["rollout/success_rate"]
+    assert rows("a")[0]["train/value_loss"] != rows("b")[0]["train/value_loss"]
+
+
+def test_a_dry_run_counts_the_rows_of_final_observations(no_worker, capsys):
+    assert run(*PPO, "runner.dry_run=true") == 0
+    assert "32 records" in capsys.readouterr().out  # 8 episodes of 3 chunks and a final observation
+
+
+def test_ppo_without_a_value_head_is_refused(no_worker, capsys):
+    assert run(*PPO, "actor.model.value_head=false") == 2
+    assert "the policy has no value head" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_the_reference_of_its_beginning():
+    options = ("algorithm.kl_beta=0.5", "algorithm.loss_type=gspo", "env.train.reward_mode=dense")
+    assert run(*options, name="whole") == 0
+    assert run(*options, "runner.max_epochs=1", name="parts") == run(*options, name="parts") == 0
+    assert rows("whole")[1]["train/kl_reference"] > 0
+    assert lasting(rows("parts")) == lasting(rows("whole"))
+    assert checkpoint_bytes(2, "parts") == checkpoint_bytes(2, "whole")

@@ -13,8 +13,10 @@ from pydantic import BaseModel
 
 from embodied import schema
 from embodied.algorithms import aggregation, granularity
-from embodied.algorithms.advantages import make_estimator
+from embodied.algorithms.estimators import make_estimator
+from embodied.algorithms.kl import make_kl
 from embodied.algorithms.losses import make_loss
+from embodied.algorithms.value import make_value_loss
 from embodied.compose import compose
 from embodied.errors import ConfigError, UnknownKeyError
 
@@ -157,6 +159,8 @@ def test_a_wrong_value_is_shown_with_its_key(override, part):
         (["algorithm.group_size=1"], ["group_size is 1"]),
         (["env.train.use_fixed_reset_state_ids=false"], ["adv_type grpo", "use_fixed_reset_state_ids is false"]),
         (["algorithm.sampling_params.do_sample=false"], ["do_sample false"]),
+        (["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.95"], ["0.95 is above", "0.9"]),
+        (["algorithm.unbiased_kl_estimate=true", "algorithm.kl_penalty_type=k1"], ["kl_penalty_type is k1"]),
         (["actor.micro_batch_size=65"], ["actor.micro_batch_size 65", "actor.global_batch_size 64"]),
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], ["action_level", "chunk_level"]),
     ],
@@ -193,6 +197,8 @@ def test_choices_are_those_that_the_algorithms_know():
         assert callable(make_loss(name, 0.2, 0.2))
     assert set(choices(algorithm, "adv_type")) == known_of(lambda: make_estimator("?"))
     assert set(choices(algorithm, "loss_type")) == known_of(lambda: make_loss("?", 0.2, 0.2))
+    assert set(choices(algorithm, "kl_penalty_type")) == known_of(lambda: make_kl("?"))
+    assert set(choices(algorithm, "value_loss")) == known_of(lambda: make_value_loss("?", None, 1.0))
     assert set(choices(algorithm, "loss_agg_func")) == set(aggregation.MODES)
     assert set(choices(algorithm, "reward_type")) == set(granularity.REWARD_LEVELS)
     assert choices(algorithm, "logprob_type") == choices(algorithm, "entropy_type") == granularity.LEVELS

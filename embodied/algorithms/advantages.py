@@ -9,14 +9,10 @@ divided by 1e-6. "Exactly" matters, because records of advantage 0 are skipped i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
-
-from embodied.errors import unknown_name
 
 
 @dataclass(frozen=True)
@@ -32,27 +28,6 @@ class Advantages:
     def zero_share(self) -> float:
         """Share of groups without a gradient, in 0..1."""
         return self.zero_groups / self.groups if self.groups else 0.0
-
-
-Estimator = Callable[[Tensor, Tensor], Advantages]
-"""``(returns float [E], group_ids int [E]) → Advantages``."""
-
-
-def make_estimator(adv_type: str, std_ddof: int = 1) -> Estimator:
-    """The estimator called ``adv_type``; ``std_ddof`` (``algorithm.adv_std_ddof``) is for ``grpo`` alone.
-
-    Raises:
-        UnknownNameError: ``adv_type`` is not known.
-    """
-    known: dict[str, Estimator] = {
-        "grpo": partial(grpo, std_ddof=std_ddof),
-        "dr_grpo": dr_grpo,
-        "rloo": rloo,
-        "raw": raw,
-    }
-    if adv_type not in known:
-        raise unknown_name("advantage type", adv_type, known, "algorithm.adv_type")
-    return known[adv_type]
 
 
 def grpo(

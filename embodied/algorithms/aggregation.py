@@ -55,6 +55,19 @@ def weights(mask: Tensor, sequence_ids: Tensor, mode: str, norm_constant: float 
     return torch.where(mask, divisor.reciprocal()[index][:, None], 0.0).float()
 
 
+def sequence_means(sums: Tensor, mask: Tensor, sequence_ids: Tensor) -> Tensor:
+    """The mean over the valid elements of each record's sequence, float32 [N, 1]; 0 for sequences that have none.
+
+    Args:
+        sums: of each record's valid elements, float [N].
+        mask: bool [N, M], which elements are valid.
+        sequence_ids: int [N], any numbers.
+    """
+    index, lengths = _sequence_lengths(mask, sequence_ids)
+    totals = torch.zeros(len(lengths), dtype=torch.float64, device=sums.device).index_add_(0, index, sums.double())
+    return (totals / lengths.clamp(min=1))[index][:, None].float()
+
+
 def _sequence_lengths(mask: Tensor, sequence_ids: Tensor) -> tuple[Tensor, Tensor]:
     """The sequence of each record int64 [N], and how many valid elements each sequence has, int64 [S]."""
     unique, index = torch.unique(sequence_ids, return_inverse=True)

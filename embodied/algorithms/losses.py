@@ -24,17 +24,26 @@ class PolicyLoss(NamedTuple):
 
     per_token: Tensor  # differentiable
     ratio: Tensor  # ρ, detached
-    clipped: Tensor  # bool: elements whose gradient the clip removed
+    clipped: Tensor  # bool: elements whose gradient the clip removed (cispo: bounded)
 
+
+SEQUENCE_LOSSES = ("gspo",)
+"""Losses that take :func:`sequence_level` for the log-probs at action time."""
 
 LossFunction = Callable[[Tensor, Tensor, Tensor], PolicyLoss]
 """``(logprobs, old_logprobs, advantages) → PolicyLoss``, all [N, M]."""
 
 
 def make_loss(
-    loss_type: str, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float | None = None
+    loss_type: str,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_ratio_c: float | None = None,
+    aipo_rho: float = 5.0,
 ) -> LossFunction:
     """The loss called ``loss_type`` (``algorithm.loss_type``), with the clips that it reads.
+
+    ``gspo`` is ``ppo`` of what :func:`sequence_level` makes of the log-probs at action time.
 
     Raises:
         UnknownNameError: ``loss_type`` is not known.
@@ -47,6 +56,9 @@ def make_loss(
         )
     known: dict[str, LossFunction] = {
         "ppo": partial(ppo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c),
+        "gspo": partial(ppo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c),
+        "cispo": partial(cispo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high),
+        "aipo": partial(aipo, rho=aipo_rho),
         "reinforce": reinforce,
     }
     if loss_type not in known:
@@ -89,6 +101,54 @@ def ppo(
         clipped = clipped | (loss > ceiling)
         loss = torch.minimum(loss, ceiling)
     return PolicyLoss(loss, ratio.detach(), clipped)
+
+
+def sequence_level(logprobs: Tensor, drift: Tensor) -> Tensor:
+    """Old log-probs under which each element's ratio is that of its sequence: GSPO (arXiv 2507.18071), equation 14.
+
+    ``s = exp(drift)`` with ``drift = mean_t(lp − lp_old)`` over the sequence; from ``ρ = exp(lp − old)`` with
+    ``old = sg(lp) − drift`` follows ``ρ = sg(s) · exp(lp − sg(lp))``, whose gradient is ``s · ∇lp``.
+
+    Args:
+        logprobs: now [N, M].
+        drift: [N, 1], the same for all records of a sequence.
+    """
+    return logprobs.detach() - drift
+
+
+def cispo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float
+) -> PolicyLoss:
+    """``−sg(clip(ρ, 1−low, 1+high))·A·lp``: CISPO (MiniMax-M1, arXiv 2506.13585), equation 4.
+
+    The weight is clipped, so that every element keeps a gradient.
+    """
+    ratio = log_ratio(logprobs, old_logprobs).exp().detach()
+    weight = ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+    return PolicyLoss(-weight * advantages * logprobs, ratio, weight != ratio)
+
+
+def aipo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, rho: float) -> PolicyLoss:
+    """``−min(ρ, rho)·A``: the truncated ratio of AIPO (LlamaRL, arXiv 2505.24034), without a lower clip.
+
+    Departure: beyond ``rho`` an element has no gradient, where the paper's has ``rho · A · ∇lp`` (as :func:`cispo`).
+    """
+    ratio = log_ratio(logprobs, old_logprobs).exp()
+    return PolicyLoss(-ratio.clamp(max=rho) * advantages, ratio.detach(), ratio.detach() > rho)
+
+
+def off_policy(advantages: Tensor, drift: Tensor, delta: float) -> Tensor:
+    """Elements to be dropped: those with A < 0 of sequences with ``mean(lp_old − lp) > delta``, bool [N, M].
+
+    The off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556, section 3.1): far from the policy that made a mistake,
+    unlearning that mistake does harm. What is dropped stays in the denominators.
+
+    Args:
+        advantages: [N, M].
+        drift: ``mean(lp − lp_old)`` of the element's sequence [N, 1].
+        delta: nats, above 0.
+    """
+    return (advantages < 0) & (-drift > delta)
 
 
 def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> PolicyLoss:

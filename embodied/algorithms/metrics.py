@@ -24,6 +24,12 @@ class PolicyStats:
     def __add__(self, other: PolicyStats) -> PolicyStats:
         return PolicyStats(self.sums + other.sums, torch.maximum(self.peak, other.peak))
 
+    @property
+    def mean_ratio(self) -> float:
+        """Mean ρ; 1 when there are no elements."""
+        count, ratio = self.sums[:2].tolist()
+        return ratio / count if count else 1.0
+
     def metrics(self) -> dict[str, float]:
         """The ``train/`` metrics of these elements; empty when there are none."""
         count, ratio, clipped, kl = self.sums.tolist()

@@ -1,4 +1,4 @@
-"""What the trainer sees of an iteration: which slab rows are records, whose episode they are, and their advantage."""
+"""What the trainer sees of an iteration: which slab rows are records, whose episode they are, and their advantages."""
 
 from __future__ import annotations
 
@@ -9,43 +9,91 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms import granularity
-from embodied.algorithms.advantages import Advantages, Estimator
+from embodied.algorithms import filters, granularity
+from embodied.algorithms.advantages import Advantages
+from embodied.algorithms.estimators import Estimator, Experience
+from embodied.algorithms.temporal import explained_variance
 from embodied.types import EpisodeResult
 
 
 @dataclass(frozen=True)
 class Batch:
-    """N records of E episodes, ordered by episode of the plan and then by time, whatever order they were made in."""
+    """N records of E episodes, ordered by episode of the plan and then by time, whatever order they were made in.
+
+    V = 1 or K rewards a record (``algorithm.reward_type``); what stands at steps that were not executed is 0.
+    """
 
     rows: np.ndarray  # int64 [N], rows of the slab
     sequence_ids: Tensor  # int64 [N], index of the record's episode in the plan
-    advantages: Tensor  # float32 [N, V], that of its episode; V = 1 or K rewards a record (algorithm.reward_type)
     num_steps: Tensor  # int64 [N], executed control steps of the record
-    estimate: Advantages  # the advantages of the episodes and what was found about their groups
+    advantages: Tensor  # float32 [N, V]
+    positive: Tensor  # bool [N], the record's episode has a return above 0
+    groups: Advantages  # what was found about the groups
+    value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
+    explained_variance: float | None  # of the values at action time
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 def make_batch(
-    arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], estimator: Estimator, reward_type: str
+    arrays: Mapping[str, np.ndarray],
+    results: Sequence[EpisodeResult],
+    estimator: Estimator,
+    reward_type: str,
+    with_values: bool = False,
 ) -> Batch:
-    """Returns from the records' rewards, advantages from the returns, spread over the records.
+    """Advantages from the records' rewards (and values), in the order of the plan.
 
     Args:
         arrays: the slab's arrays.
         results: all episodes of the iteration, in the plan's order, with their rows.
         reward_type: ``algorithm.reward_type``: one advantage a record, or one an action.
+        with_values: the estimator reads values, and the value head is to be trained.
     """
     rows = np.concatenate([np.asarray(result.rows, np.int64) for result in results])
     lengths = torch.tensor([len(result.rows) for result in results])
     sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
     num_steps = torch.from_numpy(arrays["num_steps"][rows]).long()
+    chunk = arrays["rewards"].shape[1]
     rewards = granularity.reduce_rewards(torch.from_numpy(arrays["rewards"][rows]), num_steps, reward_type)  # [N, V]
-    returns = torch.zeros(len(results), dtype=torch.float64).index_add_(0, sequence_ids, rewards.double().sum(dim=1))
-    estimate = estimator(returns, torch.tensor([result.episode.group_id for result in results]))
-    return Batch(rows, sequence_ids, estimate.values[sequence_ids][:, None].expand_as(rewards), num_steps, estimate)
+    mask = granularity.mask(num_steps, chunk, 1, reward_type)  # [N, V]
+    values = torch.from_numpy(arrays["value"][rows]) if with_values else None
+    experience = Experience(
+        rewards=rewards[mask],
+        episode_ids=sequence_ids[:, None].expand_as(mask)[mask],
+        group_ids=torch.tensor([result.episode.group_id for result in results]),
+        values=None if values is None else values[mask],
+        bootstrap=_bootstrap(arrays, results) if with_values else None,
+    )
+    estimate = estimator(experience)
+    targets, explained = None, None
+    if experience.values is not None and estimate.value_targets is not None:
+        targets = _spread(estimate.value_targets, mask)
+        explained = explained_variance(experience.values, estimate.value_targets)
+    return Batch(
+        rows, sequence_ids, num_steps, _spread(estimate.values, mask), (experience.returns > 0)[sequence_ids],
+        estimate.groups, targets, explained,
+    )  # fmt: skip
+
+
+def _bootstrap(arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> Tensor:
+    """Value of each episode's final observation (of its next action, if there is one for each), float64 [E]; 0 where
+    the runtime was not asked for it."""
+    values = [float(arrays["value"][r.final_row, 0]) if r.final_row >= 0 else 0.0 for r in results]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _spread(values: Tensor, mask: Tensor) -> Tensor:
+    """[n] → [N, V] where ``mask`` is True, 0 elsewhere."""
+    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)
+
+
+def within_bounds(results: Sequence[EpisodeResult], lower: float, upper: float) -> list[EpisodeResult]:
+    """The episodes of groups whose mean return lies between the bounds (:mod:`embodied.algorithms.filters`)."""
+    returns = torch.tensor([result.episode_return for result in results], dtype=torch.float64)
+    keep = filters.within_bounds(returns, torch.tensor([r.episode.group_id for r in results]), lower, upper)
+    return [result for result, kept in zip(results, keep.tolist(), strict=True) if kept]
 
 
 def optimizer_batches(count: int, size: int, seed: Sequence[int]) -> Iterator[Tensor]:

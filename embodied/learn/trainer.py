@@ -2,29 +2,31 @@
 
 The loss of an optimizer batch is ``Σ weight · loss`` over its elements with weights fixed before the first forward pass
 (:mod:`embodied.algorithms.aggregation`), so micro-batches only bound memory, and records of advantage zero are left out
-before the forward pass while the denominators stay those of the full batch.
+before the forward pass while the denominators stay those of the full batch. The terms of the loss are in
+:mod:`embodied.learn.objective`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms import aggregation, granularity
-from embodied.algorithms.advantages import make_estimator
-from embodied.algorithms.losses import make_loss
+from embodied.algorithms.aggregation import sequence_means
+from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats
 from embodied.errors import NumericalError
-from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches
+from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches, within_bounds
+from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import make_optimizer
+from embodied.learn.reference import Reference
 from embodied.protocols import Policy
 from embodied.schema import ActorConfig, AlgorithmConfig
-from embodied.types import EnvSpec, EpisodeResult, Evaluation, Sampling
+from embodied.types import EnvSpec, EpisodeResult, Sampling
 
 
 @dataclass
@@ -33,13 +35,34 @@ class UpdateTotals:
 
     stats: PolicyStats | None = None
     loss: float = 0.0
+    value_loss: float | None = None  # None: no value head is trained
+    kl: float | None = None  # None: there is no reference
     entropy: float = 0.0
     grad_norm: float = 0.0
     steps: int = 0  # optimizer steps taken
     batches: int = 0  # optimizer batches with something to learn from
     skipped: int = 0  # records left out: their advantage is zero
     bad: int = 0  # updates left out: loss or gradient not finite
+    filtered: int = 0  # groups left out by filter_rewards
+    early_stops: int = 0  # epochs that ended early: the ratio passed early_stop_imp_ratio
     gap: float | None = None
+    batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
+
+    def begin_batch(self) -> None:
+        self.batch_stats = None
+
+    def add(self, terms: Terms, mask: Tensor, measure_gap: bool) -> None:
+        """A micro-batch; ``mask`` bool [m, M] says which of its elements count."""
+        stats = policy_stats(terms.policy, mask)
+        self.batch_stats = stats if self.batch_stats is None else self.batch_stats + stats
+        self.stats = stats if self.stats is None else self.stats + stats
+        self.entropy += terms.entropy.item()
+        if terms.value_loss.requires_grad:
+            self.value_loss = (self.value_loss or 0.0) + terms.value_loss.item()
+        if terms.kl.requires_grad:
+            self.kl = (self.kl or 0.0) + terms.kl.item()
+        if measure_gap:
+            self.gap = max(self.gap or 0.0, logprob_gap(terms.new, terms.old, mask))
 
     def metrics(self) -> dict[str, float]:
         taken = max(self.steps, 1)
@@ -50,19 +73,13 @@ class UpdateTotals:
             "train/optimizer_steps": self.steps,
             "train/skipped_records": self.skipped,
             "train/bad_updates": self.bad,
+            "train/filtered_groups": self.filtered,
+            "train/early_stops": self.early_stops,
+            **({"train/value_loss": self.value_loss / max(self.batches, 1)} if self.value_loss is not None else {}),
+            **({"train/kl_reference": self.kl / max(self.batches, 1)} if self.kl is not None else {}),
             **({"train/logprob_gap": self.gap} if self.gap is not None else {}),
             **(self.stats.metrics() if self.stats else {}),
         }
-
-
-@dataclass(frozen=True)
-class Elements:
-    """What is known of one optimizer batch before its first forward pass; all [n, M] at the level of the log-probs."""
-
-    mask: Tensor  # bool
-    weights: Tensor  # float32, sum to the denominator's inverse
-    advantages: Tensor  # float32
-    entropy_weights: Tensor  # float32 [n, M'] at the level of the entropies
 
 
 @dataclass
@@ -90,10 +107,12 @@ class Trainer:
         algorithm = self.algorithm
         self.optimizer = make_optimizer(self.policy, self.actor.optim)
         self._parameters = [p for _, p in self.policy.named_parameters() if p.requires_grad]
-        self._estimator = make_estimator(algorithm.adv_type, algorithm.adv_std_ddof)
-        self._loss = make_loss(
-            algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c
-        )
+        self._estimator = make_estimator(
+            algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
+            algorithm.normalize_advantages,
+        )  # fmt: skip
+        self._objective = Objective(self.policy.spec, algorithm, self.max_steps)
+        self._reference = Reference(self.policy) if algorithm.kl_beta else None
         self._fields = [*self.env.obs, "task_id", *self.policy.spec.decision]
 
     def update(
@@ -102,87 +121,115 @@ class Trainer:
         """Train on the records of ``results``, which stand in the slab's ``arrays``.
 
         Returns:
-            metrics of the ``train/`` group, and the batch.
+            metrics of the ``train/`` group, and the batch of all episodes (``filter_rewards`` may train on fewer).
 
         Raises:
             NumericalError: ``max_bad_updates`` updates in a row were not finite.
         """
-        batch = make_batch(arrays, results, self._estimator, self.algorithm.reward_type)
-        totals = UpdateTotals()
-        for epoch in range(self.algorithm.update_epoch):
-            order = (self.seed, iteration, epoch)
-            for chosen in optimizer_batches(len(batch), self.actor.global_batch_size, order):
-                self._step(arrays, batch, chosen, totals)
+        batch = self._batch(arrays, results)
+        kept = self._kept(results)
+        totals = UpdateTotals(filtered=len({r.episode.group_id for r in results} - {r.episode.group_id for r in kept}))
+        if kept:
+            self._epochs(arrays, batch if len(kept) == len(results) else self._batch(arrays, kept), iteration, totals)
         metrics = totals.metrics()
         metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
         metrics["train/weight_version"] = self.weight_version
+        if batch.explained_variance is not None:
+            metrics["train/explained_variance"] = batch.explained_variance
         return metrics, batch
 
-    def _step(self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, totals: UpdateTotals) -> None:
-        """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records."""
-        elements = self._elements(batch, chosen)
-        keep = self._carries_gradient(batch.advantages[chosen])
+    def _batch(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> Batch:
+        return make_batch(arrays, results, self._estimator, self.algorithm.reward_type, self._objective.has_value)
+
+    def _kept(self, results: Sequence[EpisodeResult]) -> Sequence[EpisodeResult]:
+        algorithm = self.algorithm
+        if not algorithm.filter_rewards:
+            return results
+        return within_bounds(results, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
+
+    def _epochs(
+        self, arrays: Mapping[str, np.ndarray], batch: Batch, iteration: int, totals: UpdateTotals
+    ) -> None:  # fmt: skip
+        for epoch in range(self.algorithm.update_epoch):
+            order = (self.seed, iteration, epoch)
+            for chosen in optimizer_batches(len(batch), self.actor.global_batch_size, order):
+                if not self._step(arrays, batch, chosen, totals):
+                    totals.early_stops += 1
+                    break
+
+    def _step(self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, totals: UpdateTotals) -> bool:
+        """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records. False: stop the epoch here."""
+        elements = self._objective.elements(batch, chosen)
+        keep = self._objective.carries_gradient(elements)
         totals.skipped += int((~keep).sum())
         if not keep.any():
-            return
+            return True
+        totals.begin_batch()
+        if self._objective.reads_sequences:
+            elements = self._with_drift(arrays, batch, chosen, elements, keep)
         measure_gap = totals.batches == 0  # the weights are still those that acted
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for part in keep.nonzero().flatten().split(self.actor.micro_batch_size):
-            loss += self._micro_batch(arrays, batch, chosen[part], elements, part, totals, measure_gap)
+            rows = batch.rows[chosen[part].numpy()]
+            loss += self._micro_batch(arrays, rows, elements.part(part, self.device), totals, measure_gap)
+        if self._warming_up:
+            self._keep_value_gradients_only()
+        if self._too_far(totals):
+            self.optimizer.zero_grad(set_to_none=True)
+            return False
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.actor.optim.clip_grad).item()
         self._apply(loss, norm, totals)
+        return True
 
-    def _elements(self, batch: Batch, chosen: Tensor) -> Elements:
-        spec, algorithm = self.policy.spec, self.algorithm
-        chunk, dim = spec.num_action_chunks, spec.action_dim
-        steps, ids, mode = batch.num_steps[chosen], batch.sequence_ids[chosen], algorithm.loss_agg_func
-        level = algorithm.logprob_type
-        mask = granularity.mask(steps, chunk, dim, level)
-        entropy_mask = granularity.mask(steps, chunk, dim, algorithm.entropy_type)
-        return Elements(
-            mask,
-            aggregation.weights(mask, ids, mode, self._norm_constant(level)),
-            granularity.spread(batch.advantages[chosen], chunk, dim, level),
-            aggregation.weights(entropy_mask, ids, mode, self._norm_constant(algorithm.entropy_type)),
-        )
+    def _with_drift(
+        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, elements: Elements, keep: Tensor
+    ) -> Elements:
+        """The elements with ``mean(lp − lp_old)`` of the sequences trained on, from a pass without gradients."""
+        ids, sums = batch.sequence_ids[chosen], torch.zeros(len(chosen))
+        read = torch.isin(ids, ids[keep]).nonzero().flatten()
+        with torch.no_grad():
+            for part in read.split(self.actor.micro_batch_size):
+                records = gather(arrays, self._fields, batch.rows[chosen[part].numpy()], self.device)
+                result = self.policy.evaluate(records, self.sampling)
+                own = elements.part(part, self.device)
+                sums[part] = self._objective.log_ratio_sums(result, records, own).float().cpu()
+        return replace(elements, drift=sequence_means(sums, elements.mask, ids))
 
-    def _norm_constant(self, level: str) -> float:
-        spec = self.policy.spec
-        per_step = {"token_level": spec.action_dim, "action_level": 1, "chunk_level": 1 / spec.num_action_chunks}
-        return math.ceil(self.max_steps * per_step[level])
-
-    def _carries_gradient(self, advantages: Tensor) -> Tensor:
-        if self.algorithm.entropy_bonus:
-            return torch.ones(len(advantages), dtype=torch.bool)
-        return (advantages != 0).any(dim=1)
+    def _too_far(self, totals: UpdateTotals) -> bool:
+        """Whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""
+        limit = self.algorithm.early_stop_imp_ratio
+        return limit is not None and totals.batch_stats is not None and totals.batch_stats.mean_ratio > limit
 
     def _micro_batch(
-        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, elements: Elements, part: Tensor,
-        totals: UpdateTotals, measure_gap: bool,
+        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, elements: Elements, totals: UpdateTotals,
+        measure_gap: bool,
     ) -> float:  # fmt: skip
-        """Forward and backward of some records; their share of the loss. ``part`` int64 [m] indexes the batch."""
-        records = gather(arrays, self._fields, batch.rows[chosen.numpy()], self.device)
-        result = self.policy.evaluate(records, self.sampling)
-        steps, chunk = batch.num_steps[chosen].to(self.device), self.policy.spec.num_action_chunks
-        old = granularity.reduce_logprobs(records["logprobs"], steps, chunk, self.algorithm.logprob_type)
-        new = granularity.reduce_logprobs(result.logprobs, steps, chunk, self.algorithm.logprob_type)
-        mask = elements.mask[part].to(self.device)
-        policy = self._loss(new, old, elements.advantages[part].to(self.device))
-        loss = (policy.per_token * elements.weights[part].to(self.device)).sum()
-        entropy = self._entropy(result, steps, elements.entropy_weights[part].to(self.device))
-        total = loss - self.algorithm.entropy_bonus * entropy
+        """Forward and backward of the records in ``rows`` int64 [m]; their share of the loss."""
+        records = gather(arrays, self._fields, rows, self.device)
+        reference = self._reference_logprobs(records)
+        terms = self._objective.terms(self.policy.evaluate(records, self.sampling), records, elements, reference)
+        total = self._objective.total(terms, value_only=self._warming_up)
         total.backward()
-        stats = policy_stats(policy, mask)
-        totals.stats = stats if totals.stats is None else totals.stats + stats
-        totals.entropy += entropy.item()
-        if measure_gap:
-            totals.gap = max(totals.gap or 0.0, logprob_gap(new, old, mask))
+        totals.add(terms, elements.mask, measure_gap)
         return total.item()
 
-    def _entropy(self, result: Evaluation, steps: Tensor, weights: Tensor) -> Tensor:
-        chunk, level = self.policy.spec.num_action_chunks, self.algorithm.entropy_type
-        return (granularity.reduce_entropy(result.entropy, steps, chunk, level) * weights).sum()
+    def _reference_logprobs(self, records: Mapping[str, Tensor]) -> Tensor | None:
+        """Of the recorded tokens, float32 [m, T]; None without ``kl_beta``."""
+        if self._reference is None:
+            return None
+        with self._reference.acting():
+            return self.policy.evaluate(records, self.sampling).logprobs
+
+    @property
+    def _warming_up(self) -> bool:
+        """Whether the next optimizer step trains the value head alone."""
+        return self._objective.has_value and self.weight_version < self.algorithm.critic_warmup_steps
+
+    def _keep_value_gradients_only(self) -> None:
+        for name, parameter in self.policy.named_parameters():
+            if not name.startswith("value_head"):
+                parameter.grad = None
 
     def _apply(self, loss: float, norm: float, totals: UpdateTotals) -> None:
         totals.batches += 1

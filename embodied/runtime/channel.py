@@ -43,6 +43,8 @@ class Command:
     seed: int = 0
     max_steps: int = 0  # RESET: step limit of the episode
     ignore_terminations: bool = False  # RESET
+    observe_truncated: bool = False  # STEP: observe into next_row also when the chunk truncates the episode
+    observe_terminated: bool = False  # STEP: … when it terminates it
     video: bool = False  # RESET: record; the file's name comes over the socket
 
 
@@ -53,7 +55,8 @@ class Completion:
     kind: Kind
     slot: int
     num_steps: int = 0  # STEP: control steps executed
-    ended: bool = False  # STEP: the episode is over and no observation was written
+    ended: bool = False  # STEP: the episode is over
+    observed: bool = True  # an observation was written into next_row; after the end only if the command asked for it
     reset_s: float = 0.0  # seconds of wall clock in env.reset, env.step, env.observe, and for the video
     step_s: float = 0.0
     render_s: float = 0.0

@@ -44,6 +44,9 @@ class Job:
             (evaluation).
         stream: separates the sampling noise of training and evaluation.
         version: weight version that acts, written into each record.
+        value_truncated: also observe where a truncated episode ended, and let the policy say the value of that; needs
+            ``keep_records`` and one more row an episode.
+        value_terminated: the same for terminated episodes.
     """
 
     sampling: Sampling
@@ -55,6 +58,14 @@ class Job:
     num_slots: int  # of the pool's slots, those that are used
     ignore_terminations: bool = False
     auto_reset: bool = True
+    value_truncated: bool = False
+    value_terminated: bool = False
+
+    def rows_needed(self, chunk: int) -> int:
+        """Slab rows that one episode may take, with ``chunk`` actions a record."""
+        if not self.keep_records:
+            return 2
+        return -(-self.max_steps // chunk) + (self.value_truncated or self.value_terminated)
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,8 @@ class Rollout:
                 if run.policy_may_run():
                     with self._sections("rollout/policy"):
                         run.act()
+            with self._sections("rollout/policy"):
+                run.value_final_observations()
         results = {result.episode.episode_id: result for result in run.results}
         return [results[episode.episode_id] for episode in plan], run.stats
 
@@ -183,7 +196,7 @@ class _Run:
         self.rows = Rows(rollout._slab.rows)
         self.results: list[EpisodeResult] = []
         self.stats = RolloutStats()
-        self._rows_needed = -(-job.max_steps // rollout._chunk) if job.keep_records else 2
+        self._rows_needed = job.rows_needed(rollout._chunk)
         self._reserved = 0  # rows that running episodes may still take
         self._policy_act = fast_act(rollout._policy, rollout._device, rollout._schedule.enforce_eager)
         episodes = len(plan) if job.keep_records else 1
@@ -246,7 +259,7 @@ class _Run:
             if completion.kind is Kind.STEP:
                 self._book_step(running, completion)
             if completion.ended:
-                ended.append(self._end(completion.slot))
+                ended.append(self._end(completion.slot, completion.observed))
             else:
                 self._present(completion.slot, running)
         return ended
@@ -266,25 +279,27 @@ class _Run:
         running.t += 1
         self.ready.append(slot)
 
-    def _end(self, slot: int) -> EpisodeResult:
+    def _end(self, slot: int, observed: bool) -> EpisodeResult:
         running = self.running.pop(slot)
+        final_row = running.next_row if observed else -1
         arrays, last = self._r._slab.arrays, running.rows[-1]
         result = EpisodeResult(
             running.episode, tuple(running.rows) if self._job.keep_records else (), running.episode_return,
             running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
+            final_row,
         )  # fmt: skip
-        self._release(running)
+        self._release(running, observed)
         self.idle.append(slot)
         self.results.append(result)
         return result
 
-    def _release(self, running: Running) -> None:
-        if running.next_row >= 0:
+    def _release(self, running: Running, observed: bool) -> None:
+        if running.next_row >= 0 and not observed:
             self._give_row(running.next_row)
         if not self._job.keep_records:
             for row in running.rows:
                 self._give_row(row)
-        taken = len(running.rows) if self._job.keep_records else 0
+        taken = len(running.rows) + observed if self._job.keep_records else 0
         self._reserved -= self._rows_needed - taken
 
     # -- policy ------------------------------------------------------------------------------------------------------
@@ -299,15 +314,43 @@ class _Run:
     def _act(self, slots: list[int]) -> None:
         rows = [self.running[slot].rows[-1] for slot in slots]
         self._write_keys(slots, rows)
-        fill = self._r._schedule.policy_batch - len(rows) if self._r._schedule.fixed_shape else 0
-        obs, uniform = self._observations(rows + rows[-1:] * fill), self._noise(slots, fill)
-        self._r._before_act(obs)
-        decision = self._policy_act(obs, uniform, self._job.sampling)
-        for name, values in decision.fields.items():
-            self._r._slab.arrays[name][rows] = values[: len(rows)].cpu().numpy()
+        draws = [
+            noise(self._job.seed, self._job.stream, running.episode.episode_id, running.t, self._tokens)
+            for running in (self.running[slot] for slot in slots)
+        ]
+        self._answer(rows, np.stack(draws))
+        self.stats.policy_calls += 1
         for slot in slots:
             self._step(slot)
-        self.stats.policy_calls += 1
+
+    def _answer(self, rows: list[int], uniform: np.ndarray, only: str | None = None) -> None:
+        """Show the policy the observations in ``rows`` and write there what it decides (or one field of it).
+
+        Args:
+            uniform: sampling noise, float32 [rows, T].
+        """
+        fill = self._r._schedule.policy_batch - len(rows) if self._r._schedule.fixed_shape else 0
+        obs = self._observations(rows + rows[-1:] * fill)
+        self._r._before_act(obs)
+        draws = torch.from_numpy(np.concatenate([uniform, uniform[-1:].repeat(fill, axis=0)])).to(self._r._device)
+        decision = self._policy_act(obs, draws, self._job.sampling)
+        for name, values in decision.fields.items():
+            if only in (None, name):
+                self._r._slab.arrays[name][rows] = values[: len(rows)].cpu().numpy()
+
+    def value_final_observations(self) -> None:
+        """Let the policy say the value of each final observation: at the end, in full batches, so that no slot waits
+        for it. Which ones share a batch is a function of the plan."""
+        finals = sorted((r for r in self.results if r.final_row >= 0), key=lambda r: r.episode.episode_id)
+        size, arrays = self._r._schedule.policy_batch, self._r._slab.arrays
+        for first in range(0, len(finals), size):
+            part = finals[first : first + size]
+            rows = [result.final_row for result in part]
+            arrays["task_id"][rows] = [result.episode.start.task_id for result in part]
+            arrays["episode_id"][rows] = [result.episode.episode_id for result in part]
+            arrays["t"][rows] = [len(result.rows) for result in part]
+            arrays["version"][rows], arrays["num_steps"][rows] = self._job.version, 0
+            self._answer(rows, np.zeros((len(rows), self._tokens), np.float32), only="value")
 
     def _write_keys(self, slots: list[int], rows: list[int]) -> None:
         arrays = self._r._slab.arrays
@@ -323,16 +366,17 @@ class _Run:
         names = [*self._r._env.obs, "task_id"]
         return {name: torch.from_numpy(arrays[name][rows]).to(self._r._device) for name in names}
 
-    def _noise(self, slots: list[int], fill: int) -> torch.Tensor:
-        job, tokens = self._job, self._r._slab.fields["action_tokens"].shape[0]
-        draws = [
-            noise(job.seed, job.stream, self.running[s].episode.episode_id, self.running[s].t, tokens) for s in slots
-        ]
-        return torch.from_numpy(np.stack(draws + draws[-1:] * fill)).to(self._r._device)
+    @property
+    def _tokens(self) -> int:
+        return self._r._slab.fields["action_tokens"].shape[0]
 
     def _step(self, slot: int) -> None:
-        running = self.running[slot]
-        last_chunk = running.steps + self._r._chunk >= self._job.max_steps
-        running.next_row = -1 if last_chunk else self._take_row()
-        row, episode_id = running.rows[-1], running.episode.episode_id
-        self._r._pool.send(Command(Kind.STEP, slot, row=row, next_row=running.next_row, episode_id=episode_id))
+        running, job = self.running[slot], self._job
+        last_chunk = running.steps + self._r._chunk >= job.max_steps
+        goes_on = not last_chunk or job.value_truncated or job.value_terminated
+        running.next_row = self._take_row() if goes_on else -1
+        command = Command(
+            Kind.STEP, slot, row=running.rows[-1], next_row=running.next_row, episode_id=running.episode.episode_id,
+            observe_truncated=job.value_truncated, observe_terminated=job.value_terminated,
+        )  # fmt: skip
+        self._r._pool.send(command)

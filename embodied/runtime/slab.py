@@ -31,7 +31,7 @@ def runtime_fields(num_action_chunks: int) -> dict[str, ArraySpec]:
         "t": ArraySpec((), "int32"),  # index of the record in its episode
         "version": ArraySpec((), "int64"),  # weight version that acted
         "rewards": ArraySpec((num_action_chunks,), "float32"),
-        "num_steps": ArraySpec((), "int32"),  # control steps executed, 1..K
+        "num_steps": ArraySpec((), "int32"),  # control steps executed, 1..K; 0 in the row of a final observation
         "terminated": ArraySpec((), "bool"),
         "truncated": ArraySpec((), "bool"),
         "success": ArraySpec((), "bool"),

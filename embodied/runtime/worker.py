@@ -144,11 +144,19 @@ class Worker:
         arrays["truncated"][row] = result.truncated
         arrays["success"][row] = result.success
         ended = result.terminated or result.truncated
-        render_s = 0.0 if ended else self._observe(slot, command.next_row)
+        observed = not ended or _asks_for_the_final_observation(command, result)
+        render_s = self._observe(slot, command.next_row) if observed else 0.0
         if ended:
             slot.end()
         return Completion(
-            Kind.STEP, command.slot, result.num_steps, ended, step_s=step_s, render_s=render_s, video_s=video_s
+            Kind.STEP,
+            command.slot,
+            result.num_steps,
+            ended,
+            observed,
+            step_s=step_s,
+            render_s=render_s,
+            video_s=video_s,
         )
 
     def _observe(self, slot: Slot, row: int) -> float:
@@ -159,6 +167,10 @@ class Worker:
     def close(self) -> None:
         for slot in self._slots.values():
             slot.close()
+
+
+def _asks_for_the_final_observation(command: Command, result: ChunkResult) -> bool:
+    return (result.truncated and command.observe_truncated) or (result.terminated and command.observe_terminated)
 
 
 def _end_with_launcher() -> None:

@@ -17,7 +17,7 @@ class FakePolicy(nn.Module):
 
     def __init__(
         self, num_action_chunks: int = 4, action_dim: int = 7, state_dim: int = 8, bins: int = 16, num_tasks: int = 64,
-        value_head: bool = False, seed: int = 0,
+        value_head: bool = False, value_type: str = "chunk_level", seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         self._bins = bins
@@ -28,14 +28,15 @@ class FakePolicy(nn.Module):
             "logprobs": ArraySpec((tokens,), "float32"),
         }
         if value_head:
-            decision["value"] = ArraySpec((1,), "float32")
+            values = 1 if value_type == "chunk_level" else num_action_chunks
+            decision["value"] = ArraySpec((values,), "float32")
         self.spec = PolicySpec(num_action_chunks, action_dim, 1, state_dim, decision)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.task = nn.Embedding(num_tasks, 16)
             self.body = nn.Sequential(nn.Linear(state_dim + 3 + 16, 32), nn.Tanh())
             self.head = nn.Linear(32, tokens * bins)
-            self.value_head = nn.Linear(32, 1) if value_head else None
+            self.value_head = nn.Linear(32, values) if value_head else None
         self.register_buffer("low", torch.zeros(action_dim), persistent=False)
         self.register_buffer("high", torch.zeros(action_dim), persistent=False)
 
@@ -64,14 +65,14 @@ class FakePolicy(nn.Module):
             "logprobs": logprobs.gather(-1, tokens[..., None])[..., 0],
         }
         if self.value_head is not None:
-            fields["value"] = self.value_head(features)
+            fields["value"] = self._value(features)
         return Decision(fields)
 
     def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
         features = self._features(records)
         logprobs = self._log_softmax(features, sampling)
         chosen = logprobs.gather(-1, records["action_tokens"].long()[..., None])[..., 0]
-        value = self.value_head(features) if self.value_head is not None else None
+        value = self._value(features) if self.value_head is not None else None
         return Evaluation(chosen, -(logprobs.exp() * logprobs).sum(-1), value)
 
     def describe(self) -> Mapping[str, str]:
@@ -81,6 +82,11 @@ class FakePolicy(nn.Module):
         colour = obs["images"].float().mean(dim=(1, 2, 3)) / 255
         state = obs["state"][:, : self.spec.state_dim]
         return self.body(torch.cat([state, colour, self.task(obs["task_id"].long())], dim=-1))
+
+    def _value(self, features: Tensor) -> Tensor:
+        # A matrix product with so few columns sums in an order that depends on a row's place in the batch.
+        assert self.value_head is not None
+        return (features.unsqueeze(1) * self.value_head.weight).sum(dim=-1) + self.value_head.bias
 
     def _log_softmax(self, features: Tensor, sampling: Sampling) -> Tensor:
         logits = self.head(features).view(len(features), -1, self._bins)

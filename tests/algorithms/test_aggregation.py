@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from embodied.algorithms import granularity as g
 from embodied.algorithms.advantages import grpo
-from embodied.algorithms.aggregation import MODES, weights
+from embodied.algorithms.aggregation import MODES, sequence_means, weights
 from embodied.algorithms.losses import make_loss
 from embodied.errors import UnknownNameError
 
@@ -132,3 +132,10 @@ def test_what_is_stored_after_the_end_never_matters(garbage, records, seed, leve
     dirty = loss_and_gradient(Batch(records, seed, garbage), level, mode, rows, garbage)
     assert dirty[0] == clean[0]
     assert torch.equal(dirty[1], clean[1])
+
+
+def test_sequence_means():
+    # Sequence 4: records 0 and 2, sums 1 and 5, elements 2 and 1: 6/3 = 2. Sequence 9: 3 of 1. Sequence 1: none.
+    mask = torch.tensor([[True, True], [True, False], [False, True], [False, False]])
+    means = sequence_means(torch.tensor([1.0, 3.0, 5.0, 0.0]), mask, torch.tensor([4, 9, 4, 1]))
+    assert means.tolist() == [[2.0], [3.0], [2.0], [0.0]]

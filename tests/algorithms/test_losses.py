@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from embodied.algorithms.losses import PolicyLoss, make_loss, ppo, reinforce
+from embodied.algorithms.losses import (
+    PolicyLoss,
+    aipo,
+    cispo,
+    make_loss,
+    off_policy,
+    ppo,
+    reinforce,
+    sequence_level,
+)
 from embodied.errors import ConfigError, UnknownNameError
 
 LOW, HIGH, C = 0.2, 0.28, 3.0
@@ -73,6 +82,65 @@ def test_reinforce():
     assert logprobs.grad.item() == -2.0
     assert loss.ratio.item() == pytest.approx(0.60653, abs=1e-5)
     assert not loss.clipped.any()
+
+
+def gradient_of(function, logprobs: list[list[float]]) -> tuple[PolicyLoss, list[list[float]]]:
+    now = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
+    loss = function(now)
+    loss.per_token.sum().backward()
+    return loss, now.grad.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight", "clipped"),
+    [(1.5, 2.0, 1.28, True), (0.5, 2.0, 0.8, True), (0.5, -2.0, 0.8, True), (1.1, -2.0, 1.1, False)],
+)
+def test_cispo_clips_the_weight_and_keeps_every_gradient(ratio, advantage, weight, clipped):
+    # lp = ln ρ − 1: the loss is −w·A·lp, its derivative −w·A.
+    logprob = math.log(ratio) - 1
+    old, advantages = torch.full((1, 1), -1.0, dtype=torch.float64), torch.full((1, 1), advantage, dtype=torch.float64)
+    loss, gradient = gradient_of(lambda now: cispo(now, old, advantages, LOW, HIGH), [[logprob]])
+    assert loss.per_token.item() == pytest.approx(-weight * advantage * logprob)
+    assert gradient == [[pytest.approx(-weight * advantage)]]
+    assert (loss.ratio.item(), loss.clipped.item()) == (pytest.approx(ratio), clipped)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient", "clipped"),
+    [
+        (3.0, 2.0, -6.0, -6.0, False),
+        (7.0, 2.0, -10.0, 0.0, True),
+        (7.0, -2.0, 10.0, 0.0, True),
+        (0.1, 2, -0.2, -0.2, 0),
+    ],
+)
+def test_aipo(ratio, advantage, loss, gradient, clipped):
+    old, advantages = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), advantage, dtype=torch.float64)
+    got, slope = gradient_of(lambda now: aipo(now, old, advantages, 5.0), [[math.log(ratio)]])
+    assert got.per_token.item() == pytest.approx(loss)
+    assert slope == [[pytest.approx(gradient)]]
+    assert got.clipped.item() == bool(clipped)
+
+
+def test_gspo_gives_each_element_the_ratio_of_its_sequence():
+    # lp − lp_old = .2, 0 → drift .1, s = e^.1 = 1.105171 for both; loss −s·A, derivative −s·A each.
+    drift = torch.tensor([[0.1]], dtype=torch.float64)
+    gspo, advantages = make_loss("gspo", LOW, HIGH), torch.full((1, 2), 2.0, dtype=torch.float64)
+    loss, gradient = gradient_of(lambda now: gspo(now, sequence_level(now, drift), advantages), [[-0.8, -1.0]])
+    assert loss.ratio.tolist() == [pytest.approx([1.105171] * 2)]
+    assert loss.per_token.tolist() == [pytest.approx([-2.210342] * 2)]
+    assert gradient == [pytest.approx([-2.210342] * 2)]
+    # drift .3: s = 1.349859 > 1.28, so that with A > 0 the whole sequence is clipped.
+    loss, gradient = gradient_of(lambda now: gspo(now, sequence_level(now, 3 * drift), advantages), [[-0.8, -1.0]])
+    assert loss.clipped.all()
+    assert gradient == [[0.0, 0.0]]
+
+
+def test_off_policy_elements_are_bad_ones_of_sequences_that_fell():
+    # Fallen by .5 nats and by .05, limit .1; only where A < 0.
+    drift = torch.tensor([[-0.5], [-0.05], [0.5]])
+    advantages = torch.tensor([[-1.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]])
+    assert off_policy(advantages, drift, 0.1).tolist() == [[True, False], [False, False], [False, False]]
 
 
 def test_make_loss_hands_on_the_clips():

@@ -12,6 +12,7 @@ from broken_policies import NotFinite
 from rig import CPU
 
 from embodied.algorithms import aggregation, granularity, losses
+from embodied.algorithms.advantages import grpo
 from embodied.errors import ConfigError, NumericalError
 from embodied.learn.batch import optimizer_batches
 from embodied.learn.optimizer import make_optimizer
@@ -79,9 +80,7 @@ def explicit(made: Trainer, arrays, results, batch, entropy_bonus=0.0):
     mask = granularity.mask(batch.num_steps, 4, 7, level)
     new = granularity.reduce_logprobs(result.logprobs, batch.num_steps, 4, level)
     old = granularity.reduce_logprobs(records["logprobs"], batch.num_steps, 4, level)
-    advantages = torch.cat(
-        [made._estimator(*returns_and_groups(results)).values[s : s + 1] for s in batch.sequence_ids]
-    )
+    advantages = grpo(*returns_and_groups(results)).values[batch.sequence_ids]
     loss = losses.ppo(new, old, advantages[:, None].expand_as(new), 0.2, 0.28).per_token
     total = (loss * aggregation.weights(mask, batch.sequence_ids, made.algorithm.loss_agg_func)).sum()
     if entropy_bonus:
@@ -144,7 +143,7 @@ def test_records_without_advantage_are_skipped_and_denominators_stay(collected):
     assert seen == [{len(batch) - skipped}], "skipped records never reach the forward pass"
     assert metrics["train/loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
     assert_close(gradients, expected)
-    assert batch.estimate.zero_groups == 2
+    assert batch.groups.zero_groups == 2
 
 
 def test_nothing_is_updated_when_no_record_has_an_advantage(collected):
@@ -270,6 +269,149 @@ def test_frozen_parameters_stay_as_they_are(collected):
     made.update(arrays, results, iteration=0)
     changed = {name for name, value in weights(policy).items() if not torch.equal(value, before[name])}
     assert changed == {"body.0.weight", "body.0.bias", "head.weight", "head.bias"}
+
+
+SEQUENCES = {"update_epoch": 2, "off_policy_masking_delta": 1e-3, "positive_nll_coef": 0.3}
+
+
+@pytest.mark.parametrize("loss_type", ["ppo", "gspo", "cispo", "aipo", "reinforce"])
+def test_sequences_that_micro_batches_cut_are_whole_to_every_loss(collected, loss_type):
+    """Two epochs, so that log-probs have moved: what depends on a whole episode is the same however it is cut."""
+    env, arrays, results = collected
+    outcomes = []
+    for micro in (1, 2, 4, 1000):
+        made = trainer(env, micro=micro, loss_type=loss_type, optimizer=optim(lr=0.002), **SEQUENCES)
+        outcomes.append((made.update(arrays, results, iteration=0)[0], weights(made.policy)))
+    for metrics, policy in outcomes[1:]:
+        assert metrics["train/loss"] == pytest.approx(outcomes[0][0]["train/loss"], abs=1e-5)
+        assert metrics["train/ratio_mean"] == pytest.approx(outcomes[0][0]["train/ratio_mean"], abs=1e-5)
+        for name, value in policy.items():
+            torch.testing.assert_close(value, outcomes[0][1][name], rtol=0, atol=2e-4)
+
+
+def test_the_ratio_of_gspo_is_that_of_the_episode(collected):
+    env, arrays, results = collected
+    made = trainer(env, policy=FakePolicy(seed=1), loss_type="gspo", clip_ratio_high=HUGE, positive_nll_coef=1e-9)
+    metrics, batch = made.update(arrays, results, iteration=0)
+    other = FakePolicy(seed=1)
+    other.bind(env)
+    records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    with torch.no_grad():
+        gaps = other.evaluate(records, Sampling()).logprobs - records["logprobs"]
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    ids = batch.sequence_ids[:, None].expand_as(mask)
+    ratios = [gaps[mask & (ids == s)].mean().exp() for s in range(8)]
+    assert batch.positive.all(), "dense rewards: no episode is left out"
+    expected = torch.stack([ratios[int(s)] for s in ids[mask]]).mean().item()
+    assert metrics["train/ratio_mean"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_positive_nll_raises_the_log_probs_of_what_paid(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
+    made = trainer(env, positive_nll_coef=0.5, optimizer=optim(lr=1e-4))
+    metrics, batch, _ = update_and_gradients(made, arrays, results)
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    old = torch.from_numpy(arrays["logprobs"][batch.rows])
+    assert metrics["train/skipped_records"] == 0
+    assert metrics["train/loss"] == pytest.approx(-0.5 * old[mask].mean().item(), rel=1e-5)
+
+
+def test_sequences_that_fell_too_far_have_no_gradient(collected):
+    env, arrays, results = collected
+    arrays = {**arrays, "logprobs": arrays["logprobs"] + 1.0}  # as if every token had lost one nat since
+    plain = trainer(env, loss_type="reinforce")
+    masked = trainer(env, loss_type="reinforce", off_policy_masking_delta=0.5)
+    lenient = trainer(env, loss_type="reinforce", off_policy_masking_delta=1.5)
+    losses = [made.update(arrays, results, iteration=0)[0]["train/loss"] for made in (plain, masked, lenient)]
+    assert losses[0] == pytest.approx(losses[2])
+    assert masked._objective.reads_sequences
+    _, batch = trainer(env, loss_type="reinforce").update(arrays, results, iteration=0)
+    records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    policy = FakePolicy()
+    policy.bind(env)
+    new = policy.evaluate(records, Sampling()).logprobs.detach()
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    share = aggregation.weights(mask, batch.sequence_ids, "seq-mean-token-mean")
+    expected = torch.where(mask, -batch.advantages.clamp(min=0) * new * share, 0.0).sum().item()
+    assert losses[1] == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_epoch_ends_where_the_ratio_passes_the_limit(collected):
+    env, arrays, results = collected
+    arrays = {**arrays, "logprobs": arrays["logprobs"] - np.log(3).astype(np.float32)}  # ρ = 3 everywhere
+    stopped, _ = trainer(env, batch=5, update_epoch=2, early_stop_imp_ratio=2.9).update(arrays, results, iteration=0)
+    assert (stopped["train/early_stops"], stopped["train/optimizer_steps"]) == (2, 0)
+    going, _ = trainer(env, batch=1000, early_stop_imp_ratio=3.1).update(arrays, results, iteration=0)
+    assert (going["train/early_stops"], going["train/optimizer_steps"]) == (0, 1)
+
+
+def test_groups_beyond_the_bounds_leave_batch_and_denominators(collected):
+    env, arrays, results = collected
+    means = {g: np.mean([r.episode_return for r in results if r.episode.group_id == g]) for g in range(4)}
+    low, _, high, _ = sorted(means, key=means.get)
+    bounds = {"filter_rewards": True, "rewards_lower_bound": means[low] + 1e-3, "rewards_upper_bound": means[high]}
+    filtered, batch = trainer(env, **bounds).update(arrays, results, iteration=0)
+    kept = [r for r in results if means[low] < means[r.episode.group_id] <= means[high]]
+    alone, _ = trainer(env).update(arrays, kept, iteration=0)
+    assert filtered["train/filtered_groups"] == 2
+    assert filtered["train/loss"] == pytest.approx(alone["train/loss"], rel=1e-6)
+    assert len(batch) == sum(len(r.rows) for r in results), "metrics of the rollout are those of all episodes"
+
+
+def test_nothing_is_updated_when_every_group_is_filtered(collected):
+    env, arrays, results = collected
+    bounds = {"filter_rewards": True, "rewards_lower_bound": 98.0, "rewards_upper_bound": 99.0}
+    metrics, _ = trainer(env, **bounds).update(arrays, results, iteration=0)
+    assert (metrics["train/filtered_groups"], metrics["train/optimizer_steps"]) == (4, 0)
+
+
+@pytest.mark.parametrize("micro", [1, 4, 1000])
+def test_the_kl_penalty_pulls_towards_the_weights_that_training_began_with(collected, micro):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
+    made = trainer(env, micro=micro, kl_beta=2.0, kl_penalty_type="k2", loss_agg_func="token-mean")
+    first, batch = made.update(arrays, results, iteration=0)
+    assert first["train/kl_reference"] == first["train/loss"] == 0
+    with torch.no_grad():
+        for parameter in made.policy.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    moved = weights(made.policy)
+    records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    began = FakePolicy()
+    began.bind(env)
+    with torch.no_grad():
+        d = made.policy.evaluate(records, Sampling()).logprobs - began.evaluate(records, Sampling()).logprobs
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    expected = (d[mask] ** 2 / 2).mean().item()
+    later, _ = made.update(arrays, results, iteration=1)
+    assert later["train/kl_reference"] == pytest.approx(expected, rel=1e-4)
+    assert later["train/loss"] == pytest.approx(2 * expected, rel=1e-4)
+    assert later["train/skipped_records"] == 0
+    third, _ = made.update(arrays, results, iteration=2)
+    assert third["train/kl_reference"] < expected
+    assert not torch.equal(moved["head.weight"], made.policy.head.weight)
+
+
+def test_the_unbiased_kl_estimate_is_weighted_by_the_ratio(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
+    arrays["logprobs"] = arrays["logprobs"] - np.log(3).astype(np.float32)  # ρ = 3 everywhere
+    plain, corrected = (trainer(env, kl_beta=1.0, unbiased_kl_estimate=yes) for yes in (False, True))
+    for made in (plain, corrected):
+        with torch.no_grad():
+            made.policy.head.bias += torch.linspace(-1, 1, len(made.policy.head.bias))
+    # Both moved alike, so that ρ is 3·exp(d): not a common factor, but the sum is larger by about 3.
+    values = [made.update(arrays, results, iteration=0)[0]["train/kl_reference"] for made in (plain, corrected)]
+    assert values[1] > 2 * values[0] > 0
+
+
+def test_the_constant_of_dr_grpo_can_be_given(collected):
+    env, arrays, results = collected
+    options = {"loss_agg_func": "seq-mean-token-sum-norm", "loss_type": "reinforce"}
+    derived, _ = trainer(env, **options).update(arrays, results, iteration=0)
+    given, _ = trainer(env, unbiased_loss_max_tokens=35, **options).update(arrays, results, iteration=0)
+    assert given["train/loss"] == pytest.approx(2 * derived["train/loss"], rel=1e-5), "10 steps of 7 tokens are 70"
 
 
 def test_grpo_raises_the_return(make_rig):

@@ -1,0 +1,27 @@
+"""Which groups are worth training on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float) -> Tensor:
+    """Episodes of groups whose mean return lies in ``lower … upper``, both included: DAPO's filter (arXiv 2503.14476,
+    section 3.2), with bounds of its own as SimpleVLA-RL has them (arXiv 2509.09674).
+
+    A group that always or never succeeds teaches nothing; one that nearly always or never does teaches little for what
+    it adds to the denominators.
+
+    Args:
+        returns: float [E]; with a sparse reward, success · reward_coef.
+        group_ids: int [E], any numbers in any order.
+
+    Returns:
+        bool [E]
+    """
+    _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), dtype=torch.float64, device=returns.device).index_add_(0, index, returns.double())
+    # Compared as sums, with a margin for the rounding of bounds such as 0.1 and of the returns.
+    margin = 1e-6 * counts
+    return ((sums >= lower * counts - margin) & (sums <= upper * counts + margin))[index]

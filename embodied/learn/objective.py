@@ -1,0 +1,215 @@
+"""What is minimised: the terms of the loss, for one optimizer batch and for its micro-batches.
+
+| term | weight | default |
+|---|---|---|
+| policy loss, aggregated by ``loss_agg_func`` | 1 | |
+| value loss, mean over rewards that count | 1 | with ``adv_type: gae`` |
+| entropy, aggregated like the policy loss | −``entropy_bonus`` | off |
+| KL towards the reference, aggregated like the policy loss | ``kl_beta`` | off |
+| −log-prob, mean over episodes with a positive return | ``positive_nll_coef`` | off |
+
+The weights of elements are fixed by the optimizer batch (:mod:`embodied.algorithms.aggregation`), so that micro-batches
+only bound memory. What depends on a whole sequence (``gspo``, ``off_policy_masking_delta``) is found in a pass without
+gradients over the optimizer batch before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embodied.algorithms import aggregation, granularity
+from embodied.algorithms.kl import make_kl, unbiased
+from embodied.algorithms.losses import SEQUENCE_LOSSES, PolicyLoss, log_ratio, make_loss, off_policy, sequence_level
+from embodied.algorithms.value import make_value_loss
+from embodied.errors import ConfigError
+from embodied.learn.batch import Batch
+from embodied.schema import AlgorithmConfig
+from embodied.types import Evaluation, PolicySpec
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What is known of the n records of an optimizer batch before its first forward pass.
+
+    M elements of a record at the level of the log-probs, M' at that of the entropies, V at that of the rewards.
+    """
+
+    num_steps: Tensor  # int64 [n]
+    mask: Tensor  # bool [n, M]
+    weights: Tensor  # float32 [n, M]
+    advantages: Tensor  # float32 [n, M]
+    entropy_weights: Tensor  # float32 [n, M']
+    value_targets: Tensor  # float32 [n, V], or [n, 0] without a value loss
+    value_weights: Tensor  # float32, the same
+    nll_weights: Tensor  # float32 [n, M], 0 without positive_nll_coef
+    drift: Tensor  # float32 [n, 1], mean(lp − lp_old) over the record's sequence; 0 where nothing reads it
+
+    def part(self, index: Tensor, device: torch.device) -> Elements:
+        """Some of the records, on ``device``."""
+        return Elements(**{field.name: getattr(self, field.name)[index].to(device) for field in fields(self)})
+
+
+class Terms(NamedTuple):
+    """One micro-batch's share of the loss, and what went into it."""
+
+    policy: PolicyLoss
+    policy_loss: Tensor  # []
+    value_loss: Tensor  # []
+    entropy: Tensor  # []
+    positive_nll: Tensor  # []
+    kl: Tensor  # []
+    new: Tensor  # float32 [m, M], log-probs now
+    old: Tensor  # float32 [m, M], at action time
+
+
+class Objective:
+    """The loss that ``algorithm`` describes, for policies of ``spec``.
+
+    Args:
+        max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
+
+    Raises:
+        ConfigError: the estimator needs values and the policy gives none, or not as many.
+    """
+
+    def __init__(self, spec: PolicySpec, algorithm: AlgorithmConfig, max_steps: int) -> None:
+        self._spec, self._algorithm, self._max_steps = spec, algorithm, max_steps
+        self.has_value = algorithm.adv_type == "gae"
+        if self.has_value:
+            _check_value_head(spec, algorithm)
+        self.reads_sequences = algorithm.loss_type in SEQUENCE_LOSSES or algorithm.off_policy_masking_delta is not None
+        self._loss = make_loss(
+            algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c,
+            algorithm.aipo_rho,
+        )  # fmt: skip
+        self._kl = make_kl(algorithm.kl_penalty_type)
+        self._value_loss = make_value_loss(algorithm.value_loss, algorithm.value_clip, algorithm.huber_delta)
+
+    def elements(self, batch: Batch, chosen: Tensor) -> Elements:
+        """Masks and weights of the optimizer batch of the records ``chosen`` int64 [n]."""
+        algorithm, spec = self._algorithm, self._spec
+        chunk, dim = spec.num_action_chunks, spec.action_dim
+        steps, ids, mode = batch.num_steps[chosen], batch.sequence_ids[chosen], algorithm.loss_agg_func
+        level = algorithm.logprob_type
+        mask = granularity.mask(steps, chunk, dim, level)
+        entropy_mask = granularity.mask(steps, chunk, dim, algorithm.entropy_type)
+        targets = torch.zeros(len(chosen), 0) if batch.value_targets is None else batch.value_targets[chosen]
+        value_mask = granularity.mask(steps, chunk, dim, algorithm.reward_type)[:, : targets.shape[1]]
+        return Elements(
+            steps,
+            mask,
+            aggregation.weights(mask, ids, mode, self._norm_constant(level)),
+            granularity.spread(batch.advantages[chosen], chunk, dim, level),
+            aggregation.weights(entropy_mask, ids, mode, self._norm_constant(algorithm.entropy_type)),
+            targets,
+            aggregation.weights(value_mask, ids, "token-mean"),
+            self._nll_weights(batch, chosen, mask),
+            torch.zeros(len(chosen), 1),
+        )
+
+    def _nll_weights(self, batch: Batch, chosen: Tensor, mask: Tensor) -> Tensor:
+        if not self._algorithm.positive_nll_coef:
+            return torch.zeros(mask.shape)
+        positive = mask & batch.positive[chosen][:, None]
+        return aggregation.weights(positive, batch.sequence_ids[chosen], "token-mean")
+
+    def carries_gradient(self, elements: Elements) -> Tensor:
+        """Which records change the gradient: bool [n]."""
+        if self._algorithm.entropy_bonus or self._algorithm.kl_beta or self.has_value:
+            return torch.ones(len(elements.mask), dtype=torch.bool)
+        return ((elements.advantages != 0) | (elements.nll_weights != 0)).any(dim=1)
+
+    def log_ratio_sums(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Tensor:
+        """``Σ (lp − lp_old)`` of each of m records, float [m]."""
+        new, old = self._logprobs(result, records, elements)
+        return log_ratio(new, old).sum(dim=1)
+
+    def terms(
+        self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements, reference: Tensor | None = None
+    ) -> Terms:
+        """The terms of m records; all of it on one device.
+
+        Args:
+            reference: the reference's log-probs of the tokens, float32 [m, T]; None without ``kl_beta``.
+        """
+        algorithm = self._algorithm
+        new, old = self._logprobs(result, records, elements)
+        acting = sequence_level(new, elements.drift) if algorithm.loss_type in SEQUENCE_LOSSES else old
+        policy = self._loss(new, acting, elements.advantages)
+        weights = elements.weights
+        if algorithm.off_policy_masking_delta is not None:
+            dropped = off_policy(elements.advantages, elements.drift, algorithm.off_policy_masking_delta)
+            weights = torch.where(dropped, 0.0, weights)
+        entropy = granularity.reduce_entropy(
+            result.entropy, elements.num_steps, self._spec.num_action_chunks, algorithm.entropy_type
+        )
+        return Terms(
+            policy,
+            (policy.per_token * weights).sum(),
+            self._value_term(result, records, elements),
+            (entropy * elements.entropy_weights).sum(),
+            -(new * elements.nll_weights).sum(),
+            self._kl_term(new, old, reference, elements),
+            new,
+            old,
+        )
+
+    def _kl_term(self, new: Tensor, old: Tensor, reference: Tensor | None, elements: Elements) -> Tensor:
+        if reference is None:
+            return torch.zeros((), device=new.device)
+        chunk, level = self._spec.num_action_chunks, self._algorithm.logprob_type
+        kl = self._kl(new, granularity.reduce_logprobs(reference, elements.num_steps, chunk, level))
+        if self._algorithm.unbiased_kl_estimate:
+            kl = unbiased(kl, new, old)
+        return (kl * elements.weights).sum()
+
+    def _logprobs(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> tuple[Tensor, Tensor]:
+        """Log-probs now and at action time, at ``logprob_type``: float32 [m, M] each."""
+        steps, chunk, level = elements.num_steps, self._spec.num_action_chunks, self._algorithm.logprob_type
+        new = granularity.reduce_logprobs(result.logprobs, steps, chunk, level)
+        return new, granularity.reduce_logprobs(records["logprobs"], steps, chunk, level)
+
+    def total(self, terms: Terms, value_only: bool = False) -> Tensor:
+        """What is minimised, []. With ``value_only`` the value loss alone (``critic_warmup_steps``)."""
+        if value_only:
+            return terms.value_loss
+        algorithm = self._algorithm
+        regularisers = algorithm.positive_nll_coef * terms.positive_nll - algorithm.entropy_bonus * terms.entropy
+        return terms.policy_loss + terms.value_loss + regularisers + algorithm.kl_beta * terms.kl
+
+    def _value_term(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Tensor:
+        if not self.has_value:
+            return torch.zeros((), device=elements.weights.device)
+        assert result.value is not None
+        loss = self._value_loss(result.value, records["value"], elements.value_targets)
+        # Selected, not multiplied: what stands at steps that were not executed may be anything.
+        return (torch.where(elements.value_weights > 0, loss, 0.0) * elements.value_weights).sum()
+
+    def _norm_constant(self, level: str) -> float:
+        if self._algorithm.unbiased_loss_max_tokens is not None:
+            return self._algorithm.unbiased_loss_max_tokens
+        spec = self._spec
+        per_step = {"token_level": spec.action_dim, "action_level": 1, "chunk_level": 1 / spec.num_action_chunks}
+        return math.ceil(self._max_steps * per_step[level])
+
+
+def _check_value_head(spec: PolicySpec, algorithm: AlgorithmConfig) -> None:
+    if "value" not in spec.decision:
+        raise ConfigError(
+            f"algorithm.adv_type {algorithm.adv_type} needs values, and the policy has no value head",
+            "set actor.model.value_head=true (algorithm=ppo does), or another algorithm.adv_type",
+        )
+    expected = 1 if algorithm.reward_type == "chunk_level" else spec.num_action_chunks
+    (got,) = spec.decision["value"].shape
+    if got != expected:
+        raise ConfigError(
+            f"the value head gives {got} values a record and algorithm.reward_type {algorithm.reward_type} "
+            f"has {expected} rewards",
+            "set actor.model.value_type=${algorithm.reward_type}",
+        )

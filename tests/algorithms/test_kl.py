@@ -1,0 +1,53 @@
+"""Estimates of the KL and their gradients against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from embodied.algorithms.kl import MAX_K3, make_kl, unbiased
+from embodied.errors import UnknownNameError
+
+
+def run(name: str, d: float) -> tuple[float, float]:
+    """The estimate and its derivative by the log-prob."""
+    now = torch.tensor([[-1.0 + d]], dtype=torch.float64, requires_grad=True)
+    estimate = make_kl(name)(now, torch.full((1, 1), -1.0, dtype=torch.float64))
+    estimate.sum().backward()
+    return estimate.item(), now.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("names", "d", "estimate", "gradient"),
+    [
+        (("k1", "kl"), -0.5, -0.5, 1.0),
+        (("abs",), -0.5, 0.5, -1.0),
+        (("k2", "mse"), -0.5, 0.125, -0.5),
+        (("k3", "low_var_kl"), -0.5, math.exp(0.5) - 1.5, 1 - math.exp(0.5)),  # .148721, −.648721
+        (("k3", "low_var_kl"), 2.0, math.exp(-2) + 1, 1 - math.exp(-2)),  # 1.135335, .864665
+        (("k3", "low_var_kl"), -5.0, MAX_K3, 0.0),  # e⁵ − 6 = 142.4
+        (("k3", "low_var_kl"), 0.0, 0.0, 0.0),
+    ],
+)
+def test_estimates(names, d, estimate, gradient):
+    for name in names:
+        assert run(name, d) == (pytest.approx(estimate), pytest.approx(gradient))
+
+
+def test_the_expectation_of_k1_and_k3_is_the_kl():
+    # π = (.5, .3, .2), π_ref = (.2, .3, .5): Σ π log(π/π_ref) = .5·ln 2.5 + .2·ln .4 = .274887.
+    pi, reference = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.2, 0.3, 0.5]).log()
+    for name in ("k1", "k3"):
+        assert (pi.exp() * make_kl(name)(pi, reference)).sum().item() == pytest.approx(0.274887, abs=1e-6)
+
+
+def test_the_ratio_makes_samples_of_an_older_policy_count_as_those_of_the_present_one():
+    pi, reference, old = (torch.tensor(p).log() for p in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.1, 0.8, 0.1]))
+    assert (old.exp() * unbiased(make_kl("k3")(pi, reference), pi, old)).sum().item() == pytest.approx(
+        0.274887, abs=1e-6
+    )
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(UnknownNameError, match=r"algorithm.kl_penalty_type"):
+        make_kl("k4")
