@@ -113,7 +113,7 @@ def test_a_killed_worker_is_named_at_once(make_rig):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError) as failed:
         rig.pool.recv(1)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < FAST.step / 2  # by its death, not by the deadline
     for part in ("env worker 0", str(pid), "slots [0]", "SIGKILL"):
         assert part in failed.value.message
     assert "out of memory" in failed.value.remedy
