@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float) -> Tensor:
-    """Episodes of groups whose mean return lies in ``lower … upper``, both included: DAPO's filter (arXiv 2503.14476,
-    section 3.2), with bounds of its own as SimpleVLA-RL has them (arXiv 2509.09674).
+    """Episodes of groups whose mean return lies in ``lower … upper``, both included: DAPO's filter (arXiv 2503.14476),
+    with bounds of its own as SimpleVLA-RL has them (arXiv 2509.09674).
 
     A group that always or never succeeds teaches nothing; one that nearly always or never does teaches little for what
     it adds to the denominators.

@@ -56,5 +56,5 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 def unbiased(estimate: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     """``ρ · estimate``: the KL of the present policy from samples of an older one, and its gradient
-    (DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
+    (DeepSeek-V3.2, arXiv 2512.02556)."""
     return log_ratio(logprobs, old_logprobs).exp() * estimate

@@ -104,7 +104,7 @@ def ppo(
 
 
 def sequence_level(logprobs: Tensor, drift: Tensor) -> Tensor:
-    """Old log-probs under which each element's ratio is that of its sequence: GSPO (arXiv 2507.18071), equation 14.
+    """Old log-probs under which each element's ratio is that of its sequence: GSPO (arXiv 2507.18071), its token variant.
 
     ``s = exp(drift)`` with ``drift = mean_t(lp − lp_old)`` over the sequence; from ``ρ = exp(lp − old)`` with
     ``old = sg(lp) − drift`` follows ``ρ = sg(s) · exp(lp − sg(lp))``, whose gradient is ``s · ∇lp``.
@@ -119,7 +119,7 @@ def sequence_level(logprobs: Tensor, drift: Tensor) -> Tensor:
 def cispo(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_ratio_low: float, clip_ratio_high: float
 ) -> PolicyLoss:
-    """``−sg(clip(ρ, 1−low, 1+high))·A·lp``: CISPO (MiniMax-M1, arXiv 2506.13585), equation 4.
+    """``−sg(clip(ρ, 1−low, 1+high))·A·lp``: CISPO (MiniMax-M1, arXiv 2506.13585).
 
     The weight is clipped, so that every element keeps a gradient.
     """
@@ -140,7 +140,7 @@ def aipo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, rho: float)
 def off_policy(advantages: Tensor, drift: Tensor, delta: float) -> Tensor:
     """Elements to be dropped: those with A < 0 of sequences with ``mean(lp_old − lp) > delta``, bool [N, M].
 
-    The off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556, section 3.1): far from the policy that made a mistake,
+    The off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556): far from the policy that made a mistake,
     unlearning that mistake does harm. What is dropped stays in the denominators.
 
     Args:
