@@ -104,7 +104,7 @@ def ppo(
 
 
 def sequence_level(logprobs: Tensor, drift: Tensor) -> Tensor:
-    """Old log-probs under which each element's ratio is that of its sequence: GSPO (arXiv 2507.18071), its token variant.
+    """Old log-probs under which each element's ratio is that of its sequence: GSPO-token (arXiv 2507.18071).
 
     ``s = exp(drift)`` with ``drift = mean_t(lp − lp_old)`` over the sequence; from ``ρ = exp(lp − old)`` with
     ``old = sg(lp) − drift`` follows ``ρ = sg(s) · exp(lp − sg(lp))``, whose gradient is ``s · ∇lp``.
