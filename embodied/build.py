@@ -135,7 +135,7 @@ def reproducible_arithmetic() -> None:
 
 
 def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
-    """The policy on its device, bound to the training env."""
+    """The policy on its device, found to fit both sides' envs; each rollout binds it to its own."""
     import torch
 
     runner, model = checked.config.runner, checked.config.actor.model
@@ -146,7 +146,8 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     torch.manual_seed(runner.seed)
     policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
     policy.to(device)
-    policy.bind(checked.train.spec)
+    for side in (checked.eval, checked.train):
+        policy.bind(side.spec)
     if runner.ckpt_path is not None:
         from embodied.learn.checkpoint import load
 

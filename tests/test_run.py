@@ -392,3 +392,16 @@ def test_a_resumed_run_keeps_the_reference_of_its_beginning():
     assert rows("whole")[1]["train/kl_reference"] > 0
     assert lasting(rows("parts")) == lasting(rows("whole"))
     assert checkpoint_bytes(2, "parts") == checkpoint_bytes(2, "whole")
+
+
+def test_each_side_gives_the_policy_its_own_tasks(monkeypatch):
+    """A task id of the evaluation indexes the evaluation's instructions, whatever was trained on, and back again."""
+    from embodied.testing.policy import FakePolicy
+
+    bound, acted = [()], []
+    bind, act = FakePolicy.bind, FakePolicy.act
+    monkeypatch.setattr(FakePolicy, "bind", lambda self, env: (bound.append(env.tasks), bind(self, env))[1])
+    monkeypatch.setattr(FakePolicy, "act", lambda self, *given: (acted.append(len(bound[-1])), act(self, *given))[1])
+    assert run("env.train.num_tasks=1", "env.eval.num_tasks=3", "runner.val_check_interval=1") == 0
+    changes = [number for i, number in enumerate(acted) if i == 0 or acted[i - 1] != number]
+    assert changes == [1, 3, 1, 3]

@@ -145,12 +145,14 @@ class Rollout:
     def collect(
         self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None] = lambda result: None
     ) -> tuple[list[EpisodeResult], RolloutStats]:
-        """Run every episode of ``plan``; results in the plan's order.
+        """Run every episode of ``plan``; results in the plan's order. Binds the policy to this rollout's env first: its
+        task ids index other instructions than those of another env.
 
         Raises:
             ConfigError: the slab has too few rows for one episode in each slot.
             WorkerError: a worker died or hung.
         """
+        self._policy.bind(self._env)
         run = _Run(self, plan, job)
         with torch.inference_mode():
             while run.unfinished:
