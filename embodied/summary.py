@@ -41,6 +41,10 @@ def rollout(
         "rollout/action_bin_usage": len(np.unique(collector.slab.arrays["action_tokens"][batch.rows])) / ACTION_BINS,
         "time/policy_share": sections.seconds("rollout/policy") / seconds,
         "time/env_wait_share": sections.seconds("rollout/wait") / seconds,
+        "time/worker_reset_s": stats.reset_s,
+        "time/worker_step_s": stats.step_s,
+        "time/worker_render_s": stats.render_s,
+        "time/worker_video_s": stats.video_s,
         "memory/pss_gb": sum(map(proportional_memory, [os.getpid(), *collector.pool.pids])) / 1e9,
     }
 

@@ -24,7 +24,6 @@ METRICS: dict[str, str] = {
     "rollout/batch_size_mean": "mean number of observations that one call of the policy answered, rows",
     "rollout/zero_advantage_share": "share of groups whose advantages are all 0, so that they give no gradient, 0..1",
     "rollout/action_bin_usage": "share of the 256 action bins that were sampled at least once, 0..1",
-    "rollout/worker_restarts": "env workers that died or hung and were replaced in the iteration, count",
     # What the updates of an iteration did.
     "train/loss": "mean over the iteration's updates of what is minimised, the sum of all terms of the loss",
     "train/value_loss": "mean over the iteration's updates of the value head's loss",
@@ -59,6 +58,10 @@ METRICS: dict[str, str] = {
     "time/iteration_s": "wall time of the whole iteration, s",
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
+    "time/worker_reset_s": "seconds in resets (building simulators included), summed over env workers, s",
+    "time/worker_step_s": "seconds in control steps, summed over env workers, s",
+    "time/worker_render_s": "seconds in observations, summed over env workers, s",
+    "time/worker_video_s": "seconds in frames for videos, summed over env workers, s",
     "memory/pss_gb": "memory of the launching process and its env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
