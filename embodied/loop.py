@@ -31,8 +31,8 @@ def train(parts: Parts) -> int:
     with ExitStack() as opened, StopSignal() as stop, suppress(Stopped):
         if iteration < runner.max_epochs:
             collector = opened.enter_context(closing(parts.open_collector(parts.checked.train, parts.sizes.rows)))
+        sections.reset()
         while iteration < runner.max_epochs:
-            sections.reset()
             with sections("time/rollout"):
                 results, stats = collect(parts, collector, iteration)
             with stop.hold():
@@ -43,11 +43,12 @@ def train(parts: Parts) -> int:
                 if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
                     with stop.cut_short(), sections("time/eval"):
                         metrics |= evaluate(parts, iteration, collector)
+                summary.log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
+                sections.reset()
                 if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
                     with sections("time/save"):
                         save(parts, iteration)
                     saved = iteration
-                summary.log(parts, iteration, metrics)
     if saved < iteration:
         save(parts, iteration)
     return iteration

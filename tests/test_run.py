@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
-from embodied import train
+from embodied import loop, train
 from embodied.errors import CheckpointError
 from embodied.run_folder import RunFolder, differences
 from embodied.runtime import pool
@@ -337,6 +338,22 @@ def test_sigkill_leaves_the_last_checkpoint_whole():
     last = int(checkpoints()[-1])
     assert run(*slow, f"runner.max_epochs={last + 1}") == 0
     assert [row["step"] for row in rows()] == list(range(1, last + 2))
+
+
+def test_a_crash_right_after_a_save_leaves_the_iteration_logged(monkeypatch):
+    save = loop.save
+
+    def save_and_crash(*args: Any) -> None:
+        save(*args)
+        raise RuntimeError("power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save", save_and_crash)
+        with pytest.raises(RuntimeError, match="power"):
+            run("runner.save_interval=1")
+    assert checkpoints() == ["000001"]
+    assert run("runner.save_interval=1") == 0
+    assert [row["step"] for row in rows()] == [1, 2]
 
 
 def test_an_error_while_saving_names_the_checkpoint(monkeypatch, capsys):

@@ -53,9 +53,9 @@ METRICS: dict[str, str] = {
     # Where the time went.
     "time/rollout_s": "wall time of the iteration's rollout, s",
     "time/train_s": "wall time of the iteration's updates, s",
-    "time/save_s": "wall time of writing the checkpoint, s",
+    "time/save_s": "wall time of writing the checkpoint of the iteration before, s",
     "time/eval_s": "wall time of the evaluation, s",
-    "time/iteration_s": "wall time of the whole iteration, s",
+    "time/iteration_s": "wall time since the iteration before was logged, s",
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
     "time/worker_reset_s": "seconds in resets (building simulators included), summed over env workers, s",
