@@ -143,7 +143,7 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
         reproducible_arithmetic()
     torch.set_num_threads(runner.num_threads)
     device = _device(runner.device)
-    torch.manual_seed(runner.seed)
+    _seed_generators(runner.seed)
     policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
     policy.to(device)
     for side in (checked.eval, checked.train):
@@ -153,6 +153,18 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
 
         load(Path(runner.ckpt_path), policy)
     return policy, device
+
+
+def _seed_generators(seed: int) -> None:
+    """Whatever draws without a generator of its own. Checkpoints keep the state of the three."""
+    import random
+
+    import numpy as np
+    import torch
+
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def _device(name: str) -> torch.device:
@@ -249,7 +261,9 @@ def build(checked: Checked, console: Console) -> Parts:
             sampling=sampling(config.algorithm.sampling_params), device=device, seed=config.runner.seed,
             max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates,
         )  # fmt: skip
-        checkpoints = Checkpoints(folder.path / "checkpoints", config.runner.checkpoint.max_keep)
+        kept = config.runner.checkpoint
+        checkpoints = Checkpoints(folder.path / "checkpoints", kept.max_keep, kept.async_save)
+        stack.callback(checkpoints.close, console.say)
         said: set[str] = set()
 
         def open_collector(side: EnvSide, rows: int) -> Collector:

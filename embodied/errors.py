@@ -77,7 +77,11 @@ class RunFolderError(EmbodiedError):
 
 
 class CheckpointError(EmbodiedError):
-    """A checkpoint is missing, damaged, or of another model."""
+    """A checkpoint is missing, damaged, of another model, or cannot be written."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """What is there is not what was written."""
 
 
 class NumericalError(EmbodiedError):

@@ -9,14 +9,15 @@ whole (an update, a save) is finished first, and a checkpoint is left from which
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from time import monotonic
 
 from embodied import summary
 from embodied.build import Collector, Parts, sampling
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
-from embodied.learn import checkpoint
+from embodied.learn import checkpoint, ranks
 from embodied.observe.trackers import make_trackers
 from embodied.runtime.plan import TRAIN, train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
@@ -26,11 +27,21 @@ from embodied.types import EpisodeResult
 
 def train(parts: Parts) -> int:
     """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
+    begun = resume(parts)
+    with StopSignal() as stop:
+        iteration, saved = iterate(parts, begun, stop)
+        stop.hold_during(lambda: finish(parts, iteration, saved))
+    return iteration
+
+
+def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
+    """Iterations after ``iteration``, until the last or a stop signal: how many are done, how many are saved."""
     runner, trainer, sections = parts.config.runner, parts.trainer, parts.sections
-    iteration = saved = resume(parts)
-    with ExitStack() as opened, StopSignal() as stop, suppress(Stopped):
+    saved, saved_at = iteration, monotonic()
+    with ExitStack() as opened, suppress(Stopped):
         if iteration < runner.max_epochs:
-            collector = opened.enter_context(closing(parts.open_collector(parts.checked.train, parts.sizes.rows)))
+            collector = parts.open_collector(parts.checked.train, parts.sizes.rows)
+            opened.callback(stop.hold_during, collector.close)
         sections.reset()
         while iteration < runner.max_epochs:
             with sections("time/rollout"):
@@ -45,13 +56,20 @@ def train(parts: Parts) -> int:
                         metrics |= evaluate(parts, iteration, collector)
                 summary.log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
                 sections.reset()
-                if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
+                if save_due(parts, iteration, saved_at):
                     with sections("time/save"):
                         save(parts, iteration)
-                    saved = iteration
-    if saved < iteration:
-        save(parts, iteration)
-    return iteration
+                    saved, saved_at = iteration, monotonic()
+    return iteration, saved
+
+
+def save_due(parts: Parts, iteration: int, saved_at: float) -> bool:
+    """Whether to save now: by iterations, or by the clock, which the ranks must not read each for itself."""
+    runner = parts.config.runner
+    if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
+        return True
+    interval = runner.save_interval_s
+    return interval is not None and ranks.of_first(lambda: monotonic() - saved_at >= interval)
 
 
 def due(iteration: int, interval: int, last: int, always_last: bool = False) -> bool:
@@ -63,13 +81,15 @@ def due(iteration: int, interval: int, last: int, always_last: bool = False) -> 
 
 def resume(parts: Parts) -> int:
     """Go on from the newest whole checkpoint of this run if there is one; iterations that it has done."""
-    runner, iteration = parts.config.runner, 0
-    found = _checkpoint_to_resume(parts)
+    iteration, run_ids = 0, {}
+    parts.checkpoints.clean()
+    found = ranks.of_first(lambda: _checkpoint_to_resume(parts))
     if found is not None:
-        meta = checkpoint.load(found, parts.policy, parts.trainer.optimizer)
-        iteration, parts.trainer.weight_version = meta.iteration, meta.weight_version
+        meta = checkpoint.resume(found, parts.trainer)
+        iteration, run_ids = meta.iteration, meta.trackers
         parts.console.say(f"going on after iteration {iteration}, from {found}")
-    parts.trackers = make_trackers(runner.logger.logger_backends, parts.folder.path, iteration)
+    backends = parts.config.runner.logger.logger_backends
+    parts.trackers = make_trackers(backends, parts.folder.path, iteration, run_ids)
     parts.stack.callback(parts.trackers.close)
     return iteration
 
@@ -117,6 +137,13 @@ def collect(parts: Parts, collector: Collector, iteration: int) -> tuple[list[Ep
         return collector.rollout.collect(plan, job, advance)
 
 
+def finish(parts: Parts, iteration: int, saved: int) -> None:
+    """Leave a checkpoint of ``iteration`` on the disk, if that of ``saved`` is an earlier one."""
+    if saved < iteration:
+        save(parts, iteration)
+    parts.checkpoints.wait()
+
+
 def save(parts: Parts, iteration: int) -> None:
-    trainer = parts.trainer
-    parts.checkpoints.save(parts.policy, trainer.optimizer, iteration, trainer.weight_version)
+    assert parts.trackers is not None
+    parts.checkpoints.save(parts.trainer, iteration, parts.trackers.run_ids)

@@ -129,7 +129,8 @@ class Reward(Protocol):
 
 
 class Tracker(Protocol):
-    """Where metrics go."""
+    """Where metrics go. One that others know a run by (a web service's id) says it in an attribute ``run_id``, which
+    checkpoints keep and a resumed run hands back."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 

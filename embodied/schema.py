@@ -49,6 +49,11 @@ class CheckpointConfig(Section):
     max_keep: int = Field(
         3, ge=1, description="How many checkpoints stay; older ones are deleted after a newer one is complete."
     )
+    async_save: bool = Field(
+        True,
+        description="Write a checkpoint in the background while the run goes on, from a copy in host memory (of what "
+        "is trained and the optimizer's state); false = the run waits until it is on the disk.",
+    )
 
 
 class RunnerConfig(Section):
@@ -68,6 +73,12 @@ class RunnerConfig(Section):
         -1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too."
     )
     save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
+    save_interval_s: float | None = Field(
+        None,
+        gt=0,
+        description="Also save at the end of the first iteration that ends this many seconds after the checkpoint "
+        "before (or the start); null = off.",
+    )
     only_eval: bool = Field(False, description="Evaluate and stop; no training.")
     dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")
     resume_dir: str | None = Field(

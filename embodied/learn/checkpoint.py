@@ -2,36 +2,59 @@
 newest complete one is always whole; the frozen base is not saved, since ``actor.model`` says how to make it again.
 
     checkpoints/000004/           after 4 iterations
-        .metadata, __0_0.distcp   torch.distributed.checkpoint: policy and optimizer
-        meta.json                 iteration, weight version, names and shapes of the parameters, facts of the policy
+        .metadata, __0_0.distcp   torch.distributed.checkpoint: the tensors (embodied/learn/state.py), a file a rank
+        meta.json                 iteration, plain values, names and shapes of the parameters, facts of the policy
+
+With ``async_save`` the tensors are copied to host memory at once and written by a thread while the run goes on. There
+is one such writing at a time; the next save and :meth:`Checkpoints.wait` raise what went wrong in it.
+
+Several ranks save together: what is sharded (DTensor) each its part, what all have rank 0. They load each for itself,
+so that any number of ranks can go on from what any other number saved.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor
 
-from embodied.errors import CheckpointError
+from embodied.errors import CheckpointError, DamagedCheckpointError
+from embodied.learn import ranks
+from embodied.learn.state import (
+    Learner,
+    load_optimizer,
+    optimizer_tree,
+    pack,
+    random_state,
+    set_random_state,
+    trainable,
+    unpack,
+)
 from embodied.protocols import Policy
 
-FORMAT = 1
+FORMAT = 2
 SHOWN = 5  # names that an error lists
+EARLIER = "give an earlier one, or remove this folder: the run then goes on from the one before it"
+
+# DCP warns at each save and load without process group; that is how it is meant here. For good, and not around each
+# call: the list of filters is shared by all threads.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
 @dataclass(frozen=True)
@@ -39,95 +62,195 @@ class Meta:
     """``meta.json``: what can be said of a checkpoint without loading it."""
 
     format: int
-    iteration: int  # iterations done
-    weight_version: int
+    iteration: int  # iterations done: with runner.seed it is the place in the plan
     parameters: dict[str, list[int]]  # trainable parameter → shape
     policy: dict[str, str]  # Policy.describe()
-    files: dict[str, int]  # name → bytes of the other files: what is shorter or gone was damaged later
+    optimizer: dict[str, Any]  # plain values of state.optimizer_tree
+    trainer: dict[str, Any]  # plain values of Trainer.state_dict()
+    trackers: dict[str, str]  # tracker → the id under which it knows the run
+    ranks: int  # processes that trained
+    files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
+
+    @property
+    def weight_version(self) -> int:
+        return int(self.trainer["weight_version"])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint that is not written yet: this rank's tensors, and meta.json but for the files' sizes."""
+
+    tensors: dict[str, Tensor]
+    meta: Meta
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run. All ranks make the same calls.
 
     Args:
         folder: ``<run>/checkpoints``.
         max_keep: how many stay.
+        async_save: write in the background.
     """
 
-    def __init__(self, folder: Path, max_keep: int) -> None:
-        self.folder, self._max_keep = folder, max_keep
+    def __init__(self, folder: Path, max_keep: int, async_save: bool = False) -> None:
+        self.folder, self._max_keep, self._async = folder, max_keep, async_save
+        self._thread: ThreadPoolExecutor | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._pending: Future[None] | None = None
+        self._stage = _Stager()
 
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(p for p in self.folder.glob("[0-9]*") if (p / "meta.json").is_file())
+        return sorted(
+            (p for p in self.folder.glob("[0-9]*") if p.name.isdigit() and (p / "meta.json").is_file()),
+            key=lambda path: int(path.name),
+        )
 
-    def save(self, policy: Policy, optimizer: torch.optim.Optimizer, iteration: int, weight_version: int) -> Path:
-        """Write a checkpoint and delete the oldest beyond ``max_keep``.
+    def save(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None) -> Path:
+        """Save what ``learner`` is now and delete the oldest checkpoints beyond ``max_keep``.
+
+        With ``async_save`` it returns as soon as a copy was taken and the writing before this one has ended.
 
         Raises:
-            CheckpointError: the disk is full or the folder cannot be written; what was there stays.
+            CheckpointError: the disk is full or the folder cannot be written (then by now, or by the writing before);
+                what was there stays.
         """
-        final, aside = self.folder / f"{iteration:06d}", self.folder / f".writing-{iteration:06d}"
-        shutil.rmtree(aside, ignore_errors=True)
+        self.wait()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            self._group = ranks.background_group()
+        snapshot = _snapshot(learner, iteration, run_ids or {})
+        if self._async:
+            snapshot = Snapshot(self._stage(snapshot.tensors), snapshot.meta)
+            self._pending = self._thread.submit(self._write, snapshot)
+        else:
+            self._write(snapshot)
+        return self._path(iteration)
+
+    def wait(self) -> None:
+        """Until nothing is being written.
+
+        Raises:
+            CheckpointError: as :meth:`save`, once for each writing that failed.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self, say: Callable[[str], None] = print) -> None:
+        """:meth:`wait` for a run that ends with another error: what went wrong in the writing is only said."""
         try:
-            aside.mkdir(parents=True)
-            with _quiet():
-                dcp.save(_state(policy, optimizer), checkpoint_id=aside, no_dist=True)
+            self.wait()
+        except CheckpointError as error:
+            say(str(error))
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def clean(self) -> None:
+        """Remove what a killed process left half written or half deleted."""
+        if ranks.here() == 0:
+            for left in self.folder.glob(".*-[0-9]*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def newest_loadable(self, say: Callable[[str], None] = print) -> tuple[Path, Meta] | None:
+        """The newest checkpoint whose files are whole; damaged ones are named and passed over. None if there is none.
+
+        Raises:
+            CheckpointError: all are damaged, or one is of another format: starting anew would overwrite the run.
+        """
+        damaged = 0
+        for path in reversed(self.all()):
+            try:
+                meta = read_meta(path)
+                _check_files(path, meta)
+            except DamagedCheckpointError as error:
+                say(f"{error.message}; trying the one before it")
+                damaged += 1
+                continue
+            return path, meta
+        if damaged:
+            raise CheckpointError(
+                f"none of the {damaged} checkpoints in {self.folder} is whole",
+                f"restore one from a copy, or remove {self.folder} to start anew",
+            )
+        return None
+
+    def _path(self, iteration: int) -> Path:
+        return self.folder / f"{iteration:06d}"
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """Everything that touches the disk, and only what may run beside the next rollout."""
+        final = self._path(snapshot.meta.iteration)
+        aside = final.with_name(f".writing-{final.name}")
+        reason = ""
+        try:
+            if ranks.here() == 0:
+                shutil.rmtree(aside, ignore_errors=True)
+            # Each rank makes the folder again before it tells rank 0 what it will write, and writes after its answer.
+            dcp.save(snapshot.tensors, checkpoint_id=aside, process_group=self._group, no_dist=self._group is None)
+        except CheckpointException as error:
+            reason = _reason(error)
+        ranks.of_first(lambda: self._complete(snapshot.meta, aside, final, reason), self._group)
+
+    def _complete(self, meta: Meta, aside: Path, final: Path, reason: str) -> None:
+        """Rank 0: meta.json, the rename, and the end of what is too old; or the error for ``reason``."""
+        try:
+            if reason:
+                raise OSError(reason)
             files = {file.name: file.stat().st_size for file in sorted(aside.iterdir())}
-            meta = Meta(FORMAT, iteration, weight_version, _shapes(policy), dict(policy.describe()), files)
-            _write_synced(aside / "meta.json", json.dumps(asdict(meta), indent=1))
-            shutil.rmtree(final, ignore_errors=True)
+            _write_synced(aside / "meta.json", json.dumps(asdict(meta) | {"files": files}, indent=1))
+            _sync_folder(aside)
+            _remove(final)
             aside.rename(final)
-        except (OSError, CheckpointException) as error:
+            for folder in (self.folder, self.folder.parent):
+                _sync_folder(folder)
+        except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write checkpoint {final}: {error}",
                 "free space or fix the permissions, then run the same command again; earlier checkpoints are intact",
             ) from error
-        for old in self.all()[: -self._max_keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        return final
-
-    def newest_loadable(self, say: Any = print) -> tuple[Path, Meta] | None:
-        """The newest checkpoint whose files are whole; damaged ones are named and passed over."""
-        for path in reversed(self.all()):
-            try:
-                meta = read_meta(path)
-                _check_files(path, meta)
-            except CheckpointError as error:
-                say(f"{error.message}; trying the one before it")
-                continue
-            return path, meta
-        return None
+        for old in [path for path in self.all() if int(path.name) <= meta.iteration][: -self._max_keep]:
+            _remove(old)
 
 
-def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer | None = None) -> Meta:
-    """Fill the policy's trainable parameters, and the optimizer if given, from a checkpoint.
+def load(path: Path, policy: Policy) -> Meta:
+    """Fill the policy's trainable parameters from a checkpoint.
 
     Raises:
         CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
     """
-    meta = read_meta(path)
-    _check_same_model(path, meta, policy)
-    _check_files(path, meta)
-    state = _state(policy, optimizer)
-    planner = dcp.DefaultLoadPlanner(
-        allow_partial_load=optimizer is not None
-    )  # parameters without a gradient have no state
-    try:
-        with _quiet():
-            dcp.load(state, checkpoint_id=path, planner=planner, no_dist=True)
-    except (Exception, CheckpointException) as error:
-        raise CheckpointError(
-            f"checkpoint {path} is damaged: {type(error).__name__}: {error}",
-            "give an earlier one, or remove this folder: the run then goes on from the one before it",
-        ) from error
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(state["policy"][name])
-    if optimizer is not None:
-        set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=_OPTIONS)  # type: ignore[arg-type]
+    meta = _meta_for(path, policy)
+    _fill(policy, _read(path, ("policy/",), dict(trainable(policy))))
+    return meta
+
+
+def resume(path: Path, learner: Learner) -> Meta:
+    """Make ``learner`` and this process's random generators what they were when the checkpoint was saved.
+
+    A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do.
+
+    Raises:
+        CheckpointError: as :func:`load`, or the optimizer's groups are others.
+    """
+    policy, optimizer = learner.policy, learner.optimizer
+    device = optimizer.param_groups[0]["params"][0].device
+    own = f"rng/{ranks.here()}/"
+
+    def read() -> tuple[Meta, dict[str, Tensor]]:
+        meta = _meta_for(path, policy)
+        _check_same_groups(path, meta, optimizer_tree(policy, optimizer))
+        like: dict[str, Tensor] = dict(trainable(policy))
+        pack(learner.state_dict(), "trainer", like)
+        return meta, _read(path, ("policy/", "optimizer/", "trainer/", own), like)
+
+    meta, tensors = ranks.together(read)
+    _fill(policy, tensors)
+    load_optimizer(optimizer, unpack(meta.optimizer, tensors))
+    learner.load_state_dict(unpack(meta.trainer, tensors))
+    generators = {name.removeprefix(own): value for name, value in tensors.items() if name.startswith(own)}
+    set_random_state(generators, device)
     return meta
 
 
@@ -135,20 +258,100 @@ def read_meta(path: Path) -> Meta:
     """Raises :class:`CheckpointError` if there is no checkpoint, or of a format that this version does not know."""
     try:
         fields = json.loads((path / "meta.json").read_text())
-        meta = Meta(**fields)
+        written = fields["format"]
+        meta = Meta(**fields) if written == FORMAT else None
     except FileNotFoundError:
         raise CheckpointError(
             f"no checkpoint at {path} (no meta.json)",
             "give the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
         ) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedCheckpointError(f"checkpoint {path}: meta.json is damaged: {error}", EARLIER) from error
+    if meta is None:
         raise CheckpointError(
-            f"checkpoint {path}: meta.json is damaged: {error}", "give an earlier checkpoint"
-        ) from error
-    if meta.format != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {path} has format {meta.format}, this version reads {FORMAT}", "use the version that wrote it"
+            f"checkpoint {path} has format {written}, this version reads {FORMAT}",
+            "use the version of embodied that wrote it, or start anew under another runner.experiment_name",
         )
+    return meta
+
+
+def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str]) -> Snapshot:
+    policy, optimizer = learner.policy, learner.optimizer
+    tensors: dict[str, Tensor] = {f"policy/{name}": p.detach() for name, p in trainable(policy)}
+    meta = Meta(
+        FORMAT,
+        iteration,
+        _shapes(policy),
+        dict(policy.describe()),
+        pack(optimizer_tree(policy, optimizer), "optimizer", tensors),
+        pack(learner.state_dict(), "trainer", tensors),
+        dict(run_ids),
+        ranks.count(),
+    )
+    rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
+    if rank != 0:  # what is not sharded is the same on all
+        tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    return Snapshot(tensors | {f"rng/{rank}/{name}": state for name, state in random_state(device).items()}, meta)
+
+
+class _Stager:
+    """Copies tensors to host memory: for a GPU to pinned memory that is kept for the next time."""
+
+    def __init__(self) -> None:
+        self._stager: BlockingAsyncStager | None = None
+        self._kept: dict[str, tuple[torch.Size, torch.dtype]] = {}
+
+    def __call__(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not any(tensor.is_cuda for tensor in tensors.values()):
+            return BlockingAsyncStager().stage(tensors)
+        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        if self._stager is None or layout != self._kept:  # the optimizer has more state after its first step
+            self._stager, self._kept = BlockingAsyncStager(cache_staged_state_dict=True), layout
+        return self._stager.stage(tensors)
+
+
+def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, each rank for itself: sharded as in ``like``, the others whole in host memory.
+
+    Args:
+        like: parameter name → parameter, and other names in full.
+    """
+    try:
+        stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        tensors = {
+            name: _empty(facts, like.get(name, like.get(_parameter(name))))
+            for name, facts in stored.items()
+            if name.startswith(prefixes) and isinstance(facts, TensorStorageMetadata)
+        }
+        dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    except (Exception, CheckpointException) as error:
+        reason = _reason(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {reason}", EARLIER) from error
+    return tensors
+
+
+def _parameter(name: str) -> str:
+    """``optimizer/state/head.weight/exp_avg`` → head.weight, also of ``policy/head.weight``."""
+    parts = name.split("/")
+    return parts[2] if parts[0] == "optimizer" else parts[1]
+
+
+def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
+    if isinstance(like, DTensor) and like.shape == stored.size:
+        return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
+    return torch.empty(stored.size, dtype=stored.properties.dtype)
+
+
+@torch.no_grad()
+def _fill(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    for name, parameter in trainable(policy):
+        parameter.copy_(tensors[f"policy/{name}"])
+
+
+def _meta_for(path: Path, policy: Policy) -> Meta:
+    meta = read_meta(path)
+    _check_same_model(path, meta, policy)
+    _check_files(path, meta)
     return meta
 
 
@@ -156,25 +359,13 @@ def _check_files(path: Path, meta: Meta) -> None:
     for name, size in meta.files.items():
         there = (path / name).stat().st_size if (path / name).is_file() else 0
         if there != size:
-            raise CheckpointError(
-                f"checkpoint {path} is damaged: {name} has {there} bytes instead of {size}",
-                "give an earlier one, or remove this folder: the run then goes on from the one before it",
+            raise DamagedCheckpointError(
+                f"checkpoint {path} is damaged: {name} has {there} bytes instead of {size}", EARLIER
             )
 
 
-_OPTIONS = StateDictOptions(ignore_frozen_params=True)
-
-
-def _state(policy: Policy, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    state: dict[str, Any] = {"policy": {n: p.detach() for n, p in policy.named_parameters() if p.requires_grad}}
-    state["policy"] = {name: value.clone() for name, value in state["policy"].items()}
-    if optimizer is not None:
-        state["optimizer"] = get_optimizer_state_dict(policy, optimizer, options=_OPTIONS)  # type: ignore[arg-type]
-    return state
-
-
 def _shapes(policy: Policy) -> dict[str, list[int]]:
-    return {name: list(p.shape) for name, p in policy.named_parameters() if p.requires_grad}
+    return {name: list(p.shape) for name, p in trainable(policy)}
 
 
 def _check_same_model(path: Path, meta: Meta, policy: Policy) -> None:
@@ -197,6 +388,32 @@ def _check_same_model(path: Path, meta: Meta, policy: Policy) -> None:
     )
 
 
+def _check_same_groups(path: Path, meta: Meta, ours: Mapping[str, Any]) -> None:
+    there, here = ([group["params"] for group in tree["groups"]] for tree in (meta.optimizer, ours))
+    if there != here:
+        raise CheckpointError(
+            f"checkpoint {path}: its optimizer has groups of {list(map(len, there))} parameters, this one of "
+            f"{list(map(len, here))}, or they come in another order",
+            "go on with the version of embodied that wrote it, or start from its weights alone: runner.ckpt_path",
+        )
+
+
+def _reason(error: CheckpointException) -> str:
+    """Without the tracebacks: they are those of torch."""
+    several = len(error.failures) > 1
+    reasons = {rank: str(cause) or type(cause).__name__ for rank, (cause, _) in error.failures.items()}
+    return "; ".join(f"rank {rank}: {reason}" if several else reason for rank, reason in reasons.items())
+
+
+def _remove(folder: Path) -> None:
+    """By a rename first: a process that is killed in here leaves no checkpoint that looks whole and is not."""
+    if folder.exists():
+        aside = folder.with_name(f".removing-{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def _write_synced(path: Path, text: str) -> None:
     with path.open("w") as file:
         file.write(text)
@@ -204,9 +421,13 @@ def _write_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """DCP warns on each save that there is no process group; that is how it is meant here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+def _sync_folder(path: Path) -> None:
+    """The names in it, for good: a rename is on the disk only when its folder is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that does not know this
+            raise
+    finally:
+        os.close(descriptor)

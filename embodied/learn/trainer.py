@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,6 +115,18 @@ class Trainer:
         self._objective = Objective(self.policy.spec, algorithm, self.max_steps)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         self._fields = [*self.env.obs, "task_id", *self.policy.spec.decision]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands beyond parameters and optimizer: what a checkpoint keeps (embodied/learn/state.py).
+
+        The KL reference is not in it: it is the policy as it was built (:class:`embodied.learn.reference.Reference`).
+        """
+        return {name: getattr(self, name) for name in ("weight_version", "bad_in_a_row", "last_finite")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        for name in self.state_dict():
+            setattr(self, name, state[name])
 
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int

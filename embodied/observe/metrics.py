@@ -53,7 +53,7 @@ METRICS: dict[str, str] = {
     # Where the time went.
     "time/rollout_s": "wall time of the iteration's rollout, s",
     "time/train_s": "wall time of the iteration's updates, s",
-    "time/save_s": "wall time of writing the checkpoint of the iteration before, s",
+    "time/save_s": "wall time that the checkpoint of the iteration before held up the run, s",
     "time/eval_s": "wall time of the evaluation, s",
     "time/iteration_s": "wall time since the iteration before was logged, s",
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",

@@ -87,8 +87,15 @@ class TensorBoardTracker:
 class Trackers:
     """Several trackers as one, and the place where undocumented metrics are refused. Without any it only checks."""
 
-    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
-        self._trackers = tuple(trackers)
+    def __init__(self, trackers: Sequence[Tracker] = (), named: Mapping[str, Tracker] | None = None) -> None:
+        self._named = dict(named or {})
+        self._trackers = (*trackers, *self._named.values())
+
+    @property
+    def run_ids(self) -> dict[str, str]:
+        """The ids under which trackers know this run, for those that have one (:class:`embodied.protocols.Tracker`)."""
+        ids = {name: getattr(tracker, "run_id", None) for name, tracker in self._named.items()}
+        return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raises ValueError for a name that is not in :data:`embodied.observe.metrics.METRICS`."""
@@ -103,14 +110,19 @@ class Trackers:
                 stack.callback(tracker.close)
 
 
-_BACKENDS: dict[str, Callable[[Path, int | None], Tracker]] = {
-    "jsonl": lambda folder, resume_step: JsonlTracker(folder / "metrics.jsonl", resume_step),
-    "tensorboard": lambda folder, resume_step: TensorBoardTracker(folder / "tensorboard", resume_step),
+_BACKENDS: dict[str, Callable[[Path, int | None, str | None], Tracker]] = {
+    "jsonl": lambda folder, resume_step, run_id: JsonlTracker(folder / "metrics.jsonl", resume_step),
+    "tensorboard": lambda folder, resume_step, run_id: TensorBoardTracker(folder / "tensorboard", resume_step),
 }
 
 
-def make_trackers(backends: Iterable[str], folder: Path, resume_step: int | None = None) -> Trackers:
+def make_trackers(
+    backends: Iterable[str], folder: Path, resume_step: int | None = None, run_ids: Mapping[str, str] | None = None
+) -> Trackers:
     """The trackers called ``backends`` (``runner.logger.logger_backends``), writing below ``folder``.
+
+    Args:
+        run_ids: :attr:`Trackers.run_ids` of the run that is resumed.
 
     Raises:
         UnknownNameError: a backend that is not known; nothing was opened then.
@@ -120,7 +132,8 @@ def make_trackers(backends: Iterable[str], folder: Path, resume_step: int | None
     for name in wanted:
         if name not in _BACKENDS:
             raise unknown_name("logger backend", name, _BACKENDS, "runner.logger.logger_backends")
-    return Trackers([_BACKENDS[name](folder, resume_step) for name in wanted])
+    ids = run_ids or {}
+    return Trackers(named={name: _BACKENDS[name](folder, resume_step, ids.get(name)) for name in wanted})
 
 
 @contextmanager

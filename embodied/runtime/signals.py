@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
@@ -15,7 +15,8 @@ class Stopped(BaseException):
 class StopSignal:
     """While entered, the first SIGTERM or SIGINT raises :class:`Stopped`; inside :meth:`hold` it waits until that ends.
 
-    A second Ctrl-C is Python's usual KeyboardInterrupt, at once.
+    A second SIGTERM changes nothing (launchers send it on top of the scheduler's, and the checkpoint must not suffer);
+    a second Ctrl-C is Python's usual KeyboardInterrupt, at once.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,11 @@ class StopSignal:
         if self._wanted:
             raise Stopped
 
+    def hold_during(self, act: Callable[[], None]) -> None:
+        """``act()`` inside :meth:`hold`, with which a signal is done: there is nothing more that it would stop."""
+        with suppress(Stopped), self.hold():
+            act()
+
     @contextmanager
     def cut_short(self) -> Iterator[None]:
         """Inside :meth:`hold`: a signal ends this block at once, and it alone."""
@@ -57,7 +63,7 @@ class StopSignal:
             self._held = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._wanted = True
+        first, self._wanted = not self._wanted, True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if not self._held:
+        if first and not self._held:
             raise Stopped

@@ -4,37 +4,77 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+import resource
+import threading
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint import Checkpoints, load, read_meta
+from embodied.learn.checkpoint import Checkpoints, load, read_meta, resume
 from embodied.learn.optimizer import make_optimizer
 from embodied.schema import OptimConfig
 from embodied.testing import FakePolicy
 
 
+@dataclass
+class Learner:
+    """As a trainer: policy, optimizer, and a state of its own with numbers and a tensor."""
+
+    policy: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    own: dict[str, Any] = field(default_factory=lambda: {"weight_version": 0})
+
+    def state_dict(self):
+        return self.own
+
+    def load_state_dict(self, state):
+        self.own = dict(state)
+
+
+def learner(policy, weight_version=0):
+    return Learner(policy, make_optimizer(policy, OptimConfig()), {"weight_version": weight_version})
+
+
+def update(learner, seed, names=lambda name: True):
+    torch.manual_seed(seed)
+    for name, parameter in learner.policy.named_parameters():
+        parameter.grad = torch.randn_like(parameter) if names(name) else None
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
+
+
 def trained(seed=0, steps=3, **kwargs):
     """A policy and an optimizer that have seen some updates."""
-    policy = FakePolicy(seed=seed, **kwargs)
-    optimizer = make_optimizer(policy, OptimConfig())
+    made = learner(FakePolicy(seed=seed, **kwargs), steps)
     for step in range(steps):
-        torch.manual_seed(100 * seed + step)
-        for parameter in policy.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad()
-    return policy, optimizer
+        update(made, 100 * seed + step)
+    return made
 
 
-def state(policy, optimizer):
+def state(learner):
     """All tensors, flat."""
-    tensors = dict(policy.state_dict())
-    for index, values in optimizer.state_dict()["state"].items():
+    tensors = dict(learner.policy.state_dict())
+    for index, values in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
     return tensors
+
+
+@pytest.fixture(params=[False, True], ids=["waiting", "async"])
+def make_checkpoints(request):
+    """The class, both ways of saving; nothing is being written after the test."""
+    with ExitStack() as opened:
+
+        def make(folder, max_keep=3):
+            return opened.enter_context(closing(Checkpoints(folder, max_keep, async_save=request.param)))
+
+        yield make
 
 
 def assert_same_bits(got, expected):
@@ -44,75 +84,189 @@ def assert_same_bits(got, expected):
 
 
 @pytest.mark.parametrize("value_head", [False, True])
-def test_weights_and_optimizer_come_back_bit_by_bit(tmp_path, value_head):
-    policy, optimizer = trained(value_head=value_head)
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, iteration=4, weight_version=11)
-    other, fresh = trained(seed=1, steps=0, value_head=value_head)
-    meta = load(path, other, fresh)
-    assert (meta.iteration, meta.weight_version) == (4, 11)
-    assert_same_bits(state(other, fresh), state(policy, optimizer))
-    groups = [[group[k] for k in ("lr", "betas", "eps", "name")] for group in fresh.param_groups]
-    assert groups == [[group[k] for k in ("lr", "betas", "eps", "name")] for group in optimizer.param_groups]
+def test_weights_and_optimizer_come_back_bit_by_bit(tmp_path, value_head, make_checkpoints):
+    saved = trained(value_head=value_head)
+    checkpoints = make_checkpoints(tmp_path)
+    path = checkpoints.save(saved, iteration=4, run_ids={"a tracker": "id 7"})
+    before = copy.deepcopy(state(saved))
+    update(saved, 9)  # while it is being written
+    checkpoints.wait()
+    other = trained(seed=1, steps=0, value_head=value_head)
+    meta = resume(path, other)
+    assert (meta.iteration, meta.weight_version, meta.trackers) == (4, 3, {"a tracker": "id 7"})
+    assert_same_bits(state(other), before)
+    assert other.own == {"weight_version": 3}
+    groups = [[group[k] for k in ("lr", "betas", "eps", "name")] for group in other.optimizer.param_groups]
+    assert groups == [[group[k] for k in ("lr", "betas", "eps", "name")] for group in saved.optimizer.param_groups]
 
 
 def test_the_next_update_after_loading_is_the_same(tmp_path):
-    policy, optimizer = trained()
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
-    other, fresh = trained(seed=1, steps=0)
-    load(path, other, fresh)
-    for net, optim in ((policy, optimizer), (other, fresh)):
-        torch.manual_seed(5)
-        for parameter in net.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        optim.step()
-    assert_same_bits(state(other, fresh), state(policy, optimizer))
+    saved = trained()
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
+    other = trained(seed=1, steps=0)
+    resume(path, other)
+    for made in (saved, other):
+        update(made, 5)
+    assert_same_bits(state(other), state(saved))
 
 
-def test_a_parameter_that_never_had_a_gradient_may_be_resumed(tmp_path):
-    """With a value head that no loss reads, Adam has no state for it."""
-    policy = FakePolicy(value_head=True)
-    optimizer = make_optimizer(policy, OptimConfig())
-    for name, parameter in policy.named_parameters():
-        parameter.grad = None if name.startswith("value_head") else torch.ones_like(parameter)
-    optimizer.step()
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
-    other = FakePolicy(value_head=True, seed=1)
-    load(path, other, make_optimizer(other, OptimConfig()))
-    assert_same_bits(dict(other.state_dict()), dict(policy.state_dict()))
+def test_what_had_no_gradient_yet_has_no_state_after_a_resume_either(tmp_path):
+    """As while a value head warms up: a first step after the resume is Adam's first step, not its second."""
+
+    def value_head(name):
+        return name.startswith("value_head")
+
+    saved = learner(FakePolicy(value_head=True))
+    update(saved, 1, value_head)
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
+    other = learner(FakePolicy(value_head=True, seed=1))
+    resume(path, other)
+    assert_same_bits(state(other), state(saved))
+    for made in (saved, other):
+        update(made, 2)
+    assert_same_bits(state(other), state(saved))
+
+
+def test_saving_and_resuming_before_the_first_update_changes_nothing(tmp_path):
+    saved, untouched = trained(steps=0), trained(steps=0)
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
+    other = trained(seed=1, steps=0)
+    resume(path, other)
+    for made in (saved, untouched, other):
+        update(made, 3)
+    assert_same_bits(state(saved), state(untouched))
+    assert_same_bits(state(other), state(untouched))
+
+
+def test_what_the_trainer_keeps_comes_back_exactly(tmp_path):
+    own = {
+        "weight_version": 7, "coefficient": 0.1 + 0.2, "limit": float("inf"), "text": "none yet", "nothing": None,
+        "schedule": {"epoch": 3, "lrs": [1e-4, 1 / 3]}, "ema": {"head.weight": torch.randn(4, 3, dtype=torch.float64)},
+        "counts": torch.tensor(5),
+    }  # fmt: skip
+    saved = trained()
+    saved.own = own
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
+    other = trained(seed=1, steps=0)
+    resume(path, other)
+    for name, tensor in (("ema", own["ema"]["head.weight"]), ("counts", own["counts"])):
+        got = other.own.pop(name)
+        got = got["head.weight"] if name == "ema" else got
+        assert (got.dtype, got.tolist()) == (tensor.dtype, tensor.tolist())
+    assert other.own == {name: value for name, value in own.items() if name not in ("ema", "counts")}
+
+
+@pytest.mark.parametrize("value", [{3: 1}, object(), np.float32(1)], ids=["key", "object", "numpy"])
+def test_a_state_that_would_not_come_back_is_a_defect(tmp_path, value):
+    saved = trained()
+    saved.own = {"weight_version": 0, "value": value}
+    with pytest.raises(TypeError, match="trainer/value"):
+        Checkpoints(tmp_path, 3).save(saved, 1)
+
+
+def test_random_generators_go_on_where_they_were(tmp_path):
+    def draw():
+        return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist()]
+
+    draw()  # an odd number of Gaussians: one is kept for the next call
+    path = Checkpoints(tmp_path, 3).save(trained(), 1)
+    expected = draw()
+    resume(path, trained(seed=1))
+    assert draw() == expected
 
 
 def test_weights_alone_can_be_loaded(tmp_path):
-    policy, optimizer = trained()
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
+    saved = trained()
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
     other = FakePolicy(seed=1)
     load(path, other)
-    assert_same_bits(dict(other.state_dict()), dict(policy.state_dict()))
+    assert_same_bits(dict(other.state_dict()), dict(saved.policy.state_dict()))
 
 
-def test_saving_changes_nothing(tmp_path):
-    policy, optimizer = trained()
-    before = copy.deepcopy(state(policy, optimizer))
-    Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
-    assert_same_bits(state(policy, optimizer), before)
+def test_saving_changes_nothing(tmp_path, make_checkpoints):
+    saved = trained()
+    before = copy.deepcopy(state(saved))
+    make_checkpoints(tmp_path).save(saved, 1)
+    assert_same_bits(state(saved), before)
 
 
 def test_frozen_parameters_are_not_saved(tmp_path):
     policy = FakePolicy()
     policy.body.requires_grad_(False)
-    optimizer = make_optimizer(policy, OptimConfig())
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
+    path = Checkpoints(tmp_path, 3).save(learner(policy), 1)
     assert set(read_meta(path).parameters) == {"task.weight", "head.weight", "head.bias"}
+    assert path.joinpath("__0_0.distcp").stat().st_size < 1.5 * sum(
+        parameter.nbytes for parameter in policy.parameters() if parameter.requires_grad
+    )
 
 
-def test_only_the_newest_stay(tmp_path):
-    policy, optimizer = trained(steps=1)
-    checkpoints = Checkpoints(tmp_path, max_keep=2)
+def test_only_the_newest_stay(tmp_path, make_checkpoints):
+    saved = trained(steps=1)
+    checkpoints = make_checkpoints(tmp_path, max_keep=2)
     for iteration in (2, 4, 6, 10):
-        checkpoints.save(policy, optimizer, iteration, iteration)
+        checkpoints.save(saved, iteration)
+    checkpoints.wait()
     assert [path.name for path in checkpoints.all()] == ["000006", "000010"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000006", "000010"]
-    checkpoints.save(policy, optimizer, 10, 11)
+    saved.own["weight_version"] = 11
+    checkpoints.save(saved, 10)
+    checkpoints.wait()
     assert read_meta(tmp_path / "000010").weight_version == 11
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000006", "000010"]
+
+
+def test_going_on_from_an_earlier_one_does_not_delete_what_is_saved_then(tmp_path):
+    saved = trained(steps=1)
+    for iteration in (6, 8, 10):
+        Checkpoints(tmp_path, 3).save(saved, iteration)
+    Checkpoints(tmp_path, 1).save(saved, 7)
+    assert [path.name for path in Checkpoints(tmp_path, 1).all()] == ["000007", "000008", "000010"]
+
+
+def save_and_wait(checkpoints, learner, iteration):
+    checkpoints.save(learner, iteration)
+    checkpoints.wait()
+
+
+class Gate:
+    """Holds up ``torch.save``, and with it the writing of a checkpoint."""
+
+    def __init__(self, monkeypatch):
+        self.open, self.reached, save = threading.Event(), threading.Event(), torch.save
+
+        def wait_and_save(*args, **kwargs):
+            self.reached.set()
+            assert self.open.wait(60)
+            return save(*args, **kwargs)
+
+        monkeypatch.setattr("torch.save", wait_and_save)
+
+
+def test_the_run_goes_on_while_a_checkpoint_is_written_and_older_ones_stay_until_it_is_whole(tmp_path, monkeypatch):
+    saved = trained(steps=1)
+    with closing(Checkpoints(tmp_path, 1, async_save=True)) as checkpoints:
+        checkpoints.save(saved, 2)
+        checkpoints.wait()
+        gate = Gate(monkeypatch)
+        checkpoints.save(saved, 4)
+        assert gate.reached.wait(60)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".writing-000004", "000002"]
+        gate.open.set()
+    assert [path.name for path in tmp_path.iterdir()] == ["000004"]
+
+
+def test_one_checkpoint_is_written_at_a_time(tmp_path, monkeypatch):
+    saved, gate, done = trained(steps=1), Gate(monkeypatch), []
+    with closing(Checkpoints(tmp_path, 3, async_save=True)) as checkpoints:
+        checkpoints.save(saved, 2)
+        assert gate.reached.wait(60)
+        second = threading.Thread(target=lambda: (checkpoints.save(saved, 4), done.append(checkpoints.all()[0].name)))
+        second.start()
+        second.join(0.2)
+        assert not done
+        gate.open.set()
+        second.join(60)
+        assert done == ["000002"], "the first was whole when the second began"
 
 
 def truncate(path: Path) -> None:
@@ -131,10 +285,10 @@ def truncate(path: Path) -> None:
     ],
 )
 def test_a_damaged_newest_checkpoint_is_named_and_passed_over(tmp_path, damage, word):
-    policy, optimizer = trained(steps=1)
+    saved = trained(steps=1)
     checkpoints, said = Checkpoints(tmp_path, 3), []
     for iteration in (2, 4):
-        checkpoints.save(policy, optimizer, iteration, iteration)
+        checkpoints.save(saved, iteration)
     damage(tmp_path / "000004")
     path, meta = checkpoints.newest_loadable(said.append)
     assert (path.name, meta.iteration) == ("000002", 2)
@@ -142,37 +296,38 @@ def test_a_damaged_newest_checkpoint_is_named_and_passed_over(tmp_path, damage, 
     assert "000004" in line
     assert word in line
     with pytest.raises(CheckpointError, match="damaged"):
-        load(tmp_path / "000004", policy, optimizer)
+        resume(tmp_path / "000004", saved)
 
 
 def test_content_that_cannot_be_read_is_an_error_and_changes_nothing(tmp_path):
-    policy, optimizer = trained()
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
+    saved = trained()
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
     file = path / "__0_0.distcp"
     file.write_bytes(b"x" * file.stat().st_size)
-    other, fresh = trained(seed=1)
-    before = dict(other.state_dict())
+    other = trained(seed=1)
+    before = copy.deepcopy(state(other))
     with pytest.raises(CheckpointError, match="damaged") as failed:
-        load(path, other, fresh)
+        resume(path, other)
     assert "remove this folder" in failed.value.remedy
-    assert_same_bits(dict(other.state_dict()), before)
+    assert "Traceback" not in failed.value.message
+    assert_same_bits(state(other), before)
 
 
 def test_an_unfinished_checkpoint_is_not_seen(tmp_path):
-    policy, optimizer = trained(steps=1)
+    saved = trained(steps=1)
     checkpoints = Checkpoints(tmp_path, 3)
     (tmp_path / ".writing-000008").mkdir()
     (tmp_path / ".writing-000008" / "meta.json").write_text("{}")
     (tmp_path / "000006").mkdir()  # no meta.json
     assert checkpoints.newest_loadable() is None
-    checkpoints.save(policy, optimizer, 8, 8)
+    checkpoints.save(saved, 8)
     assert [path.name for path in checkpoints.all()] == ["000008"]
     assert not (tmp_path / ".writing-000008").exists()
 
 
 def test_another_model_is_refused_by_the_names_that_differ(tmp_path):
-    policy, optimizer = trained()
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
+    saved = trained()
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
     other = FakePolicy(bins=8, value_head=True)
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(CheckpointError) as refused:
@@ -192,32 +347,106 @@ def test_no_checkpoint_there(tmp_path):
         load(tmp_path / "nowhere", FakePolicy())
 
 
-def test_a_later_format_is_refused(tmp_path):
-    policy, optimizer = trained(steps=1)
-    path = Checkpoints(tmp_path, 3).save(policy, optimizer, 1, 1)
+@pytest.mark.parametrize("format_number", [1, 99])
+def test_another_format_is_refused_and_never_passed_over(tmp_path, format_number):
+    """Passing over it would start the run anew and drop its metrics."""
+    checkpoints, said = Checkpoints(tmp_path, 3), []
+    for iteration in (2, 4):
+        path = checkpoints.save(trained(steps=1), iteration)
     meta = json.loads((path / "meta.json").read_text())
-    (path / "meta.json").write_text(json.dumps({**meta, "format": 99}))
-    with pytest.raises(CheckpointError, match="format 99, this version reads 1"):
-        read_meta(path)
+    del meta["trainer"]
+    (path / "meta.json").write_text(json.dumps({**meta, "format": format_number}))
+    for read in (lambda: read_meta(path), lambda: checkpoints.newest_loadable(said.append)):
+        with pytest.raises(CheckpointError, match=f"000004 has format {format_number}, this version reads 2"):
+            read()
+    assert said == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    policy, optimizer = trained(steps=1)
-    with pytest.raises(CheckpointError, match="cannot write checkpoint") as failed:
-        Checkpoints(tmp_path / "file", 3).save(policy, optimizer, 1, 1)
-    assert "earlier checkpoints are intact" in failed.value.remedy
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew(tmp_path):
+    checkpoints, said = Checkpoints(tmp_path, 3), []
+    for iteration in (2, 4):
+        truncate(checkpoints.save(trained(steps=1), iteration) / "__0_0.distcp")
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* is whole") as refused:
+        checkpoints.newest_loadable(said.append)
+    assert "to start anew" in refused.value.remedy
+    assert len(said) == 2
 
 
-def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path, monkeypatch):
-    policy, optimizer = trained(steps=1)
+def test_other_parameter_groups_are_refused(tmp_path):
+    path = Checkpoints(tmp_path, 3).save(trained(), 1)
+    other = learner(FakePolicy(seed=1))
+    other.optimizer = torch.optim.AdamW([{"params": [p]} for p in other.policy.parameters()])
+    before = copy.deepcopy(state(other))
+    with pytest.raises(CheckpointError, match=r"groups of \[5\] parameters, this one of \[1, 1, 1, 1, 1\]"):
+        resume(path, other)
+    assert_same_bits(state(other), before)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
     checkpoints = Checkpoints(tmp_path, 3)
-    checkpoints.save(policy, optimizer, 2, 2)
+    checkpoints.save(trained(steps=1), 2)
+    for name in (".writing-000004", ".removing-000001"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__0_0.distcp").write_bytes(b"half")
+    checkpoints.clean()
+    assert [path.name for path in tmp_path.iterdir()] == ["000002"]
+    Checkpoints(tmp_path / "none yet", 3).clean()
 
+
+@contextmanager
+def largest_file(size):
+    """A limit of the kernel: a write beyond it fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fill(monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("torch.save", full)
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        checkpoints.save(policy, optimizer, 4, 4)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, make_checkpoints):
+    (tmp_path / "file").write_text("")
+    checkpoints = make_checkpoints(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="cannot write checkpoint") as failed:
+        save_and_wait(checkpoints, trained(steps=1), 1)
+    assert "earlier checkpoints are intact" in failed.value.remedy
+    assert "Traceback" not in failed.value.message
+
+
+def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path, monkeypatch, make_checkpoints):
+    checkpoints = make_checkpoints(tmp_path)
+    save_and_wait(checkpoints, trained(steps=1), 2)
+    fill(monkeypatch)
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*000004: .*No space left on device"):
+        save_and_wait(checkpoints, trained(steps=1), 4)
     assert [path.name for path in tmp_path.iterdir()] == ["000002"]
+
+
+def test_a_write_that_the_kernel_refuses_in_the_middle_of_a_file(tmp_path, make_checkpoints):
+    checkpoints = make_checkpoints(tmp_path)
+    save_and_wait(checkpoints, trained(steps=1), 2)
+    with largest_file(20_000), pytest.raises(CheckpointError, match="cannot write checkpoint"):
+        save_and_wait(checkpoints, trained(steps=1), 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["000002"]
+    save_and_wait(checkpoints, trained(steps=1), 4)
+    assert [path.name for path in checkpoints.all()] == ["000002", "000004"]
+
+
+def test_an_error_in_the_background_is_raised_once_by_what_comes_next(tmp_path, monkeypatch, capsys):
+    checkpoints = Checkpoints(tmp_path, 3, async_save=True)
+    with monkeypatch.context() as patch:
+        fill(patch)
+        checkpoints.save(trained(steps=1), 2)
+        with pytest.raises(CheckpointError, match=r"000002: .*No space left"):
+            checkpoints.save(trained(steps=1), 4)
+        checkpoints.save(trained(steps=1), 6)
+        checkpoints.close()
+    assert "000006: No space left" in capsys.readouterr().out.replace("[Errno 28] ", "")
+    assert list(tmp_path.iterdir()) == []
