@@ -8,62 +8,16 @@ import random
 import resource
 import threading
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from learner import learner, save_and_wait, state, trained, update
 
 from embodied.errors import CheckpointError
 from embodied.learn.checkpoint import Checkpoints, load, read_meta, resume
-from embodied.learn.optimizer import make_optimizer
-from embodied.schema import OptimConfig
 from embodied.testing import FakePolicy
-
-
-@dataclass
-class Learner:
-    """As a trainer: policy, optimizer, and a state of its own with numbers and a tensor."""
-
-    policy: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    own: dict[str, Any] = field(default_factory=lambda: {"weight_version": 0})
-
-    def state_dict(self):
-        return self.own
-
-    def load_state_dict(self, state):
-        self.own = dict(state)
-
-
-def learner(policy, weight_version=0):
-    return Learner(policy, make_optimizer(policy, OptimConfig()), {"weight_version": weight_version})
-
-
-def update(learner, seed, names=lambda name: True):
-    torch.manual_seed(seed)
-    for name, parameter in learner.policy.named_parameters():
-        parameter.grad = torch.randn_like(parameter) if names(name) else None
-    learner.optimizer.step()
-    learner.optimizer.zero_grad()
-
-
-def trained(seed=0, steps=3, **kwargs):
-    """A policy and an optimizer that have seen some updates."""
-    made = learner(FakePolicy(seed=seed, **kwargs), steps)
-    for step in range(steps):
-        update(made, 100 * seed + step)
-    return made
-
-
-def state(learner):
-    """All tensors, flat."""
-    tensors = dict(learner.policy.state_dict())
-    for index, values in learner.optimizer.state_dict()["state"].items():
-        tensors |= {f"{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
-    return tensors
 
 
 @pytest.fixture(params=[False, True], ids=["waiting", "async"])
@@ -221,11 +175,6 @@ def test_going_on_from_an_earlier_one_does_not_delete_what_is_saved_then(tmp_pat
         Checkpoints(tmp_path, 3).save(saved, iteration)
     Checkpoints(tmp_path, 1).save(saved, 7)
     assert [path.name for path in Checkpoints(tmp_path, 1).all()] == ["000007", "000008", "000010"]
-
-
-def save_and_wait(checkpoints, learner, iteration):
-    checkpoints.save(learner, iteration)
-    checkpoints.wait()
 
 
 class Gate:

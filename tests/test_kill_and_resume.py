@@ -1,0 +1,79 @@
+"""A run that is killed at any moment and started again ends as one that never was: the same bits, the same metrics."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_run import MOMENTS
+from test_run import FAST, HERE, lasting
+
+from embodied import train
+
+# PPO with a warm-up of the value head that ends in the third iteration: until then the rest has no optimizer state.
+OPTIONS = (
+    "algorithm=ppo", "env.train.reward_mode=dense", "algorithm.critic_warmup_steps=14", "algorithm.kl_beta=0.1",
+    "algorithm.update_epoch=2", "actor.global_batch_size=8", "actor.micro_batch_size=8", "runner.max_epochs=4",
+    "runner.save_interval=1", "runner.checkpoint.max_keep=2",
+)  # fmt: skip
+
+
+def arguments(folder: Path, *overrides: str) -> list[str]:
+    place = (f"runner.output_dir={folder}", "runner.experiment_name=run", "env.train.video_cfg.save_video=false")
+    return [*FAST, *OPTIONS, *place, *overrides, "--config-dir", str(HERE / "config")]
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All metrics that a second run must repeat, and the last checkpoint: weights, optimizer, generators, numbers."""
+    checkpoint = folder / "run" / "checkpoints" / "000004"
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    del meta["files"][".metadata"]  # knows its folder's name
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return {"tensors": (checkpoint / "__0_0.distcp").read_bytes(), "meta": meta, "rows": lasting(rows)}
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("whole")
+    assert train.main(arguments(folder, "runner.checkpoint.async_save=false")) == 0
+    result = outcome(folder)
+    assert [row["step"] for row in result["rows"]] == [1, 2, 3, 4]
+    assert result["meta"]["trainer"]["weight_version"] > 14 > result["rows"][1]["train/weight_version"]
+    return result
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
+
+
+LEFT = {
+    "writing": ["000001", "000002", ".writing-000003"],
+    "renaming": ["000001", "000002", ".writing-000003"],
+    "renamed": ["000001", "000002", "000003"],
+    "deleting": ["000002", "000003", ".removing-000001"],
+}
+
+
+@pytest.mark.parametrize("async_save", [False, True], ids=["waiting", "async"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_killed_at_any_moment_ends_as_one_that_never_was(tmp_path, never_killed, moment, async_save):
+    command = arguments(tmp_path, f"runner.checkpoint.async_save={async_save}")
+    killed = subprocess.run(
+        [sys.executable, str(HERE / "killed_run.py"), moment, *command], capture_output=True, text=True, timeout=120
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    if moment in LEFT:
+        assert names(tmp_path) == sorted(LEFT[moment])
+    assert train.main(command) == 0
+    assert outcome(tmp_path) == never_killed
+    assert names(tmp_path) == ["000003", "000004"]
+
+
+def test_the_ways_of_saving_write_the_same(tmp_path, never_killed):
+    assert train.main(arguments(tmp_path, "runner.checkpoint.async_save=true")) == 0
+    assert outcome(tmp_path) == never_killed
