@@ -260,6 +260,7 @@ def build(checked: Checked, console: Console) -> Parts:
             policy=policy, env=checked.train.spec, actor=config.actor, algorithm=config.algorithm,
             sampling=sampling(config.algorithm.sampling_params), device=device, seed=config.runner.seed,
             max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates,
+            reward=config.reward, iterations=config.runner.max_epochs,
         )  # fmt: skip
         kept = config.runner.checkpoint
         checkpoints = Checkpoints(folder.path / "checkpoints", kept.max_keep, kept.async_save)

@@ -104,10 +104,16 @@ class Policy(Protocol):
         """
         ...
 
-    def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+    def evaluate(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
         """Log-probs, entropies (and values) of B records under the present weights, with gradients.
 
         ``records`` holds the observation fields, ``task_id`` and the decision fields, each [B, …].
+
+        Args:
+            distribution: also give the log-probs of the tokens that were not chosen (``Evaluation.distribution``).
+                Passed, and true, with ``algorithm.kl_penalty_type: full`` alone.
         """
         ...
 

@@ -121,10 +121,24 @@ class SamplingConfig(Section):
     )
 
 
+class KlControlConfig(Section):
+    type: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="fixed = the KL's weight stays kl_beta; adaptive = it begins there and aims at target_kl."
+    )
+    target_kl: float = Field(0.1, gt=0, description="adaptive: mean KL of an element (logprob_type) to aim at, nats.")
+    horizon: int = Field(
+        10_000, ge=1, description="adaptive: episodes after which the weight has changed by at most a fifth."
+    )
+
+
 class AlgorithmConfig(Section):
     adv_type: Literal[
-        "grpo", "dr_grpo", "rloo", "raw", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
-    ] = Field("grpo", description="Advantage estimator (embodied.algorithms.estimators); gae needs a value head.")
+        "grpo", "dr_grpo", "rloo", "raw", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+    ] = Field(
+        "grpo",
+        description="Advantage estimator (embodied.algorithms.estimators); gae needs a value head, remax runs one more "
+        "episode a start, without sampling.",
+    )
     adv_std_ddof: int = Field(
         1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
     )
@@ -155,8 +169,17 @@ class AlgorithmConfig(Section):
     critic_warmup_steps: int = Field(
         0, ge=0, description="gae: optimizer steps at the start of a run that train the value head alone."
     )
-    loss_type: Literal["ppo", "gspo", "cispo", "aipo", "reinforce"] = Field(
+    loss_type: Literal["ppo", "gspo", "cispo", "aipo", "tis", "reinforce"] = Field(
         "ppo", description="Policy loss (embodied.algorithms.losses)."
+    )
+    behav_imp_weight_cap: float | None = Field(
+        2.0,
+        gt=0,
+        description="loss_type tis: largest weight of an element for the probability that it had when it acted; null = "
+        "no cap.",
+    )
+    behav_imp_weight_mode: Literal["cap", "mask"] = Field(
+        "cap", description="loss_type tis: what a weight beyond the cap becomes: the cap, or 0."
     )
     aipo_rho: float = Field(5.0, gt=1, description="loss_type aipo: largest ratio that counts.")
     off_policy_masking_delta: float | None = Field(
@@ -201,8 +224,30 @@ class AlgorithmConfig(Section):
     kl_beta: float = Field(
         0.0, ge=0, description="Weight of the KL penalty towards the policy that training began with; 0 = none is kept."
     )
-    kl_penalty_type: Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"] = Field(
-        "low_var_kl", description="Estimate of that KL (embodied.algorithms.kl)."
+    use_kl_in_reward: bool = Field(
+        False,
+        description="The penalty stands in the rewards, before advantages are made of them, instead of in the loss.",
+    )
+    kl_penalty_type: Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "full"] = Field(
+        "low_var_kl",
+        description="Estimate of that KL (embodied.algorithms.kl); full = the KL itself, from the distributions over "
+        "all action tokens.",
+    )
+    kl_ctrl: KlControlConfig = KlControlConfig()
+    logprob_forward_micro_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Records of one pass without gradients (reference in the rewards, loss_type tis); null = "
+        "actor.micro_batch_size.",
+    )
+    reference_reset_interval: int | None = Field(
+        None,
+        ge=1,
+        description="Iterations after which the present policy becomes the one that the KL is measured from; null = "
+        "never.",
+    )
+    reset_optimizer_with_reference: bool = Field(
+        True, description="reference_reset_interval: forget the optimizer's moments at the same time."
     )
     unbiased_kl_estimate: bool = Field(
         False, description="Multiply the estimate by the ratio to the acting policy; for k3 (low_var_kl) alone."
@@ -308,13 +353,55 @@ class ModelConfig(OpenSection):
 
 
 class OptimConfig(Section):
+    optimizer: Literal["adam", "adamw"] = Field(
+        "adamw", description="adamw = weight decay apart from the gradient; adam = as a part of it."
+    )
     lr: float = Field(1e-4, gt=0, description="Learning rate of the policy.")
     value_lr: float = Field(3e-3, gt=0, description="Learning rate of the value head.")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first moment decay.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second moment decay.")
     adam_eps: float = Field(1e-5, gt=0, description="Adam's epsilon.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW).")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
     clip_grad: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Keep the moving average of the trained weights, which an optimizer step moves by 1 − this towards "
+        "the present ones. Evaluation uses the average; rollouts for training use the present weights. null = off.",
+    )
+
+
+class LrScheduleConfig(Section):
+    lr_warmup_iters: float = Field(
+        0.0, ge=0, description="Iterations in which the learning rates rise; above 0 it wins over lr_warmup_fraction."
+    )
+    lr_warmup_fraction: float = Field(
+        0.0, ge=0, lt=1, description="The same as a share of the run (runner.max_epochs)."
+    )
+    lr_warmup_init: float = Field(0.0, ge=0, description="Learning rate of the policy from which it rises.")
+    lr_decay_style: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="How the learning rates fall after that. Both groups follow the same shape."
+    )
+    lr_decay_iters: float | None = Field(
+        None, gt=0, description="Iteration at which the lowest rate is reached; null = runner.max_epochs."
+    )
+    lr_decay_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the iterations up to there in which the rates fall, at the end of them; null = from the "
+        "end of the warm-up on.",
+    )
+    min_lr: float | None = Field(
+        None, ge=0, description="Lowest learning rate of the policy; null = min_lr_ratio says it."
+    )
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="Lowest learning rate as a share of the base one, the same for the value head."
+    )
+    num_cycles: float = Field(
+        0.5, gt=0, description="Cosine: periods up to the end; 0.5 = down once, 1.5 = down, up and down."
+    )
 
 
 class ActorConfig(Section):
@@ -322,6 +409,19 @@ class ActorConfig(Section):
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass.")
     model: ModelConfig
     optim: OptimConfig = OptimConfig()
+    lr_sched: LrScheduleConfig = LrScheduleConfig()
+
+
+class OverlongPenaltyConfig(Section):
+    enable: bool = Field(False, description="Take something from the last reward of episodes near the step limit.")
+    buffer_length: int = Field(
+        16, ge=1, description="Control steps before the step limit in which the penalty grows from 0."
+    )
+    factor: float = Field(1.0, gt=0, description="The penalty of an episode that reaches the step limit.")
+
+
+class RewardConfig(Section):
+    overlong_penalty: OverlongPenaltyConfig = OverlongPenaltyConfig()
 
 
 class Config(Section):
@@ -330,6 +430,7 @@ class Config(Section):
     env: EnvConfig
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig
+    reward: RewardConfig = RewardConfig()
 
 
 def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:
@@ -479,16 +580,73 @@ def check(config: Config) -> None:
             f"{algorithm.rewards_upper_bound}: no group would be left",
             "exchange algorithm.rewards_lower_bound and algorithm.rewards_upper_bound",
         )
+    _check_kl(config)
+    if algorithm.behav_imp_weight_mode == "mask" and algorithm.behav_imp_weight_cap is None:
+        raise ConfigError(
+            "algorithm.behav_imp_weight_mode is mask, and behav_imp_weight_cap is null: no weight would be masked",
+            "set algorithm.behav_imp_weight_cap, e.g. to 2.0, or algorithm.behav_imp_weight_mode=cap",
+        )
     if algorithm.unbiased_kl_estimate and algorithm.kl_penalty_type not in ("k3", "low_var_kl"):
         raise ConfigError(
             f"algorithm.unbiased_kl_estimate corrects low_var_kl, and kl_penalty_type is {algorithm.kl_penalty_type}",
             "set algorithm.kl_penalty_type=low_var_kl or algorithm.unbiased_kl_estimate=false",
         )
+    _check_schedule(config)
     if config.actor.micro_batch_size > config.actor.global_batch_size:
         raise ConfigError(
             f"actor.micro_batch_size {config.actor.micro_batch_size} is larger than "
             f"actor.global_batch_size {config.actor.global_batch_size}",
             "lower actor.micro_batch_size: it is the part of an optimizer batch that is computed at once",
+        )
+
+
+def _check_schedule(config: Config) -> None:
+    lr, schedule, iterations = config.actor.optim.lr, config.actor.lr_sched, config.runner.max_epochs
+    for key, rate in (("min_lr", schedule.min_lr), ("lr_warmup_init", schedule.lr_warmup_init)):
+        if rate is not None and rate > lr:
+            raise ConfigError(
+                f"actor.lr_sched.{key} {rate:g} is above actor.optim.lr {lr:g}",
+                f"lower actor.lr_sched.{key}, or raise actor.optim.lr",
+            )
+    if schedule.min_lr is not None and schedule.min_lr_ratio:
+        raise ConfigError(
+            f"actor.lr_sched.min_lr {schedule.min_lr:g} and min_lr_ratio {schedule.min_lr_ratio:g} both say the lowest "
+            "learning rate",
+            "set one of them: actor.lr_sched.min_lr=null or actor.lr_sched.min_lr_ratio=0",
+        )
+    end = iterations if schedule.lr_decay_iters is None else schedule.lr_decay_iters
+    warmup = schedule.lr_warmup_iters or schedule.lr_warmup_fraction * iterations
+    if schedule.lr_decay_style != "constant" and iterations and warmup >= end:
+        raise ConfigError(
+            f"the learning rates rise until iteration {warmup:g} and would have fallen by iteration {end:g} "
+            f"(actor.lr_sched, runner.max_epochs {iterations})",
+            "shorten the warm-up, raise actor.lr_sched.lr_decay_iters, or set actor.lr_sched.lr_decay_style=constant",
+        )
+
+
+def _check_kl(config: Config) -> None:
+    algorithm, episodes = config.algorithm, episodes_per_iteration(config)
+    for key, value in (
+        ("use_kl_in_reward=true", algorithm.use_kl_in_reward),
+        ("kl_ctrl.type=adaptive", algorithm.kl_ctrl.type == "adaptive"),
+        (f"reference_reset_interval={algorithm.reference_reset_interval}", algorithm.reference_reset_interval),
+    ):
+        if value and not algorithm.kl_beta:
+            raise ConfigError(
+                f"algorithm.{key} says how a KL penalty is used, and algorithm.kl_beta is 0: there is none",
+                f"set algorithm.kl_beta above 0, or remove algorithm.{key.partition('=')[0]}",
+            )
+    if algorithm.use_kl_in_reward and algorithm.unbiased_kl_estimate:
+        raise ConfigError(
+            "algorithm.unbiased_kl_estimate corrects the KL in the loss for steps since it acted, and "
+            "algorithm.use_kl_in_reward is true: the KL in the reward is that of the policy that acted",
+            "set algorithm.unbiased_kl_estimate=false or algorithm.use_kl_in_reward=false",
+        )
+    if algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.horizon < episodes:
+        raise ConfigError(
+            f"algorithm.kl_ctrl.horizon {algorithm.kl_ctrl.horizon} is less than the {episodes} episodes of an "
+            "iteration: the weight would change by more than a fifth at a time",
+            f"set algorithm.kl_ctrl.horizon to {episodes} or more; 100 iterations are {100 * episodes}",
         )
 
 

@@ -147,6 +147,7 @@ class Evaluation:
     logprobs: Tensor  # float32 [B, T], of the recorded tokens under the present weights
     entropy: Tensor  # float32 [B, T], nats
     value: Tensor | None = None  # float32 [B, V], None without a value head
+    distribution: Tensor | None = None  # float32 [B, T, N], log-probs of all N tokens; only when asked for
 
 
 @dataclass(frozen=True)

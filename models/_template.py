@@ -51,10 +51,10 @@ class TemplatePolicy(nn.Module):
         logprobs = logp.take_along_dim(tokens[..., None], -1)[..., 0]
         return Decision({"action_tokens": tokens.int(), "actions": actions, "logprobs": logprobs})
 
-    def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+    def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False) -> Evaluation:
         logp = self._log_probs(records, sampling)
         logprobs = logp.take_along_dim(records["action_tokens"].long()[..., None], -1)[..., 0]
-        return Evaluation(logprobs, entropy=-(logp.exp() * logp).sum(-1))
+        return Evaluation(logprobs, -(logp.exp() * logp).sum(-1), distribution=logp if distribution else None)
 
     def describe(self) -> Mapping[str, str]:  # facts for the console and the checkpoint
         return {"model": "template", "parameters": str(sum(p.numel() for p in self.parameters()))}

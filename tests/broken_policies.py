@@ -15,8 +15,8 @@ class NotFinite(FakePolicy):
 
     poisoned = True
 
-    def evaluate(self, records, sampling):
-        result = super().evaluate(records, sampling)
+    def evaluate(self, records, sampling, distribution=False):
+        result = super().evaluate(records, sampling, distribution)
         factor = float("nan") if self.poisoned else 1.0
         return Evaluation(result.logprobs * factor, result.entropy, result.value)
 
@@ -42,8 +42,8 @@ class NoField(FakePolicy):
 
 
 class WrongLogProbs(FakePolicy):
-    def evaluate(self, records, sampling):
-        result = super().evaluate(records, sampling)
+    def evaluate(self, records, sampling, distribution=False):
+        result = super().evaluate(records, sampling, distribution)
         return Evaluation(result.logprobs - 0.5, result.entropy)
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from embodied import schema
 from embodied.algorithms import aggregation, granularity
 from embodied.algorithms.estimators import make_estimator
-from embodied.algorithms.kl import make_kl
+from embodied.algorithms.kl import EXACT, make_kl
 from embodied.algorithms.losses import make_loss
 from embodied.algorithms.value import make_value_loss
 from embodied.compose import compose
@@ -161,6 +161,19 @@ def test_a_wrong_value_is_shown_with_its_key(override, part):
         (["algorithm.sampling_params.do_sample=false"], ["do_sample false"]),
         (["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.95"], ["0.95 is above", "0.9"]),
         (["algorithm.unbiased_kl_estimate=true", "algorithm.kl_penalty_type=k1"], ["kl_penalty_type is k1"]),
+        (["algorithm.use_kl_in_reward=true"], ["use_kl_in_reward", "kl_beta is 0"]),
+        (["algorithm.kl_ctrl.type=adaptive"], ["kl_ctrl.type=adaptive", "kl_beta is 0"]),
+        (["algorithm.reference_reset_interval=5"], ["reference_reset_interval=5", "kl_beta is 0"]),
+        (["algorithm.kl_beta=1", "algorithm.use_kl_in_reward=true", "algorithm.unbiased_kl_estimate=true"],
+         ["unbiased_kl_estimate", "use_kl_in_reward is true"]),
+        (["algorithm.kl_beta=1", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=15"],
+         ["horizon 15", "16 episodes", "1600"]),
+        (["algorithm.behav_imp_weight_mode=mask", "algorithm.behav_imp_weight_cap=null"], ["mask", "cap is null"]),
+        (["actor.lr_sched.min_lr=1e-3"], ["min_lr 0.001", "actor.optim.lr 0.0001"]),
+        (["actor.lr_sched.lr_warmup_init=1e-3"], ["lr_warmup_init 0.001", "actor.optim.lr 0.0001"]),
+        (["actor.lr_sched.min_lr=1e-5", "actor.lr_sched.min_lr_ratio=0.1"], ["min_lr 1e-05", "min_lr_ratio 0.1"]),
+        (["actor.lr_sched.lr_decay_style=cosine", "actor.lr_sched.lr_warmup_iters=4", "runner.max_epochs=4"],
+         ["rise until iteration 4", "by iteration 4"]),
         (["actor.micro_batch_size=65"], ["actor.micro_batch_size 65", "actor.global_batch_size 64"]),
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], ["action_level", "chunk_level"]),
     ],
@@ -197,7 +210,7 @@ def test_choices_are_those_that_the_algorithms_know():
         assert callable(make_loss(name, 0.2, 0.2))
     assert set(choices(algorithm, "adv_type")) == known_of(lambda: make_estimator("?"))
     assert set(choices(algorithm, "loss_type")) == known_of(lambda: make_loss("?", 0.2, 0.2))
-    assert set(choices(algorithm, "kl_penalty_type")) == known_of(lambda: make_kl("?"))
+    assert set(choices(algorithm, "kl_penalty_type")) == known_of(lambda: make_kl("?")) | {EXACT}
     assert set(choices(algorithm, "value_loss")) == known_of(lambda: make_value_loss("?", None, 1.0))
     assert set(choices(algorithm, "loss_agg_func")) == set(aggregation.MODES)
     assert set(choices(algorithm, "reward_type")) == set(granularity.REWARD_LEVELS)

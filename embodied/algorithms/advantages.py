@@ -66,6 +66,19 @@ def raw(returns: Tensor, group_ids: Tensor) -> Advantages:
     return _Groups.of(returns, group_ids).finish(returns)
 
 
+def remax(returns: Tensor, baselines: Tensor, group_ids: Tensor) -> Advantages:
+    """``R − R_greedy``: ReMax (arXiv 2310.10505), equation 6. Groups are only counted.
+
+    The two returns are sums of float32 rewards, added up in different ways: a difference below their rounding is 0.
+
+    Args:
+        baselines: the return of the episode in which each chunk is the likeliest one, from the same start; float [E].
+    """
+    difference = returns.double() - baselines.double()
+    rounding = 1e-6 * (1 + baselines.double().abs())
+    return _Groups.of(returns, group_ids).finish(torch.where(difference.abs() < rounding, 0.0, difference))
+
+
 @dataclass(frozen=True)
 class _Groups:
     """G groups of E episodes. Float64, so that the order of episodes does not show in float32."""

@@ -26,6 +26,7 @@ class Experience:
     group_ids: Tensor  # int64 [E]
     values: Tensor | None = None  # float [n], what the value head said before each
     bootstrap: Tensor | None = None  # float [E], the value after the last one
+    baselines: Tensor | None = None  # float [E], the return of a greedy episode from the same start
 
     @property
     def returns(self) -> Tensor:
@@ -70,6 +71,7 @@ def make_estimator(
         "dr_grpo": _of_groups(advantages.dr_grpo),
         "rloo": _of_groups(advantages.rloo),
         "raw": _of_groups(advantages.raw),
+        "remax": _remax,
         "reinforce_plus_plus": lambda x: temporal.rewards_to_go(x.rewards, x.episode_ids, len(x.group_ids), gamma),
         "reinforce_plus_plus_baseline": _of_groups(advantages.dr_grpo),
         "gae": lambda x: _gae(x, gamma, gae_lambda),
@@ -90,6 +92,11 @@ def make_estimator(
 
 def _of_groups(function: Callable[[Tensor, Tensor], Advantages]) -> _Raw:
     return lambda x: function(x.returns, x.group_ids).values[x.episode_ids]
+
+
+def _remax(x: Experience) -> Tensor:
+    assert x.baselines is not None
+    return advantages.remax(x.returns, x.baselines, x.group_ids).values[x.episode_ids]
 
 
 def _gae(x: Experience, gamma: float, gae_lambda: float) -> Tensor:

@@ -25,3 +25,21 @@ def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float
     # Compared as sums, with a margin for the rounding of bounds such as 0.1 and of the returns.
     margin = 1e-6 * counts
     return ((sums >= lower * counts - margin) & (sums <= upper * counts + margin))[index]
+
+
+def informative(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """Episodes of groups whose scores are not all equal, so that their advantages are not all 0: DAPO's dynamic
+    sampling (arXiv 2503.14476, section 3.2) keeps only these.
+
+    Args:
+        scores: float [E].
+        group_ids: int [E], any numbers in any order.
+
+    Returns:
+        bool [E]
+    """
+    _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    exact = scores.double()
+    low = torch.zeros(len(counts), dtype=exact.dtype).scatter_reduce(0, index, exact, "amin", include_self=False)
+    high = torch.zeros(len(counts), dtype=exact.dtype).scatter_reduce(0, index, exact, "amax", include_self=False)
+    return (low < high)[index]

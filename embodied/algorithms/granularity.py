@@ -76,6 +76,24 @@ def reduce_entropy(entropy: Tensor, num_steps: Tensor, num_action_chunks: int, e
     return _reduce(entropy, num_steps, num_action_chunks, entropy_type, "algorithm.entropy_type")
 
 
+def sum_elements(values: Tensor, num_action_chunks: int, reward_type: str) -> Tensor:
+    """What the elements of each reward add up to: float [N, M], zero where nothing was executed → float [N, V].
+
+    Raises:
+        ValueError: one element a record (``chunk_level``), but a reward for each of K > 1 actions.
+        UnknownNameError: ``reward_type`` is none of :data:`REWARD_LEVELS`.
+    """
+    if reward_type not in REWARD_LEVELS:
+        raise unknown_name("reward type", reward_type, REWARD_LEVELS, "algorithm.reward_type")
+    if reward_type == "chunk_level":
+        return values.sum(dim=1, keepdim=True)
+    if values.shape[1] % num_action_chunks:
+        raise ValueError(
+            f"got {values.shape[1]} elements a record, which K = {num_action_chunks} rewards do not divide"
+        )
+    return values.unflatten(1, (num_action_chunks, -1)).sum(dim=2)
+
+
 def spread(advantages: Tensor, num_action_chunks: int, action_dim: int, level: str) -> Tensor:
     """One advantage for each element at ``level``: float [N, V] → float [N, M].
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -21,8 +22,17 @@ Estimate = Callable[[Tensor, Tensor], Tensor]
 """``(logprobs, reference) → estimate``, all [N, M]."""
 
 
+EXACT = "full"
+"""The name under which :func:`full` stands in for an estimate."""
+
+MAX_CHANGE = 0.2
+"""Largest relative error of the KL that :class:`AdaptiveCoefficient` answers to."""
+
+
 def make_kl(kl_penalty_type: str) -> Estimate:
     """The estimate called ``kl_penalty_type`` (``algorithm.kl_penalty_type``).
+
+    ``full`` is not among them: it reads distributions, not log-probs (:func:`full`).
 
     Raises:
         UnknownNameError: it is not known.
@@ -58,3 +68,49 @@ def unbiased(estimate: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Tensor
     """``ρ · estimate``: the KL of the present policy from samples of an older one, and its gradient
     (DeepSeek-V3.2, arXiv 2512.02556)."""
     return log_ratio(logprobs, old_logprobs).exp() * estimate
+
+
+def full(distribution: Tensor, reference: Tensor) -> Tensor:
+    """``Σ_v π(v)·(log π(v) − log π_ref(v))``: the KL itself, token by token, and its gradient. Never negative.
+
+    A token that sampling excludes (top-k, top-p) under one of the two policies counts as e⁻²⁰ times as likely there.
+
+    Args:
+        distribution: log-probs of all N tokens now, differentiable [..., N].
+        reference: the same of the reference.
+
+    Returns:
+        [...]
+    """
+    d = (distribution - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (distribution.exp() * d).sum(dim=-1)
+
+
+@dataclass
+class Coefficient:
+    """``β`` that stays as it is (``algorithm.kl_ctrl.type: fixed``)."""
+
+    value: float
+
+    def update(self, kl: float, episodes: int) -> None:
+        """After an iteration of so many episodes, with the mean KL that was found in it, nats an element."""
+
+
+@dataclass
+class AdaptiveCoefficient(Coefficient):
+    """``β ← β·(1 + clip(kl/target − 1, ±0.2)·n/horizon)``: the controller of arXiv 1909.08593, section 2.2.
+
+    Example: target 0.1, horizon 100; 10 episodes with a KL of 0.3 raise β by a factor of 1 + 0.2·10/100 = 1.02.
+    """
+
+    target: float  # nats an element
+    horizon: int  # episodes over which β may change by a fifth
+
+    def update(self, kl: float, episodes: int) -> None:
+        error = min(max(kl / self.target - 1, -MAX_CHANGE), MAX_CHANGE)
+        self.value *= 1 + error * episodes / self.horizon
+
+
+def make_coefficient(kl_beta: float, type: str, target_kl: float, horizon: int) -> Coefficient:
+    """The weight of the KL as ``algorithm.kl_beta`` and ``algorithm.kl_ctrl`` have it."""
+    return AdaptiveCoefficient(kl_beta, target_kl, horizon) if type == "adaptive" else Coefficient(kl_beta)

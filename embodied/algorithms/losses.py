@@ -30,6 +30,9 @@ class PolicyLoss(NamedTuple):
 SEQUENCE_LOSSES = ("gspo",)
 """Losses that take :func:`sequence_level` for the log-probs at action time."""
 
+PROXIMAL_LOSSES = ("tis",)
+"""Losses around a proximal policy that is not the one that acted, weighted by :func:`behaviour_weight`."""
+
 LossFunction = Callable[[Tensor, Tensor, Tensor], PolicyLoss]
 """``(logprobs, old_logprobs, advantages) → PolicyLoss``, all [N, M]."""
 
@@ -43,7 +46,8 @@ def make_loss(
 ) -> LossFunction:
     """The loss called ``loss_type`` (``algorithm.loss_type``), with the clips that it reads.
 
-    ``gspo`` is ``ppo`` of what :func:`sequence_level` makes of the log-probs at action time.
+    ``gspo`` is ``ppo`` of what :func:`sequence_level` makes of the log-probs at action time; ``tis`` is ``ppo`` around
+    the proximal policy, whose elements :func:`behaviour_weight` weighs.
 
     Raises:
         UnknownNameError: ``loss_type`` is not known.
@@ -54,9 +58,11 @@ def make_loss(
             f"algorithm.clip_ratio_c is {clip_ratio_c}, expected a number above 1 or null",
             "set algorithm.clip_ratio_c=null (off) or to a usual value: 3.0",
         )
+    clipped = partial(ppo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c)
     known: dict[str, LossFunction] = {
-        "ppo": partial(ppo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c),
-        "gspo": partial(ppo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c),
+        "ppo": clipped,
+        "gspo": clipped,
+        "tis": clipped,
         "cispo": partial(cispo, clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high),
         "aipo": partial(aipo, rho=aipo_rho),
         "reinforce": reinforce,
@@ -149,6 +155,22 @@ def off_policy(advantages: Tensor, drift: Tensor, delta: float) -> Tensor:
         delta: nats, above 0.
     """
     return (advantages < 0) & (-drift > delta)
+
+
+def behaviour_weight(proximal: Tensor, behaviour: Tensor, cap: float | None, mode: str = "cap") -> Tensor:
+    """``min(exp(lp_prox − lp_behaviour), cap)``: what corrects for actions of another policy than the one around which
+    the loss clips. Decoupled PPO (arXiv 2110.00641, equation 7), truncated as in IMPALA (arXiv 1802.01561).
+
+    Args:
+        proximal: log-probs of the policy at the beginning of the update [N, M].
+        behaviour: of the policy that acted [N, M].
+        cap: largest weight; None for none.
+        mode: ``cap``, or ``mask``: weights beyond the cap become 0.
+    """
+    weight = log_ratio(proximal, behaviour).exp()
+    if cap is None:
+        return weight
+    return weight.clamp(max=cap) if mode == "cap" else torch.where(weight > cap, 0.0, weight)
 
 
 def reinforce(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> PolicyLoss:

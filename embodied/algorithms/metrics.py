@@ -63,3 +63,9 @@ def logprob_gap(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> float:
     """
     gaps = (logprobs.detach() - old_logprobs)[mask].abs()
     return gaps.max().item() if gaps.numel() else 0.0
+
+
+def sum_and_count(values: Tensor, mask: Tensor) -> Tensor:
+    """Of the elements [N, M] that ``mask`` keeps: float64 [2] on the host. Micro-batches and processes add it up."""
+    kept = torch.where(mask, values.detach(), 0.0).double().sum()
+    return torch.stack([kept, mask.sum().double()]).cpu()

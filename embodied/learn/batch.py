@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from embodied.algorithms import filters, granularity
 from embodied.algorithms.advantages import Advantages
 from embodied.algorithms.estimators import Estimator, Experience
 from embodied.algorithms.temporal import explained_variance
-from embodied.types import EpisodeResult
+from embodied.types import EpisodeResult, Start
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Batch:
     groups: Advantages  # what was found about the groups
     value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
     explained_variance: float | None  # of the values at action time
+    proximal: Tensor | None = None  # float32 [N, T], log-probs when the update began; None if no loss reads them
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,6 +43,8 @@ def make_batch(
     estimator: Estimator,
     reward_type: str,
     with_values: bool = False,
+    penalties: np.ndarray | None = None,
+    baselines: Mapping[Start, float] | None = None,
 ) -> Batch:
     """Advantages from the records' rewards (and values), in the order of the plan.
 
@@ -50,6 +53,9 @@ def make_batch(
         results: all episodes of the iteration, in the plan's order, with their rows.
         reward_type: ``algorithm.reward_type``: one advantage a record, or one an action.
         with_values: the estimator reads values, and the value head is to be trained.
+        penalties: added to the rewards before anything else is made of them, float32 [R, V] for all rows of the slab
+            (:mod:`embodied.learn.shaping`). Whether a return is positive is asked without them.
+        baselines: the return of a greedy episode from each start; for ``remax``.
     """
     rows = np.concatenate([np.asarray(result.rows, np.int64) for result in results])
     lengths = torch.tensor([len(result.rows) for result in results])
@@ -59,20 +65,24 @@ def make_batch(
     rewards = granularity.reduce_rewards(torch.from_numpy(arrays["rewards"][rows]), num_steps, reward_type)  # [N, V]
     mask = granularity.mask(num_steps, chunk, 1, reward_type)  # [N, V]
     values = torch.from_numpy(arrays["value"][rows]) if with_values else None
-    experience = Experience(
+    task = Experience(
         rewards=rewards[mask],
         episode_ids=sequence_ids[:, None].expand_as(mask)[mask],
         group_ids=torch.tensor([result.episode.group_id for result in results]),
         values=None if values is None else values[mask],
         bootstrap=_bootstrap(arrays, results) if with_values else None,
+        baselines=None if baselines is None else _baselines(results, baselines),
     )
+    experience = task
+    if penalties is not None:
+        experience = replace(task, rewards=task.rewards + torch.from_numpy(penalties[rows])[mask])
     estimate = estimator(experience)
     targets, explained = None, None
     if experience.values is not None and estimate.value_targets is not None:
         targets = _spread(estimate.value_targets, mask)
         explained = explained_variance(experience.values, estimate.value_targets)
     return Batch(
-        rows, sequence_ids, num_steps, _spread(estimate.values, mask), (experience.returns > 0)[sequence_ids],
+        rows, sequence_ids, num_steps, _spread(estimate.values, mask), (task.returns > 0)[sequence_ids],
         estimate.groups, targets, explained,
     )  # fmt: skip
 
@@ -82,6 +92,11 @@ def _bootstrap(arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult
     the runtime was not asked for it."""
     values = [float(arrays["value"][r.final_row, 0]) if r.final_row >= 0 else 0.0 for r in results]
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _baselines(results: Sequence[EpisodeResult], baselines: Mapping[Start, float]) -> Tensor:
+    """Of each episode, float64 [E]."""
+    return torch.tensor([baselines[result.episode.start] for result in results], dtype=torch.float64)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -5,12 +5,12 @@
 | policy loss, aggregated by ``loss_agg_func`` | 1 | |
 | value loss, mean over rewards that count | 1 | with ``adv_type: gae`` |
 | entropy, aggregated like the policy loss | −``entropy_bonus`` | off |
-| KL towards the reference, aggregated like the policy loss | ``kl_beta`` | off |
+| KL towards the reference, aggregated like the policy loss | ``kl_beta``, unless ``use_kl_in_reward`` | off |
 | −log-prob, mean over episodes with a positive return | ``positive_nll_coef`` | off |
 
 The weights of elements are fixed by the optimizer batch (:mod:`embodied.algorithms.aggregation`), so that micro-batches
 only bound memory. What depends on a whole sequence (``gspo``, ``off_policy_masking_delta``) is found in a pass without
-gradients over the optimizer batch before.
+gradients over the optimizer batch before; the proximal policy of ``tis`` in one before the iteration's first update.
 """
 
 from __future__ import annotations
@@ -24,8 +24,17 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms import aggregation, granularity
-from embodied.algorithms.kl import make_kl, unbiased
-from embodied.algorithms.losses import SEQUENCE_LOSSES, PolicyLoss, log_ratio, make_loss, off_policy, sequence_level
+from embodied.algorithms.kl import EXACT, full, make_kl, unbiased
+from embodied.algorithms.losses import (
+    PROXIMAL_LOSSES,
+    SEQUENCE_LOSSES,
+    PolicyLoss,
+    behaviour_weight,
+    log_ratio,
+    make_loss,
+    off_policy,
+    sequence_level,
+)
 from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError
 from embodied.learn.batch import Batch
@@ -49,6 +58,7 @@ class Elements:
     value_weights: Tensor  # float32, the same
     nll_weights: Tensor  # float32 [n, M], 0 without positive_nll_coef
     drift: Tensor  # float32 [n, 1], mean(lp − lp_old) over the record's sequence; 0 where nothing reads it
+    proximal: Tensor  # float32 [n, T], log-probs of the tokens when the update began; [n, 0] where nothing reads it
 
     def part(self, index: Tensor, device: torch.device) -> Elements:
         """Some of the records, on ``device``."""
@@ -66,6 +76,8 @@ class Terms(NamedTuple):
     kl: Tensor  # []
     new: Tensor  # float32 [m, M], log-probs now
     old: Tensor  # float32 [m, M], at action time
+    kl_elements: Tensor | None  # float32 [m, M], detached; None if no KL is in the loss
+    behaviour: Tensor | None  # float32 [m, M], weights that correct for the acting policy; None if the loss has none
 
 
 class Objective:
@@ -84,11 +96,14 @@ class Objective:
         if self.has_value:
             _check_value_head(spec, algorithm)
         self.reads_sequences = algorithm.loss_type in SEQUENCE_LOSSES or algorithm.off_policy_masking_delta is not None
+        self.reads_proximal = algorithm.loss_type in PROXIMAL_LOSSES
+        self.kl_in_loss = algorithm.kl_beta > 0 and not algorithm.use_kl_in_reward
+        self.exact_kl = algorithm.kl_beta > 0 and algorithm.kl_penalty_type == EXACT
         self._loss = make_loss(
             algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c,
             algorithm.aipo_rho,
         )  # fmt: skip
-        self._kl = make_kl(algorithm.kl_penalty_type)
+        self._kl = None if algorithm.kl_penalty_type == EXACT else make_kl(algorithm.kl_penalty_type)
         self._value_loss = make_value_loss(algorithm.value_loss, algorithm.value_clip, algorithm.huber_delta)
 
     def elements(self, batch: Batch, chosen: Tensor) -> Elements:
@@ -111,6 +126,7 @@ class Objective:
             aggregation.weights(value_mask, ids, "token-mean"),
             self._nll_weights(batch, chosen, mask),
             torch.zeros(len(chosen), 1),
+            torch.zeros(len(chosen), 0) if batch.proximal is None else batch.proximal[chosen],
         )
 
     def _nll_weights(self, batch: Batch, chosen: Tensor, mask: Tensor) -> Tensor:
@@ -121,7 +137,7 @@ class Objective:
 
     def carries_gradient(self, elements: Elements) -> Tensor:
         """Which records change the gradient: bool [n]."""
-        if self._algorithm.entropy_bonus or self._algorithm.kl_beta or self.has_value:
+        if self._algorithm.entropy_bonus or self.kl_in_loss or self.has_value:
             return torch.ones(len(elements.mask), dtype=torch.bool)
         return ((elements.advantages != 0) | (elements.nll_weights != 0)).any(dim=1)
 
@@ -131,43 +147,78 @@ class Objective:
         return log_ratio(new, old).sum(dim=1)
 
     def terms(
-        self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements, reference: Tensor | None = None
+        self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements, reference: Evaluation | None = None
     ) -> Terms:
         """The terms of m records; all of it on one device.
 
         Args:
-            reference: the reference's log-probs of the tokens, float32 [m, T]; None without ``kl_beta``.
+            reference: what the reference says of the same records; None without a KL in the loss.
         """
         algorithm = self._algorithm
         new, old = self._logprobs(result, records, elements)
-        acting = sequence_level(new, elements.drift) if algorithm.loss_type in SEQUENCE_LOSSES else old
+        acting, behaviour = self._acting(new, old, elements)
         policy = self._loss(new, acting, elements.advantages)
-        weights = elements.weights
+        weights = elements.weights if behaviour is None else elements.weights * behaviour
         if algorithm.off_policy_masking_delta is not None:
             dropped = off_policy(elements.advantages, elements.drift, algorithm.off_policy_masking_delta)
             weights = torch.where(dropped, 0.0, weights)
         entropy = granularity.reduce_entropy(
             result.entropy, elements.num_steps, self._spec.num_action_chunks, algorithm.entropy_type
         )
+        kl = None if reference is None else self.kl(new, result, reference, elements.num_steps)
+        if kl is not None and algorithm.unbiased_kl_estimate:
+            kl = unbiased(kl, new, old)
         return Terms(
             policy,
             (policy.per_token * weights).sum(),
             self._value_term(result, records, elements),
             (entropy * elements.entropy_weights).sum(),
             -(new * elements.nll_weights).sum(),
-            self._kl_term(new, old, reference, elements),
+            torch.zeros((), device=new.device) if kl is None else (kl * elements.weights).sum(),
             new,
             old,
+            None if kl is None else kl.detach(),
+            behaviour,
         )
 
-    def _kl_term(self, new: Tensor, old: Tensor, reference: Tensor | None, elements: Elements) -> Tensor:
-        if reference is None:
-            return torch.zeros((), device=new.device)
+    def _acting(self, new: Tensor, old: Tensor, elements: Elements) -> tuple[Tensor, Tensor | None]:
+        """The log-probs around which the loss clips [m, M], and the weights of elements if they are not all 1."""
+        algorithm = self._algorithm
+        if algorithm.loss_type in SEQUENCE_LOSSES:
+            return sequence_level(new, elements.drift), None
+        if not self.reads_proximal:
+            return old, None
+        chunk, level = self._spec.num_action_chunks, algorithm.logprob_type
+        proximal = granularity.reduce_logprobs(elements.proximal, elements.num_steps, chunk, level)
+        cap, mode = algorithm.behav_imp_weight_cap, algorithm.behav_imp_weight_mode
+        return proximal, behaviour_weight(proximal, old, cap, mode)
+
+    def kl(self, logprobs: Tensor, result: Evaluation, reference: Evaluation, num_steps: Tensor) -> Tensor:
+        """KL of the policy towards the reference, float32 [m, M]; zero where nothing was executed.
+
+        Args:
+            logprobs: the policy's, at ``logprob_type`` [m, M].
+            result: the policy's; read by ``kl_penalty_type: full`` alone.
+            num_steps: executed control steps, int64 [m].
+        """
         chunk, level = self._spec.num_action_chunks, self._algorithm.logprob_type
-        kl = self._kl(new, granularity.reduce_logprobs(reference, elements.num_steps, chunk, level))
-        if self._algorithm.unbiased_kl_estimate:
-            kl = unbiased(kl, new, old)
-        return (kl * elements.weights).sum()
+        if self._kl is not None:
+            return self._kl(logprobs, granularity.reduce_logprobs(reference.logprobs, num_steps, chunk, level))
+        assert result.distribution is not None
+        assert reference.distribution is not None
+        # The tokens of a chunk are drawn one by one, so that the KL of several is the sum of theirs.
+        exact = full(result.distribution, reference.distribution)
+        return granularity.reduce_logprobs(exact, num_steps, chunk, level)
+
+    def kl_rewards(
+        self, records: Mapping[str, Tensor], result: Evaluation, reference: Evaluation, num_steps: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What ``use_kl_in_reward`` takes from the rewards of m records, before ``β``: float32 [m, V], and the KL of
+        the elements [m, M] that it is the sum of."""
+        chunk, algorithm = self._spec.num_action_chunks, self._algorithm
+        acted = granularity.reduce_logprobs(records["logprobs"], num_steps, chunk, algorithm.logprob_type)
+        kl = self.kl(acted, result, reference, num_steps)
+        return granularity.sum_elements(kl, chunk, algorithm.reward_type), kl
 
     def _logprobs(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> tuple[Tensor, Tensor]:
         """Log-probs now and at action time, at ``logprob_type``: float32 [m, M] each."""
@@ -175,13 +226,18 @@ class Objective:
         new = granularity.reduce_logprobs(result.logprobs, steps, chunk, level)
         return new, granularity.reduce_logprobs(records["logprobs"], steps, chunk, level)
 
-    def total(self, terms: Terms, value_only: bool = False) -> Tensor:
-        """What is minimised, []. With ``value_only`` the value loss alone (``critic_warmup_steps``)."""
+    def total(self, terms: Terms, kl_beta: float, value_only: bool = False) -> Tensor:
+        """What is minimised, [].
+
+        Args:
+            kl_beta: present weight of the KL (``kl_ctrl`` may change it).
+            value_only: the value loss alone (``critic_warmup_steps``).
+        """
         if value_only:
             return terms.value_loss
         algorithm = self._algorithm
         regularisers = algorithm.positive_nll_coef * terms.positive_nll - algorithm.entropy_bonus * terms.entropy
-        return terms.policy_loss + terms.value_loss + regularisers + algorithm.kl_beta * terms.kl
+        return terms.policy_loss + terms.value_loss + regularisers + kl_beta * terms.kl
 
     def _value_term(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Tensor:
         if not self.has_value:

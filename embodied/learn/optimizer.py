@@ -1,16 +1,20 @@
-"""AdamW over what is trainable, with a learning rate of its own for the value head."""
+"""Adam over what is trainable, with a learning rate of its own for the value head, and the schedule of both."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from embodied.errors import ConfigError
 from embodied.protocols import Policy
-from embodied.schema import OptimConfig
+from embodied.schema import LrScheduleConfig, OptimConfig
 
 
-def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.AdamW:
+def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
     """Two parameter groups: ``policy`` first, then ``value`` if there is a value head.
+
+    ``adamw`` takes the weight decay off the weights themselves (arXiv 1711.05101), ``adam`` adds it to the gradient.
 
     Raises:
         ConfigError: nothing is trainable.
@@ -27,9 +31,52 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.AdamW:
         {"params": rest, "lr": optim.lr, "name": "policy"},
         {"params": value, "lr": optim.value_lr, "name": "value"},
     ]
-    return torch.optim.AdamW(
+    kind = torch.optim.AdamW if optim.optimizer == "adamw" else torch.optim.Adam
+    return kind(
         [group for group in groups if group["params"]],
         betas=(optim.adam_beta1, optim.adam_beta2),
         eps=optim.adam_eps,
         weight_decay=optim.weight_decay,
     )
+
+
+class Schedule:
+    """Learning rates as a function of how far the run is, in iterations: ``2.5`` is the middle of the third.
+
+    Nothing is counted and so nothing has to be saved: optimizer step k of the n of iteration i (from 0) is at
+    ``i + k/n``, k = 1..n, however many steps the other iterations have had.
+
+    Args:
+        iterations: of the run (``runner.max_epochs``): what shares refer to, and where the decay ends unless
+            ``lr_decay_iters`` says so.
+    """
+
+    def __init__(self, optim: OptimConfig, config: LrScheduleConfig, iterations: int) -> None:
+        self._config = config
+        self._rates = {"policy": optim.lr, "value": optim.value_lr}
+        self._first = config.lr_warmup_init / optim.lr
+        self._lowest = config.min_lr_ratio if config.min_lr is None else config.min_lr / optim.lr
+        self._warmup = config.lr_warmup_iters or config.lr_warmup_fraction * iterations
+        self._end = iterations if config.lr_decay_iters is None else config.lr_decay_iters
+
+    def factor(self, position: float) -> float:
+        """Share of the base rate at ``position``: straight up from ``lr_warmup_init``, then ``lr_decay_style``."""
+        if position < self._warmup:
+            return self._first + (1 - self._first) * position / self._warmup
+        if self._config.lr_decay_style == "constant":
+            return 1.0
+        begin = self._warmup
+        if self._config.lr_decay_fraction is not None:
+            begin = max(begin, self._end * (1 - self._config.lr_decay_fraction))
+        done = 1.0 if self._end <= begin else min(max((position - begin) / (self._end - begin), 0.0), 1.0)
+        return self._lowest + (1 - self._lowest) * self._shape(done)
+
+    def apply(self, optimizer: torch.optim.Optimizer, position: float) -> None:
+        """Set the rates of both parameter groups, whose base rates differ and whose factor does not."""
+        for group in optimizer.param_groups:
+            group["lr"] = self._rates[group["name"]] * self.factor(position)
+
+    def _shape(self, done: float) -> float:
+        if self._config.lr_decay_style == "linear":
+            return 1 - done
+        return 0.5 * (1 + math.cos(2 * math.pi * self._config.num_cycles * done))

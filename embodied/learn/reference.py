@@ -1,4 +1,4 @@
-"""The policy that training began with, for a KL penalty: the same module with its trainable weights exchanged.
+"""Other values of the weights that are trained: those that training began with, for a KL penalty.
 
 Only what is trained is kept a second time (adapters and heads with LoRA, all of it without). Exchanging is a swap of
 pointers.
@@ -6,25 +6,25 @@ pointers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from embodied.protocols import Policy
 
 
-class Reference:
-    """Remembers the trainable weights that ``policy`` has now. A resumed run builds the policy before it loads the
-    checkpoint, so the reference stays that of the run's beginning."""
+class OtherWeights:
+    """Remembers the trainable weights that ``policy`` has now."""
 
     def __init__(self, policy: Policy) -> None:
-        self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
-        self._kept = [p.detach().clone() for p in self._parameters]
+        self._parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        self._kept = {name: p.detach().clone() for name, p in self._parameters.items()}
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Within it the policy is the reference, without gradients."""
+        """Within it the policy has these weights, without gradients."""
         self._swap()
         try:
             with torch.no_grad():
@@ -32,6 +32,29 @@ class Reference:
         finally:
             self._swap()
 
+    def follow(self, share: float) -> None:
+        """Go so far towards the policy's present weights: 1 = become them."""
+        with torch.no_grad():
+            for name, kept in self._kept.items():
+                kept.lerp_(self._parameters[name].detach(), share) if share < 1 else kept.copy_(self._parameters[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Name → what is kept, not a copy."""
+        return dict(self._kept)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for name, kept in self._kept.items():
+            kept.copy_(state[name])
+
     def _swap(self) -> None:
-        for i, parameter in enumerate(self._parameters):
-            parameter.data, self._kept[i] = self._kept[i], parameter.data
+        for name, parameter in self._parameters.items():
+            parameter.data, self._kept[name] = self._kept[name], parameter.data
+
+
+class Reference(OtherWeights):
+    """The policy that a KL is measured from. A resumed run builds the policy before it loads the checkpoint, so these
+    are the weights of the run's beginning, unless ``algorithm.reference_reset_interval`` has moved them."""
+
+
+class Average(OtherWeights):
+    """The exponential moving average of the weights over optimizer steps (``actor.optim.ema_decay``)."""

@@ -9,7 +9,8 @@ before the forward pass while the denominators stay those of the full batch. The
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,17 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.algorithms import granularity
 from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
-from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats
+from embodied.algorithms.kl import make_coefficient
+from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats, sum_and_count
 from embodied.errors import NumericalError
+from embodied.learn import shaping
 from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches, within_bounds
+from embodied.learn.freeze import value_head_only
 from embodied.learn.objective import Elements, Objective, Terms
-from embodied.learn.optimizer import make_optimizer
-from embodied.learn.reference import Reference
+from embodied.learn.optimizer import Schedule, make_optimizer
+from embodied.learn.reference import Average, OtherWeights, Reference
 from embodied.protocols import Policy
-from embodied.schema import ActorConfig, AlgorithmConfig
-from embodied.types import EnvSpec, EpisodeResult, Sampling
+from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
+from embodied.types import EnvSpec, EpisodeResult, Evaluation, Sampling, Start
 
 
 @dataclass
@@ -37,7 +42,6 @@ class UpdateTotals:
     stats: PolicyStats | None = None
     loss: float = 0.0
     value_loss: float | None = None  # None: no value head is trained
-    kl: float | None = None  # None: there is no reference
     entropy: float = 0.0
     grad_norm: float = 0.0
     steps: int = 0  # optimizer steps taken
@@ -48,6 +52,17 @@ class UpdateTotals:
     early_stops: int = 0  # epochs that ended early: the ratio passed early_stop_imp_ratio
     gap: float | None = None
     batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
+    means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count of elements
+
+    def average(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Elements of the metric ``name`` that ``mask`` keeps, both [m, M]."""
+        found = sum_and_count(values, mask)
+        self.means[name] = found if name not in self.means else self.means[name] + found
+
+    def mean(self, name: str) -> float | None:
+        """None if no element was seen."""
+        total, count = self.means[name].tolist() if name in self.means else (0.0, 0.0)
+        return total / count if count else None
 
     def begin_batch(self) -> None:
         self.batch_stats = None
@@ -60,8 +75,10 @@ class UpdateTotals:
         self.entropy += terms.entropy.item()
         if terms.value_loss.requires_grad:
             self.value_loss = (self.value_loss or 0.0) + terms.value_loss.item()
-        if terms.kl.requires_grad:
-            self.kl = (self.kl or 0.0) + terms.kl.item()
+        if terms.kl_elements is not None:
+            self.average("train/kl_reference", terms.kl_elements, mask)
+        if terms.behaviour is not None:
+            self.average("train/behaviour_weight_mean", terms.behaviour, mask)
         if measure_gap:
             self.gap = max(self.gap or 0.0, logprob_gap(terms.new, terms.old, mask))
 
@@ -77,7 +94,7 @@ class UpdateTotals:
             "train/filtered_groups": self.filtered,
             "train/early_stops": self.early_stops,
             **({"train/value_loss": self.value_loss / max(self.batches, 1)} if self.value_loss is not None else {}),
-            **({"train/kl_reference": self.kl / max(self.batches, 1)} if self.kl is not None else {}),
+            **{name: mean for name in self.means if (mean := self.mean(name)) is not None},
             **({"train/logprob_gap": self.gap} if self.gap is not None else {}),
             **(self.stats.metrics() if self.stats else {}),
         }
@@ -89,6 +106,7 @@ class Trainer:
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
+        iterations: of the run, what shares of the learning rate's schedule refer to.
     """
 
     policy: Policy
@@ -101,6 +119,8 @@ class Trainer:
     max_steps: int
     max_bad_updates: int
     weight_version: int = 0
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    iterations: int = 1
     bad_in_a_row: int = field(default=0, init=False)
     last_finite: str = field(default="none yet", init=False)
 
@@ -114,6 +134,10 @@ class Trainer:
         )  # fmt: skip
         self._objective = Objective(self.policy.spec, algorithm, self.max_steps)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
+        control = algorithm.kl_ctrl
+        self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
+        self._schedule = Schedule(self.actor.optim, self.actor.lr_sched, self.iterations)
+        self._average = Average(self.policy) if self.actor.optim.ema_decay is not None else None
         self._fields = [*self.env.obs, "task_id", *self.policy.spec.decision]
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,9 +153,14 @@ class Trainer:
             setattr(self, name, state[name])
 
     def update(
-        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int
-    ) -> tuple[dict[str, float], Batch]:
+        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
+        baselines: Mapping[Start, float] | None = None,
+    ) -> tuple[dict[str, float], Batch]:  # fmt: skip
         """Train on the records of ``results``, which stand in the slab's ``arrays``.
+
+        Args:
+            iteration: from 0.
+            baselines: the return of a greedy episode from each start (``adv_type: remax``).
 
         Returns:
             metrics of the ``train/`` group, and the batch of all episodes (``filter_rewards`` may train on fewer).
@@ -139,20 +168,126 @@ class Trainer:
         Raises:
             NumericalError: ``max_bad_updates`` updates in a row were not finite.
         """
-        batch = self._batch(arrays, results)
+        self._reset_reference(iteration)
         kept = self._kept(results)
         totals = UpdateTotals(filtered=len({r.episode.group_id for r in results} - {r.episode.group_id for r in kept}))
+        penalties = self._penalties(arrays, results, totals)
+        batch = self._batch(arrays, results, penalties, baselines)
         if kept:
-            self._epochs(arrays, batch if len(kept) == len(results) else self._batch(arrays, kept), iteration, totals)
+            trained = batch if len(kept) == len(results) else self._batch(arrays, kept, penalties, baselines)
+            self._epochs(arrays, self._with_proximal(arrays, trained), iteration, totals)
         metrics = totals.metrics()
+        if (kl := totals.mean("train/kl_reference")) is not None:
+            metrics["train/kl_beta"] = self._kl_coefficient.value
+            self._kl_coefficient.update(kl, len(results))
         metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
         metrics["train/weight_version"] = self.weight_version
         if batch.explained_variance is not None:
             metrics["train/explained_variance"] = batch.explained_variance
         return metrics, batch
 
-    def _batch(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> Batch:
-        return make_batch(arrays, results, self._estimator, self.algorithm.reward_type, self._objective.has_value)
+    def state_dict(self) -> dict[str, Any]:
+        """What an update depends on beside policy, optimizer and weight version: numbers and tensors (not copies) by
+        name. Which names there are is a function of the configuration."""
+        state: dict[str, Any] = {"bad_in_a_row": self.bad_in_a_row, "kl_beta": self._kl_coefficient.value}
+        for kind, weights in self._other_weights().items():
+            state |= {f"{kind}.{name}": tensor for name, tensor in weights.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.bad_in_a_row = int(state["bad_in_a_row"])
+        self._kl_coefficient.value = float(state["kl_beta"])
+        for kind, weights in self._other_weights().items():
+            own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{kind}.")}
+            weights.load_state_dict(own)
+
+    def _other_weights(self) -> dict[str, OtherWeights]:
+        """Those that cannot be made again from the configuration."""
+        found: dict[str, OtherWeights] = {}
+        if self._average is not None:
+            found["average"] = self._average
+        if self._reference is not None and self.algorithm.reference_reset_interval is not None:
+            found["reference"] = self._reference
+        return found
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Within it the policy has the weights that are evaluated and exported: the average with ``ema_decay``, else
+        the present ones."""
+        return nullcontext() if self._average is None else self._average.acting()
+
+    def _reset_reference(self, iteration: int) -> None:
+        interval = self.algorithm.reference_reset_interval
+        if self._reference is None or interval is None or iteration == 0 or iteration % interval:
+            return
+        self._reference.follow(1.0)
+        if self.algorithm.reset_optimizer_with_reference:
+            self.optimizer.state.clear()
+
+    def _batch(
+        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], penalties: np.ndarray | None,
+        baselines: Mapping[Start, float] | None,
+    ) -> Batch:  # fmt: skip
+        return make_batch(
+            arrays, results, self._estimator, self.algorithm.reward_type, self._objective.has_value, penalties,
+            baselines,
+        )  # fmt: skip
+
+    def _penalties(
+        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], totals: UpdateTotals
+    ) -> np.ndarray | None:
+        """What is added to the rewards, float32 [R, V]; None if nothing is."""
+        overlong, reward_type = self.reward.overlong_penalty, self.algorithm.reward_type
+        if not (overlong.enable or self.algorithm.use_kl_in_reward):
+            return None
+        found = shaping.nothing(arrays, reward_type)
+        if overlong.enable:
+            found += shaping.overlong(arrays, results, overlong, self.max_steps, reward_type)
+        if self.algorithm.use_kl_in_reward:
+            found -= np.float32(self._kl_coefficient.value) * self._kl_rewards(arrays, results, totals)
+        return found
+
+    def _kl_rewards(
+        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], totals: UpdateTotals
+    ) -> np.ndarray:
+        """KL of each reward's actions towards the reference, float32 [R, V]."""
+        found = shaping.nothing(arrays, self.algorithm.reward_type)
+        rows = np.concatenate([np.asarray(result.rows, np.int64) for result in results])
+        spec, level = self.policy.spec, self.algorithm.logprob_type
+        for part, records in self._scan(arrays, rows):
+            reference = self._reference_evaluation(records)
+            assert reference is not None
+            result = self._evaluate(records) if self._objective.exact_kl else reference
+            steps = torch.from_numpy(arrays["num_steps"][rows[part]]).long().to(self.device)
+            rewards, elements = self._objective.kl_rewards(records, result, reference, steps)
+            mask = granularity.mask(steps, spec.num_action_chunks, spec.action_dim, level)
+            totals.average("train/kl_reference", elements, mask)
+            found[rows[part]] = rewards.cpu().numpy()
+        return found
+
+    def _with_proximal(self, arrays: Mapping[str, np.ndarray], batch: Batch) -> Batch:
+        """The batch with log-probs of the policy before this iteration's first update, if the loss reads them."""
+        if not self._objective.reads_proximal or self._warming_up:
+            return batch
+        found = torch.zeros(len(batch), *self.policy.spec.decision["logprobs"].shape)
+        keep = self._objective.carries_gradient(self._objective.elements(batch, torch.arange(len(batch))))
+        kept = keep.nonzero().flatten()
+        for part, records in self._scan(arrays, batch.rows[kept.numpy()]):
+            found[kept[part]] = self._evaluate(records).logprobs.float().cpu()
+        return replace(batch, proximal=found)
+
+    def _scan(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+        """Records of ``rows`` int64 [n] for a pass without gradients, with their place in ``rows``."""
+        size = self.algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
+        with torch.no_grad():
+            for first in range(0, len(rows), size):
+                part = slice(first, first + size)
+                yield part, gather(arrays, self._fields, rows[part], self.device)
+
+    def _evaluate(self, records: Mapping[str, Tensor]) -> Evaluation:
+        if self._objective.exact_kl:
+            return self.policy.evaluate(records, self.sampling, distribution=True)
+        return self.policy.evaluate(records, self.sampling)
 
     def _kept(self, results: Sequence[EpisodeResult]) -> Sequence[EpisodeResult]:
         algorithm = self.algorithm
@@ -163,9 +298,12 @@ class Trainer:
     def _epochs(
         self, arrays: Mapping[str, np.ndarray], batch: Batch, iteration: int, totals: UpdateTotals
     ) -> None:  # fmt: skip
-        for epoch in range(self.algorithm.update_epoch):
+        epochs, size = self.algorithm.update_epoch, self.actor.global_batch_size
+        steps = -(-len(batch) // size)
+        for epoch in range(epochs):
             order = (self.seed, iteration, epoch)
-            for chosen in optimizer_batches(len(batch), self.actor.global_batch_size, order):
+            for number, chosen in enumerate(optimizer_batches(len(batch), size, order), start=1):
+                self._schedule.apply(self.optimizer, iteration + (epoch * steps + number) / (epochs * steps))
                 if not self._step(arrays, batch, chosen, totals):
                     totals.early_stops += 1
                     break
@@ -178,16 +316,15 @@ class Trainer:
         if not keep.any():
             return True
         totals.begin_batch()
-        if self._objective.reads_sequences:
+        if self._objective.reads_sequences and not self._warming_up:
             elements = self._with_drift(arrays, batch, chosen, elements, keep)
         measure_gap = totals.batches == 0  # the weights are still those that acted
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for part in keep.nonzero().flatten().split(self.actor.micro_batch_size):
-            rows = batch.rows[chosen[part].numpy()]
-            loss += self._micro_batch(arrays, rows, elements.part(part, self.device), totals, measure_gap)
-        if self._warming_up:
-            self._keep_value_gradients_only()
+        with value_head_only(self.policy) if self._warming_up else nullcontext():
+            for part in keep.nonzero().flatten().split(self.actor.micro_batch_size):
+                rows = batch.rows[chosen[part].numpy()]
+                loss += self._micro_batch(arrays, rows, elements.part(part, self.device), totals, measure_gap)
         if self._too_far(totals):
             self.optimizer.zero_grad(set_to_none=True)
             return False
@@ -220,29 +357,25 @@ class Trainer:
     ) -> float:  # fmt: skip
         """Forward and backward of the records in ``rows`` int64 [m]; their share of the loss."""
         records = gather(arrays, self._fields, rows, self.device)
-        reference = self._reference_logprobs(records)
-        terms = self._objective.terms(self.policy.evaluate(records, self.sampling), records, elements, reference)
-        total = self._objective.total(terms, value_only=self._warming_up)
+        in_loss = self._objective.kl_in_loss and not self._warming_up
+        reference = self._reference_evaluation(records) if in_loss else None
+        terms = self._objective.terms(self._evaluate(records), records, elements, reference)
+        total = self._objective.total(terms, self._kl_coefficient.value, value_only=self._warming_up)
         total.backward()
         totals.add(terms, elements.mask, measure_gap)
         return total.item()
 
-    def _reference_logprobs(self, records: Mapping[str, Tensor]) -> Tensor | None:
-        """Of the recorded tokens, float32 [m, T]; None without ``kl_beta``."""
+    def _reference_evaluation(self, records: Mapping[str, Tensor]) -> Evaluation | None:
+        """What the reference says of m records; None without ``kl_beta``."""
         if self._reference is None:
             return None
         with self._reference.acting():
-            return self.policy.evaluate(records, self.sampling).logprobs
+            return self._evaluate(records)
 
     @property
     def _warming_up(self) -> bool:
         """Whether the next optimizer step trains the value head alone."""
         return self._objective.has_value and self.weight_version < self.algorithm.critic_warmup_steps
-
-    def _keep_value_gradients_only(self) -> None:
-        for name, parameter in self.policy.named_parameters():
-            if not name.startswith("value_head"):
-                parameter.grad = None
 
     def _apply(self, loss: float, norm: float, totals: UpdateTotals) -> None:
         totals.batches += 1
@@ -250,6 +383,8 @@ class Trainer:
             self._reject(loss, norm, totals)
             return
         self.optimizer.step()
+        if self._average is not None and self.actor.optim.ema_decay is not None:
+            self._average.follow(1 - self.actor.optim.ema_decay)
         self.weight_version += 1
         self.bad_in_a_row = 0
         self.last_finite = f"loss {loss:.4g}, gradient norm {norm:.4g} at weight version {self.weight_version}"

@@ -68,12 +68,15 @@ class FakePolicy(nn.Module):
             fields["value"] = self._value(features)
         return Decision(fields)
 
-    def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+    def evaluate(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
         features = self._features(records)
         logprobs = self._log_softmax(features, sampling)
         chosen = logprobs.gather(-1, records["action_tokens"].long()[..., None])[..., 0]
         value = self._value(features) if self.value_head is not None else None
-        return Evaluation(chosen, -(logprobs.exp() * logprobs).sum(-1), value)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return Evaluation(chosen, entropy, value, logprobs if distribution else None)
 
     def describe(self) -> Mapping[str, str]:
         return {"model": "fake", "parameters": str(sum(p.numel() for p in self.parameters()))}
@@ -97,7 +100,8 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     """Drive every method of ``policy`` on made-up observations of ``env`` and compare with its spec.
 
     Checks: decision fields have the declared shape and dtype; actions lie within the env's range; equal noise gives
-    equal tokens; ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient.
+    equal tokens; ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient; the
+    distribution of all tokens is one.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -122,6 +126,25 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     gap = float((result.logprobs.detach() - fields["logprobs"]).abs().max())
     _expect(gap <= tolerance, "log-probs of evaluate and act", f"differ by {gap:.2g}", f"at most {tolerance:.2g}")
     _check_gradients(policy, result)
+    _check_distribution(policy, {**obs, **fields}, sampling, tolerance)
+
+
+def _check_distribution(
+    policy: Policy, records: Mapping[str, Tensor], sampling: Sampling, tolerance: float
+) -> None:  # fmt: skip
+    """Probabilities of all tokens add up to 1, and their entropy is the one that ``evaluate`` gives."""
+    with torch.no_grad():
+        result = policy.evaluate(records, sampling, distribution=True)
+    logp = result.distribution
+    shown = "nothing" if logp is None else f"{tuple(logp.shape)}"
+    expected = tuple(result.logprobs.shape)
+    fits = logp is not None and tuple(logp.shape[:2]) == expected and logp.ndim == 3
+    _expect(fits, "distribution of evaluate(…, distribution=True)", shown, f"{expected} and the tokens")
+    assert logp is not None
+    gap = float((logp.exp().sum(-1) - 1).abs().max())
+    _expect(gap <= tolerance, "sum of the distribution's probabilities", f"1 ± {gap:.2g}", f"1 ± {tolerance:.2g}")
+    gap = float((-(logp.exp() * logp).sum(-1) - result.entropy).abs().max())
+    _expect(gap <= 10 * tolerance, "entropy and distribution", f"differ by {gap:.2g}", f"at most {10 * tolerance:.2g}")
 
 
 def _observations(env: EnvSpec, batch: int) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodied.errors import CheckpointError, SpecMismatchError
 from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
-from . import sampling as distribution
+from . import sampling as drawing
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
 from .config import NetConfig
 from .model import Inputs, OpenVLAOFT, ReadOut
@@ -119,13 +119,13 @@ class OpenVLAOFTPolicy(nn.Module):
         """See :meth:`embodied.protocols.Policy.act`."""
 
         def choose(logits: Tensor, position: int) -> Tensor:
-            logp = distribution.log_probs(logits, sampling)
-            return distribution.draw(logp, uniform[:, position : position + logits.shape[1]], sampling)
+            logp = drawing.log_probs(logits, sampling)
+            return drawing.draw(logp, uniform[:, position : position + logits.shape[1]], sampling)
 
         with _acting(self._training_modules):
             read, classes = self._decode(obs, choose)
             value = self._value(read)
-        logp = distribution.log_probs(read.logits, sampling)
+        logp = drawing.log_probs(read.logits, sampling)
         tokens = classes + self.model.net.first_action_id
         fields = {
             "action_tokens": tokens.int(),
@@ -134,17 +134,21 @@ class OpenVLAOFTPolicy(nn.Module):
         }
         return Decision(fields if value is None else {**fields, "value": value})
 
-    def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+    def evaluate(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
         """See :meth:`embodied.protocols.Policy.evaluate`."""
         tokens = records["action_tokens"].long()
         read = self._read_out(records, tokens)
-        logp = distribution.log_probs(read.logits, sampling)
+        logp = drawing.log_probs(read.logits, sampling)
         chosen = logp.gather(-1, (tokens - self.model.net.first_action_id).unsqueeze(-1)).squeeze(-1)
-        return Evaluation(logprobs=chosen, entropy=distribution.entropy(logp), value=self._value(read))
+        return Evaluation(chosen, drawing.entropy(logp), self._value(read), logp if distribution else None)
 
-    def forward(self, records: Mapping[str, Tensor], sampling: Sampling) -> Evaluation:
+    def forward(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
         """:meth:`evaluate`, for wrappers that hook ``forward``."""
-        return self.evaluate(records, sampling)
+        return self.evaluate(records, sampling, distribution)
 
     def decode_actions(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → float32 [B, K, A] in the env's units."""

@@ -120,3 +120,24 @@ def test_grpo_is_zero_where_returns_are_equal_and_only_there(episodes):
         same = len(returns[ids == group].unique()) == 1
         assert (values[ids == group] == 0).all().item() == same
         assert values[ids == group].sum().item() == pytest.approx(0.0, abs=1e-4)
+
+
+def test_remax():
+    returns, greedy = torch.tensor([1.0, 0.0, 0.3, 5.0]), torch.tensor([0.5, 0.5, 0.1 + 0.2, 5.0])
+    got = adv.remax(returns, greedy, torch.tensor([4, 4, 1, 1]))
+    assert got.values.tolist() == [0.5, -0.5, 0.0, 0.0]  # .3 in float32 is not .1 + .2, but the difference is rounding
+    assert (got.groups, got.zero_groups) == (2, 1)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), min_size=2, max_size=12),
+    st.integers(0, 99),
+)
+def test_remax_of_permuted_episodes_is_permuted(episodes, seed):
+    ids, returns = torch.tensor([g for g, _ in episodes]), torch.tensor([r for _, r in episodes])
+    greedy = ids * 0.25
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
+    permuted = adv.remax(returns[order], greedy[order], ids[order])
+    assert torch.equal(permuted.values, adv.remax(returns, greedy, ids).values[order])
+    assert permuted.zero_groups == adv.remax(returns, greedy, ids).zero_groups

@@ -13,6 +13,7 @@ SEEN = Experience(
     group_ids=torch.tensor([5, 5, 8]),
     values=torch.tensor([1.0, 1.0, 0.0, 2.0, 3.0]),
     bootstrap=torch.tensor([0.0, 2.0, 0.0]),
+    baselines=torch.tensor([2.0, 2.0, 4.0]),
 )
 
 
@@ -33,6 +34,12 @@ def test_estimators_of_groups_give_each_element_what_its_episode_has():
     # Deviations ±1: std √2 of the sample, 1 of the population.
     assert values("grpo") == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-6)
     assert values("grpo", std_ddof=0) == pytest.approx([1, 1, -1, 0, 0], abs=2e-6)
+
+
+def test_remax_takes_the_greedy_return_off():
+    assert values("remax") == [1.0, 1.0, -1.0, 0.0, 0.0]  # 3 − 2, 1 − 2, 4 − 4
+    groups = make_estimator("remax")(SEEN).groups
+    assert (groups.groups, groups.zero_groups) == (2, 1)
 
 
 def test_reinforce_plus_plus_is_the_discounted_return_whitened_over_all():

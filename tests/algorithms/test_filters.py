@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algorithms.filters import within_bounds
+from embodied.algorithms.filters import informative, within_bounds
 
 
 def test_groups_with_their_mean_within_the_bounds_are_kept():
@@ -30,3 +30,9 @@ def test_the_order_of_episodes_does_not_matter_and_groups_stay_whole(episodes, s
     assert torch.equal(within_bounds(returns[order], ids[order], 0.3, 0.8), kept[order])
     for group in ids.unique():
         assert len(kept[ids == group].unique()) == 1
+
+
+def test_groups_whose_scores_are_all_equal_teach_nothing():
+    # Group 5: 1, 0. Group 3: three times .1. Group 9: one episode.
+    ids, scores = torch.tensor([5, 3, 3, 5, 9, 3]), torch.tensor([1.0, 0.1, 0.1, 0.0, 1.0, 0.1])
+    assert informative(scores, ids).tolist() == [True, False, False, True, False, False]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from embodied.algorithms.kl import MAX_K3, make_kl, unbiased
+from embodied.algorithms.kl import MAX_K3, full, make_coefficient, make_kl, unbiased
 from embodied.errors import UnknownNameError
 
 
@@ -51,3 +51,42 @@ def test_the_ratio_makes_samples_of_an_older_policy_count_as_those_of_the_presen
 def test_an_unknown_name_is_refused():
     with pytest.raises(UnknownNameError, match=r"algorithm.kl_penalty_type"):
         make_kl("k4")
+
+
+def test_the_exact_kl_and_its_gradient():
+    # As above: .274887. dKL/dlogit_v = π_v (log π_v − log ref_v − KL): .5·(.916291 − .274887) = .320702,
+    # .3·(0 − .274887) = −.082466, .2·(−.916291 − .274887) = −.238236.
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log().requires_grad_()
+    exact = full(logits.log_softmax(-1), torch.tensor([[0.2, 0.3, 0.5]]).log())
+    exact.sum().backward()
+    assert exact.tolist() == [pytest.approx(0.274887, abs=1e-6)]
+    assert logits.grad.tolist() == [pytest.approx([0.320702, -0.082466, -0.238236], abs=1e-6)]
+
+
+def test_a_token_that_sampling_excludes_leaves_the_exact_kl_finite():
+    # π = (½, ½), the reference excludes the second: ½·(ln ½ − 0) + ½·20 = 9.653426.
+    excluded = torch.tensor([0.0, -1e4])
+    assert full(torch.tensor([0.5, 0.5]).log(), excluded).item() == pytest.approx(9.653426, abs=1e-5)
+    assert full(excluded, torch.tensor([0.5, 0.5]).log()).item() == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_the_mean_of_the_estimates_is_the_exact_kl():
+    rng = torch.Generator().manual_seed(0)
+    pi, reference = ((0.5 * torch.randn(5, 8, generator=rng)).log_softmax(-1) for _ in range(2))
+    expected = full(pi, reference)
+    for name in ("k1", "k3"):
+        torch.testing.assert_close((pi.exp() * make_kl(name)(pi, reference)).sum(-1), expected)
+
+
+def test_the_adaptive_coefficient():
+    # Target .1, horizon 100. KL .3: the error 2 is bounded by .2, so 10 episodes make .5·(1 + .2·.1) = .51.
+    beta = make_coefficient(0.5, "adaptive", target_kl=0.1, horizon=100)
+    beta.update(0.3, 10)
+    assert beta.value == pytest.approx(0.51)
+    beta.update(0.11, 50)  # error .1: .51·1.05
+    assert beta.value == pytest.approx(0.5355)
+    beta.update(0.0, 100)  # error −1, bounded by −.2: .5355·.8
+    assert beta.value == pytest.approx(0.4284)
+    fixed = make_coefficient(0.5, "fixed", target_kl=0.1, horizon=100)
+    fixed.update(0.3, 10)
+    assert fixed.value == 0.5

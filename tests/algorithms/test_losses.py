@@ -8,6 +8,7 @@ import torch
 from embodied.algorithms.losses import (
     PolicyLoss,
     aipo,
+    behaviour_weight,
     cispo,
     make_loss,
     off_policy,
@@ -156,3 +157,22 @@ def test_unknown_losses_and_senseless_clips_are_refused():
         make_loss("pppo", 0.2, 0.2)
     with pytest.raises(ConfigError, match=r"clip_ratio_c is 0\.5, expected a number above 1"):
         make_loss("ppo", 0.2, 0.2, 0.5)
+
+
+def test_the_weight_for_the_acting_policy():
+    # exp(lp_prox − lp_behaviour) = .5, 1.5, 4 with a cap of 2.
+    behaviour = torch.zeros(1, 3)
+    proximal = torch.tensor([[0.5, 1.5, 4.0]]).log()
+    assert behaviour_weight(proximal, behaviour, 2.0).tolist() == [pytest.approx([0.5, 1.5, 2.0])]
+    assert behaviour_weight(proximal, behaviour, 2.0, "mask").tolist() == [pytest.approx([0.5, 1.5, 0.0])]
+    assert behaviour_weight(proximal, behaviour, None).tolist() == [pytest.approx([0.5, 1.5, 4.0])]
+
+
+def test_decoupled_loss_clips_around_the_proximal_policy():
+    # lp_behaviour = 0, lp_prox = ln 4, ρ = exp(lp − lp_prox) = 1.5 with A = 2: clipped at 1.28·2, times min(4, cap 2).
+    logprobs = torch.tensor([[math.log(6.0)]], dtype=torch.float64, requires_grad=True)
+    proximal, behaviour = torch.tensor([[math.log(4.0)]], dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    loss = make_loss("tis", LOW, HIGH)(logprobs, proximal, torch.tensor([[2.0]]))
+    total = (loss.per_token * behaviour_weight(proximal, behaviour, 2.0)).sum()
+    assert total.item() == pytest.approx(-5.12)
+    assert loss.clipped.all()
