@@ -140,18 +140,6 @@ class Trainer:
         self._average = Average(self.policy) if self.actor.optim.ema_decay is not None else None
         self._fields = [*self.env.obs, "task_id", *self.policy.spec.decision]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where training stands beyond parameters and optimizer: what a checkpoint keeps (embodied/learn/state.py).
-
-        The KL reference is not in it: it is the policy as it was built (:class:`embodied.learn.reference.Reference`).
-        """
-        return {name: getattr(self, name) for name in ("weight_version", "bad_in_a_row", "last_finite")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""
-        for name in self.state_dict():
-            setattr(self, name, state[name])
-
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
         baselines: Mapping[Start, float] | None = None,
@@ -187,16 +175,23 @@ class Trainer:
         return metrics, batch
 
     def state_dict(self) -> dict[str, Any]:
-        """What an update depends on beside policy, optimizer and weight version: numbers and tensors (not copies) by
-        name. Which names there are is a function of the configuration."""
-        state: dict[str, Any] = {"bad_in_a_row": self.bad_in_a_row, "kl_beta": self._kl_coefficient.value}
+        """What an update depends on beside policy and optimizer, for checkpoints (embodied/learn/state.py): numbers and
+        tensors (not copies) by name. Which names there are is a function of the configuration."""
+        state: dict[str, Any] = {
+            "weight_version": self.weight_version,
+            "bad_in_a_row": self.bad_in_a_row,
+            "last_finite": self.last_finite,
+            "kl_beta": self._kl_coefficient.value,
+        }
         for kind, weights in self._other_weights().items():
             state |= {f"{kind}.{name}": tensor for name, tensor in weights.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
+        self.weight_version = int(state["weight_version"])
         self.bad_in_a_row = int(state["bad_in_a_row"])
+        self.last_finite = str(state["last_finite"])
         self._kl_coefficient.value = float(state["kl_beta"])
         for kind, weights in self._other_weights().items():
             own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{kind}.")}

@@ -378,4 +378,6 @@ def test_a_trainer_goes_on_from_its_state(collected):
 
 def test_a_plain_trainer_has_no_weights_in_its_state(collected):
     env, _, _ = collected
-    assert trainer(env, kl_beta=1.0).state_dict() == {"bad_in_a_row": 0, "kl_beta": 1.0}
+    assert trainer(env, kl_beta=1.0).state_dict() == {
+        "weight_version": 0, "bad_in_a_row": 0, "last_finite": "none yet", "kl_beta": 1.0,
+    }  # fmt: skip
