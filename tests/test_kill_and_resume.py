@@ -15,9 +15,14 @@ from test_run import FAST, HERE, lasting
 
 from embodied import train
 
-# PPO with a warm-up of the value head that ends in the third iteration: until then the rest has no optimizer state.
+# Everything that a run carries from one iteration to the next: a value head whose warm-up ends in the third iteration
+# (until then the rest has no optimizer state), a KL weight that adapts, a reference that moves, averaged weights.
 OPTIONS = (
     "algorithm=ppo", "env.train.reward_mode=dense", "algorithm.critic_warmup_steps=14", "algorithm.kl_beta=0.1",
+    "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.target_kl=0.01", "algorithm.kl_ctrl.horizon=20",
+    "algorithm.kl_penalty_type=k2", "algorithm.reference_reset_interval=2",
+    "algorithm.reset_optimizer_with_reference=false", "actor.optim.ema_decay=0.9",
+    "actor.lr_sched.lr_decay_style=cosine",
     "algorithm.update_epoch=2", "actor.global_batch_size=8", "actor.micro_batch_size=8", "runner.max_epochs=4",
     "runner.save_interval=1", "runner.checkpoint.max_keep=2",
 )  # fmt: skip
@@ -43,7 +48,10 @@ def never_killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert train.main(arguments(folder, "runner.checkpoint.async_save=false")) == 0
     result = outcome(folder)
     assert [row["step"] for row in result["rows"]] == [1, 2, 3, 4]
-    assert result["meta"]["trainer"]["weight_version"] > 14 > result["rows"][1]["train/weight_version"]
+    state = result["meta"]["trainer"]
+    assert state["weight_version"] > 14 > result["rows"][1]["train/weight_version"]
+    assert state["kl_beta"] != 0.1
+    assert {"average.head.weight", "reference.head.weight"} <= state.keys()
     return result
 
 
@@ -59,10 +67,12 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("async_save", [False, True], ids=["waiting", "async"])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "async_save"),
+    [*((moment, True) for moment in MOMENTS), *((moment, False) for moment in ("rollout", "update", "writing"))],
+)
 def test_a_run_killed_at_any_moment_ends_as_one_that_never_was(tmp_path, never_killed, moment, async_save):
-    command = arguments(tmp_path, f"runner.checkpoint.async_save={async_save}")
+    command = arguments(tmp_path, f"runner.checkpoint.async_save={async_save}", "env.num_workers=1")  # starts sooner
     killed = subprocess.run(
         [sys.executable, str(HERE / "killed_run.py"), moment, *command], capture_output=True, text=True, timeout=120
     )

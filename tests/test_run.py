@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
-from embodied import loop, train
-from embodied.errors import CheckpointError
+from embodied import loop, summary, train
+from embodied.errors import CheckpointError, WorkerDiedError
+from embodied.learn.checkpoint import Checkpoints
 from embodied.run_folder import RunFolder, differences
 from embodied.runtime import pool
 
@@ -363,6 +366,83 @@ def test_an_error_while_saving_names_the_checkpoint(monkeypatch, capsys):
     monkeypatch.setattr("embodied.learn.checkpoint.Checkpoints.save", full)
     assert run("runner.max_epochs=1") == 2
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_an_error_in_the_background_ends_the_run_with_its_message(monkeypatch, capsys):
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.save", full)
+    assert run("runner.max_epochs=1") == 2
+    assert "cannot write checkpoint runs/run/checkpoints/000001: " in capsys.readouterr().err
+    assert [row["step"] for row in rows()] == [1], "logged before it was saved"
+
+
+def test_a_run_that_fails_otherwise_still_says_what_went_wrong_in_the_background(monkeypatch, capsys):
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fail(*args: object) -> None:
+        raise WorkerDiedError("worker 0 died", "look at its log")
+
+    log = summary.log
+    monkeypatch.setattr("torch.save", full)
+    monkeypatch.setattr(summary, "log", lambda parts, i, metrics: fail() if i == 2 else log(parts, i, metrics))
+    assert run("runner.save_interval=1") == 2
+    said = capsys.readouterr()
+    assert "worker 0 died" in said.err
+    assert "cannot write checkpoint runs/run/checkpoints/000001: " in said.out
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(1e-6, ["000001", "000002", "000003"]), (1e6, ["000003"])])
+def test_checkpoints_by_the_clock(seconds, kept):
+    assert run(f"runner.save_interval_s={seconds}", "runner.max_epochs=3") == 0
+    assert checkpoints() == kept
+
+
+def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
+    """The disk is slow until the run waits for it, and the signal comes in the rollout before that, twice."""
+    opened, seen, save, wait, collect = threading.Event(), [], torch.save, Checkpoints.wait, loop.collect
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        assert opened.wait(60)
+        save(*args, **kwargs)
+
+    def wait_for_the_disk(self: Checkpoints) -> None:
+        if self._pending is not None:
+            seen.append(checkpoints())
+            opened.set()
+        wait(self)
+
+    def interrupted(parts: Any, collector: Any, iteration: int) -> Any:
+        if iteration == 1:
+            wait_for(lambda: Path("runs/run/checkpoints/.writing-000001").exists(), 60)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return collect(parts, collector, iteration)
+
+    def close(self: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.pool.close()
+        self.slab.close()
+
+    monkeypatch.setattr("torch.save", slow)
+    monkeypatch.setattr(Checkpoints, "wait", wait_for_the_disk)
+    monkeypatch.setattr(loop, "collect", interrupted)
+    monkeypatch.setattr("embodied.build.Collector.close", close)
+    assert run("runner.save_interval=1", "runner.max_epochs=5") == 0
+    assert seen == [[".writing-000001"]]
+    assert checkpoints() == ["000001"]
+    assert [row["step"] for row in rows()] == [1]
+
+
+def test_what_a_killed_run_left_half_written_is_removed_by_the_next():
+    left = Path("runs/run/checkpoints/.writing-000001")
+    assert run("runner.max_epochs=1") == 0
+    left.mkdir()
+    assert run("runner.dry_run=true") == 0
+    assert left.exists(), "a dry run writes nothing"
+    assert run("runner.max_epochs=1") == 0
+    assert checkpoints() == ["000001"]
 
 
 def test_metrics_are_finite():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from embodied.errors import RunFolderError, UnknownNameError
+from embodied.observe import trackers
 from embodied.observe.trackers import JsonlTracker, Trackers, make_trackers
 
 
@@ -119,6 +120,23 @@ def test_all_trackers_are_closed_also_when_one_fails():
     with pytest.raises(OSError, match="gone"):
         Trackers(spies).close()
     assert [spy.closed for spy in spies] == [True] * 3
+
+
+def test_the_id_of_a_run_is_handed_back_to_the_tracker_that_gave_it(tmp_path, monkeypatch):
+    class Service(Spy):
+        def __init__(self, run_id):
+            super().__init__()
+            self.run_id = run_id or "new"
+
+    monkeypatch.setitem(trackers._BACKENDS, "service", lambda folder, resume_step, run_id: Service(run_id))
+    first = make_trackers(["jsonl", "service"], tmp_path)
+    assert first.run_ids == {"service": "new"}
+    again = make_trackers(["jsonl", "service"], tmp_path, 3, {"service": "id 7", "gone": "id 8"})
+    assert again.run_ids == {"service": "id 7"}
+    again.log(4, {"train/loss": 1.0})
+    assert again._named["service"].logged == [(4, {"train/loss": 1.0})]
+    for made in (first, again):
+        made.close()
 
 
 def test_an_unknown_backend_opens_nothing(tmp_path):

@@ -78,6 +78,32 @@ def test_a_second_ctrl_c_is_the_usual_one():
         interrupt_twice(stop)
 
 
+def test_a_second_sigterm_changes_nothing():
+    with StopSignal() as stop:
+        with pytest.raises(Stopped):
+            send()
+        send()
+        done = []
+        stop.hold_during(lambda: (send(), done.append("saved")))
+        assert done == ["saved"]
+
+
+@pytest.mark.parametrize("signals", [0, 1, 2])
+def test_the_end_of_a_run_is_not_cut_short(signals):
+    done = []
+
+    def finish():
+        for _ in range(signals):
+            send()
+        done.append("saved")
+
+    with StopSignal() as stop:
+        stop.hold_during(finish)
+        done.append("closed")
+        assert stop.wanted == (signals > 0)
+    assert done == ["saved", "closed"]
+
+
 def test_handlers_are_given_back():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with StopSignal(), pytest.raises(Stopped):
