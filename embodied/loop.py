@@ -10,19 +10,21 @@ whole (an update, a save) is finished first, and a checkpoint is left from which
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from embodied import summary
+from embodied import rounds, summary
 from embodied.build import Collector, Parts, sampling
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
 from embodied.learn import checkpoint, ranks
 from embodied.observe.trackers import make_trackers
+from embodied.rounds import Collected
 from embodied.runtime.plan import TRAIN, train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import Stopped, StopSignal
-from embodied.types import EpisodeResult
+from embodied.types import Episode, EpisodeResult, Sampling
 
 
 def train(parts: Parts) -> int:
@@ -45,14 +47,15 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
         sections.reset()
         while iteration < runner.max_epochs:
             with sections("time/rollout"):
-                results, stats = collect(parts, collector, iteration)
+                collected = collect(parts, collector, iteration)
             with stop.hold():
                 with sections("time/train"):
-                    metrics, batch = trainer.update(collector.slab.arrays, results, iteration)
+                    arrays, baselines = collector.slab.arrays, collected.baselines
+                    metrics, batch = trainer.update(arrays, collected.results, iteration, baselines)
                 iteration += 1
-                metrics |= summary.rollout(collector, results, stats, batch, sections)
+                metrics |= summary.rollout(collector, collected, batch, sections)
                 if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
-                    with stop.cut_short(), sections("time/eval"):
+                    with stop.cut_short(), sections("time/eval"), trainer.evaluated():
                         metrics |= evaluate(parts, iteration, collector)
                 summary.log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
                 sections.reset()
@@ -109,32 +112,75 @@ def _checkpoint_to_resume(parts: Parts) -> Path | None:
     return None
 
 
-def collect(parts: Parts, collector: Collector, iteration: int) -> tuple[list[EpisodeResult], RolloutStats]:
-    """Run the iteration's plan."""
+def collect(parts: Parts, collector: Collector, iteration: int) -> Collected:
+    """Run the iteration's plan, with what ``dynamic_sampling`` and ``remax`` add to it (:mod:`embodied.rounds`)."""
+    algorithm, side = parts.config.algorithm, parts.checked.train
+    penalty = parts.config.reward.overlong_penalty
+    found: list[RolloutStats] = []
+
+    def run(sampling_round: int, groups: int, taken: frozenset[int]) -> list[EpisodeResult]:
+        plan = plan_of(parts, iteration, sampling_round)[: groups * algorithm.group_size]
+        return _run(parts, collector, plan, replace(job, taken=taken), f"{name}{_nth(sampling_round)}", found)
+
+    name, job = f"iteration {iteration + 1}/{parts.config.runner.max_epochs} rollout", _job(parts)
+    greedy, returned = [], None
+    if algorithm.adv_type == "remax":  # first, because rows of its records need not stay
+        plain = replace(
+            job, sampling=Sampling(do_sample=False), keep_records=False, value_truncated=False, value_terminated=False
+        )
+        greedy = _run(
+            parts, collector, rounds.greedy_plan(plan_of(parts, iteration)), plain, f"{name}, greedy", found
+        )  # fmt: skip
+        returned = rounds.baselines(greedy, penalty, side.max_steps)
+    most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
+    judge = rounds.make_judge(algorithm, penalty, side.max_steps)
+    results, everything, number = rounds.fill(run, parts.sizes.groups, most, judge)
+    return Collected(results, everything, rounds.add_up(found), number, greedy, returned)
+
+
+def plan_of(parts: Parts, iteration: int, sampling_round: int = 0) -> list[Episode]:
+    """The iteration's plan, or that of a refill."""
     config, side = parts.config, parts.checked.train
-    bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
     plan = train_plan(
         side.spec, seed=config.runner.seed, iteration=iteration, episodes=parts.sizes.episodes,
         group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
-        env_seed=side.config.seed,
+        env_seed=side.config.seed, sampling_round=sampling_round,
     )  # fmt: skip
     video = side.config.video_cfg
-    if video.save_video:
+    if video.save_video and not sampling_round:
         plan = with_videos(plan, Path(video.video_base_dir) / f"{iteration + 1:06d}", video.max_videos)
-    job = Job(
+    return plan
+
+
+def _job(parts: Parts) -> Job:
+    config, side = parts.config, parts.checked.train
+    bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
+    return Job(
         sampling(config.algorithm.sampling_params), config.runner.seed, TRAIN, parts.trainer.weight_version,
         side.max_steps, keep_records=True, num_slots=side.config.total_num_envs,
         ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
         value_truncated=bootstraps, value_terminated=bootstraps and always,
     )  # fmt: skip
+
+
+def _run(
+    parts: Parts, collector: Collector, plan: list[Episode], job: Job, name: str, found: list[RolloutStats]
+) -> list[EpisodeResult]:
+    """Run ``plan`` under a progress bar called ``name``; its statistics go into ``found``."""
     done: list[bool] = []
-    with parts.console.progress(f"iteration {iteration + 1}/{config.runner.max_epochs} rollout", len(plan)) as bar:
+    with parts.console.progress(name, len(plan)) as bar:
 
         def advance(result: EpisodeResult) -> None:
             done.append(result.success)
             bar.advance(1, success=f"{sum(done)}/{len(done)}")
 
-        return collector.rollout.collect(plan, job, advance)
+        results, stats = collector.rollout.collect(plan, job, advance)
+    found.append(stats)
+    return results
+
+
+def _nth(sampling_round: int) -> str:
+    return f", round {sampling_round + 1}" if sampling_round else ""
 
 
 def finish(parts: Parts, iteration: int, saved: int) -> None:

@@ -214,6 +214,22 @@ class AlgorithmConfig(Section):
     )
     rewards_lower_bound: float = Field(0.1, description="filter_rewards: least mean return of a group.")
     rewards_upper_bound: float = Field(0.9, description="filter_rewards: largest mean return of a group.")
+    dynamic_sampling: bool = Field(
+        False,
+        description="Replace groups without a gradient (all scores equal, or beyond filter_rewards) by groups of new "
+        "starts, before training.",
+    )
+    max_sampling_rounds: int = Field(
+        3,
+        ge=1,
+        description="dynamic_sampling: rollouts of an iteration at most, the first included. What is missing then "
+        "stays as it is.",
+    )
+    filter_reward_metric: Literal["return", "success"] = Field(
+        "return",
+        description="dynamic_sampling: which score of the episodes must differ: return = rewards with the overlong "
+        "penalty, success.",
+    )
     rollout_epoch: int = Field(
         1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs."
     )
@@ -592,11 +608,33 @@ def check(config: Config) -> None:
             "set algorithm.kl_penalty_type=low_var_kl or algorithm.unbiased_kl_estimate=false",
         )
     _check_schedule(config)
+    _check_rounds(config)
     if config.actor.micro_batch_size > config.actor.global_batch_size:
         raise ConfigError(
             f"actor.micro_batch_size {config.actor.micro_batch_size} is larger than "
             f"actor.global_batch_size {config.actor.global_batch_size}",
             "lower actor.micro_batch_size: it is the part of an optimizer batch that is computed at once",
+        )
+
+
+def _check_rounds(config: Config) -> None:
+    algorithm = config.algorithm
+    compared = (*GROUP_ADVANTAGES, "reinforce_plus_plus_baseline")
+    if algorithm.dynamic_sampling and algorithm.adv_type not in compared:
+        raise ConfigError(
+            f"algorithm.dynamic_sampling refills groups whose episodes do not differ, and algorithm.adv_type "
+            f"{algorithm.adv_type} does not compare the episodes of a group",
+            f"set algorithm.dynamic_sampling=false, or algorithm.adv_type to one of {', '.join(compared)}",
+        )
+    if algorithm.dynamic_sampling and algorithm.max_sampling_rounds == 1:
+        raise ConfigError(
+            "algorithm.dynamic_sampling with max_sampling_rounds 1 never refills anything",
+            "set algorithm.max_sampling_rounds to 2 or more, or algorithm.dynamic_sampling=false",
+        )
+    if algorithm.adv_type == "remax" and not algorithm.sampling_params.do_sample:
+        raise ConfigError(
+            "algorithm.adv_type remax with sampling_params.do_sample false compares the greedy episode with itself",
+            "set algorithm.sampling_params.do_sample=true",
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,16 +10,16 @@ from embodied.build import Collector, Parts
 from embodied.learn.batch import Batch
 from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
-from embodied.runtime.rollout import RolloutStats
-from embodied.types import EpisodeResult
+from embodied.rounds import Collected
 
 ACTION_BINS = 256
 
 
 def rollout(
-    collector: Collector, results: Sequence[EpisodeResult], stats: RolloutStats, batch: Batch, sections: Sections
-) -> dict[str, float]:
-    """The ``rollout/`` metrics of an iteration, and who waited for whom in it."""
+    collector: Collector, collected: Collected, batch: Batch, sections: Sections
+) -> dict[str, float]:  # fmt: skip
+    """The ``rollout/`` metrics of an iteration, of all its episodes, and who waited for whom in it."""
+    results, stats = collected.episodes, collected.stats
     returns = np.array([result.episode_return for result in results])
     successes, seconds = sum(result.success for result in results), sections.seconds("time/rollout")
     low, high = wilson(successes, len(results))
@@ -39,6 +38,7 @@ def rollout(
         "rollout/batch_size_mean": stats.chunks / max(stats.policy_calls, 1),
         "rollout/zero_advantage_share": batch.groups.zero_share,
         "rollout/action_bin_usage": len(np.unique(collector.slab.arrays["action_tokens"][batch.rows])) / ACTION_BINS,
+        **_beside_the_plan(collected),
         "time/policy_share": sections.seconds("rollout/policy") / seconds,
         "time/env_wait_share": sections.seconds("rollout/wait") / seconds,
         "time/worker_reset_s": stats.reset_s,
@@ -47,6 +47,17 @@ def rollout(
         "time/worker_video_s": stats.video_s,
         "memory/pss_gb": sum(map(proportional_memory, [os.getpid(), *collector.pool.pids])) / 1e9,
     }
+
+
+def _beside_the_plan(collected: Collected) -> dict[str, float]:
+    """Of refills and greedy episodes, if there were any."""
+    found: dict[str, float] = {}
+    if collected.rounds > 1 or collected.dropped_groups:
+        found |= {"rollout/sampling_rounds": collected.rounds, "rollout/dropped_groups": collected.dropped_groups}
+    if collected.greedy:
+        returns = [result.episode_return for result in collected.greedy]
+        found |= {"rollout/greedy_episodes": len(returns), "rollout/greedy_return_mean": float(np.mean(returns))}
+    return found
 
 
 def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
@@ -83,18 +94,23 @@ def plan_lines(parts: Parts) -> list[list[str]]:
     from embodied.runtime.slab import slab_bytes
 
     config, sizes, train = parts.config, parts.sizes, parts.checked.train
+    algorithm, actor = config.algorithm, config.actor
     slots = config.env.train.total_num_envs
     chunk = parts.policy.spec.num_action_chunks
     return [
         ["tasks", f"{len(train.spec.tasks)} ({sum(train.spec.num_init_states)} starts)"],
-        ["episodes per iteration", f"{sizes.episodes} = {sizes.groups} starts × {config.algorithm.group_size}"],
+        ["episodes per iteration", f"{sizes.episodes} = {sizes.groups} starts × {algorithm.group_size}{_extra(parts)}"],
         [
             "steps of an episode",
             f"at most {train.max_steps} control steps = {-(-train.max_steps // chunk)} chunks of {chunk}",
         ],
         [
             "optimizer steps per iteration",
-            f"at most {sizes.optimizer_steps} of {config.actor.global_batch_size} records",
+            f"at most {sizes.optimizer_steps} of {actor.global_batch_size} records",
+        ],
+        [
+            "gradient accumulation",
+            f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
         ],
         ["env slots, workers", f"{slots}, {num_workers(config.env.num_workers, slots)}"],
         [
@@ -106,6 +122,19 @@ def plan_lines(parts: Parts) -> list[list[str]]:
         ["device", f"{parts.device}, {config.runner.num_threads} threads"],
         ["run folder", str(parts.folder.path)],
     ]
+
+
+def _extra(parts: Parts) -> str:
+    """What an iteration may run beside its plan; all of it fits into the same rows."""
+    algorithm, groups = parts.config.algorithm, parts.sizes.groups
+    texts = []
+    if algorithm.dynamic_sampling:
+        refills = algorithm.max_sampling_rounds - 1
+        texts.append(f"at most {refills} refills of groups without a gradient, into the rows of those")
+    if algorithm.adv_type == "remax":
+        starts = groups if parts.checked.train.config.use_fixed_reset_state_ids else parts.sizes.episodes
+        texts.append(f"{starts} greedy episodes, whose records are not kept")
+    return "".join(f"; {text}" for text in texts)
 
 
 def places(parts: Parts) -> list[list[str]]:

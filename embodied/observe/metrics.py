@@ -23,6 +23,10 @@ METRICS: dict[str, str] = {
     "rollout/chunks_per_s": "chunk decisions a second of rollout, over all env slots, 1/s",
     "rollout/batch_size_mean": "mean number of observations that one call of the policy answered, rows",
     "rollout/zero_advantage_share": "share of groups whose advantages are all 0, so that they give no gradient, 0..1",
+    "rollout/sampling_rounds": "rollouts until enough groups had a gradient (dynamic_sampling), if more than 1, count",
+    "rollout/dropped_groups": "groups that were run and replaced because they had no gradient, count",
+    "rollout/greedy_episodes": "episodes without sampling, one a start (adv_type remax), count",
+    "rollout/greedy_return_mean": "mean over those episodes of the sum of rewards",
     "rollout/action_bin_usage": "share of the 256 action bins that were sampled at least once, 0..1",
     # What the updates of an iteration did.
     "train/loss": "mean over the iteration's updates of what is minimised, the sum of all terms of the loss",

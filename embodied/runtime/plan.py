@@ -10,6 +10,7 @@ import numpy as np
 from embodied.types import EnvSpec, Episode, Start
 
 TRAIN, EVAL = 0, 1  # streams of the random generator, so that no two purposes share numbers
+ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
 
 
 def train_plan(
@@ -21,6 +22,7 @@ def train_plan(
     group_size: int,
     shared_start: bool = True,
     env_seed: int = 0,
+    sampling_round: int = 0,
 ) -> list[Episode]:
     """Episodes of one training iteration, a group's episodes next to each other.
 
@@ -31,6 +33,8 @@ def train_plan(
         episodes: how many; a multiple of ``group_size``.
         shared_start: the episodes of a group share one start (what group-relative advantages need).
         env_seed: added to the seed of each start.
+        sampling_round: above 0 for refills (``algorithm.dynamic_sampling``), which have an order of starts and ids of
+            their own, so that how many were needed changes nothing of later iterations.
 
     >>> spec = EnvSpec({}, (), 1, (-1.0,), (1.0,), ("push", "pull"), (3, 3), 10, 20.0)
     >>> plan = train_plan(spec, seed=0, iteration=0, episodes=4, group_size=2)
@@ -39,20 +43,24 @@ def train_plan(
     """
     per_start = group_size if shared_start else 1
     num_starts = episodes // per_start
-    starts = _starts(spec, seed, iteration * num_starts, num_starts, env_seed)
-    first_group = iteration * (episodes // group_size)
+    starts = _starts(spec, [seed, TRAIN], iteration * num_starts, num_starts, env_seed, sampling_round)
+    first_id = sampling_round * ROUND_IDS
+    first_group = first_id + iteration * (episodes // group_size)
     return [
-        Episode(iteration * episodes + i, first_group + i // group_size, starts[i // per_start])
+        Episode(first_id + iteration * episodes + i, first_group + i // group_size, starts[i // per_start])
         for i in range(episodes)
     ]
 
 
-def _starts(spec: EnvSpec, seed: int, first: int, count: int, env_seed: int) -> list[Start]:
+def _starts(
+    spec: EnvSpec, seed: list[int], first: int, count: int, env_seed: int, sampling_round: int
+) -> list[Start]:  # fmt: skip
     pairs = [(task, state) for task, states in enumerate(spec.num_init_states) for state in range(states)]
     starts = []
     for index in range(first, first + count):
         epoch, position = divmod(index, len(pairs))
-        task, state = pairs[int(np.random.default_rng([seed, TRAIN, epoch]).permutation(len(pairs))[position])]
+        key = [*seed, epoch, sampling_round] if sampling_round else [*seed, epoch]
+        task, state = pairs[int(np.random.default_rng(key).permutation(len(pairs))[position])]
         starts.append(Start(task, state, env_seed + index))
     return starts
 

@@ -47,6 +47,7 @@ class Job:
         value_truncated: also observe where a truncated episode ended, and let the policy say the value of that; needs
             ``keep_records`` and one more row an episode.
         value_terminated: the same for terminated episodes.
+        taken: rows of the slab that hold what must stay.
     """
 
     sampling: Sampling
@@ -60,6 +61,7 @@ class Job:
     auto_reset: bool = True
     value_truncated: bool = False
     value_terminated: bool = False
+    taken: frozenset[int] = frozenset()
 
     def rows_needed(self, chunk: int) -> int:
         """Slab rows that one episode may take, with ``chunk`` actions a record."""
@@ -195,17 +197,17 @@ class _Run:
         self.running: dict[int, Running] = {}
         self.ready: list[int] = []
         self.idle = deque(range(min(job.num_slots, rollout._pool.num_slots)))
-        self.rows = Rows(rollout._slab.rows)
+        self.rows = Rows(rollout._slab.rows, job.taken)
         self.results: list[EpisodeResult] = []
         self.stats = RolloutStats()
         self._rows_needed = job.rows_needed(rollout._chunk)
         self._reserved = 0  # rows that running episodes may still take
         self._policy_act = fast_act(rollout._policy, rollout._device, rollout._schedule.enforce_eager)
         episodes = len(plan) if job.keep_records else 1
-        if episodes * self._rows_needed > rollout._slab.rows:
+        if episodes * self._rows_needed > self.rows.free:
             raise ConfigError(
                 f"{episodes} episodes of {job.max_steps} control steps need {episodes * self._rows_needed} rows "
-                f"and the slab has {rollout._slab.rows}",
+                f"and the slab has {self.rows.free}",
                 "allocate the slab with rows_needed(…), or run fewer episodes",
             )
 

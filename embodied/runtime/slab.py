@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -116,8 +116,8 @@ class Rows:
     (0, 1, 0)
     """
 
-    def __init__(self, count: int) -> None:
-        self._free = list(range(count - 1, -1, -1))
+    def __init__(self, count: int, taken: Collection[int] = ()) -> None:
+        self._free = [row for row in range(count - 1, -1, -1) if row not in taken]
 
     @property
     def free(self) -> int:

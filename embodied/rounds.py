@@ -1,0 +1,110 @@
+"""What an iteration runs beside its plan: refills for groups that teach nothing, and greedy episodes to compare with.
+
+    round 0: the plan ──▶ groups whose returns differ stay, with their rows
+    round r: as many new starts as are missing, into the rows of those that did not   (until none is, or the last round)
+
+The plan of a round is a pure function of seed, iteration and round, so that a resumed run meets the same starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from embodied.algorithms import filters
+from embodied.learn.shaping import episode_penalties
+from embodied.runtime.rollout import RolloutStats
+from embodied.schema import AlgorithmConfig, OverlongPenaltyConfig
+from embodied.types import Episode, EpisodeResult, Start
+
+Run = Callable[[int, int, frozenset[int]], list[EpisodeResult]]
+"""``(round, groups, rows that must stay) → episodes of so many groups``, in the order of the plan."""
+
+Judge = Callable[[Sequence[EpisodeResult]], list[bool]]
+"""Whether each episode's group teaches anything."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """An iteration's episodes."""
+
+    results: list[EpisodeResult]  # those to be trained on, in the order of rounds and plan, with records
+    episodes: list[EpisodeResult]  # all that were run with sampling; rows of dropped ones hold other records by now
+    stats: RolloutStats  # of all rounds, greedy episodes included
+    rounds: int = 1
+    greedy: Sequence[EpisodeResult] = ()  # one a start (``adv_type: remax``), without records
+    baselines: Mapping[Start, float] | None = None  # what they returned
+
+    @property
+    def dropped_groups(self) -> int:
+        """Groups that were run and not kept."""
+        return len(_groups(self.episodes) - _groups(self.results))
+
+
+def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[EpisodeResult], list[EpisodeResult], int]:
+    """Run until ``groups`` groups teach something, at most ``max_rounds`` times.
+
+    What is still missing then is filled by groups of the last round that teach nothing: they carry no gradient, and
+    keep the denominators those of a full batch.
+
+    Returns:
+        episodes to be trained on, all that were run, and how many rounds it took.
+    """
+    kept: list[EpisodeResult] = []
+    everything: list[EpisodeResult] = []
+    for number in range(max_rounds):
+        results = run(number, groups - len(_groups(kept)), taken_rows(kept))
+        everything += results
+        last = number == max_rounds - 1
+        kept += [result for result, good in zip(results, judge(results), strict=True) if good or last]
+        if len(_groups(kept)) == groups:
+            break
+    return kept, everything, number + 1
+
+
+def taken_rows(results: Sequence[EpisodeResult]) -> frozenset[int]:
+    """Rows of the slab that hold records (or final observations) of ``results``."""
+    rows = {row for result in results for row in (*result.rows, result.final_row)}
+    return frozenset(rows - {-1})
+
+
+def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, max_steps: int) -> Judge:
+    """Whether ``dynamic_sampling`` keeps an episode's group: its scores (``filter_reward_metric``) are not all equal,
+    and with ``filter_rewards`` their mean return lies within the bounds."""
+
+    def judge(results: Sequence[EpisodeResult]) -> list[bool]:
+        ids = torch.tensor([result.episode.group_id for result in results])
+        returns = torch.tensor([result.episode_return for result in results], dtype=torch.float64)
+        scores = returns + episode_penalties(results, penalty, max_steps)
+        if algorithm.filter_reward_metric == "success":
+            scores = torch.tensor([float(result.success) for result in results])
+        good = filters.informative(scores, ids)
+        if algorithm.filter_rewards:
+            good &= filters.within_bounds(returns, ids, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
+        return [bool(value) for value in good.tolist()]
+
+    return judge
+
+
+def greedy_plan(plan: Sequence[Episode]) -> list[Episode]:
+    """One episode of each start of ``plan``, without video."""
+    first = {episode.start: episode for episode in reversed(plan)}
+    return [Episode(e.episode_id, e.group_id, e.start) for e in plan if first[e.start] is e]
+
+
+def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, max_steps: int) -> dict[Start, float]:
+    """What the greedy episode of each start returned, less its penalty."""
+    penalties = episode_penalties(greedy, penalty, max_steps).tolist()
+    return {r.episode.start: r.episode_return + p for r, p in zip(greedy, penalties, strict=True)}
+
+
+def add_up(stats: Sequence[RolloutStats]) -> RolloutStats:
+    """Counts and seconds of several calls of ``collect``."""
+    names = [field.name for field in fields(RolloutStats)]
+    return RolloutStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
+
+
+def _groups(results: Sequence[EpisodeResult]) -> set[int]:
+    return {result.episode.group_id for result in results}
