@@ -79,6 +79,7 @@ def check(composed: Composed) -> Checked:
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
     _check_queues(config)
+    _check_penalty(config, train)
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
         raise CheckpointError(
             f"no checkpoint at {ckpt} (no meta.json)",
@@ -91,6 +92,16 @@ def check(composed: Composed) -> Checked:
     for env in {side.identity: side.env for side in (train, evaluation)}.values():
         env.preflight()
     return Checked(composed, train, evaluation)
+
+
+def _check_penalty(config: schema.Config, side: EnvSide) -> None:
+    penalty = config.reward.overlong_penalty
+    if penalty.enable and penalty.buffer_length > side.max_steps and not config.runner.only_eval:
+        raise ConfigError(
+            f"reward.overlong_penalty.buffer_length {penalty.buffer_length} is more than the {side.max_steps} control "
+            "steps of an episode: every episode would be penalised",
+            f"set reward.overlong_penalty.buffer_length to {side.max_steps} or less",
+        )
 
 
 def _check_queues(config: schema.Config) -> None:
@@ -138,6 +149,8 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     """The policy on its device, found to fit both sides' envs; each rollout binds it to its own."""
     import torch
 
+    from embodied.learn.freeze import freeze
+
     runner, model = checked.config.runner, checked.config.actor.model
     if runner.deterministic:
         reproducible_arithmetic()
@@ -145,6 +158,7 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     device = _device(runner.device)
     _seed_generators(runner.seed)
     policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
+    freeze(policy, model.freeze_patterns)
     policy.to(device)
     for side in (checked.eval, checked.train):
         policy.bind(side.spec)

@@ -365,7 +365,17 @@ class RolloutConfig(Section):
 
 
 class ModelConfig(OpenSection):
-    pass
+    freeze_pattern: str | list[str] | None = Field(
+        None,
+        description="Regular expressions; parameters in whose name one of them is found are not trained, whatever else "
+        "says so. A model that takes the key itself is given it as well.",
+    )
+
+    @property
+    def freeze_patterns(self) -> list[str]:
+        """As a list."""
+        given = self.freeze_pattern
+        return [given] if isinstance(given, str) else given or []
 
 
 class OptimConfig(Section):
@@ -534,6 +544,9 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     given = dict(section.model_extra or {})
     own = [f.alias or name for name, f in type(section).model_fields.items()]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if isinstance(section, ModelConfig) and (takes_any or "freeze_pattern" in signature.parameters):
+        # It may choose number formats by what is frozen.
+        given |= {"freeze_pattern": section.freeze_pattern} if section.freeze_pattern is not None else {}
     for name in given:
         if name not in signature.parameters and not takes_any:
             raise unknown_key(f"{path}.{name}", [*own, *signature.parameters])
@@ -568,6 +581,7 @@ def episodes_per_iteration(config: Config) -> int:
 def check(config: Config) -> None:
     """Refuse combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
     algorithm, episodes = config.algorithm, episodes_per_iteration(config)
+    _check_patterns(config.actor.model)
     slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
     if (config.env.num_workers or 1) > slots:
         raise ConfigError(
@@ -615,6 +629,16 @@ def check(config: Config) -> None:
             f"actor.global_batch_size {config.actor.global_batch_size}",
             "lower actor.micro_batch_size: it is the part of an optimizer batch that is computed at once",
         )
+
+
+def _check_patterns(model: ModelConfig) -> None:
+    for pattern in model.freeze_patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"actor.model.freeze_pattern '{pattern}' is no regular expression: {error}", "correct it"
+            ) from error
 
 
 def _check_rounds(config: Config) -> None:

@@ -268,6 +268,9 @@ def test_an_output_folder_that_cannot_be(no_worker, capsys, output, text):
         (["env.num_workers=1", "rollout.channel.queue_size=1"], "rollout.channel.queue_size 1"),
         (["env.train.num_init_states=0"], "num_init_states"),
         (["env.train.num_tasks=0"], "task"),
+        (["actor.model.freeze_pattern=hed"], "'hed' matches none of the policy's 5 parameters. Did you mean 'head'?"),
+        (["actor.model.freeze_pattern='('"], "is no regular expression"),
+        (["reward.overlong_penalty.enable=true", "reward.overlong_penalty.buffer_length=11"], "11 is more than the 10"),
     ],
 )
 def test_a_wrong_command_exits_2_before_any_worker(no_worker, capsys, overrides, text):
@@ -502,3 +505,26 @@ def test_each_side_gives_the_policy_its_own_tasks(monkeypatch):
     assert run("env.train.num_tasks=1", "env.eval.num_tasks=3", "runner.val_check_interval=1") == 0
     changes = [number for i, number in enumerate(acted) if i == 0 or acted[i - 1] != number]
     assert changes == [1, 3, 1, 3]
+
+
+def test_what_a_pattern_freezes_is_not_trained_whatever_the_policy():
+    patterns = "actor.model.freeze_pattern=['^task','body[.]0[.]bias']"
+    assert run(patterns, "env.train.reward_mode=dense", "runner.max_epochs=1") == 0
+    meta = json.loads(Path("runs/run/checkpoints/000001/meta.json").read_text())
+    assert set(meta["parameters"]) == {"body.0.weight", "head.weight", "head.bias"}
+    assert rows()[0]["train/optimizer_steps"] == 1
+
+
+def test_the_average_of_the_weights_is_what_is_evaluated():
+    """With a decay of nearly 1 the average stays where training began, however far the trained weights go."""
+    options = ("actor.optim.lr=0.1", "env.train.reward_mode=dense", "runner.val_check_interval=1")
+    options = (*options, "env.eval.reward_mode=dense", "env.eval.success_distance=0.0", "runner.max_epochs=1")
+    assert run(*options, "actor.optim.ema_decay=0.9999999", name="average") == 0
+    assert run(*options, name="present") == 0
+    assert run(*options, "runner.ckpt_path=null", name="began", entry="eval") == 0
+    returns = {
+        name: [e["return"] for e in json.loads(Path(f"runs/{name}/eval/{file}.json").read_text())["episodes"]]
+        for name, file in (("average", "000001"), ("present", "000001"), ("began", "000000"))
+    }
+    assert returns["average"] == returns["began"] != returns["present"]
+    assert checkpoint_bytes(1, "average").keys() == checkpoint_bytes(1, "present").keys()
