@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +15,7 @@ from embodied.errors import ConfigError, did_you_mean
 
 from .checkpoint import VALUE_HEAD_FILE, Folder, ignored, load_exact
 from .config import NetConfig
+from .files import read_safetensors
 from .initialize import initialize
 from .lora import TRAINED_IN_FULL, inject, load_adapter, lora_folder
 from .model import OpenVLAOFT
@@ -37,7 +37,7 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     net = _net_config(settings, folder)
     tokenizer = PromptTokenizer(EMBEDDED if folder is None else folder.tokenizer, net.vocab_size)
     policy = OpenVLAOFTPolicy(
-        model=_network(settings, net, tokenizer.eos_id, folder, device),
+        model=build_network(settings, net, tokenizer.eos_id, folder, device),
         tokenizer=tokenizer,
         pixels=PixelProcessor(net.image_size, settings.center_crop, folder.pixel_statistics if folder else None),
         statistics=_statistics(settings, net, folder),
@@ -62,7 +62,7 @@ def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
         said = folder.policy.get(key, getattr(settings, key))
         if said != getattr(settings, key):
             raise bad(key, getattr(settings, key), f"{folder.path}/policy.json says {said!r}", f"set it to {said!r}")
-    return settings.net_config(folder.net_config(), with_conventions=bool(folder.policy))
+    return settings.net_config(folder.net_config(settings.tower_hints), with_conventions=bool(folder.policy))
 
 
 def _is_open(settings: Settings, folder: Folder | None) -> bool:
@@ -72,8 +72,8 @@ def _is_open(settings: Settings, folder: Folder | None) -> bool:
     return folder.policy.get("attention_open", "net" not in folder.policy)
 
 
-def _network(
-    settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None, device: torch.device | str
+def build_network(
+    settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None, device: torch.device | str = "cpu"
 ) -> OpenVLAOFT:
     """Built without memory or random numbers, then filled."""
     with torch.device("meta"):
@@ -95,7 +95,7 @@ def _value_head(settings: Settings, net: NetConfig, folder: Folder | None) -> Va
     with torch.device("meta"):
         head = ValueHead(net.hidden_size, settings.values)
     if folder is not None and (folder.path / VALUE_HEAD_FILE).is_file():
-        load_exact(head, load_file(str(folder.path / VALUE_HEAD_FILE)).items(), [])
+        load_exact(head, read_safetensors(folder.path / VALUE_HEAD_FILE), [])
     else:
         head.to_empty(device="cpu")
         initialize(head, net, settings.seed, prefix="value_head.")

@@ -9,27 +9,29 @@
     vision_backbone--*.pt     optional, towers with FiLM layers (see .film); instead of those in the weights
     policy.json               ours: what config.json does not say (attention, images, chunk, …)
 
-Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, every parameter is filled.
+Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, every parameter is filled. Names that
+other programs give to the same tensors are understood (:mod:`.names`). Without policy.json, sizes are those of the
+tensors (:mod:`.shapes`) and conventions those of the configuration.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
 
-from .config import OPENVLA_7B, NetConfig
+from .config import NetConfig
+from .files import read_json, read_pt, read_safetensors, read_shapes
 from .film import FILM_FILE, FILM_LAYER, read_film
-from .pt_file import read_pt
+from .names import released_name
+from .shapes import NO_HINTS, TowerHints, sizes_of
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -61,8 +63,14 @@ class Folder:
     path: Path
 
     @classmethod
-    def open(cls, model_path: str) -> Folder:
-        """Raises CheckpointError if it is no such folder, or one that token RL cannot start from."""
+    def open(cls, model_path: str, for_tokens: bool = True) -> Folder:
+        """
+        Args:
+            for_tokens: refuse a checkpoint whose actions do not come from tokens.
+
+        Raises:
+            CheckpointError: it is no such folder, or one that token RL cannot start from.
+        """
         path = Path(model_path).expanduser()
         if not path.is_dir():
             raise CheckpointError(
@@ -71,19 +79,19 @@ class Folder:
             )
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} has no config.json", "set actor.model.model_path to a Hugging Face folder")
-        for pattern, (reason, fix) in REFUSED.items():
+        for pattern, (reason, fix) in REFUSED.items() if for_tokens else ():
             if found := next(path.glob(pattern), None):
                 raise CheckpointError(f"{path} cannot be used: {reason} (it has {found.name})", fix)
         return cls(path)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return _json(self.path / "config.json")
+        return read_json(self.path / "config.json")
 
     @cached_property
     def policy(self) -> dict[str, Any]:
         """The sidecar; empty for checkpoints of others."""
-        return _json(self.path / "policy.json") if (self.path / "policy.json").is_file() else {}
+        return read_json(self.path / "policy.json") if (self.path / "policy.json").is_file() else {}
 
     @property
     def tokenizer(self) -> Path:
@@ -93,35 +101,60 @@ class Folder:
     def pixel_statistics(self) -> Sequence[Mapping[str, Any]] | None:
         """``tvf_normalize_params`` (not ``means``/``stds``, which were not what training used), or None."""
         file = self.path / "preprocessor_config.json"
-        return _json(file).get("tvf_normalize_params") if file.is_file() else None
+        return read_json(file).get("tvf_normalize_params") if file.is_file() else None
 
-    def net_config(self) -> NetConfig:
-        """Sizes, and conventions if there is a sidecar. Other folders: released towers, text sizes of config.json."""
+    def net_config(self, hints: Sequence[TowerHints] = NO_HINTS) -> NetConfig:
+        """Sizes and conventions if there is a sidecar; of other folders the sizes.
+
+        Args:
+            hints: what the tensors of towers other than the released ones do not tell.
+        """
         if "net" in self.policy:
-            return NetConfig.from_dict(self.policy["net"])
+            return self._recorded(self.policy["net"])
         if (kind := self.config.get("model_type", "openvla")) != "openvla":
             raise CheckpointError(
                 f"{self.path} is a checkpoint of another architecture: model_type {kind!r}, expected 'openvla'",
                 "set actor.model.model_path to an OpenVLA or OpenVLA-OFT folder",
             )
-        if self.config.get("timm_model_ids") != TIMM_IDS:
+        if (towers := self.config.get("timm_model_ids")) is not None and len(towers) != 2:
             raise CheckpointError(
-                f"{self.path}: vision towers {self.config.get('timm_model_ids')}, supported: {TIMM_IDS}",
-                "use an OpenVLA checkpoint with the DINOv2-SigLIP 224 px towers",
+                f"{self.path}: vision towers {towers}, supported: {TIMM_IDS}",
+                "use an OpenVLA checkpoint with the fused DINOv2-SigLIP towers",
             )
-        return replace(OPENVLA_7B, **_text_sizes(self.config.get("text_config", {})))
+        try:
+            return sizes_of(self.shapes(), self.config, hints)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error.message}", error.remedy) from error
+
+    def _recorded(self, values: dict[str, Any]) -> NetConfig:
+        try:
+            return NetConfig.from_dict(values)
+        except (TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"{self.path}/policy.json does not describe a network: {error}", "copy it again, or remove it"
+            ) from error
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
         """Name and statistics of one dataset. Keys may lack the suffix ``_no_noops``."""
         known: dict[str, Any] = dict(self.config.get("norm_stats") or {})
         if (self.path / "dataset_statistics.json").is_file():
-            known |= _json(self.path / "dataset_statistics.json")
+            known |= read_json(self.path / "dataset_statistics.json")
         return choose_statistics(known, unnorm_key, str(self.path))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by name, mapped from the files; of two by one name the later counts."""
+        """Every tensor by its released name, mapped from the files; of two by one name the later counts."""
         for file in self._files():
-            yield from _read(file)
+            yield from ((released_name(name), tensor) for name, tensor in read_safetensors(file))
+        yield from self._extras()
+
+    def shapes(self) -> dict[str, Sequence[int]]:
+        """Of every tensor by its released name, from the headers of the files."""
+        found: dict[str, Sequence[int]] = {
+            released_name(name): shape for file in self._files() for name, shape in read_shapes(file)
+        }
+        return found | {name: tuple(tensor.shape) for name, tensor in self._extras()}
+
+    def _extras(self) -> Iterator[tuple[str, Tensor]]:
         for file in self.path.glob("proprio_projector--*.pt"):
             yield from ((f"proprio_projector.{name}", tensor) for name, tensor in read_pt(file).items())
         for file in self.path.glob(FILM_FILE):
@@ -129,7 +162,7 @@ class Folder:
 
     def _files(self) -> list[Path]:
         if (self.path / INDEX).is_file():
-            names = sorted(set(_json(self.path / INDEX)["weight_map"].values()))
+            names = sorted(set(read_json(self.path / INDEX)["weight_map"].values()))
         else:
             names = ["model.safetensors"]
         missing = [name for name in names if not (self.path / name).is_file()]
@@ -198,31 +231,3 @@ def dead_tensors(folder: Folder, config: NetConfig) -> dict[str, Tensor]:
     """What :func:`ignored` leaves out, for an export that the original code can load."""
     patterns = ignored(config)
     return {name: tensor for name, tensor in folder.tensors() if any(p.match(name) for p in patterns)}
-
-
-def _text_sizes(text: Mapping[str, Any]) -> dict[str, Any]:
-    """What a text_config says; what it leaves out is LlamaConfig's default, as in the 7B preset."""
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "rms_norm_eps",
-        "rope_theta",
-    )
-    return {name: text[name] for name in names if name in text}
-
-
-def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is damaged: {error}", "download or copy it again") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", "download or copy it again") from error

@@ -109,22 +109,6 @@ class NetConfig:
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
-TINY = NetConfig(
-    image_size=64,
-    patch_size=8,
-    featurizer=TowerConfig(width=64, depth=4, heads=4, mlp_width=256, prefix_tokens=5, layer_scale=True),
-    fused_featurizer=TowerConfig(width=64, depth=4, heads=4, mlp_width=256, prefix_tokens=0, layer_scale=False),
-    vocab_size=1024,
-    hidden_size=128,
-    intermediate_size=352,
-    num_hidden_layers=3,  # the zero placeholders leave the first layer without any notion of position
-    num_attention_heads=4,
-    # From scratch, the values of large pretrained networks are far too small at this width.
-    initializer_range=0.08,
-    pos_embed_std=0.5,
-    layer_scale_init=1.0,
-)
-
 OPENVLA_7B = NetConfig(
     image_size=224,
     patch_size=14,
@@ -137,15 +121,40 @@ OPENVLA_7B = NetConfig(
     num_attention_heads=32,
 )
 
+TINY = replace(
+    OPENVLA_7B,
+    image_size=64,
+    patch_size=8,
+    featurizer=replace(OPENVLA_7B.featurizer, width=64, depth=4, heads=4, mlp_width=256),
+    fused_featurizer=replace(OPENVLA_7B.fused_featurizer, width=64, depth=4, heads=4, mlp_width=256),
+    vocab_size=1024,
+    hidden_size=128,
+    intermediate_size=352,
+    num_hidden_layers=3,  # the zero placeholders leave the first layer without any notion of position
+    num_attention_heads=4,
+    # From scratch, the values of large pretrained networks are far too small at this width.
+    initializer_range=0.08,
+    pos_embed_std=0.5,
+    layer_scale_init=1.0,
+)
+
 PRESETS = {"tiny": TINY, "7b": OPENVLA_7B}
 
 
-def resize_towers(config: NetConfig, width: int | None, depth: int | None) -> NetConfig:
-    """``config`` with both towers of another width or depth; the MLP keeps its ratio to the width."""
+def resize_towers(
+    config: NetConfig, width: int | None, depths: tuple[int | None, int | None], heads: tuple[int | None, int | None]
+) -> NetConfig:
+    """``config`` with both towers of another width, depth or number of heads; the MLP keeps its ratio to the width."""
 
-    def resized(tower: TowerConfig) -> TowerConfig:
+    def resized(tower: TowerConfig, depth: int | None, heads: int | None) -> TowerConfig:
         new_width = tower.width if width is None else width
         mlp_width = tower.mlp_width * new_width // tower.width
-        return replace(tower, width=new_width, mlp_width=mlp_width, depth=tower.depth if depth is None else depth)
+        return replace(
+            tower, width=new_width, mlp_width=mlp_width, depth=depth or tower.depth, heads=heads or tower.heads
+        )
 
-    return replace(config, featurizer=resized(config.featurizer), fused_featurizer=resized(config.fused_featurizer))
+    return replace(
+        config,
+        featurizer=resized(config.featurizer, depths[0], heads[0]),
+        fused_featurizer=resized(config.fused_featurizer, depths[1], heads[1]),
+    )

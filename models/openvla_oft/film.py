@@ -14,7 +14,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .pt_file import read_pt
+from .files import read_pt
+from .names import released_name
 
 FILM_FILE = "vision_backbone--*.pt"
 FILM_LAYER = re.compile(r"blocks\.\d+\.(scale|shift)\.")
@@ -24,16 +25,12 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 def read_film(file: Path) -> dict[str, Tensor]:
     """Tensors under the names of the network. Raises CheckpointError if the file cannot be read."""
-    return _merged({_own_name(name): tensor for name, tensor in read_pt(file).items()})
+    return _merged({released_name(name): tensor for name, tensor in read_pt(file).items()})
 
 
 def film_file(towers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`read_film`, without adapters."""
     return {re.sub(r"(blocks\.\d+)\.(?!scale\.|shift\.)", r"\1.block.", name): t for name, t in towers.items()}
-
-
-def _own_name(name: str) -> str:
-    return re.sub(r"(blocks\.\d+)\.block\.", r"\1.", name)
 
 
 def _merged(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

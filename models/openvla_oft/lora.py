@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
+
+from .files import read_json, read_safetensors
 
 TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they are never adapted
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -131,9 +133,10 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
         raise CheckpointError(
             f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null"
         )
-    given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(str(path)).items()}
+    given = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors(path)}
     given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
     _check_adapter(path, given, {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()})
+    _check_scales(folder / "adapter_config.json", model.peft_config["default"])  # type: ignore[index, arg-type]
     renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
     model.load_state_dict(renamed, strict=False)
 
@@ -148,4 +151,24 @@ def _check_adapter(path: Path, given: Mapping[str, Tensor], own: Mapping[str, to
             f"adapter {path} does not fit: {len(missing)} missing {missing[:4]}, {len(extra)} unknown {extra[:4]}, "
             f"{len(shapes)} of another shape {shapes[:4]}",
             "set actor.model.lora_rank and actor.model.lora_target_modules as in the adapter's adapter_config.json",
+        )
+
+
+# What scales an adapter: field of peft's configuration → key under actor.model.
+SCALES = {
+    "lora_alpha": "lora_alpha",
+    "use_rslora": "lora_use_rslora",
+    "rank_pattern": "lora_rank_pattern",
+    "alpha_pattern": "lora_alpha_pattern",
+}
+
+
+def _check_scales(path: Path, own: LoraConfig) -> None:
+    """No tensor tells the scale of an adapter: with another one the same numbers are another policy."""
+    said = read_json(path) if path.is_file() else {}
+    wrong = {key: said[field] for field, key in SCALES.items() if field in said and said[field] != getattr(own, field)}
+    if wrong:
+        raise CheckpointError(
+            f"{path} says {', '.join(f'{key} {value!r}' for key, value in wrong.items())}, the configuration another",
+            "; ".join(f"set actor.model.{key}={value}" for key, value in wrong.items()),
         )

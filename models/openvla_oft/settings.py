@@ -11,9 +11,11 @@ from typing import Any
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
 
 from .config import DEAD_TARGETS, GRIPPERS, N_BINS, PRESETS, RELEASED_TARGETS, NetConfig, resize_towers
+from .shapes import TowerHints
 
 # Names of the robots in the RLinf documents, answered by the gripper convention they stand for.
 SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
+Pair = tuple[int | None, int | None]  # of DINOv2's and of SigLIP's tower
 NATIVE = {
     "trust_remote_code": (False, "this implementation is native and never runs a checkpoint's code"),
     "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
@@ -31,7 +33,10 @@ class Settings:
     image_size: int | Sequence[int] | None = None  # pixels, 64 or [64, 64]
     patch_size: int | None = None  # pixels
     vision_hidden_size: int | None = None  # of both towers
-    vision_num_layers: int | None = None  # of both towers as in a checkpoint; the last is never run
+    # of the towers as in a checkpoint, one number or two; the last layer is never run
+    vision_num_layers: int | Sequence[int] | None = None
+    # of the towers, one number or two; a checkpoint without a sidecar does not say it unless they are the released ones
+    vision_num_attention_heads: int | Sequence[int] | None = None
     vocab_size: int | None = None  # without padding rows; the last 256 ids are the action tokens
     hidden_size: int | None = None  # of the language model
     intermediate_size: int | None = None
@@ -230,7 +235,29 @@ class Settings:
         sizes = {key: getattr(self, key) for key in SIZES if getattr(self, key) is not None}
         if self.image_size is not None:
             sizes["image_size"] = _side(self.image_size)
-        return replace(resize_towers(base, self.vision_hidden_size, self.vision_num_layers), **sizes)
+        return replace(resize_towers(base, self.vision_hidden_size, self.vision_layers, self.vision_heads), **sizes)
+
+    @property
+    def tower_hints(self) -> list[TowerHints]:
+        """What a checkpoint without a sidecar does not tell of its towers."""
+        return list(map(TowerHints, self.vision_heads, self.vision_layers))
+
+    @property
+    def vision_heads(self) -> Pair:
+        """Attention heads of DINOv2's and SigLIP's tower; None = the preset's or the checkpoint's."""
+        return self._pair("vision_num_attention_heads")
+
+    @property
+    def vision_layers(self) -> Pair:
+        """Layers of DINOv2's and SigLIP's tower; None = the preset's or the checkpoint's."""
+        return self._pair("vision_num_layers")
+
+    def _pair(self, key: str) -> Pair:
+        given = getattr(self, key)
+        pair = (given, given) if given is None or isinstance(given, int) else tuple(given)
+        if len(pair) != 2 or not all(n is None or (type(n) is int and n > 0) for n in pair):
+            raise bad(key, given, "there are two towers", "set it to one number or to two")
+        return pair
 
     def _compare(self, wanted: NetConfig, checkpoint: NetConfig) -> None:
         names = wanted.differences(checkpoint)
@@ -265,7 +292,7 @@ class Settings:
 SIZES = ("patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 COUNTS = (
     *SIZES,
-    *("vision_hidden_size", "vision_num_layers", "num_images_in_input", "proprio_dim", "action_dim"),
+    *("vision_hidden_size", "num_images_in_input", "proprio_dim", "action_dim"),
     *("num_action_chunks", "lora_rank", "max_prompt_length"),
 )
 BOOLEANS = tuple(f.name for f in fields(Settings) if f.type == "bool")

@@ -70,9 +70,7 @@ class PromptTokenizer:
         return [self.bos_id, *ids, *trailing]
 
     def table(self, instructions: Sequence[str], limit: int | None = None) -> tuple[Tensor, Tensor]:
-        """Prompts of all tasks at one length L, so that a row's result cannot depend on its batch.
-
-        Padding stands after BOS, where the images go in between: the text keeps its place relative to the actions.
+        """Prompts of all tasks at one length L, so that a row's result cannot depend on its batch (see :func:`padded`).
 
         Args:
             limit: most tokens of a prompt; None = no limit.
@@ -92,13 +90,22 @@ class PromptTokenizer:
                 f"'{instructions[task][:80]}…' ({len(instructions[task])} characters)",
                 f"shorten it, or set actor.model.max_prompt_length={longest} (each token costs time in every task)",
             )
-        ids = torch.full((len(rows), longest), self.pad_id)
-        present = torch.zeros(len(rows), longest, dtype=torch.bool)
-        for index, row in enumerate(rows):
-            start = longest - len(row) + 1
-            ids[index, 0], ids[index, start:] = row[0], torch.tensor(row[1:])
-            present[index, 0] = present[index, start:] = True
-        return ids, present
+        return padded(rows, self.pad_id)
+
+
+def padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Rows that begin with BOS at the length of the longest: ids int64 [B, L], present bool [B, L].
+
+    Padding stands after BOS, where the images go in between: the text keeps its place relative to the actions.
+    """
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), pad_id)
+    present = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        start = longest - len(row) + 1
+        ids[index, 0], ids[index, start:] = row[0], torch.tensor(row[1:])
+        present[index, 0] = present[index, start:] = True
+    return ids, present
 
 
 def _read(path: Path) -> Tokenizer:

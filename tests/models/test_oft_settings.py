@@ -37,6 +37,9 @@ BAD = [
     ({"hidden_size": 130}, "hidden_size"),
     ({"vision_hidden_size": 66}, "vision_hidden_size"),
     ({"vision_num_layers": 1}, "vision_num_layers"),
+    ({"vision_num_layers": [4, 4, 4]}, "vision_num_layers"),
+    ({"vision_num_attention_heads": 0}, "vision_num_attention_heads"),
+    ({"vision_num_attention_heads": 5}, "heads do not divide"),
     ({"num_action_chunks": 0}, "num_action_chunks"),
     ({"action_dim": 7.5}, "action_dim"),
     ({"proprio_dim": -1}, "proprio_dim"),
@@ -97,6 +100,7 @@ def test_every_setting_is_read_somewhere() -> None:
         "trust_remote_code",
     }  # refused unless at their only value, by the table NATIVE
     sizes = {"patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+    sizes |= {"vision_num_layers", "vision_num_attention_heads"}  # through Settings._pair
     unread = [
         f.name
         for f in fields(Settings)

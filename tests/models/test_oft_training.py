@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
 from embodied.models.openvla_oft import build_policy
 from embodied.models.openvla_oft.lora import merged_state, save_adapter, sliced_linear
+from safetensors.torch import load_file, save_file
 
 from embodied.errors import CheckpointError, ConfigError
 from embodied.types import Sampling
@@ -118,6 +121,38 @@ def test_adapters_go_to_a_peft_folder_and_back(make, observe, noise, tmp_path) -
         make(**LORA, lora_path=str(tmp_path), lora_target_modules=["qkv"])
     with pytest.raises(CheckpointError, match="no adapter_model"):
         make(**LORA, lora_path=str(tmp_path / "none"))
+
+
+def test_the_scale_of_an_adapter_is_that_of_its_training(make, tmp_path) -> None:
+    """No tensor tells it: 16 or 32 would be two policies from the same numbers."""
+    save_adapter(make(**LORA, lora_init_weights=False, lora_alpha=8).model, tmp_path)
+    for keys, said in (({}, "lora_alpha=8"), ({"lora_alpha": 8, "lora_use_rslora": True}, "lora_use_rslora=False")):
+        with pytest.raises(CheckpointError, match=said):
+            make(**LORA, **keys, lora_path=str(tmp_path))
+    make(**LORA, lora_alpha=8, lora_path=str(tmp_path))
+
+
+def test_a_released_adapter_folder(make, observe, noise, tmp_path) -> None:
+    """OFT keeps it in ``lora_adapter``, with tensors of modules that are not built and without an adapter_config.json
+    of ours; a cut file is named."""
+    adapted, folder = make(**LORA, lora_init_weights=False), tmp_path / "lora_adapter"
+    save_adapter(adapted.model, folder)
+    file = folder / "adapter_model.safetensors"
+    dead = {
+        f"base_model.model.vision_backbone.{layer}.lora_{side}.weight": torch.ones(4, 4)
+        for layer in ("featurizer.blocks.3.attn.qkv", "fused_featurizer.attn_pool.kv", "fused_featurizer.attn_pool.q")
+        for side in "AB"
+    }
+    save_file({**load_file(file), **dead}, file)
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4, "init_lora_weights": "gaussian"})
+    )
+    again = make(**LORA, lora_path=str(tmp_path))
+    one, two = (p.act(observe(2), noise(2), Sampling()).fields["logprobs"] for p in (adapted, again))
+    assert torch.equal(one, two)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors is damaged"):
+        make(**LORA, lora_path=str(tmp_path))
 
 
 def test_ranks_and_scales(make) -> None:

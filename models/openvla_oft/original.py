@@ -1,0 +1,113 @@
+"""The network alone, fed as the original code feeds its own: for comparing numbers.
+
+Nothing but tensors and config.json is needed (no tokenizer, no statistics); sizes come from the tensors::
+
+    from embodied.models.openvla_oft.original import inputs_of, load_network
+
+    network = load_network("FOLDER", attention="bidirectional")       # or causal; float32, on the CPU
+    inputs = inputs_of(network, pixel_values, input_ids, attention_mask, proprio)
+    with torch.no_grad():
+        read = network(*inputs)          # read.hidden [B, 56, d], read.logits [B, 56, 256]
+    tokens = read.logits.argmax(-1) + network.net.first_action_id
+    actions = decode(network, tokens, q01, q99, mask)                # [B, 8, 7]
+
+- ``pixel_values`` float [B, 6·n, H, W]: of each of the n images three channels as normalised for DINOv2, then three as
+  normalised for SigLIP. ``proprio`` float [B, S], normalised.
+- ``input_ids`` int [B, L] may lack the last token 29871, hold padding at any place, and end in action tokens and </s>
+  as in training: the prompt is found in it.
+- Other spellings of tensor names (prismatic, timm, FiLM wrappers) are listed in :mod:`.names`; the towers' number of
+  attention heads is in no file (``vision_num_attention_heads=4``, or two numbers) unless the widths are the released.
+- The original takes the most likely of all 32064 tokens, which random weights find among those of text:
+  ``network.language_model.lm_head(read.hidden).argmax(-1)``. ``decode`` clips these as the original does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .action_tokenizer import EPS, ActionTokenizer, Range
+from .build import build_network
+from .checkpoint import Folder
+from .config import NetConfig
+from .model import Inputs, OpenVLAOFT
+from .settings import Settings
+from .tokenizer import LLAMA_SPACE, padded
+
+EOS = 2
+HINTS = ("vision_num_attention_heads", "vision_num_layers")
+
+
+def load_network(path: str, **keys: Any) -> OpenVLAOFT:
+    """The network of a checkpoint folder, float32, in evaluation mode. Checkpoints with an L1 head are not refused:
+    their hidden states are as good as any.
+
+    Args:
+        path: a folder with config.json and safetensors; ``proprio_projector--*.pt`` and ``vision_backbone--*.pt`` are
+            read too.
+        keys: of :class:`.settings.Settings`: what no file says, e.g. ``attention``, ``stop_token``,
+            ``num_action_chunks``. Whether there is a proprio token or FiLM is seen in the tensors.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown, of another shape, or not enough to know the sizes.
+    """
+    hints = Settings.from_kwargs({key: keys[key] for key in HINTS if key in keys}).tower_hints
+    folder = Folder.open(path, for_tokens=False)
+    net = folder.net_config(hints)
+    settings = Settings.from_kwargs({**_conventions(net), "size": None, "model_path": path, **keys})
+    net = settings.net_config(net, with_conventions=bool(folder.policy))
+    return build_network(settings, net, EOS, folder).float().eval()
+
+
+def _conventions(net: NetConfig) -> dict[str, Any]:
+    return {
+        "attention": net.attention, "stop_token": net.stop_token, "num_images_in_input": net.num_images,
+        "use_proprio": bool(net.proprio_dim), "proprio_dim": net.proprio_dim or 8, "use_film": net.film,
+        "num_action_chunks": net.num_action_chunks, "action_dim": net.action_dim, "decoding": net.decoding,
+    }  # fmt: skip
+
+
+def inputs_of(
+    network: OpenVLAOFT,
+    pixel_values: Tensor,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    proprio: Tensor | None = None,
+    space_id: int = LLAMA_SPACE,
+) -> Inputs:
+    """The original's inputs as the network takes them: prompts end in ``space_id``, padding stands behind BOS.
+
+    Args:
+        pixel_values: float [B, 6·n, H, W].
+        input_ids: int [B, L].
+        attention_mask: [B, L], 0 at padding; None = ids beyond the vocabulary are padding.
+        proprio: float [B, S] or [S].
+    """
+    net = network.net
+    present = input_ids < net.vocab_size if attention_mask is None else attention_mask.bool()
+    rows = [
+        _prompt(ids[mask].tolist(), net.first_action_id, space_id) for ids, mask in zip(input_ids, present, strict=True)
+    ]
+    ids, mask = padded(rows, EOS)
+    state = None if proprio is None else proprio.float().view(len(rows), -1)
+    return Inputs(pixel_values.float(), ids, None if mask.all() else mask, state)
+
+
+def _prompt(ids: list[int], first_action_id: int, space_id: int) -> list[int]:
+    """Without the action tokens and </s> of training data, with the last token that the original appends."""
+    ids = ids[: next((place for place, token in enumerate(ids) if token >= first_action_id), len(ids))]
+    while ids[-1] == EOS:
+        ids = ids[:-1]
+    return ids if ids[-1] == space_id else [*ids, space_id]
+
+
+def decode(
+    network: OpenVLAOFT, tokens: Tensor, q01: Sequence[float], q99: Sequence[float], mask: Sequence[bool]
+) -> Tensor:
+    """Token ids [B, T] → float64 [B, K, A] in the units of the data, the gripper as the data has it."""
+    net = network.net
+    values = ActionTokenizer(net.vocab_size).decode(tokens).unflatten(-1, (net.num_action_chunks, net.action_dim))
+    ranges = Range(tuple(map(float, q01)), tuple(map(float, q99)), tuple(map(bool, mask)))
+    return ranges.unnormalize(values, 0.0 if net.autoregressive else EPS)
