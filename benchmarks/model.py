@@ -36,7 +36,7 @@ from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
 from embodied.models.openvla_oft.flops import forward_flops, training_flops
 from embodied.models.openvla_oft.model import Inputs
-from embodied.models.openvla_oft.policy import OpenVLAOFTPolicy
+from embodied.models.openvla_oft.policy import FORMATS, OpenVLAOFTPolicy
 from torch import Tensor
 
 from embodied.runtime.capture import CapturedAct
@@ -111,7 +111,7 @@ class Bench:
         return step
 
     def matmul(self, side: int) -> Call:
-        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[self.precision]
+        dtype = FORMATS[self.precision]
         a, b = (torch.randn(side, side, device=self.device, dtype=dtype) for _ in range(2))
         return lambda: a @ b
 
@@ -175,7 +175,7 @@ def plain_logits(policy: OpenVLAOFTPolicy, obs: dict[str, Tensor]) -> Tensor:
     """Action logits [B, T, 256], cut out of those of all positions and all words."""
     model, language, batch = policy.model, policy.model.language_model, len(obs["images"])
     prompt, present = _padded_prompt(policy, batch)
-    with torch.autocast(obs["images"].device.type, torch.bfloat16, enabled=policy.settings.precision == "bf16"):
+    with policy._number_format():
         context = model._context(Inputs(policy.pixels(obs["images"]), prompt))
         prefix = model._prefix(prompt, context)
         embeddings = torch.cat([prefix, *model._tail(prompt, prefix, None)], dim=1)
@@ -255,7 +255,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=["tiny", "7b"], help="default: 7b on a GPU, tiny on a CPU")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on a GPU, fp32 on a CPU")
+    parser.add_argument("--precision", choices=list(FORMATS), help="default: bf16 on a GPU, fp32 on a CPU")
     parser.add_argument("--batches", type=int, nargs="*", help="of act; default: 1 8 32 (64 128 on a GPU)")
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[8, 32], help="of the training step")
     parser.add_argument("--matmul", type=int, help="side of the square product; default: 8192 on a GPU, 1024 on a CPU")

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class Section(BaseModel):
@@ -377,6 +377,11 @@ class ModelConfig(OpenSection):
         given = self.freeze_pattern
         return [given] if isinstance(given, str) else given or []
 
+    @property
+    def precision(self) -> Precision:
+        """Number format of the model's arithmetic, fp32 for a model that takes no such key."""
+        return (self.model_extra or {}).get("precision", "fp32")
+
 
 class OptimConfig(Section):
     optimizer: Literal["adam", "adamw"] = Field(
@@ -430,12 +435,23 @@ class LrScheduleConfig(Section):
     )
 
 
+class GradScalerConfig(Section):
+    enabled: bool | None = Field(
+        None, description="Scale the loss before the backward pass; null = with actor.model.precision fp16."
+    )
+    init_scale: float = Field(65536.0, ge=1, le=2**24, description="Factor at the start; a power of two is exact.")
+    growth_interval: int = Field(
+        2000, ge=1, description="Updates in a row without overflow after which the factor doubles."
+    )
+
+
 class ActorConfig(Section):
     global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step.")
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass.")
     model: ModelConfig
     optim: OptimConfig = OptimConfig()
     lr_sched: LrScheduleConfig = LrScheduleConfig()
+    grad_scaler: GradScalerConfig = GradScalerConfig()
 
 
 class OverlongPenaltyConfig(Section):

@@ -21,6 +21,14 @@ class NotFinite(FakePolicy):
         return Evaluation(result.logprobs * factor, result.entropy, result.value)
 
 
+class Narrow(FakePolicy):
+    """Log-probs that pass through fp16, where their gradient arrives 64 times as large."""
+
+    def evaluate(self, records, sampling):
+        result = super().evaluate(records, sampling)
+        return Evaluation((result.logprobs / 64).half().float() * 64, result.entropy, result.value)
+
+
 class Altered(FakePolicy):
     """``act`` with one field changed by ``alter``."""
 

@@ -27,6 +27,7 @@ from embodied.errors import NumericalError
 from embodied.learn import shaping
 from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches, within_bounds
 from embodied.learn.freeze import value_head_only
+from embodied.learn.loss_scale import LossScale
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.reference import Average, OtherWeights, Reference
@@ -48,6 +49,7 @@ class UpdateTotals:
     batches: int = 0  # optimizer batches with something to learn from
     skipped: int = 0  # records left out: their advantage is zero
     bad: int = 0  # updates left out: loss or gradient not finite
+    overflows: int = 0  # updates left out: the loss was scaled too far for fp16
     filtered: int = 0  # groups left out by filter_rewards
     early_stops: int = 0  # epochs that ended early: the ratio passed early_stop_imp_ratio
     gap: float | None = None
@@ -91,6 +93,7 @@ class UpdateTotals:
             "train/optimizer_steps": self.steps,
             "train/skipped_records": self.skipped,
             "train/bad_updates": self.bad,
+            "train/overflows": self.overflows,
             "train/filtered_groups": self.filtered,
             "train/early_stops": self.early_stops,
             **({"train/value_loss": self.value_loss / max(self.batches, 1)} if self.value_loss is not None else {}),
@@ -127,6 +130,7 @@ class Trainer:
     def __post_init__(self) -> None:
         algorithm = self.algorithm
         self.optimizer = make_optimizer(self.policy, self.actor.optim)
+        self.loss_scale = LossScale.of(self.actor)
         self._parameters = [p for _, p in self.policy.named_parameters() if p.requires_grad]
         self._estimator = make_estimator(
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
@@ -170,6 +174,8 @@ class Trainer:
             self._kl_coefficient.update(kl, len(results))
         metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
         metrics["train/weight_version"] = self.weight_version
+        if self.loss_scale.enabled:
+            metrics["train/loss_scale"] = self.loss_scale.value
         if batch.explained_variance is not None:
             metrics["train/explained_variance"] = batch.explained_variance
         return metrics, batch
@@ -183,6 +189,8 @@ class Trainer:
             "last_finite": self.last_finite,
             "kl_beta": self._kl_coefficient.value,
         }
+        if self.loss_scale.enabled:
+            state |= {f"loss_scale.{name}": value for name, value in self.loss_scale.state_dict().items()}
         for kind, weights in self._other_weights().items():
             state |= {f"{kind}.{name}": tensor for name, tensor in weights.state_dict().items()}
         return state
@@ -193,6 +201,8 @@ class Trainer:
         self.bad_in_a_row = int(state["bad_in_a_row"])
         self.last_finite = str(state["last_finite"])
         self._kl_coefficient.value = float(state["kl_beta"])
+        if self.loss_scale.enabled:
+            self.loss_scale.load_state_dict({name: state[f"loss_scale.{name}"] for name in self.loss_scale.state_dict()})
         for kind, weights in self._other_weights().items():
             own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{kind}.")}
             weights.load_state_dict(own)
@@ -323,6 +333,7 @@ class Trainer:
         if self._too_far(totals):
             self.optimizer.zero_grad(set_to_none=True)
             return False
+        self.loss_scale.unscale(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.actor.optim.clip_grad).item()
         self._apply(loss, norm, totals)
         return True
@@ -356,7 +367,7 @@ class Trainer:
         reference = self._reference_evaluation(records) if in_loss else None
         terms = self._objective.terms(self._evaluate(records), records, elements, reference)
         total = self._objective.total(terms, self._kl_coefficient.value, value_only=self._warming_up)
-        total.backward()
+        self.loss_scale.backward(total)
         totals.add(terms, elements.mask, measure_gap)
         return total.item()
 
@@ -374,10 +385,15 @@ class Trainer:
 
     def _apply(self, loss: float, norm: float, totals: UpdateTotals) -> None:
         totals.batches += 1
+        if self.loss_scale.overflowed(loss, norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            totals.overflows += 1
+            return
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._reject(loss, norm, totals)
             return
         self.optimizer.step()
+        self.loss_scale.updated()
         if self._average is not None and self.actor.optim.ema_decay is not None:
             self._average.follow(1 - self.actor.optim.ema_decay)
         self.weight_version += 1

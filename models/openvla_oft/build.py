@@ -19,7 +19,7 @@ from .files import read_safetensors
 from .initialize import initialize
 from .lora import TRAINED_IN_FULL, inject, load_adapter, lora_folder
 from .model import OpenVLAOFT
-from .policy import OpenVLAOFTPolicy, Statistics
+from .policy import FORMATS, OpenVLAOFTPolicy, Statistics
 from .processing import PixelProcessor
 from .settings import Settings, bad
 from .tokenizer import EMBEDDED, PromptTokenizer
@@ -80,8 +80,7 @@ def build_network(
         model = OpenVLAOFT(net, eos_id, settings.attn_implementation)
     if folder is None:
         # Frozen weights never exist in float32; a few that are trained (lora_modules_to_save) start rounded.
-        frozen = settings.is_lora and settings.precision == "bf16"
-        model.to(torch.bfloat16 if frozen else torch.float32).to_empty(device=device)
+        model.to(FORMATS[settings.precision] if settings.is_lora else torch.float32).to_empty(device=device)
         initialize(model, net, settings.seed)
     else:
         load_exact(model, folder.tensors(), ignored(net))
@@ -176,10 +175,9 @@ def _check_matches(names: list[str], settings: Settings) -> None:
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:
-    """Frozen weights take the arithmetic's format, trained ones stay float32: bf16 would round small updates away."""
-    frozen = torch.bfloat16 if precision == "bf16" else torch.float32
+    """Frozen weights take the arithmetic's format, trained ones stay float32: 16 bits would round updates away."""
     for parameter in policy.parameters():
-        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else frozen)
+        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else FORMATS[precision])
 
 
 def _enable_checkpointing(policy: OpenVLAOFTPolicy) -> None:

@@ -26,6 +26,8 @@ from .settings import Settings
 from .tokenizer import PromptTokenizer
 from .value_head import ValueHead
 
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -222,7 +224,8 @@ class OpenVLAOFTPolicy(nn.Module):
         return Inputs(self.pixels(images), self.prompts[task], present, self._proprio(obs))
 
     def _number_format(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.prompts.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
+        dtype = FORMATS[self.settings.precision]
+        return torch.autocast(self.prompts.device.type, dtype, enabled=dtype != torch.float32)
 
     def _value(self, read: ReadOut) -> Tensor | None:
         return None if self.value_head is None else self.value_head(read.hidden[:, 0])

@@ -29,7 +29,9 @@ class Settings:
     size: str | None = "tiny"  # preset: tiny or 7b; null = whatever the checkpoint has
     model_path: str | None = None  # Hugging Face folder on this machine; null = random initialisation
     seed: int = 0  # random initialisation (network, adapters, value head) is a function of it
-    precision: str = "fp32"  # fp32 or bf16: of arithmetic and frozen weights; trained weights are always float32
+    # fp32, bf16 or fp16: of arithmetic and frozen weights; trained weights are always float32. With fp16 the trainer
+    # scales the loss (actor.grad_scaler)
+    precision: str = "fp32"
     image_size: int | Sequence[int] | None = None  # pixels, 64 or [64, 64]
     patch_size: int | None = None  # pixels
     vision_hidden_size: int | None = None  # of both towers
@@ -298,7 +300,7 @@ COUNTS = (
 BOOLEANS = tuple(f.name for f in fields(Settings) if f.type == "bool")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "size": (*PRESETS, None),
-    "precision": ("fp32", "bf16"),
+    "precision": ("fp32", "bf16", "fp16"),
     "attention": ("bidirectional", "causal", "auto"),
     "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
     "decoding": ("parallel", "autoregressive"),

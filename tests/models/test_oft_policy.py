@@ -19,6 +19,8 @@ VARIANTS = [
     {"attn_implementation": "eager"},
     {"is_lora": True, "lora_rank": 4, "lora_init_weights": False},
     {"is_lora": True, "lora_rank": 4, "precision": "bf16"},
+    {"is_lora": True, "lora_rank": 4, "precision": "fp16"},
+    {"precision": "fp16", "attn_implementation": "eager", "attention": "causal", "use_proprio": True},
     {"num_action_chunks": 2, "vocab_size": 2048, "hidden_size": 64, "vision_num_layers": 2},
 ]
 

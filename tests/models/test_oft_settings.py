@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 BAD = [
     ({"size": "8b"}, "size"),
     ({"size": None}, "size"),
-    ({"precision": "fp16"}, "precision"),
+    ({"precision": "fp8"}, "precision"),
     ({"attention": "sparse"}, "attention"),
     ({"attn_implementation": "flash"}, "attn_implementation"),
     ({"decoding": "diffusion"}, "decoding"),

@@ -165,16 +165,17 @@ def test_ranks_and_scales(make) -> None:
     assert patterned.vision_backbone.featurizer.blocks[0].attn.qkv.scaling["default"] == 3.0
 
 
-def test_bf16_holds_frozen_weights_in_bf16_and_trained_ones_in_float32(make, observe, noise) -> None:
-    policy = make(**LORA, precision="bf16", value_head=True)
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_16_bits_hold_frozen_weights_and_float32_trained_ones(make, observe, noise, precision, dtype) -> None:
+    policy = make(**LORA, precision=precision, value_head=True)
     dtypes = {(p.requires_grad, p.dtype) for p in policy.parameters()}
-    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+    assert dtypes == {(True, torch.float32), (False, dtype)}
     exact, obs = make(**LORA), observe(4)
     one, two = (p.act(obs, noise(4), Sampling()).fields["logprobs"] for p in (policy, exact))
     assert (one.exp() - two.exp()).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_gap_between_rollout_and_training(make, observe, noise, precision) -> None:
     """The rollout's batches of 2 against the trainer's one of 8, as train/logprob_gap has it. One forward pass serves
     both: on a CPU the gap is 0 in either format; kernels of a GPU differ between batch sizes."""
@@ -199,6 +200,25 @@ def test_what_bf16_arithmetic_costs(make, observe, noise) -> None:
     gap = (exact.evaluate(records, Sampling()).logprobs - records["logprobs"]).abs()
     assert 0.002 < gap.mean() < 0.03
     assert gap.max() < 0.15
+
+
+def test_fp16_gradients_need_their_scale(make, observe, noise) -> None:
+    """The same weights in fp16 and float32, and a loss as small as the mean over a large batch: without a scale most of
+    the gradient is below fp16's smallest number, with one it is right to a few per cent."""
+    keys = {"is_lora": True, "lora_rank": 4, "lora_init_weights": False}
+    half, exact, obs = make(**keys, precision="fp16"), make(**keys), observe(4)
+    exact.load_state_dict({name: tensor.float() for name, tensor in half.state_dict().items()})
+    records = {**obs, **half.act(obs, noise(4), Sampling()).fields}
+
+    def gradient(policy, scale: float) -> torch.Tensor:
+        policy.zero_grad()
+        (policy.evaluate(records, Sampling()).logprobs.sum() * 1e-7 * scale).backward()
+        return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]) / scale
+
+    right = gradient(exact, 1.0)
+    errors = {scale: (gradient(half, scale) - right).norm() / right.norm() for scale in (1.0, 65536.0)}
+    assert errors[65536.0] < 0.05
+    assert errors[1.0] > 4 * errors[65536.0]
 
 
 def test_a_few_steps_raise_the_probability_of_an_action(make, observe, noise) -> None:

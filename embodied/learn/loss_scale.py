@@ -1,0 +1,71 @@
+"""Loss scaling for fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
+
+Gradients of a mean over many tokens are below fp16's smallest number, so the loss is multiplied before the backward
+pass and the gradients divided after it. A scale that is too large shows as a gradient that is not finite: that update
+is left out and the scale halved. The rule is that of ``torch.amp.GradScaler``; deciding by the norm, which is already
+summed over everything, lets all ranks decide the same without a word between them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embodied.schema import ActorConfig
+
+LEAST = 1.0  # below it a gradient that is not finite is no fault of the scale
+LARGEST = 2.0**24
+
+
+@dataclass
+class LossScale:
+    """``growth_interval`` None: the scale is 1 and stays so, for formats that need none."""
+
+    value: float = 1.0
+    growth_interval: int | None = None  # updates in a row without overflow after which the scale doubles
+    good: int = 0  # such updates since the scale last changed
+
+    @classmethod
+    def of(cls, actor: ActorConfig) -> LossScale:
+        """As ``actor.grad_scaler`` says; by default for models in fp16 alone."""
+        config = actor.grad_scaler
+        if config.enabled or (config.enabled is None and actor.model.precision == "fp16"):
+            return cls(config.init_scale, config.growth_interval)
+        return cls()
+
+    @property
+    def enabled(self) -> bool:
+        return self.growth_interval is not None
+
+    def backward(self, loss: Tensor) -> None:
+        (loss * self.value if self.enabled else loss).backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients of everything that ``optimizer`` trains, in place."""
+        if self.enabled:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, 1.0 / self.value)  # a power of two unless told otherwise: exact
+
+    def overflowed(self, loss: float, norm: float) -> bool:
+        """Whether the scale is to blame for this gradient; if so it is halved, and the update should be left out."""
+        if not self.enabled or math.isfinite(norm) or not math.isfinite(loss) or self.value <= LEAST:
+            return False
+        self.value, self.good = max(self.value / 2, LEAST), 0
+        return True
+
+    def updated(self) -> None:
+        """An update was made."""
+        if self.growth_interval is None:
+            return
+        self.good += 1
+        if self.good >= self.growth_interval:
+            self.value, self.good = min(self.value * 2, LARGEST), 0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value, "good": self.good}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value, self.good = float(state["value"]), int(state["good"])
