@@ -6,7 +6,7 @@ Shapes: B rows, n images, S state, T = K·A action tokens, V values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from . import sampling as drawing
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
 from .config import NetConfig
 from .model import Inputs, OpenVLAOFT, ReadOut
+from .offload import activations_on_host
 from .processing import PixelProcessor
 from .settings import Settings
 from .tokenizer import PromptTokenizer
@@ -215,7 +216,7 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def _read_out(self, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> ReadOut:
         """The one forward pass behind ``act`` and ``evaluate``."""
-        with self._number_format():
+        with self._number_format(), self._saving():
             return self.model(*self._inputs(obs), tokens)
 
     def _inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
@@ -226,6 +227,11 @@ class OpenVLAOFTPolicy(nn.Module):
     def _number_format(self) -> AbstractContextManager[Any]:
         dtype = FORMATS[self.settings.precision]
         return torch.autocast(self.prompts.device.type, dtype, enabled=dtype != torch.float32)
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        """Where activations wait for the backward pass."""
+        offload = self.settings.activation_offload and torch.is_grad_enabled()
+        return activations_on_host(self) if offload else nullcontext()
 
     def _value(self, read: ReadOut) -> Tensor | None:
         return None if self.value_head is None else self.value_head(read.hidden[:, 0])

@@ -85,6 +85,7 @@ class Settings:
     value_head: bool = False
     value_type: str = "chunk_level"  # one value a record, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, far less memory
+    activation_offload: bool = False  # activations wait in host memory for the backward pass; beside the key above
     low_cpu_mem_usage: bool = True
     trust_remote_code: bool = False
 
