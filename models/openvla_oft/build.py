@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from embodied.errors import ConfigError, did_you_mean
 
 from .checkpoint import VALUE_HEAD_FILE, Folder, ignored, load_exact
+from .compiled import compile_blocks
 from .config import NetConfig
 from .files import read_safetensors
 from .initialize import initialize
@@ -50,6 +51,8 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     _set_precision(policy, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(policy)
+    if settings.torch_compile:
+        compile_blocks(policy.model, policy._no_split_modules, settings.torch_compile_backend)
     policy.find_training_modules()
     policy.attention_open = _is_open(settings, folder)
     return policy

@@ -19,6 +19,7 @@ from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec,
 
 from . import sampling as drawing
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
+from .compiled import bucket, filled
 from .config import NetConfig
 from .model import Inputs, OpenVLAOFT, ReadOut
 from .offload import activations_on_host
@@ -217,7 +218,12 @@ class OpenVLAOFTPolicy(nn.Module):
     def _read_out(self, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> ReadOut:
         """The one forward pass behind ``act`` and ``evaluate``."""
         with self._number_format(), self._saving():
-            return self.model(*self._inputs(obs), tokens)
+            inputs = self._inputs(obs)
+            if not self.settings.torch_compile:
+                return self.model(*inputs, tokens)
+            rows, given = len(inputs.prompt), (*inputs, tokens)
+            read = self.model(*(None if t is None else filled(t, bucket(rows)) for t in given))
+            return ReadOut(read.hidden[:rows], read.logits[:rows])
 
     def _inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
         images, task = obs["images"][:, : self.model.net.num_images], obs["task_id"].long()

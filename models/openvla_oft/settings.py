@@ -86,6 +86,8 @@ class Settings:
     value_type: str = "chunk_level"  # one value a record, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, far less memory
     activation_offload: bool = False  # activations wait in host memory for the backward pass; beside the key above
+    torch_compile: bool = False  # compile each transformer block; the first calls of a run then take minutes
+    torch_compile_backend: str = "inductor"  # or any that torch._dynamo.list_backends() names
     low_cpu_mem_usage: bool = True
     trust_remote_code: bool = False
 
@@ -135,6 +137,9 @@ class Settings:
             if self.attention == "bidirectional":
                 reason = "decoding is autoregressive, so no token can see those behind it"
                 raise bad("attention", self.attention, reason, "set it to causal")
+            if self.torch_compile:
+                reason = "decoding is autoregressive, so each token would be another shape to compile"
+                raise bad("torch_compile", True, reason, "set it to false")
             if self.num_action_chunks != 1:
                 reason = "an autoregressive network answers with one action"
                 raise bad("num_action_chunks", self.num_action_chunks, reason, "set it to 1")
