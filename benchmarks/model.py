@@ -2,6 +2,7 @@
 
     python benchmarks/model.py --device cpu --size tiny
     python benchmarks/model.py --device cuda --size 7b
+    python benchmarks/model.py --gaps                    # no times: what 16-bit arithmetic costs in precision
 
 Random weights (drawn on the device), LoRA 32 on every linear layer as in training, one image, a prompt of about 30
 tokens. Variants take turns within each round:
@@ -11,6 +12,9 @@ tokens. Variants take turns within each round:
 - ``plain``: the same network as other systems call it: prompt padded to 128 tokens, an attention mask, all hidden
   states kept, logits of all positions over the whole vocabulary in float32, eager.
 - ``train``: forward with recomputed layers, backward, AdamW on the adapters.
+
+``--gaps`` gives, for each number format, how far log-probs of ``act`` (batches of 8) and ``evaluate`` (one of 32) lie
+apart, and how far log-probs, loss and gradient lie from those of float32 arithmetic on exactly the same weights.
 
 FLOPs are those that a chunk needs (embodied.models.openvla_oft.flops), the same for all variants of a batch: what
 ``plain`` computes besides lowers its share. Peak memory is torch's on a GPU, that of the process on a CPU.
@@ -251,6 +255,69 @@ def ratios_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+GAP_BATCH, GAP_CALL = 32, 8
+LOSS_SCALE = {"fp32": 1.0, "bf16": 1.0, "fp16": 65536.0}
+
+
+def gaps_of(args: argparse.Namespace, precision: str) -> dict[str, float]:
+    """One number format against float32, on the same weights (those of the format) and the same records."""
+    keys = {"size": args.size, "is_lora": True, "lora_rank": 32, "lora_init_weights": False}
+    policy, exact = (
+        build(Settings.from_kwargs({**keys, "precision": format_}), args.device).to(args.device).train()
+        for format_ in (precision, "fp32")
+    )
+    exact.load_state_dict({name: tensor.float() for name, tensor in policy.state_dict().items()})
+    for made in (policy, exact):
+        made.bind(_env(policy.model.net.image_size))
+    obs, uniform, advantages = _gap_inputs(policy, args.device)
+    parts = [
+        policy.act({n: t[rows] for n, t in obs.items()}, uniform[rows], SAMPLING).fields
+        for rows in torch.arange(GAP_BATCH).split(GAP_CALL)
+    ]
+    records = {**obs, **{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}
+    logprobs, loss, gradient = _pass(policy, records, advantages, LOSS_SCALE[precision])
+    true_logprobs, true_loss, true_gradient = _pass(exact, records, advantages, 1.0)
+    rollout, error = (logprobs - records["logprobs"]).abs(), (logprobs - true_logprobs).abs()
+    return {
+        "act_evaluate_max": rollout.max().item(),
+        "act_evaluate_mean": rollout.mean().item(),
+        "logprob_error_max": error.max().item(),
+        "logprob_error_mean": error.mean().item(),
+        "loss_relative_error": abs(loss - true_loss) / abs(true_loss),
+        "gradient_relative_error": ((gradient - true_gradient).norm() / true_gradient.norm()).item(),
+        "gradient_cosine": torch.cosine_similarity(gradient, true_gradient, dim=0).item(),
+    }
+
+
+def _gap_inputs(policy: OpenVLAOFTPolicy, device: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Observations, noise and advantages, the same in every call."""
+    generator, net = torch.Generator().manual_seed(0), policy.model.net
+    shape = (GAP_BATCH, 1, net.image_size, net.image_size, 3)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
+    obs = {"images": images, "task_id": torch.zeros(GAP_BATCH, dtype=torch.int32, device=device)}
+    uniform = torch.rand(GAP_BATCH, net.action_tokens, generator=generator).to(device)
+    return obs, uniform, torch.randn(GAP_BATCH, 1, generator=generator).to(device)
+
+
+def _pass(
+    policy: OpenVLAOFTPolicy, records: dict[str, Tensor], advantages: Tensor, scale: float
+) -> tuple[Tensor, float, Tensor]:
+    """Log-probs [B, T], the policy-gradient loss −mean(A · lp), and its gradient as one vector."""
+    logprobs = policy.evaluate(records, SAMPLING).logprobs
+    loss = -(advantages * logprobs).mean()
+    (loss * scale).backward()
+    gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]) / scale
+    return logprobs.detach(), loss.item(), gradient.double()
+
+
+def report_gaps(args: argparse.Namespace, facts: dict[str, Any]) -> None:
+    rows = {precision: gaps_of(args, precision) for precision in FORMATS}
+    for precision, row in rows.items():
+        print(precision, " ".join(f"{name} {value:.2g}" for name, value in row.items()))
+    result = {"machine": facts, "batch": GAP_BATCH, "call": GAP_CALL, "rows": rows}
+    print("wrote", save(f"model_gaps_{args.size}_{args.device.partition(':')[0]}", result))
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -261,6 +328,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--matmul", type=int, help="side of the square product; default: 8192 on a GPU, 1024 on a CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--min-seconds", type=float, default=1.0, help="time of one variant in one round")
+    parser.add_argument("--gaps", action="store_true", help="precision instead of speed, all number formats")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
     gpu = args.device.startswith("cuda")
@@ -278,6 +346,9 @@ def main() -> None:
     facts = machine(["torch", "transformers", "peft"])
     if args.device.startswith("cuda"):
         facts["gpu"] = torch.cuda.get_device_name(args.device)
+    if args.gaps:
+        report_gaps(args, facts)
+        return
     bench = Bench(args)
     variants = bench.variants(args)
     for number in range(args.rounds):

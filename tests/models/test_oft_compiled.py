@@ -76,6 +76,17 @@ def test_blocks_share_their_code_and_batches_their_shapes(make, observe, noise, 
         assert graphs.frame_count == expected
 
 
+@pytest.mark.slow
+def test_the_numbers_agree_with_the_real_compiler(make, observe, noise) -> None:
+    """Minutes of g++ on a CPU."""
+    plain, compiled, obs = make(**SMALL), make(**SMALL, torch_compile=True), observe(4)
+    one, two = (p.act(obs, noise(4), Sampling()).fields for p in (plain, compiled))
+    torch.testing.assert_close(one["logprobs"], two["logprobs"], atol=2e-5, rtol=0)
+    (_, wanted), (_, got) = (gradients(p, {**obs, **one}) for p in (plain, compiled))
+    for name, gradient in wanted.items():
+        assert (gradient - got[name]).norm() / gradient.norm().clamp(min=1e-6) < 1e-4, name
+
+
 def test_other_prompts_of_the_same_length_compile_nothing(make, env, observe, noise, graphs) -> None:
     policy = make(**COMPILED)
     policy.act(observe(4), noise(4), Sampling())
