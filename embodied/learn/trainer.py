@@ -202,7 +202,9 @@ class Trainer:
         self.last_finite = str(state["last_finite"])
         self._kl_coefficient.value = float(state["kl_beta"])
         if self.loss_scale.enabled:
-            self.loss_scale.load_state_dict({name: state[f"loss_scale.{name}"] for name in self.loss_scale.state_dict()})
+            self.loss_scale.load_state_dict(
+                {name: state[f"loss_scale.{name}"] for name in self.loss_scale.state_dict()}
+            )
         for kind, weights in self._other_weights().items():
             own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{kind}.")}
             weights.load_state_dict(own)
