@@ -7,7 +7,7 @@ To add a simulator, write one file like ``envs/_template.py``; to add a network,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -121,6 +121,20 @@ class Policy(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """A few facts for the console and the checkpoint: parameters, trained share, precision …"""
+        ...
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A :class:`Policy` whose :meth:`Policy.probe` decides something that acting depends on. Checkpoints keep it: after
+    a resume the weights are others, and so are the first observations, and a second look could decide otherwise."""
+
+    def settled(self) -> Mapping[str, str]:
+        """What has been decided; empty when nothing has."""
+        ...
+
+    def settle(self, found: Mapping[str, str]) -> None:
+        """Take what :meth:`settled` gave; nothing of it is left for ``probe`` to decide."""
         ...
 
 

@@ -46,7 +46,7 @@ from embodied.learn.state import (
     trainable,
     unpack,
 )
-from embodied.protocols import Policy
+from embodied.protocols import Policy, Settles
 
 FORMAT = 2
 SHOWN = 5  # names that an error lists
@@ -65,6 +65,7 @@ class Meta:
     iteration: int  # iterations done: with runner.seed it is the place in the plan
     parameters: dict[str, list[int]]  # trainable parameter → shape
     policy: dict[str, str]  # Policy.describe()
+    settled: dict[str, str]  # what Policy.probe found out, for a Settles policy
     optimizer: dict[str, Any]  # plain values of state.optimizer_tree
     trainer: dict[str, Any]  # plain values of Trainer.state_dict()
     trackers: dict[str, str]  # tracker → the id under which it knows the run
@@ -142,8 +143,8 @@ class Checkpoints:
         """:meth:`wait` for a run that ends with another error: what went wrong in the writing is only said."""
         try:
             self.wait()
-        except CheckpointError as error:
-            say(str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is, the error that ends the run comes first
+            say(f"{type(error).__name__}: {error}")
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -222,7 +223,7 @@ def load(path: Path, policy: Policy) -> Meta:
         CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
     """
     meta = _meta_for(path, policy)
-    _fill(policy, _read(path, ("policy/",), dict(trainable(policy))))
+    _fill(policy, meta, _read(path, ("policy/",), dict(trainable(policy))))
     return meta
 
 
@@ -246,7 +247,7 @@ def resume(path: Path, learner: Learner) -> Meta:
         return meta, _read(path, ("policy/", "optimizer/", "trainer/", own), like)
 
     meta, tensors = ranks.together(read)
-    _fill(policy, tensors)
+    _fill(policy, meta, tensors)
     load_optimizer(optimizer, unpack(meta.optimizer, tensors))
     learner.load_state_dict(unpack(meta.trainer, tensors))
     generators = {name.removeprefix(own): value for name, value in tensors.items() if name.startswith(own)}
@@ -283,6 +284,7 @@ def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str]) -> S
         iteration,
         _shapes(policy),
         dict(policy.describe()),
+        dict(policy.settled()) if isinstance(policy, Settles) else {},
         pack(optimizer_tree(policy, optimizer), "optimizer", tensors),
         pack(learner.state_dict(), "trainer", tensors),
         dict(run_ids),
@@ -343,9 +345,11 @@ def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _fill(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor]) -> None:
     for name, parameter in trainable(policy):
         parameter.copy_(tensors[f"policy/{name}"])
+    if meta.settled and isinstance(policy, Settles):
+        policy.settle(meta.settled)
 
 
 def _meta_for(path: Path, policy: Policy) -> Meta:

@@ -129,6 +129,28 @@ def test_random_generators_go_on_where_they_were(tmp_path):
     assert draw() == expected
 
 
+class Settled(FakePolicy):
+    found = "nothing"
+
+    def settled(self):
+        return {} if self.found == "nothing" else {"mask": self.found}
+
+    def settle(self, found):
+        self.found = found["mask"]
+
+
+def test_what_a_probe_found_out_is_kept(tmp_path):
+    saved, other, weights = learner(Settled()), learner(Settled(seed=1)), Settled(seed=1)
+    saved.policy.found = "causal"
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
+    resume(path, other)
+    load(path, weights)
+    assert (other.policy.found, weights.found) == ("causal", "causal")
+    saved.policy.found = "nothing"
+    resume(Checkpoints(tmp_path, 3).save(saved, 2), other)
+    assert other.policy.found == "causal"
+
+
 def test_weights_alone_can_be_loaded(tmp_path):
     saved = trained()
     path = Checkpoints(tmp_path, 3).save(saved, 1)
