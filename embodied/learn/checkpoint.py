@@ -216,14 +216,21 @@ class Checkpoints:
             _remove(old)
 
 
-def load(path: Path, policy: Policy) -> Meta:
+def load(path: Path, policy: Policy, averaged: bool = False) -> Meta:
     """Fill the policy's trainable parameters from a checkpoint.
+
+    Args:
+        averaged: take the moving average of the weights if the run kept one (``actor.optim.ema_decay``), as its own
+            evaluations did.
 
     Raises:
         CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
     """
     meta = _meta_for(path, policy)
-    _fill(policy, meta, _read(path, ("policy/",), dict(trainable(policy))))
+    kept = averaged and any(name.startswith("average.") for name in meta.trainer)
+    prefix = "trainer/average." if kept else "policy/"
+    like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in trainable(policy)}
+    _fill(policy, meta, _read(path, (prefix,), like), prefix)
     return meta
 
 
@@ -345,9 +352,9 @@ def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor]) -> None:
+def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
     for name, parameter in trainable(policy):
-        parameter.copy_(tensors[f"policy/{name}"])
+        parameter.copy_(tensors[f"{prefix}{name}"])
     if meta.settled and isinstance(policy, Settles):
         policy.settle(meta.settled)
 
