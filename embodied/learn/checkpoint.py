@@ -21,6 +21,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,8 @@ class Checkpoints:
                 "free space or fix the permissions, then run the same command again; earlier checkpoints are intact",
             ) from error
         for old in [path for path in self.all() if int(path.name) <= meta.iteration][: -self._max_keep]:
-            _remove(old)
+            with suppress(OSError):  # the new one is whole, and the next save tries again
+                _remove(old)
 
 
 def load(path: Path, policy: Policy, averaged: bool = False) -> Meta:

@@ -19,7 +19,7 @@ from embodied.protocols import Tracker
 
 
 class JsonlTracker:
-    """One JSON object a line and a call: ``{"step": 3, "rollout/success_rate": 0.25, …}``, flushed at once.
+    """One JSON object a line and a call: ``{"step": 3, "rollout/success_rate": 0.25, …}``, on the disk at once.
 
     Numbers that are not finite become ``null`` (JSON has none).
 
@@ -44,6 +44,7 @@ class JsonlTracker:
         with _writing(self._path):
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
             self._file.flush()
+            os.fsync(self._file.fileno())  # no checkpoint may outlive the lines of its iterations
 
     def close(self) -> None:
         self._file.close()

@@ -16,6 +16,7 @@ import torch
 from learner import learner, save_and_wait, state, trained, update
 
 from embodied.errors import CheckpointError
+from embodied.learn import checkpoint
 from embodied.learn.checkpoint import Checkpoints, load, read_meta, resume
 from embodied.testing import FakePolicy
 
@@ -197,6 +198,22 @@ def test_going_on_from_an_earlier_one_does_not_delete_what_is_saved_then(tmp_pat
         Checkpoints(tmp_path, 3).save(saved, iteration)
     Checkpoints(tmp_path, 1).save(saved, 7)
     assert [path.name for path in Checkpoints(tmp_path, 1).all()] == ["000007", "000008", "000010"]
+
+
+def test_an_old_one_that_cannot_be_deleted_does_not_fail_the_new_one(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(trained(steps=1), 2)
+
+    def refuse(folder):
+        if folder.exists():
+            raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_remove", refuse)
+        checkpoints.save(trained(steps=1), 4)
+    assert [path.name for path in checkpoints.all()] == ["000002", "000004"]
+    checkpoints.save(trained(steps=1), 6)
+    assert [path.name for path in checkpoints.all()] == ["000006"]
 
 
 class Gate:
