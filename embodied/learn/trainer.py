@@ -190,7 +190,7 @@ class Trainer:
             "kl_beta": self._kl_coefficient.value,
         }
         if self.loss_scale.enabled:
-            state |= {f"loss_scale.{name}": value for name, value in self.loss_scale.state_dict().items()}
+            state["loss_scale"] = self.loss_scale.state_dict()
         for kind, weights in self._other_weights().items():
             state |= {f"{kind}.{name}": tensor for name, tensor in weights.state_dict().items()}
         return state
@@ -202,9 +202,7 @@ class Trainer:
         self.last_finite = str(state["last_finite"])
         self._kl_coefficient.value = float(state["kl_beta"])
         if self.loss_scale.enabled:
-            self.loss_scale.load_state_dict(
-                {name: state[f"loss_scale.{name}"] for name in self.loss_scale.state_dict()}
-            )
+            self.loss_scale.load_state_dict(state["loss_scale"])
         for kind, weights in self._other_weights().items():
             own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{kind}.")}
             weights.load_state_dict(own)

@@ -112,6 +112,15 @@ def test_an_overflow_lowers_the_scale_and_is_no_bad_update(collected) -> None:
     assert (flat(made.policy) - flat(plain.policy)).norm() < 0.05 * moved.norm()
 
 
+def test_the_scale_is_part_of_the_state_of_training(collected) -> None:
+    env, arrays, results = collected
+    made, again, plain = trainer(env, enabled=True, growth_interval=1), trainer(env, enabled=True), trainer(env)
+    made.update(arrays, results, iteration=0)
+    again.load_state_dict(made.state_dict())
+    assert again.loss_scale.state_dict() == made.loss_scale.state_dict() == {"value": 2.0**17, "good": 0}
+    assert "loss_scale" not in plain.state_dict()
+
+
 def test_a_loss_that_is_not_finite_is_a_bad_update_all_the_same(collected) -> None:
     env, arrays, results = collected
     made = trainer(env, NotFinite(), enabled=True)
