@@ -40,7 +40,12 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     policy = OpenVLAOFTPolicy(
         model=build_network(settings, net, tokenizer.eos_id, folder, device),
         tokenizer=tokenizer,
-        pixels=PixelProcessor(net.image_size, settings.center_crop, folder.pixel_statistics if folder else None),
+        pixels=PixelProcessor(
+            net.image_size,
+            settings.center_crop,
+            folder.pixel_statistics if folder else None,
+            settings.image_preset,
+        ),
         statistics=_statistics(settings, net, folder),
         value_head=_value_head(settings, net, folder),
         settings=settings,
@@ -61,7 +66,7 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
 def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
     if folder is None:
         return settings.net_config()
-    for key in ("center_crop", "policy_setup"):
+    for key in ("center_crop", "image_preset", "policy_setup"):
         said = folder.policy.get(key, getattr(settings, key))
         if said != getattr(settings, key):
             raise bad(key, getattr(settings, key), f"{folder.path}/policy.json says {said!r}", f"set it to {said!r}")

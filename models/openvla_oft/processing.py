@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,22 +46,53 @@ def resize(images: Tensor, size: int) -> Tensor:
     return F.interpolate(images, (size, size), mode="bicubic", antialias=True, align_corners=False).clamp(0.0, 255.0)
 
 
+def resize_lanczos3(images: Tensor, size: int) -> Tensor:
+    """As :func:`resize`, with the kernel of ``tf.image.resize(method="lanczos3", antialias=True)``."""
+    if images.shape[-2:] == (size, size):
+        return images
+    rows, columns = (lanczos3_weights(length, size, images.device) for length in images.shape[-2:])
+    return (rows @ images @ columns.T).clamp(0.0, 255.0)
+
+
+@lru_cache(maxsize=16)
+def lanczos3_weights(length: int, size: int, device: torch.device) -> Tensor:
+    """What each of ``size`` new pixels takes of ``length`` old ones: float32 [size, length], rows sum to 1."""
+    with torch.inference_mode(False):
+        scale = length / size
+        centres = (torch.arange(size, dtype=torch.float64) + 0.5) * scale - 0.5
+        x = (torch.arange(length, dtype=torch.float64) - centres[:, None]) / max(scale, 1.0)
+        kernel = torch.where(x.abs() < 3, torch.sinc(x) * torch.sinc(x / 3), 0.0)
+        return (kernel / kernel.sum(1, keepdim=True)).float().to(device)
+
+
+def eight_bits(images: Tensor) -> Tensor:
+    """Float in [0, 255] → the whole numbers that ``tf.image.convert_image_dtype`` makes of it."""
+    return (images * (255.5 / 255.0)).floor().clamp(0.0, 255.0)
+
+
 class PixelProcessor(nn.Module):
     """uint8 camera images → the six channels an image has in front of the two towers.
+
+    Presets: ``rlinf`` resizes bicubically and stays in float; ``oft_libero`` is what OFT's own evaluation does, Lanczos
+    and 8 bits after resizing and after the crop, but for its passage through JPEG.
 
     Args:
         size: H = W of the network's input.
         crop: take the centre crop after resizing.
+        preset: one of the above.
         statistics: ``tvf_normalize_params`` of a preprocessor_config.json, one entry per tower; None = the constants.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, size: int, crop: bool, statistics: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self, size: int, crop: bool, statistics: Sequence[Mapping[str, Any]] | None = None, preset: str = "rlinf"
+    ) -> None:  # fmt: skip
         super().__init__()
         self.size = size
         self.crop = crop
+        self.preset = preset
         mean = MEAN if statistics is None else [entry["mean"] for entry in statistics]
         std = STD if statistics is None else [entry["std"] for entry in statistics]
         self.register_buffer("mean", torch.tensor(mean).view(1, 6, 1, 1), persistent=False)
@@ -69,8 +101,12 @@ class PixelProcessor(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [B, n, H, W, 3] → float32 [B, 6·n, size, size]."""
         batch = images.shape[0]
-        pixels = resize(images.flatten(0, 1).permute(0, 3, 1, 2).float(), self.size)
-        if self.crop:
-            pixels = centre_crop(pixels)
+        pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float()
+        if self.preset == "oft_libero":
+            pixels = resize_lanczos3(pixels, self.size).round()
+            pixels = eight_bits(centre_crop(pixels)) if self.crop else pixels
+        else:
+            pixels = resize(pixels, self.size)
+            pixels = centre_crop(pixels) if self.crop else pixels
         both = pixels.div(255.0).repeat(1, 2, 1, 1)
         return ((both - self.mean) / self.std).unflatten(0, (batch, -1)).flatten(1, 2)

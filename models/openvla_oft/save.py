@@ -138,6 +138,7 @@ def _sidecar(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
         "attention_open": policy.attention_open,
         "attention_probe": policy.attention_probe,
         "center_crop": settings.center_crop,
+        "image_preset": settings.image_preset,
         "policy_setup": settings.policy_setup,
         "unnorm_key": policy.statistics.name,
     }

@@ -61,6 +61,7 @@ class Settings:
     action_dim: int = 7  # A
     num_action_chunks: int = 8  # K
     center_crop: bool = False  # keep the middle 90 % of the picture's area, as OFT's own evaluation does
+    image_preset: str = "rlinf"  # how pictures are resized: rlinf (bicubic), or oft_libero (Lanczos and 8 bits)
     policy_setup: str = "none"  # gripper: libero (1 closes), bridge (1 opens), none (unchanged)
     unnorm_key: str | None = None  # which dataset statistics; null = the only ones there are
     is_lora: bool = False  # train adapters and heads; false = all weights
@@ -310,6 +311,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "attention": ("bidirectional", "causal", "auto"),
     "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
     "decoding": ("parallel", "autoregressive"),
+    "image_preset": ("rlinf", "oft_libero"),
     "policy_setup": GRIPPERS,
     "value_type": ("chunk_level", "action_level"),
     "lora_init_weights": (True, False, "gaussian"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from embodied.errors import CheckpointError
 
-from .config import OPENVLA_7B, NetConfig, TowerConfig
+from .config import N_BINS, OPENVLA_7B, NetConfig, TowerConfig
 
 Shapes = Mapping[str, Sequence[int]]
 TOWERS = ("featurizer", "fused_featurizer")
@@ -64,11 +64,12 @@ def sizes_of(shapes: Shapes, config: Mapping[str, Any], hints: Sequence[TowerHin
         film="vision_backbone.featurizer.blocks.0.scale.weight" in shapes,
         **{name: text[name] for name in ("rms_norm_eps", "rope_theta") if name in text},
     )
-    _check(net, shapes, text)
+    _check(net, shapes, config)
     return net
 
 
-def _check(net: NetConfig, shapes: Shapes, text: Mapping[str, Any]) -> None:
+def _check(net: NetConfig, shapes: Shapes, config: Mapping[str, Any]) -> None:
+    text = config.get("text_config") or {}
     keys = _shape(shapes, "language_model.model.layers.0.self_attn.k_proj.weight")[0]
     said = {
         name: (text[name], getattr(net, name))
@@ -76,6 +77,8 @@ def _check(net: NetConfig, shapes: Shapes, text: Mapping[str, Any]) -> None:
         if text.get(name, getattr(net, name)) != getattr(net, name)
     }
     problems = [f"text_config says {name} {a}, the tensors {b}" for name, (a, b) in said.items()]
+    if (bins := config.get("n_action_bins", N_BINS)) != N_BINS:
+        problems.append(f"config.json says n_action_bins {bins}, supported: {N_BINS}")
     if keys != net.hidden_size:
         problems.append(f"keys are {keys} wide and queries {net.hidden_size}: grouped attention is not Llama 2's")
     if net.padded_vocab != (rows := shapes[EMBEDDING][0]):

@@ -22,15 +22,19 @@ class Sizes:
     eps: float = 1e-6
 
 
-def hidden_states(weights: dict[str, Tensor], sizes: Sizes, pixels: Tensor, ids: Tensor, proprio: Tensor | None = None):
-    """[T, d] at the read-out positions. ``pixels`` [6·n, H, W]; ``ids`` [L] end in 29871; ``proprio`` [S]."""
+def hidden_states(
+    weights: dict[str, Tensor], sizes: Sizes, pixels: Tensor, ids: Tensor, proprio: Tensor | None = None,
+    tokens: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """[T, d] at the read-out positions. ``pixels`` [6·n, H, W]; ``ids`` [L] end in 29871; ``proprio`` [S]; ``tokens``
+    [T] stand where the zero vectors do if actions are decoded one after the other."""
     table = weights["language_model.model.embed_tokens.weight"]
     stop = table[2:3] if sizes.stop_token else table[:0]
     film = "vision_backbone.featurizer.blocks.0.scale.weight" in weights
     instruction = torch.cat([table[ids], stop]).mean(0) if film else None
     images = [projected(weights, sizes, image, instruction) for image in pixels.split(6)]
     state = [] if proprio is None else [mlp(weights, "proprio_projector", proprio[None], 2)]
-    slots = torch.zeros(sizes.slots, table.shape[1])
+    slots = torch.zeros(sizes.slots, table.shape[1]) if tokens is None else table[tokens]
     x = torch.cat([table[ids[:1]], *images, *state, table[ids[1:]], slots, stop])
     last = len(x) - len(stop) - len(slots) - 1
     return llama(weights, sizes, x)[last : last + sizes.slots]

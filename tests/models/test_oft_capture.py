@@ -27,7 +27,7 @@ class Operators(TorchDispatchMode):
     [
         {"use_proprio": True, "value_head": True, "center_crop": True, "policy_setup": "libero"},
         {"is_lora": True, "lora_rank": 4, "precision": "bf16", "policy_setup": "bridge"},
-        {"use_film": True, "image_size": 32},
+        {"use_film": True, "image_size": 32, "image_preset": "oft_libero", "center_crop": True},
         {"attention": "causal", "attn_implementation": "eager"},
     ],
 )

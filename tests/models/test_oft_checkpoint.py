@@ -221,6 +221,7 @@ CONTRADICTIONS = [
     ({"use_film": True}, "film"),
     ({"size": "7b"}, "featurizer"),
     ({"center_crop": False}, "center_crop"),
+    ({"image_preset": "oft_libero"}, "image_preset"),
     ({"policy_setup": "bridge"}, "policy_setup"),
     ({"unnorm_key": "other"}, "unnorm_key"),
 ]

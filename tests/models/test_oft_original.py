@@ -166,6 +166,24 @@ def test_every_combination_against_the_second_implementation(
         assert (read.logits[index] - logits).abs().max() <= 2e-5
 
 
+def test_one_token_after_the_other_against_the_second_implementation(golden, weights, tmp_path) -> None:
+    """OpenVLA before OFT: causal, no stop token; cached decoding and the pass over the whole sequence."""
+    keys = {"decoding": "autoregressive", "attention": "causal", "num_action_chunks": 1, **HEADS}
+    network = load_network(write(tmp_path, weights), **keys)
+    inputs = inputs_of(network, golden["case.n1.pixel_values"], golden["case.n1.input_ids"])
+    with torch.no_grad():
+        read, classes = network.generate(inputs, lambda logits, position: logits.argmax(-1))
+        again = network(*inputs, classes + 31744)
+    sizes = oft_reference.Sizes((4, 4), 4, causal=True, stop_token=False, slots=7)
+    hidden = oft_reference.hidden_states(
+        weights, sizes, golden["case.n1.pixel_values"][0], inputs.prompt[0], tokens=classes[0] + 31744
+    )
+    assert (read.hidden[0] - hidden).abs().max() <= 1e-5
+    assert (again.hidden[0] - hidden).abs().max() <= 1e-5
+    logits = hidden @ weights["language_model.lm_head.weight"][31744:32000].T
+    assert torch.equal(logits.argmax(-1), classes[0])
+
+
 def test_prompts_are_found_in_what_the_original_is_given(golden, weights, tmp_path) -> None:
     network = load_network(write(tmp_path, weights), **HEADS)
     pixels, words = golden["case.n1.pixel_values"], [1, 512, 3744, 29901]
@@ -247,6 +265,7 @@ def test_the_released_tensors_mean_the_released_sizes() -> None:
 WRONG = [
     ({"text_config": {**TEXT, "hidden_size": 256}}, lambda w: w, "text_config says hidden_size 256, the tensors 128"),
     ({"image_sizes": [224, 224]}, lambda w: w, "image_sizes"),
+    ({"n_action_bins": 128}, lambda w: w, "n_action_bins 128"),
     ({"pad_to_multiple_of": 128}, lambda w: w, "the embedding has 32064 rows"),
     ({}, lambda w: {n: t for n, t in w.items() if not n.startswith("vision_backbone")}, "another architecture"),
     ({}, lambda w: {n: t for n, t in w.items() if "featurizer.norm." not in n}, "vision_num_layers"),

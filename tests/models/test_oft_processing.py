@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from embodied.models.openvla_oft.build_tokenizer import build
-from embodied.models.openvla_oft.processing import PixelProcessor, centre_crop, prompt, resize
+from embodied.models.openvla_oft.processing import (
+    PixelProcessor,
+    centre_crop,
+    eight_bits,
+    lanczos3_weights,
+    prompt,
+    resize,
+    resize_lanczos3,
+)
 from embodied.models.openvla_oft.tokenizer import EMBEDDED, PromptTokenizer
 
 from embodied.errors import CheckpointError
@@ -107,6 +115,45 @@ def test_resize_is_antialiased_bounded_and_free_at_the_right_size() -> None:
     step[..., 4:] = 255.0
     assert 0.0 <= float(resize(step, 24).min()) <= float(resize(step, 24).max()) <= 255.0
     assert resize(stripes, 64) is stripes
+
+
+def test_lanczos3_by_hand() -> None:
+    """Halving 12 pixels: new pixel 2 lies at 4.5 of the old, and takes sinc(x/2)·sinc(x/6) of those at a distance
+    x < 6: symmetric, and of old pixel 4 (x = 0.5) sin(π/4)/(π/4) · sin(π/12)/(π/12) before the sum is brought to 1."""
+    weights = lanczos3_weights(12, 6, torch.device("cpu"))
+    assert weights.shape == (6, 12)
+    torch.testing.assert_close(weights.sum(1), torch.ones(6))
+    row = weights[2]
+    torch.testing.assert_close(row[:10], row[:10].flip(0))
+    assert row[11] == 0  # 6.5 away
+    four, five = (math.sin(a) / a * math.sin(a / 3) / (a / 3) for a in (math.pi / 4, 3 * math.pi / 4))
+    assert float(row[4] / row[3]) == pytest.approx(four / five, rel=1e-6)
+    enlarged = lanczos3_weights(6, 12, torch.device("cpu"))
+    assert float(enlarged[4, 2]) > float(enlarged[4, 1]) > 0 > float(enlarged[4, 0])
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (480, 640), (100, 100)])
+def test_lanczos3_is_that_of_pillow_to_one_level(shape) -> None:
+    """Pillow rounds to 8 bits between its two passes, and cuts off there; these levels are far from both ends."""
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(90, 166, (*shape, 3), dtype=np.uint8)
+    wanted = np.asarray(image.fromarray(pixels).resize((224, 224), image.Resampling.LANCZOS)).astype(int)
+    got = resize_lanczos3(torch.from_numpy(pixels).permute(2, 0, 1)[None].float(), 224).round()[0].permute(1, 2, 0)
+    assert np.abs(got.numpy() - wanted).max() <= 1
+
+
+def test_eight_bits_round_as_tensorflow_does() -> None:
+    """floor(x · 255.5) of x in [0, 1]: 0.4 and 0.6 levels below and above a whole one."""
+    levels = torch.tensor([0.0, 0.4, 0.6, 100.4, 100.9, 254.4, 255.0])
+    assert eight_bits(levels).tolist() == [0, 0, 0, 100, 101, 254, 255]
+
+
+def test_the_preset_of_oft_gives_whole_levels() -> None:
+    pixels = torch.randint(0, 256, (1, 1, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plain, oft = (PixelProcessor(64, crop=True, preset=preset)(pixels) for preset in ("rlinf", "oft_libero"))
+    levels = (oft[0, 3:] * 0.5 + 0.5) * 255
+    assert (levels - levels.round()).abs().max() < 1e-3
+    assert 0 < (oft - plain).abs().max() < 1.0
 
 
 def test_constants_of_a_checkpoint_replace_ours() -> None:

@@ -29,6 +29,7 @@ BAD = [
     ({"max_prompt_length": 0}, "max_prompt_length"),
     ({"use_film": 1}, "use_film"),
     ({"probe": "yes"}, "probe"),
+    ({"image_preset": "jpeg"}, "image_preset"),
     ({"policy_setup": "google_robot"}, "policy_setup"),
     ({"value_type": "token_level"}, "value_type"),
     ({"image_size": [64, 32]}, "image_size"),
