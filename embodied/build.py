@@ -165,7 +165,7 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     if runner.ckpt_path is not None:
         from embodied.learn.checkpoint import load
 
-        load(Path(runner.ckpt_path), policy, averaged=runner.only_eval)
+        load(Path(runner.ckpt_path), policy)
     return policy, device
 
 

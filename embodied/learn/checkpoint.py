@@ -218,18 +218,15 @@ class Checkpoints:
                 _remove(old)
 
 
-def load(path: Path, policy: Policy, averaged: bool = False) -> Meta:
-    """Fill the policy's trainable parameters from a checkpoint.
-
-    Args:
-        averaged: take the moving average of the weights if the run kept one (``actor.optim.ema_decay``), as its own
-            evaluations did.
+def load(path: Path, policy: Policy) -> Meta:
+    """Fill the policy's trainable parameters from a checkpoint: with the moving average of the weights if the run kept
+    one (``actor.optim.ema_decay``), as its own evaluations did.
 
     Raises:
         CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
     """
     meta = _meta_for(path, policy)
-    kept = averaged and any(name.startswith("average.") for name in meta.trainer)
+    kept = any(name.startswith("average.") for name in meta.trainer)
     prefix = "trainer/average." if kept else "policy/"
     like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in trainable(policy)}
     _fill(policy, meta, _read(path, (prefix,), like), prefix)
