@@ -261,6 +261,7 @@ class Parts:
 def build(checked: Checked, console: Console) -> Parts:
     """Policy, trainer, run folder; workers start with the first :class:`Collector`."""
     from embodied.learn.checkpoint import Checkpoints
+    from embodied.learn.peak import peak_flops
     from embodied.learn.trainer import Trainer
 
     config = checked.config
@@ -275,6 +276,7 @@ def build(checked: Checked, console: Console) -> Parts:
             sampling=sampling(config.algorithm.sampling_params), device=device, seed=config.runner.seed,
             max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates,
             reward=config.reward, iterations=config.runner.max_epochs,
+            peak_flops=peak_flops(config.runner.peak_tflops, policy, device),
         )  # fmt: skip
         kept = config.runner.checkpoint
         checkpoints = Checkpoints(folder.path / "checkpoints", kept.max_keep, kept.async_save)

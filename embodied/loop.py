@@ -53,7 +53,7 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
                     arrays, baselines = collector.slab.arrays, collected.baselines
                     metrics, batch = trainer.update(arrays, collected.results, iteration, baselines)
                 iteration += 1
-                metrics |= summary.rollout(collector, collected, batch, sections)
+                metrics |= summary.rollout(collector, collected, batch, sections) | summary.training(parts)
                 if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
                     with stop.cut_short(), sections("time/eval"), trainer.evaluated():
                         metrics |= evaluate(parts, iteration, collector)

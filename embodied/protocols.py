@@ -138,6 +138,21 @@ class Settles(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsFlops(Protocol):
+    """What a policy may offer besides: with it training logs its floating-point operations, and records that cost
+    about as much share a micro-batch."""
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """Floating-point operations of each of n records, float64 [n]: of the forward pass, with ``training`` of the
+        backward pass too. Two for each multiply-add; what is computed a second time to save memory is not counted.
+
+        Args:
+            records: ``task_id`` and the decision fields, each [n, …]; no observations.
+        """
+        ...
+
+
 class Reward(Protocol):
     """Turns the raw reward of each control step of an episode into the one that is recorded."""
 

@@ -15,7 +15,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
@@ -107,6 +107,11 @@ class RunnerConfig(Section):
         1,
         ge=1,
         description="CPU threads of the policy's process. More than one beside busy simulators is many times slower.",
+    )
+    peak_tflops: Literal["measure"] | Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="What the device could do, 10¹² floating-point operations a second; measure = what a square matrix "
+        "product reaches when the run starts. Training is compared with it (time/train_mfu); null = no such metric.",
     )
     logger: LoggerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()

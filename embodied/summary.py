@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import torch
 
 from embodied.build import Collector, Parts
 from embodied.learn.batch import Batch
@@ -60,10 +61,36 @@ def _beside_the_plan(collected: Collected) -> dict[str, float]:
     return found
 
 
+def training(parts: Parts) -> dict[str, float]:
+    """The rates of an iteration's updates, and what they took of the device's memory."""
+    trainer, seconds = parts.trainer, parts.sections.seconds("time/train")
+    tokens = parts.policy.spec.decision["action_tokens"].shape[0]
+    found = {
+        "train/samples_per_s": trainer.samples / seconds,
+        "train/tokens_per_s": trainer.samples * tokens / seconds,
+    }
+    if trainer.flops:
+        found["train/tflops_per_s"] = trainer.flops / seconds / 1e12
+        if trainer.peak_flops is not None:
+            found["time/train_mfu"] = trainer.flops / seconds / trainer.peak_flops
+    return found | device_memory(parts.device)
+
+
+def device_memory(device: torch.device) -> dict[str, float]:
+    """The peak since the last call, of a GPU; nothing on a CPU, whose processes ``memory/pss_gb`` covers."""
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"memory/device_peak_gb": peak / 1e9}
+
+
 def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
     """To the trackers and the console."""
     sections = parts.sections
-    times = {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train", "time/eval", "time/save")}
+    names = ("time/rollout", "time/train", "time/eval", "time/save")
+    times = {f"{name}_s": sections.seconds(name) for name in names}
+    times |= {f"{name}_share": sections.share(name) for name in names}
     metrics = {
         **metrics,
         **{name: value for name, value in times.items() if value},
@@ -119,9 +146,16 @@ def plan_lines(parts: Parts) -> list[list[str]]:
         ],
         ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB"],
         ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
-        ["device", f"{parts.device}, {config.runner.num_threads} threads"],
+        ["device", f"{parts.device}, {config.runner.num_threads} threads, {_peak(parts)}"],
         ["run folder", str(parts.folder.path)],
     ]
+
+
+def _peak(parts: Parts) -> str:
+    peak, setting = parts.trainer.peak_flops, parts.config.runner.peak_tflops
+    if peak is None:
+        return "no MFU (runner.peak_tflops is null)"
+    return f"peak {peak / 1e12:.3g} TFLOP/s ({'measured' if setting == 'measure' else 'runner.peak_tflops'})"
 
 
 def _extra(parts: Parts) -> str:

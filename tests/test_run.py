@@ -538,3 +538,26 @@ def test_the_average_of_the_weights_is_what_is_evaluated():
         )
         report = json.loads(Path(f"runs/{name}-again/eval/000000.json").read_text())
         assert [e["return"] for e in report["episodes"]] == returns[name], "a checkpoint is evaluated as its run was"
+
+
+def test_rates_of_training_and_shares_of_time():
+    options = ("runner.peak_tflops=0.001", "runner.val_check_interval=1", "runner.save_interval=1")
+    assert run("env.train.reward_mode=dense", *options) == 0
+    row = rows()[1]
+    trained = row["train/samples_per_s"] * row["time/train_s"]
+    assert trained == pytest.approx(row["rollout/records"] - row["train/skipped_records"])
+    assert row["train/tokens_per_s"] == pytest.approx(28 * row["train/samples_per_s"])
+    assert row["time/train_mfu"] == pytest.approx(row["train/tflops_per_s"] / 0.001)
+    shares = [row[f"time/{name}_share"] for name in ("rollout", "train", "eval", "save")]
+    assert 0 < sum(shares) <= 1
+    assert row["time/train_share"] == pytest.approx(row["time/train_s"] / row["time/iteration_s"], rel=0.2)
+    assert {"train/ratio_p01", "train/ratio_p99", "train/clip_share_low", "train/staleness_mean"} <= set(row)
+    assert "memory/device_peak_gb" not in row, "a CPU's memory is memory/pss_gb"
+    assert not rows()[0].keys() - {*row, "train/logprob_gap"}
+
+
+def test_without_a_peak_there_is_no_utilisation(capsys):
+    assert run("env.train.reward_mode=dense", "runner.max_epochs=1") == 0
+    assert "time/train_mfu" not in rows()[0]
+    assert rows()[0]["train/tflops_per_s"] > 0
+    assert "no MFU (runner.peak_tflops is null)" in capsys.readouterr().out

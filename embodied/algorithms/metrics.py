@@ -6,6 +6,7 @@ the device.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +14,24 @@ from torch import Tensor
 
 from embodied.algorithms.losses import PolicyLoss
 
+LOG_RANGE = 4.0
+"""Log-ratios of the histogram lie in ±4; those beyond count at its ends (ρ = e^±4 = 54.6 and 0.018)."""
+
+BIN = 0.001
+"""Width of its bins in nats: a quantile of ρ is known to 0.05 % of itself."""
+
+_BINS = round(2 * LOG_RANGE / BIN) + 1
+_FACTS = 5
+
+QUANTILES = {"train/ratio_p01": 0.01, "train/ratio_p50": 0.5, "train/ratio_p99": 0.99}
+
 
 @dataclass(frozen=True)
 class PolicyStats:
     """Facts about valid elements. Between processes: all-reduce ``sums`` with sum and ``peak`` with max."""
 
-    sums: Tensor  # float64 [4]: elements, Σρ, elements clipped, Σ(ρ − 1 − log ρ)
+    # float64 [5 + bins]: elements, Σρ, elements clipped below and above 1, Σ(ρ − 1 − log ρ), histogram of log ρ
+    sums: Tensor
     peak: Tensor  # float64 [1]: largest ρ, 0 when there are no elements
 
     def __add__(self, other: PolicyStats) -> PolicyStats:
@@ -32,15 +45,25 @@ class PolicyStats:
 
     def metrics(self) -> dict[str, float]:
         """The ``train/`` metrics of these elements; empty when there are none."""
-        count, ratio, clipped, kl = self.sums.tolist()
+        count, ratio, low, high, kl = self.sums[:_FACTS].tolist()
         if not count:
             return {}
         return {
             "train/ratio_mean": ratio / count,
             "train/ratio_max": self.peak.item(),
-            "train/clip_share": clipped / count,
+            **{name: self.quantile(share) for name, share in QUANTILES.items()},
+            "train/clip_share": (low + high) / count,
+            "train/clip_share_low": low / count,
+            "train/clip_share_high": high / count,
             "train/approx_kl": kl / count,
         }
+
+    def quantile(self, share: float) -> float:
+        """The least ρ, to the histogram's resolution, that at least ``share`` (0..1) of the elements do not exceed."""
+        histogram = self.sums[_FACTS:].cpu()
+        below = histogram.cumsum(0)
+        index = int((below < share * below[-1] - 1e-9).sum())
+        return math.exp(index * BIN - LOG_RANGE)
 
 
 def policy_stats(loss: PolicyLoss, mask: Tensor) -> PolicyStats:
@@ -51,9 +74,15 @@ def policy_stats(loss: PolicyLoss, mask: Tensor) -> PolicyStats:
     """
     # Selected by `where`, not by index: an index of unknown length would wait for the device.
     ratio = torch.where(mask, loss.ratio, 1.0).double()
-    kl = ratio - 1 - ratio.log()
-    sums = [mask.sum(), torch.where(mask, ratio, 0.0).sum(), (loss.clipped & mask).sum(), kl.sum()]
-    return PolicyStats(torch.stack([value.double() for value in sums]), torch.where(mask, ratio, 0.0).amax().reshape(1))
+    log, clipped = ratio.log(), loss.clipped & mask
+    low, high = (clipped & (ratio < 1)).sum(), (clipped & (ratio >= 1)).sum()
+    sums = [mask.sum(), torch.where(mask, ratio, 0.0).sum(), low, high, (ratio - 1 - log).sum()]
+    facts = torch.stack([value.double() for value in sums])
+    within = log.nan_to_num(nan=LOG_RANGE).clamp(-LOG_RANGE, LOG_RANGE)  # of an update that will be left out
+    bins = ((within + LOG_RANGE) / BIN).round().long()
+    histogram = torch.zeros(_BINS, dtype=torch.float64, device=mask.device)
+    histogram.index_add_(0, bins.flatten(), mask.flatten().double())
+    return PolicyStats(torch.cat([facts, histogram]), torch.where(mask, ratio, 0.0).amax().reshape(1))
 
 
 def logprob_gap(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> float:

@@ -117,6 +117,17 @@ def optimizer_batches(count: int, size: int, seed: Sequence[int]) -> Iterator[Te
     yield from order.split(size)
 
 
+def micro_batches(index: Tensor, size: int, costs: Tensor | None = None) -> list[Tensor]:
+    """``index`` int64 [n] in ceil(n / size) parts whose sizes differ by at most one, none above ``size``.
+
+    A ragged last part would cost a pass for a few records. With ``costs`` float [n] (work of each record) those of
+    similar cost share a part, the dearest first, so that short ones need not be filled up to long ones.
+    """
+    if costs is not None:
+        index = index[torch.argsort(costs, descending=True, stable=True)]
+    return list(index.tensor_split(max(1, -(-len(index) // size))))
+
+
 def gather(
     arrays: Mapping[str, np.ndarray], names: Sequence[str], rows: np.ndarray, device: torch.device
 ) -> dict[str, Tensor]:

@@ -25,13 +25,13 @@ from embodied.algorithms.kl import make_coefficient
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats, sum_and_count
 from embodied.errors import NumericalError
 from embodied.learn import shaping
-from embodied.learn.batch import Batch, gather, make_batch, optimizer_batches, within_bounds
+from embodied.learn.batch import Batch, gather, make_batch, micro_batches, optimizer_batches, within_bounds
 from embodied.learn.freeze import value_head_only
 from embodied.learn.loss_scale import LossScale
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.reference import Average, OtherWeights, Reference
-from embodied.protocols import Policy
+from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
 from embodied.types import EnvSpec, EpisodeResult, Evaluation, Sampling, Start
 
@@ -55,6 +55,10 @@ class UpdateTotals:
     gap: float | None = None
     batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
     means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count of elements
+    samples: int = 0  # records that went forward and backward, each time that they did
+    flops: float = 0.0  # of these passes; 0 if the policy does not say
+    value_grad_norm: float = 0.0
+    stalest: int | None = None  # most optimizer updates between acting and training
 
     def average(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Elements of the metric ``name`` that ``mask`` keeps, both [m, M]."""
@@ -83,6 +87,13 @@ class UpdateTotals:
             self.average("train/behaviour_weight_mean", terms.behaviour, mask)
         if measure_gap:
             self.gap = max(self.gap or 0.0, logprob_gap(terms.new, terms.old, mask))
+            self.average("train/logprob_gap_mean", (terms.new - terms.old).abs(), mask)
+
+    def add_staleness(self, updates: np.ndarray) -> None:
+        """``updates`` int64 [m]: how many there were since each record was acted."""
+        self.stalest = max(self.stalest or 0, int(updates.max()))
+        values = torch.from_numpy(updates)
+        self.average("train/staleness_mean", values, torch.ones_like(values, dtype=torch.bool))
 
     def metrics(self) -> dict[str, float]:
         taken = max(self.steps, 1)
@@ -97,6 +108,8 @@ class UpdateTotals:
             "train/filtered_groups": self.filtered,
             "train/early_stops": self.early_stops,
             **({"train/value_loss": self.value_loss / max(self.batches, 1)} if self.value_loss is not None else {}),
+            **({"train/value_grad_norm": self.value_grad_norm / taken} if self.value_loss is not None else {}),
+            **({"train/staleness_max": self.stalest} if self.stalest is not None else {}),
             **{name: mean for name in self.means if (mean := self.mean(name)) is not None},
             **({"train/logprob_gap": self.gap} if self.gap is not None else {}),
             **(self.stats.metrics() if self.stats else {}),
@@ -110,6 +123,7 @@ class Trainer:
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
         iterations: of the run, what shares of the learning rate's schedule refer to.
+        peak_flops: FLOP/s that the device could do; None: unknown.
     """
 
     policy: Policy
@@ -124,6 +138,9 @@ class Trainer:
     weight_version: int = 0
     reward: RewardConfig = field(default_factory=RewardConfig)
     iterations: int = 1
+    peak_flops: float | None = None
+    samples: int = field(default=0, init=False)  # records that the last update trained on, once an epoch
+    flops: float = field(default=0.0, init=False)  # of that; 0 if the policy does not say
     bad_in_a_row: int = field(default=0, init=False)
     last_finite: str = field(default="none yet", init=False)
 
@@ -169,6 +186,7 @@ class Trainer:
             trained = batch if len(kept) == len(results) else self._batch(arrays, kept, penalties, baselines)
             self._epochs(arrays, self._with_proximal(arrays, trained), iteration, totals)
         metrics = totals.metrics()
+        self.samples, self.flops = totals.samples, totals.flops
         if (kl := totals.mean("train/kl_reference")) is not None:
             metrics["train/kl_beta"] = self._kl_coefficient.value
             self._kl_coefficient.update(kl, len(results))
@@ -327,7 +345,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         with value_head_only(self.policy) if self._warming_up else nullcontext():
-            for part in keep.nonzero().flatten().split(self.actor.micro_batch_size):
+            for part in self._micro_batches(arrays, batch.rows[chosen.numpy()], keep, totals):
                 rows = batch.rows[chosen[part].numpy()]
                 loss += self._micro_batch(arrays, rows, elements.part(part, self.device), totals, measure_gap)
         if self._too_far(totals):
@@ -337,6 +355,19 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.actor.optim.clip_grad).item()
         self._apply(loss, norm, totals)
         return True
+
+    def _micro_batches(
+        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, keep: Tensor, totals: UpdateTotals
+    ) -> list[Tensor]:
+        """Indices of the records ``keep`` bool [n], in parts of near-equal size; ``rows`` int64 [n] are theirs."""
+        kept, costs = keep.nonzero().flatten(), None
+        if isinstance(self.policy, CountsFlops):
+            own = rows[kept.numpy()]
+            light = {name: arrays[name][own] for name in ("task_id", *self.policy.spec.decision)}
+            costs = torch.from_numpy(self.policy.flops(light, training=not self._warming_up))
+            totals.flops += costs.sum().item()
+        totals.samples += len(kept)
+        return micro_batches(kept, self.actor.micro_batch_size, costs)
 
     def _with_drift(
         self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, elements: Elements, keep: Tensor
@@ -363,6 +394,7 @@ class Trainer:
     ) -> float:  # fmt: skip
         """Forward and backward of the records in ``rows`` int64 [m]; their share of the loss."""
         records = gather(arrays, self._fields, rows, self.device)
+        totals.add_staleness(self.weight_version - arrays["version"][rows])
         in_loss = self._objective.kl_in_loss and not self._warming_up
         reference = self._reference_evaluation(records) if in_loss else None
         terms = self._objective.terms(self._evaluate(records), records, elements, reference)
@@ -392,6 +424,7 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._reject(loss, norm, totals)
             return
+        totals.value_grad_norm += self._value_grad_norm(norm)
         self.optimizer.step()
         self.loss_scale.updated()
         if self._average is not None and self.actor.optim.ema_decay is not None:
@@ -402,6 +435,16 @@ class Trainer:
         totals.steps += 1
         totals.loss += loss
         totals.grad_norm += norm
+
+    def _value_grad_norm(self, norm: float) -> float:
+        """2-norm of the value head's gradient before all gradients, of ``norm``, were clipped; 0 without one."""
+        groups = [group for group in self.optimizer.param_groups if group["name"] == "value"]
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        if not gradients or norm == 0:
+            return 0.0
+        clipped: Any = torch.nn.utils.get_total_norm(gradients)
+        clipped = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped  # sharded
+        return clipped.item() / min(self.actor.optim.clip_grad / (norm + 1e-6), 1.0)
 
     def _reject(self, loss: float, norm: float, totals: UpdateTotals) -> None:
         """An update that is not finite is skipped and counted; too many in a row end the run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -77,6 +78,10 @@ class FakePolicy(nn.Module):
         value = self._value(features) if self.value_head is not None else None
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         return Evaluation(chosen, entropy, value, logprobs if distribution else None)
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        weights = sum(p.numel() for module in (self.body, self.head) for p in module.parameters() if p.ndim == 2)
+        return np.full(len(records["task_id"]), 2.0 * weights * (3 if training else 1))
 
     def describe(self) -> Mapping[str, str]:
         return {"model": "fake", "parameters": str(sum(p.numel() for p in self.parameters()))}

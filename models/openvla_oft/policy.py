@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from . import sampling as drawing
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
 from .compiled import bucket, filled
 from .config import NetConfig
+from .flops import forward_flops, training_flops
 from .model import Inputs, OpenVLAOFT, ReadOut
 from .offload import activations_on_host
 from .processing import PixelProcessor
@@ -204,6 +206,15 @@ class OpenVLAOFTPolicy(nn.Module):
             "input": f"{net.num_images} × {net.image_size} px, state {net.proprio_dim}, prompt {self.prompts.shape[1]}",
             "output": f"{net.num_action_chunks} actions × {net.action_dim}, statistics '{self.statistics.name}'",
         }
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """See :meth:`embodied.protocols.CountsFlops.flops`: by the formulas of :mod:`.flops`, the same for all records,
+        because prompts are padded to one length."""
+        net, prompt = self.model.net, self.prompts.shape[1]
+        one = forward_flops(net, prompt).total
+        if training:
+            one = training_flops(net, prompt, self.settings.is_lora, checkpointing=False)
+        return np.full(len(records["task_id"]), float(one))
 
     def find_training_modules(self) -> None:
         """Note the modules that behave differently in training, dropout and recomputed layers, so that :meth:`act` need

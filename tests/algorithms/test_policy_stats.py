@@ -1,12 +1,16 @@
 """Diagnostics of an update against numbers worked out by hand."""
 
 import math
+from functools import reduce
+from operator import add
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embodied.algorithms.losses import PolicyLoss
-from embodied.algorithms.metrics import logprob_gap, policy_stats
+from embodied.algorithms.metrics import LOG_RANGE, logprob_gap, policy_stats, sum_and_count
 from embodied.observe.metrics import check
 
 NAN = float("nan")
@@ -23,7 +27,13 @@ def test_ratio_clip_share_and_divergence():
     assert got == {
         "train/ratio_mean": pytest.approx(3.5 / 3),
         "train/ratio_max": 2.0,
+        # Of ½, 1, 2 the 1 % quantile is the least, the median the middle one, the 99 % quantile the largest.
+        "train/ratio_p01": pytest.approx(0.5, rel=5e-4),
+        "train/ratio_p50": pytest.approx(1.0, rel=5e-4),
+        "train/ratio_p99": pytest.approx(2.0, rel=5e-4),
         "train/clip_share": pytest.approx(1 / 3),
+        "train/clip_share_low": 0.0,
+        "train/clip_share_high": pytest.approx(1 / 3),
         "train/approx_kl": pytest.approx(0.5 / 3),
     }
     check(got)
@@ -55,3 +65,30 @@ def test_logprob_gap_is_the_largest_difference_of_valid_elements():
     old = torch.tensor([[-1.25, -2.0], [-2.0, 0.0]])
     assert logprob_gap(logprobs, old, MASK) == 1.0  # |−3 + 2|
     assert logprob_gap(logprobs, old, torch.zeros_like(MASK)) == 0.0
+
+
+def stats_of(ratios: torch.Tensor):
+    return policy_stats(PolicyLoss(ratios, ratios, ratios != ratios), torch.ones_like(ratios, dtype=torch.bool))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 99), st.integers(1, 7), st.sampled_from([0.01, 0.3]))
+def test_quantiles_do_not_depend_on_how_the_elements_are_split(seed, parts, spread):
+    ratios = (spread * torch.randn(300, 2, generator=torch.Generator().manual_seed(seed))).exp()
+    whole = stats_of(ratios)
+    split = reduce(add, (stats_of(part) for part in ratios.tensor_split(parts)))
+    assert split.metrics() == pytest.approx(whole.metrics())
+    for share in (0.01, 0.5, 0.99):
+        ordered = ratios.flatten().sort().values
+        exact = ordered[math.ceil(share * 600) - 1].item()
+        assert whole.quantile(share) == pytest.approx(exact, rel=6e-4)
+
+
+def test_ratios_beyond_the_histogram_count_at_its_ends():
+    stats = stats_of(torch.tensor([[1e-6, 1e6]]))
+    assert stats.quantile(0.5) == pytest.approx(math.exp(-LOG_RANGE))
+    assert stats.quantile(0.99) == pytest.approx(math.exp(LOG_RANGE))
+
+
+def test_sums_and_counts_of_what_is_valid():
+    assert sum_and_count(torch.tensor([[1.0, 2.0], [4.0, NAN]]), MASK).tolist() == [7.0, 3.0]

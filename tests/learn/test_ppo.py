@@ -139,6 +139,20 @@ def test_metrics_of_the_value_head(shared_rig):
     assert metrics["train/value_loss"] > 0
 
 
+@pytest.mark.parametrize("clip", [HUGE, 1e-3])
+def test_the_norm_of_the_value_heads_gradient_is_that_before_clipping(shared_rig, clip):
+    env, arrays, results = collected(shared_rig, "chunk_level")
+    made = trainer(env, policy("chunk_level"), optim=OptimConfig(lr=0.01, clip_grad=clip))
+    free = trainer(env, policy("chunk_level"))
+    seen, step = [], free.optimizer.step
+    free.optimizer.step = lambda: (seen.extend(p.grad.clone() for p in free.policy.value_head.parameters()), step())
+    free.update(arrays, results, 0)
+    metrics, _ = made.update(arrays, results, 0)
+    expected = torch.sqrt(sum((g**2).sum() for g in seen)).item()
+    assert metrics["train/value_grad_norm"] == pytest.approx(expected, rel=1e-3)
+    assert metrics["train/value_grad_norm"] < metrics["train/grad_norm"]
+
+
 def test_whitened_advantages_have_mean_0_and_deviation_1(shared_rig):
     env, arrays, results = collected(shared_rig, "chunk_level")
     _, batch = trainer(env, policy("chunk_level"), normalize_advantages=True).update(arrays, results, 0)

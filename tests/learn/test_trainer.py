@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from broken_policies import NotFinite
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rig import CPU
 
 from embodied.algorithms import aggregation, granularity, losses
 from embodied.algorithms.advantages import grpo
 from embodied.errors import ConfigError, NumericalError
-from embodied.learn.batch import optimizer_batches
+from embodied.learn.batch import micro_batches, optimizer_batches
 from embodied.learn.optimizer import make_optimizer
 from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import eval_plan, train_plan
@@ -436,3 +438,72 @@ def test_grpo_raises_the_return(make_rig):
         made.update(rig.slab.arrays, results, iteration)
     after = score()
     assert after > 1.4 * before, f"mean return {before:.2f} before and {after:.2f} after"
+
+
+class Dear(FakePolicy):
+    """Records of task 1 cost three times as much as those of task 0."""
+
+    def flops(self, records, training):
+        return (1.0 + 2.0 * (records["task_id"] == 1)) * (10 if training else 1)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 99))
+def test_micro_batches_are_near_equal_and_of_like_cost(count, size, seed):
+    costs = torch.from_numpy(np.random.default_rng(seed).integers(1, 4, count).astype(float))
+    index = 100 + torch.arange(count)
+    for given_costs in (None, costs):
+        parts = micro_batches(index, size, given_costs)
+        sizes = [len(part) for part in parts]
+        assert len(parts) == -(-count // size)
+        assert max(sizes) <= size
+        assert max(sizes) - min(sizes) <= 1
+        assert sorted(torch.cat(parts).tolist()) == index.tolist()
+    ordered = costs[torch.cat(parts) - 100]
+    assert (ordered.diff() <= 0).all(), "the dearest first"
+    assert torch.equal(torch.cat(micro_batches(index, size, torch.ones(count))), index), "equal costs keep the order"
+
+
+def test_the_order_of_micro_batches_by_cost_changes_neither_loss_nor_gradients(collected):
+    env, arrays, results = collected
+    plain = trainer(env, micro=3)
+    dear = trainer(env, micro=3, policy=Dear())
+    one, batch, gradients = update_and_gradients(plain, arrays, results)
+    two, _, others = update_and_gradients(dear, arrays, results)
+    assert two["train/loss"] == pytest.approx(one["train/loss"], rel=1e-5, abs=1e-6)
+    assert_close(others, gradients)
+    dear_ones = int((arrays["task_id"][batch.rows] == 1).sum())
+    assert 0 < dear_ones < len(batch)
+    assert (dear.samples, dear.flops) == (len(batch), 10.0 * (len(batch) + 2 * dear_ones))
+
+
+def test_what_was_trained_on_is_counted_once_an_epoch(collected):
+    env, arrays, results = collected
+    arrays, results = with_equal_returns(arrays, results, groups={0, 2})
+    made = trainer(env, update_epoch=2, batch=5)
+    metrics, batch = made.update(arrays, results, iteration=0)
+    assert made.samples == 2 * len(batch) - metrics["train/skipped_records"]
+    per_record = made.policy.flops({"task_id": np.zeros(1)}, training=True)[0]
+    assert per_record == 2 * 3 * (27 * 32 + 32 * 28 * 16)
+    assert made.flops == made.samples * per_record
+
+
+def test_staleness_counts_updates_since_a_record_was_acted(collected):
+    env, arrays, results = collected  # acted at version 5
+    made = trainer(env, batch=10)
+    made.weight_version = 7
+    metrics, batch = made.update(arrays, results, iteration=0)
+    steps = -(-len(batch) // 10)
+    assert metrics["train/staleness_max"] == 2 + steps - 1
+    sizes = [len(part) for part in torch.arange(len(batch)).split(10)]
+    expected = sum(size * (2 + i) for i, size in enumerate(sizes)) / len(batch)
+    assert metrics["train/staleness_mean"] == pytest.approx(expected)
+
+
+def test_the_mean_gap_and_the_largest(collected):
+    env, arrays, results = collected
+    shifted = {**arrays, "logprobs": arrays["logprobs"] + 0.25}
+    metrics, _ = trainer(env).update(shifted, results, iteration=0)
+    assert metrics["train/logprob_gap"] == pytest.approx(0.25, abs=1e-4)
+    assert metrics["train/logprob_gap_mean"] == pytest.approx(0.25, abs=1e-4)
+    assert metrics["train/ratio_p50"] == pytest.approx(np.exp(-0.25), rel=1e-3)

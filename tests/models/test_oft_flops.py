@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from embodied.models.openvla_oft.config import OPENVLA_7B
 from embodied.models.openvla_oft.flops import forward_flops, sequence_length, training_flops
 from torch.utils.flop_counter import FlopCounterMode
 
+from embodied.protocols import CountsFlops
 from embodied.types import Sampling
 
 
@@ -54,3 +56,13 @@ def test_the_7b_has_the_published_count() -> None:
     assert forward_flops(OPENVLA_7B, 31).total / 1e12 == pytest.approx(4.92, rel=0.005)
     assert forward_flops(both, 31).total / 1e12 == pytest.approx(8.78, rel=0.005)
     assert training_flops(OPENVLA_7B, 31, lora=True, checkpointing=True) == 3 * forward_flops(OPENVLA_7B, 31).total
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_policy_says_what_its_records_cost(make, lora) -> None:
+    """Recomputed layers are no part of it: they are a way to save memory, not work that a record needs."""
+    policy = make(is_lora=lora, gradient_checkpointing=True)
+    forward = forward_flops(policy.model.net, policy.prompts.shape[1]).total
+    assert isinstance(policy, CountsFlops)
+    assert policy.flops({"task_id": np.zeros(3)}, training=False).tolist() == [forward] * 3
+    assert policy.flops({"task_id": np.zeros(2)}, training=True).tolist() == [(2 if lora else 3) * forward] * 2

@@ -23,7 +23,7 @@ def test_a_pattern_takes_numbers_only(name):
 
 def test_every_metric_has_a_group_and_a_meaning_of_one_line():
     for name, meaning in METRICS.items():
-        assert re.fullmatch(r"(rollout|train|eval|time|memory)/[a-z_/<>]+", name)
+        assert re.fullmatch(r"(rollout|train|eval|time|memory)/[a-z0-9_/<>]+", name)
         assert len(meaning) > 10
         assert "\n" not in meaning
 
