@@ -632,6 +632,12 @@ def check(config: Config) -> None:
             "exchange algorithm.rewards_lower_bound and algorithm.rewards_upper_bound",
         )
     _check_kl(config)
+    if algorithm.critic_warmup_steps and algorithm.adv_type != "gae":
+        raise ConfigError(
+            f"algorithm.critic_warmup_steps {algorithm.critic_warmup_steps} trains the value head alone, and "
+            f"algorithm.adv_type {algorithm.adv_type} trains none",
+            "set algorithm.critic_warmup_steps=0, or algorithm.adv_type=gae (algorithm=ppo)",
+        )
     if algorithm.behav_imp_weight_mode == "mask" and algorithm.behav_imp_weight_cap is None:
         raise ConfigError(
             "algorithm.behav_imp_weight_mode is mask, and behav_imp_weight_cap is null: no weight would be masked",

@@ -171,6 +171,7 @@ def test_a_wrong_value_is_shown_with_its_key(override, part):
          ["unbiased_kl_estimate", "use_kl_in_reward is true"]),
         (["algorithm.kl_beta=1", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=15"],
          ["horizon 15", "16 episodes", "1600"]),
+        (["algorithm.critic_warmup_steps=3"], ["critic_warmup_steps 3", "adv_type grpo"]),
         (["algorithm.behav_imp_weight_mode=mask", "algorithm.behav_imp_weight_cap=null"], ["mask", "cap is null"]),
         (["actor.lr_sched.min_lr=1e-3"], ["min_lr 0.001", "actor.optim.lr 0.0001"]),
         (["actor.lr_sched.lr_warmup_init=1e-3"], ["lr_warmup_init 0.001", "actor.optim.lr 0.0001"]),
