@@ -70,7 +70,7 @@ class Bench:
         settings = Settings.from_kwargs(
             {
                 "size": args.size, "precision": args.precision, "is_lora": True, "lora_rank": 32,
-                "gradient_checkpointing": True, "lora_init_weights": False,
+                "gradient_checkpointing": True, "lora_init_weights": False, "torch_compile": args.compile,
             }
         )  # fmt: skip
         self.policy: OpenVLAOFTPolicy = build(settings, self.device)
@@ -328,6 +328,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--matmul", type=int, help="side of the square product; default: 8192 on a GPU, 1024 on a CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--min-seconds", type=float, default=1.0, help="time of one variant in one round")
+    parser.add_argument("--compile", action="store_true", help="with compiled blocks (actor.model.torch_compile)")
     parser.add_argument("--gaps", action="store_true", help="precision instead of speed, all number formats")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args()
@@ -380,7 +381,8 @@ def report(args: argparse.Namespace, facts: dict[str, Any], bench: Bench, varian
         "rows": rows,
         "ratios": ratios,
     }
-    print("wrote", save(f"model_{args.size}_{args.device.partition(':')[0]}", result))
+    name = f"model_{args.size}_{args.device.partition(':')[0]}" + ("_compiled" if args.compile else "")
+    print("wrote", save(name, result))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 ``torch.autograd.graph.save_on_cpu`` would take the weights along, which autograd saves as well and which are on the
 device anyway: with frozen 7B weights 15 GB a pass. Here they stay. With recomputed layers only the layers' inputs are
-left to move, 4096 numbers a token and layer.
+left to move, 4096 numbers a token and layer. (Weights that FSDP gathers for a layer are new tensors, and do go.)
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import oft_reference
@@ -16,12 +17,16 @@ from embodied.models.openvla_oft.names import released_name
 from embodied.models.openvla_oft.original import decode, inputs_of, load_network
 from embodied.models.openvla_oft.shapes import TowerHints, sizes_of
 from embodied.models.openvla_oft.tokenizer import EMBEDDED
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from embodied.errors import CheckpointError, ConfigError
 
 GOLDEN = Path(__file__).parent / "golden" / "openvla_oft_tiny_bidirectional.safetensors"
 SPACE, PAD, EOS = 29871, 32000, 2
+GOLDEN_KEYS = {  # of a golden file's configuration → of ours
+    "attention": "attention", "stop_token": "stop_token", "chunk": "num_action_chunks", "action_dim": "action_dim",
+}  # fmt: skip
 HEADS = {"vision_num_attention_heads": 4}
 TEXT = {"model_type": "llama", "vocab_size": 32064, "num_attention_heads": 4}
 CONFIG = {"model_type": "openvla", "timm_model_ids": ["dino", "siglip"], "image_sizes": [56, 56], "text_config": TEXT}
@@ -35,10 +40,16 @@ def golden() -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def weights(golden) -> dict[str, torch.Tensor]:
     """Of the golden network under the released names, dead ones included."""
+    return golden_weights(golden, 32064, 128)
+
+
+def golden_weights(golden: dict[str, torch.Tensor], rows: int, width: int) -> dict[str, torch.Tensor]:
+    """A golden file holds only the rows of the embedding and of the head that its cases use."""
     found = {k.removeprefix("weights."): v for k, v in golden.items() if k.startswith("weights.")}
     for name in ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight"):
-        found[name] = torch.zeros(32064, 128)
-        found[name][golden["token_rows"]] = golden[f"weights_rows.{name}"]
+        if name not in found:
+            found[name] = torch.zeros(rows, width)
+            found[name][golden["token_rows"]] = golden[f"weights_rows.{name}"]
     return found
 
 
@@ -112,6 +123,41 @@ def test_the_original_outputs_from_a_folder_in_every_spelling(golden, weights, t
     )  # which the original's argmax over all words gives, see test_oft_checkpoint
     actions = decode(network, text_tokens, [-1.0] * 7, [2.0] * 7, [True] * 6 + [False])[0]
     assert (actions - golden["case.n1.greedy_actions"]).abs().max() <= 1e-9
+
+
+def golden_cases() -> list[tuple[Path, str]]:
+    """Every case of every file in the folder here, and in $OFT_GOLDEN: tensors ``case.NAME.{input_ids, pixel_values,
+    hidden, action_logits}``, maybe ``attention_mask`` and ``proprio``; ``weights.*``; sizes as JSON in the metadata."""
+    folders = [GOLDEN.parent, *filter(None, [os.environ.get("OFT_GOLDEN")])]
+    found = []
+    for file in (file for folder in folders for file in sorted(Path(folder).glob("*.safetensors"))):
+        with safe_open(file, framework="pt") as opened:
+            names = {name.split(".")[1] for name in opened.keys() if name.startswith("case.")}  # noqa: SIM118
+        found += [(file, name) for name in sorted(names)]
+    return found
+
+
+@pytest.mark.parametrize(("file", "case"), golden_cases(), ids=lambda v: v if isinstance(v, str) else v.stem)
+def test_every_recorded_case(file, case, tmp_path) -> None:
+    values = load_file(str(file))
+    with safe_open(file, framework="pt") as opened:
+        said = json.loads(opened.metadata()["config"])
+    text = said["text"]
+    config = {"image_sizes": [said["image"]] * 2, "text_config": {"model_type": "llama", **text}}
+    network = load_network(
+        write(tmp_path, golden_weights(values, text["vocab_size"], text["hidden_size"]), config),
+        vision_num_attention_heads=[said[tower]["heads"] for tower in ("featurizer", "fused_featurizer")],
+        vision_num_layers=[said[tower]["depth"] for tower in ("featurizer", "fused_featurizer")],
+        **{new: said[old] for old, new in GOLDEN_KEYS.items() if old in said},
+    )
+    given = {name.split(".", 2)[2]: value for name, value in values.items() if name.startswith(f"case.{case}.")}
+    inputs = inputs_of(
+        network, given["pixel_values"], given["input_ids"], given.get("attention_mask"), given.get("proprio")
+    )
+    with torch.no_grad():
+        read = network(*inputs)
+    for name, got in (("hidden", read.hidden), ("action_logits", read.logits)):
+        assert (got - given[name]).abs().max() <= 1e-5, name
 
 
 def test_spellings_differ_and_come_back(weights) -> None:
@@ -239,6 +285,18 @@ def test_a_policy_from_a_folder_without_a_sidecar(weights, tmp_path, make, obser
     assert policy.statistics.name == "d"
     with pytest.raises(ConfigError, match="hidden_size 64, the checkpoint's 128"):
         build_policy(model_path=path, size=None, hidden_size=64, **HEADS)
+
+
+def test_a_folder_of_ours_says_everything(make, observe, tmp_path) -> None:
+    keys = {"use_proprio": True, "num_images_in_input": 2, "attention": "causal", "num_action_chunks": 2}
+    policy, obs = make(**keys), observe(3)
+    policy.save(tmp_path / "hf")
+    network = load_network(str(tmp_path / "hf"))
+    assert network.net == policy.model.net
+    with torch.no_grad():
+        torch.testing.assert_close(network(*policy._inputs(obs)).logits, policy._read_out(obs).logits)
+    with pytest.raises(ConfigError, match="attention bidirectional, the checkpoint's causal"):
+        load_network(str(tmp_path / "hf"), attention="bidirectional")
 
 
 def tokenizer_of_llama_size() -> str:
