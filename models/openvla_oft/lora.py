@@ -21,7 +21,7 @@ from embodied.errors import CheckpointError, ConfigError, did_you_mean
 from .files import read_json, read_safetensors
 
 TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they are never adapted
-ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FILE, ADAPTER_FOLDER = "adapter_model.safetensors", "lora_adapter"
 _PREFIX = "base_model.model."
 
 
@@ -116,7 +116,7 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
 def lora_folder(path: str) -> Path:
     """The folder that holds the adapter: ``path`` itself or its ``lora_adapter``, where OFT puts it."""
     folder = Path(path).expanduser()
-    return folder / "lora_adapter" if (folder / "lora_adapter").is_dir() else folder
+    return folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
 
 
 def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:

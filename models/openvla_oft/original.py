@@ -13,8 +13,8 @@ Nothing but tensors and config.json is needed (no tokenizer, no statistics); siz
 
 - ``pixel_values`` float [B, 6·n, H, W]: of each of the n images three channels as normalised for DINOv2, then three as
   normalised for SigLIP. ``proprio`` float [B, S], normalised.
-- ``input_ids`` int [B, L] may lack the last token 29871, hold padding at any place, and end in action tokens and </s>
-  as in training: the prompt is found in it.
+- ``input_ids`` int [B, L] may lack the last token 29871, hold padding at any place, and end in action tokens (or the
+  ones that stand for them) and </s> as in training: the prompt is found in it.
 - Other spellings of tensor names (prismatic, timm, FiLM wrappers) are listed in :mod:`.names`; the towers' number of
   attention heads is in no file (``vision_num_attention_heads=4``, or two numbers) unless the widths are the released.
 - The original takes the most likely of all 32064 tokens, which random weights find among those of text:
@@ -97,7 +97,8 @@ def inputs_of(
 
 def _prompt(ids: list[int], first_action_id: int, space_id: int) -> list[int]:
     """Without the action tokens and </s> of training data, with the last token that the original appends."""
-    ids = ids[: next((place for place, token in enumerate(ids) if token >= first_action_id), len(ids))]
+    ends = (place for place, token in enumerate(ids) if place and (token >= first_action_id or token == ids[0]))
+    ids = ids[: next(ends, len(ids))]
     while ids[-1] == EOS:
         ids = ids[:-1]
     return ids if ids[-1] == space_id else [*ids, space_id]

@@ -99,14 +99,20 @@ class PixelProcessor(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, 6, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [B, n, H, W, 3] → float32 [B, 6·n, size, size]."""
-        batch = images.shape[0]
-        pixels = images.flatten(0, 1).permute(0, 3, 1, 2).float()
+        """uint8 [B, n, H, W, 3] → float32 [B, 6·n, size, size].
+
+        Never in 16 bits, whatever the network's format: products of pixels, and of the crop's coordinates, would be off
+        by several levels and by half a pixel.
+        """
+        with torch.autocast(images.device.type, enabled=False):
+            levels = self._levels(images.flatten(0, 1).permute(0, 3, 1, 2).float())
+        both = levels.div(255.0).repeat(1, 2, 1, 1)
+        return ((both - self.mean) / self.std).unflatten(0, (len(images), -1)).flatten(1, 2)
+
+    def _levels(self, pixels: Tensor) -> Tensor:
+        """Float [N, 3, H, W] in [0, 255] → [N, 3, size, size]."""
         if self.preset == "oft_libero":
             pixels = resize_lanczos3(pixels, self.size).round()
-            pixels = eight_bits(centre_crop(pixels)) if self.crop else pixels
-        else:
-            pixels = resize(pixels, self.size)
-            pixels = centre_crop(pixels) if self.crop else pixels
-        both = pixels.div(255.0).repeat(1, 2, 1, 1)
-        return ((both - self.mean) / self.std).unflatten(0, (batch, -1)).flatten(1, 2)
+            return eight_bits(centre_crop(pixels)) if self.crop else pixels
+        pixels = resize(pixels, self.size)
+        return centre_crop(pixels) if self.crop else pixels

@@ -16,7 +16,7 @@ from embodied.errors import CheckpointError
 from .checkpoint import INDEX, TIMM_IDS, VALUE_HEAD_FILE, Folder, dead_tensors
 from .config import N_BINS, OPENVLA_7B, NetConfig
 from .film import FILM_FILE, TOWERS, film_file
-from .lora import merged_state
+from .lora import ADAPTER_FOLDER, merged_state, save_adapter
 
 if TYPE_CHECKING:
     from .policy import OpenVLAOFTPolicy
@@ -25,7 +25,8 @@ SHARD_BYTES = 5 * 10**9
 
 
 def save_folder(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write everything ``model_path`` needs. Tensors that are not built are copied from the policy's own checkpoint.
+    """Write everything ``model_path`` needs: weights with adapters merged, and the adapters beside them as OFT has it.
+    Tensors that are not built are copied from the policy's own checkpoint.
 
     Raises:
         CheckpointError: the folder holds files already, or the policy is not bound to an env (no action range).
@@ -36,6 +37,8 @@ def save_folder(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_B
         raise CheckpointError("the policy has no action range yet", "bind it to an env before saving")
     path.mkdir(parents=True, exist_ok=True)
     _write_tensors(policy, path, shard_bytes)
+    if policy.settings.is_lora:
+        save_adapter(policy.model, path / ADAPTER_FOLDER)
     _write_json(path / "config.json", _hf_config(policy.model.net))
     _write_json(path / "dataset_statistics.json", _statistics(policy))
     _write_json(path / "preprocessor_config.json", _preprocessor(policy))

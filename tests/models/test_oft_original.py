@@ -241,6 +241,7 @@ def test_prompts_are_found_in_what_the_original_is_given(golden, weights, tmp_pa
         [*words, SPACE, PAD, PAD],
         [1, PAD, PAD, *words[1:]],
         [*words, SPACE, *range(31900, 31956), EOS, PAD],
+        [*words, SPACE, *[1] * 56, EOS],
     ):
         assert torch.equal(inputs_of(network, pixels, torch.tensor([row])).prompt, plain.prompt)
         mask = torch.tensor([row]) != PAD

@@ -142,6 +142,15 @@ def test_lanczos3_is_that_of_pillow_to_one_level(shape) -> None:
     assert np.abs(got.numpy() - wanted).max() <= 1
 
 
+@pytest.mark.parametrize("preset", ["rlinf", "oft_libero"])
+def test_pixels_do_not_depend_on_the_number_format(preset) -> None:
+    pixels = torch.randint(0, 256, (2, 1, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    processor = PixelProcessor(64, crop=True, preset=preset)
+    exact = processor(pixels)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(processor(pixels), exact)
+
+
 def test_eight_bits_round_as_tensorflow_does() -> None:
     """floor(x · 255.5) of x in [0, 1]: 0.4 and 0.6 levels below and above a whole one."""
     levels = torch.tensor([0.0, 0.4, 0.6, 100.4, 100.9, 254.4, 255.0])

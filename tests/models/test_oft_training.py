@@ -123,6 +123,20 @@ def test_adapters_go_to_a_peft_folder_and_back(make, observe, noise, tmp_path) -
         make(**LORA, lora_path=str(tmp_path / "none"))
 
 
+def test_a_saved_policy_has_its_adapters_beside_the_merged_weights(make, observe, noise, tmp_path) -> None:
+    """Merged alone, and unmerged from base and adapters: the same policy."""
+    make().save(tmp_path / "base")
+    adapted = make(**LORA, lora_init_weights=False)
+    adapted.save(tmp_path / "hf")
+    merged = make(model_path=str(tmp_path / "hf"))
+    unmerged = make(**LORA, model_path=str(tmp_path / "base"), lora_path=str(tmp_path / "hf"))
+    wanted = adapted.act(observe(2), noise(2), Sampling()).fields
+    for policy, tolerance in ((merged, 1e-4), (unmerged, 1e-6)):
+        fields = policy.act(observe(2), noise(2), Sampling()).fields
+        assert torch.equal(fields["action_tokens"], wanted["action_tokens"])
+        torch.testing.assert_close(fields["logprobs"], wanted["logprobs"], atol=tolerance, rtol=0)
+
+
 def test_the_scale_of_an_adapter_is_that_of_its_training(make, tmp_path) -> None:
     """No tensor tells it: 16 or 32 would be two policies from the same numbers."""
     save_adapter(make(**LORA, lora_init_weights=False, lora_alpha=8).model, tmp_path)
