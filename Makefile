@@ -1,5 +1,6 @@
 # make train   the main job: reinforcement learning on LIBERO-10 with the small embedded policy
 # make test    the test suite (make test ARGS="-m slow" for the long ones)
+# make vulkan  ManiSkill's software renderer (part of make test)
 # Each sets up everything that it needs: .venv, packages, and the renderer's system libraries.
 
 PYTHON ?= python3
@@ -10,15 +11,15 @@ PY := $(VENV)/bin/python
 RENDERER_PACKAGES := libegl1 libgl1 libosmesa6 libglib2.0-0
 RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
 
-.PHONY: train test setup renderer docs clean
+.PHONY: train test setup renderer vulkan docs clean
 
-train: setup
+train: $(VENV)/.installed renderer
 	$(PY) -m embodied.train env=libero_10 $(ARGS)
 
 test: setup
 	$(PY) -m pytest $(ARGS)
 
-setup: $(VENV)/.installed renderer
+setup: $(VENV)/.installed renderer vulkan
 
 # A machine without a GPU gets torch 2.13.0 by name first, so that a CPU build that pip is set up to find is taken; the
 # default build of the package index brings several GB of GPU libraries.
@@ -45,6 +46,32 @@ renderer:
 	if [ "$$(id -u)" = 0 ]; then run=; elif sudo -n true 2>/dev/null; then run=sudo; else \
 	  echo "run: sudo apt-get update && sudo apt-get install -y $(RENDERER_PACKAGES)"; exit 1; fi; \
 	$$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq $(RENDERER_PACKAGES)
+
+# ManiSkill renders with Vulkan: a GPU's driver, or Mesa's in software. Debian 12's own Mesa (22.3) has less of Vulkan
+# than SAPIEN asks for, so there the driver comes from Debian's backports. Nothing else needs it: without it the rest works.
+VULKAN_PACKAGES := libvulkan1 mesa-vulkan-drivers
+BACKPORTS := deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main
+BACKPORTS_FILE := /etc/apt/sources.list.d/bookworm-backports.list
+VULKAN_CHECK := $(PY) -c 'from embodied.envs._maniskill_rendering import check_vulkan; print("renderer of ManiSkill:", check_vulkan().reason)'
+
+vulkan: $(VENV)/.installed
+	@test -e $(VENV)/.vulkan && exit 0; \
+	if $(VULKAN_CHECK) 2>/dev/null; then touch $(VENV)/.vulkan; exit 0; fi; \
+	$(MAKE) --no-print-directory vulkan-packages && $(VULKAN_CHECK) && touch $(VENV)/.vulkan \
+	  || echo "ManiSkill cannot render here (see above); everything else works"
+
+.PHONY: vulkan-packages
+vulkan-packages:
+	@. /etc/os-release 2>/dev/null; from=; \
+	if [ "$$VERSION_CODENAME" = bookworm ]; then from="-t bookworm-backports"; fi; \
+	if ! command -v apt-get >/dev/null; then \
+	  echo "install the Vulkan loader and Mesa's software driver (23 or newer), then run make vulkan again"; exit 1; fi; \
+	if [ "$$(id -u)" = 0 ]; then run=; elif sudo -n true 2>/dev/null; then run=sudo; else \
+	  echo "ManiSkill needs a Vulkan driver. Run:"; \
+	  test -z "$$from" || echo "  echo '$(BACKPORTS)' | sudo tee $(BACKPORTS_FILE)"; \
+	  echo "  sudo apt-get update && sudo apt-get install -y $$from $(VULKAN_PACKAGES)"; exit 1; fi; \
+	test -z "$$from" || echo '$(BACKPORTS)' | $$run tee $(BACKPORTS_FILE); \
+	$$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq $$from $(VULKAN_PACKAGES)
 
 docs: setup
 	$(PY) -m embodied.tools.docs

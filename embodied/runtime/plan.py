@@ -11,6 +11,7 @@ from embodied.types import EnvSpec, Episode, Start
 
 TRAIN, EVAL = 0, 1  # streams of the random generator, so that no two purposes share numbers
 ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
+EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here: a scene drawn from one is none that was trained on
 
 
 def train_plan(
@@ -69,13 +70,13 @@ def eval_plan(
     spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0, fixed_states: bool = True, seed: int = 0
 ) -> list[Episode]:
     """``episodes_per_task`` episodes of every task: over its first initial states (again from the first if there are
-    fewer), or with ``fixed_states=False`` over states that ``seed`` draws."""
+    fewer), or with ``fixed_states=False`` over states that ``seed`` draws. Their seeds begin at :data:`EVAL_SEEDS`."""
     plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
         drawn = np.random.default_rng([seed, EVAL, task]).integers(states, size=episodes_per_task)
         for k in range(episodes_per_task):
             state = k % states if fixed_states else int(drawn[k])
-            plan.append(Episode(len(plan), task, Start(task, state, env_seed + k)))
+            plan.append(Episode(len(plan), task, Start(task, state, EVAL_SEEDS + env_seed + k)))
     return plan
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodied.runtime.plan import EVAL, TRAIN, eval_plan, noise, train_plan, video_name, with_videos
+from embodied.runtime.plan import EVAL, EVAL_SEEDS, TRAIN, eval_plan, noise, train_plan, video_name, with_videos
 from embodied.types import EnvSpec
 
 STATES = (3, 2, 4)
@@ -121,3 +121,12 @@ def test_eval_plan_draws_states_when_they_are_not_fixed():
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(pairs(drawn[0])) <= PAIRS
     assert pairs(drawn[0]) != pairs(eval_plan(SPEC, episodes_per_task=6))
+
+
+def test_evaluation_and_training_share_no_seed():
+    trained = {e.start.seed for iteration in range(50) for e in plan(iteration=iteration, env_seed=0)}
+    evaluated = {
+        e.start.seed for fixed in (True, False) for e in eval_plan(SPEC, episodes_per_task=50, fixed_states=fixed)
+    }
+    assert evaluated == set(range(EVAL_SEEDS, EVAL_SEEDS + 50))
+    assert not trained & evaluated

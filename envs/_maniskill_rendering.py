@@ -1,0 +1,75 @@
+"""Vulkan without a display for SAPIEN: which device renders on this machine.
+
+Nothing is imported or created in the process that asks: each device is tried in a process of its own, because some
+drivers crash instead of raising.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from embodied.errors import RendererUnavailableError, unknown_name
+
+DEVICES = ("gpu", "cpu")  # ManiSkill's names of render backends
+REMEDY = (
+    "on a GPU machine: install the vendor's Vulkan driver. Without a GPU, Mesa 23 or newer: "
+    "`make vulkan` in a checkout, or apt-get install -y libvulkan1 mesa-vulkan-drivers; Debian 12's own Mesa is too "
+    "old for SAPIEN: echo 'deb http://deb.debian.org/debian bookworm-backports main' > "
+    "/etc/apt/sources.list.d/backports.list && apt-get update && "
+    "apt-get install -y libvulkan1 && apt-get install -y -t bookworm-backports mesa-vulkan-drivers"
+)
+_TRIAL_TIMEOUT_S = 60.0
+_TRIAL = """
+import sys
+import sapien.render
+system = sapien.render.RenderSystem(sapien.Device(sys.argv[1]))
+print("VULKAN_DEVICE=" + sapien.render.get_device_summary().split("GPU:", 1)[-1].strip().splitlines()[0])
+"""
+
+
+@dataclass(frozen=True)
+class VulkanChoice:
+    """A device that SAPIEN can render on, e.g. ``("cpu", "Vulkan on llvmpipe (LLVM 15.0.6, 256 bits); …")``."""
+
+    name: str  # ManiSkill's render_backend
+    reason: str
+
+
+def check_vulkan(wanted: str = "auto") -> VulkanChoice:
+    """Find a Vulkan device that SAPIEN accepts; about 1 s. Leaves no trace in this process.
+
+    Args:
+        wanted: "gpu", "cpu" (software), or "auto": the first that works.
+
+    Raises:
+        UnknownNameError: ``wanted`` is none of these.
+        RendererUnavailableError: none works; the message holds what each said.
+    """
+    if wanted not in ("auto", *DEVICES):
+        raise unknown_name("renderer", wanted, ("auto", *DEVICES), "env.train.renderer")
+    said: list[str] = []
+    for name in DEVICES if wanted == "auto" else (wanted,):
+        ok, text = _try_device(name)
+        if ok:
+            why = "; ".join(said) if said else "first choice" if wanted == "auto" else "asked for by renderer"
+            return VulkanChoice(name, f"Vulkan on {text}; {why}")
+        said.append(f"{name}: {text}")
+    raise RendererUnavailableError("SAPIEN found no Vulkan device to render on: " + "; ".join(said), REMEDY)
+
+
+def _try_device(name: str) -> tuple[bool, str]:
+    """(worked, name of the device or last line of the error)."""
+    command = [sys.executable, "-W", "ignore", "-c", _TRIAL, {"gpu": "cuda", "cpu": "cpu"}[name]]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {_TRIAL_TIMEOUT_S:.0f} s"
+    for line in done.stdout.splitlines():
+        if line.startswith("VULKAN_DEVICE="):
+            return True, line.removeprefix("VULKAN_DEVICE=")
+    errors = [line for line in done.stderr.splitlines() if "Error" in line and not line.startswith(" ")]
+    return False, errors[-1] if errors else f"exit status {done.returncode}"

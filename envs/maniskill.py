@@ -1,0 +1,292 @@
+"""ManiSkill 3 (arXiv 2410.00425) as an :class:`embodied.protocols.Env`: any of its tasks, simulated on the CPU.
+
+States, rewards, success and pictures equal those of ``gym.make`` bit by bit (``tests/envs/test_maniskill_exact.py``).
+
+ManiSkill's GPU simulation steps hundreds of copies of a task in one process. That needs an env that answers for a batch
+of slots with one call, which neither the protocol nor the worker have yet: ``Env.step`` would take actions [N, A] and
+``Env.observe`` N rows, and a reset of a part of the copies would have to leave the others as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import (
+    AssetsMissingError,
+    ConfigError,
+    SpecMismatchError,
+    UnknownKeyError,
+    did_you_mean,
+    unknown_name,
+)
+from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+
+from ._maniskill_facts import INSTRUCTIONS, SimParams, TaskFacts, ask, check_task, facts_of
+from ._maniskill_rendering import DEVICES, VulkanChoice, check_vulkan
+from ._maniskill_sim import TaskSimulator, prepare_process
+
+_SIM_KEYS = ("id", "control_mode", "robot_uids", "obs_mode", "shader_pack", "sim_config", "task_kwargs")
+_CAMERA_KEYS = {"camera_names": ("base_camera",), "camera_heights": 128, "camera_widths": 128}
+_SIZE_LIMITS = (16, 2048)
+SEED_STREAM = 2**30
+"""Seeds of evaluation starts begin here (``embodied.runtime.plan``), so bit 30 of a seed tells the two apart."""
+
+
+class ManiSkillEnv:
+    """One ManiSkill slot.
+
+    Observation: ``images`` uint8 [C, H, W, 3], upright, ``images[i]`` from ``camera_names[i]``; ``state`` float32 [S]:
+    the fields named by ``state``, in that order (``qpos`` in rad and m, ``qvel`` in rad/s and m/s, ``tcp_pose``:
+    position in m and quaternion wxyz of the gripper, ``goal_pos`` in m). Only what ManiSkill itself gives beside its
+    pictures can be named, so no pose of an object.
+    Action: float32 [A] of the controller. pd_ee_delta_pose (7): position, Euler angles, gripper; pd_ee_delta_pos (4):
+    position, gripper; pd_joint_delta_pos (8): joints, gripper; in [−1, 1], gripper −1 closes and +1 opens.
+    Reward of a step: ManiSkill's ``normalized_dense`` reward (1 = best); success where the task has none.
+
+    Starts: ManiSkill's seed is ``Start.seed``, so each group trains on a scene of its own. With ``num_init_states=N``
+    there are only N: the seed is ``init_state_id``, plus 2³⁰ in an evaluation. Seeds of evaluation begin at 2³⁰ and
+    those of training stay below, so an evaluation shows scenes that training never does.
+
+    Args:
+        init_params: ``id`` (any registered task), ``control_mode``, ``robot_uids``, ``obs_mode``, ``shader_pack``,
+            ``sim_config``, ``task_kwargs`` (what the task's class takes), as in ``gym.make``; ``camera_names``,
+            ``camera_heights``, ``camera_widths`` (pixels).
+        instruction: what the policy is told; None = a known task's own.
+        state: fields of ``state``; empty = no such observation.
+        show_goal: draw what ManiSkill hides from the robot's cameras, such as the goal that PickCube's cube is to
+            reach. False, as in ManiSkill, leaves the goal to ``state`` (``goal_pos``).
+        info_reward: weights of entries of ManiSkill's ``info``; their sum is then the reward.
+        num_init_states: different starts, of each task; None = a new one for each seed.
+        init_state_option: reset option that takes the number of the start (``episode_id``) instead of the seed.
+        task_file: Python file that registers the task, for tasks outside the package.
+        objects_file: JSON file of ``{object: {"name": …}}``: one task for each of ``objects`` of them.
+        objects: [first, last + 1] of ``objects_file``.
+        renderer: "gpu", "cpu" (software), or "auto": the first of both that works.
+
+    Raises:
+        UnknownNameError: task, camera, control mode, robot, field of the state, or renderer.
+        UnknownKeyError: a key of ``init_params``.
+        ConfigError: a size out of range, or no instruction.
+        AssetsMissingError: ManiSkill, or a file of the task, is not installed.
+    """
+
+    def __init__(
+        self,
+        init_params: Mapping[str, Any],
+        instruction: str | None = None,
+        state: Sequence[str] = ("qpos",),
+        show_goal: bool = False,
+        info_reward: Mapping[str, float] | None = None,
+        num_init_states: int | None = None,
+        init_state_option: str | None = None,
+        task_file: str | None = None,
+        objects_file: str | None = None,
+        objects: Sequence[int] | None = None,
+        renderer: str = "auto",
+    ) -> None:
+        _check_name("renderer", renderer, ("auto", *DEVICES), "env.train.renderer")
+        self._params = _sim_params(init_params, task_file)
+        self._cameras, self._height, self._width = _camera_params(init_params)
+        for key, path in (("task_file", task_file), ("objects_file", objects_file)):
+            _check_file(self._params.id, key, path)
+        if num_init_states is not None:
+            _check_range("env.train.num_init_states", num_init_states, 1, SEED_STREAM)
+        if init_state_option and num_init_states is None:
+            raise ConfigError(
+                f"env.train.init_state_option is {init_state_option!r} and num_init_states is not set",
+                "set env.train.num_init_states to how many starts the task has",
+            )
+        self._show_goal, self._renderer, self._state = show_goal, renderer, tuple(state)
+        self._info_reward, self._num_starts, self._start_option = (
+            dict(info_reward or {}),
+            num_init_states,
+            init_state_option,
+        )
+        self._objects = tuple(objects or ())
+        check_task(self._params)
+        tasks = _instructions(self._params.id, instruction, objects_file, self._objects)
+        self._facts = facts_of(self._params)
+        self._spec = self._make_spec(self._facts, tasks)
+        self._simulator: TaskSimulator | None = None
+
+    def _make_spec(self, facts: TaskFacts, tasks: tuple[str, ...]) -> EnvSpec:
+        for camera in self._cameras:
+            _check_name(f"camera of {self._params.id}", camera, facts.cameras, "env.train.init_params.camera_names")
+        for name in self._state:
+            _check_name(f"state of {self._params.id}", name, facts.state, "env.train.state")
+        obs = {"images": ArraySpec((len(self._cameras), self._height, self._width, 3), "uint8")}
+        if self._state:
+            obs["state"] = ArraySpec((sum(facts.state[name] for name in self._state),), "float32")
+        return EnvSpec(
+            obs=obs,
+            cameras=self._cameras,
+            action_dim=len(facts.action_low),
+            action_low=facts.action_low,
+            action_high=facts.action_high,
+            tasks=tasks,
+            num_init_states=(self._num_starts or 1,) * len(tasks),
+            max_episode_steps=facts.max_episode_steps or 100,
+            control_hz=facts.control_hz,
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def preflight(self) -> None:
+        """Asks for a renderer, and the simulator (the first time, then a file) whether it is what the spec says."""
+        check_vulkan(self._renderer)
+        found = ask(self._params)
+        if self._make_spec(found, self._spec.tasks) != self._spec:
+            raise SpecMismatchError(
+                f"{self._params.id} is {found}, expected {self._facts}",
+                "the installed mani_skill is another than the table in envs/_maniskill_facts.py was made for: "
+                "pip install mani_skill==3.0.1",
+            )
+
+    def prepare(self) -> WorkerFacts:
+        choice, versions = _prepare_once(self._renderer)
+        self._renderer = choice.name
+        return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=versions)
+
+    def reset(self, start: Start) -> None:
+        _check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
+        last = self._spec.num_init_states[start.task_id] - 1
+        _check_range("init_state_id of a start", start.init_state_id, 0, last)
+        self._sim.begin(*self._seed_and_options(start))
+
+    def _seed_and_options(self, start: Start) -> tuple[int, dict[str, int]]:
+        if self._num_starts is None:
+            return start.seed, {}
+        stream = start.seed & SEED_STREAM
+        if self._start_option is None:
+            return stream + start.init_state_id, {}
+        return stream, {self._start_option: start.task_id * self._num_starts + start.init_state_id}
+
+    @property
+    def _sim(self) -> TaskSimulator:
+        if self._simulator is None:
+            size = (self._height, self._width)
+            self._simulator = TaskSimulator(
+                self._params, self._renderer, self._cameras, size, self._show_goal, self._info_reward
+            )
+        return self._simulator
+
+    def step(self, action: np.ndarray) -> StepResult:
+        return self._sim.step(action)
+
+    def observe(self, out: Obs) -> None:
+        for index, camera in enumerate(self._cameras):
+            out["images"][index] = self._sim.picture(camera)
+        if self._state:
+            out["state"][:] = self._sim.state(self._state)
+
+    def frame(self) -> np.ndarray:
+        return self._sim.picture(self._cameras[0]).copy()
+
+    def get_state(self) -> dict[str, Any]:
+        return self._sim.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._sim.set_state(state)
+
+    def close(self) -> None:
+        if self._simulator is not None:
+            self._simulator.close()
+            self._simulator = None
+
+
+@functools.cache
+def _prepare_once(renderer: str) -> tuple[VulkanChoice, dict[str, str]]:
+    """A worker may host several slots; the process is prepared by the first."""
+    choice = check_vulkan(renderer)
+    return choice, prepare_process()
+
+
+def _sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
+    known = (*_SIM_KEYS, *_CAMERA_KEYS)
+    for key in given:
+        if key not in known:
+            message = f"unknown key 'env.train.init_params.{key}'.{did_you_mean(key, known)}"
+            hint = "arguments of the task's class go under env.train.init_params.task_kwargs"
+            raise UnknownKeyError(message, f"remove it, or use one of: {', '.join(known)}; {hint}")
+    if not isinstance(given.get("id"), str):
+        raise ConfigError(
+            f"env.train.init_params.id is {given.get('id')!r}, expected a task's name",
+            "set env.train.init_params.id=PickCube-v1",
+        )
+    _check_name("obs_mode", given.get("obs_mode", "rgb"), ("rgb", "rgb+segmentation"), "env.train.init_params.obs_mode")
+    return SimParams(**{key: given[key] for key in _SIM_KEYS if key in given}, task_file=task_file)
+
+
+def _camera_params(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int, int]:
+    values = {**_CAMERA_KEYS, **{key: given[key] for key in _CAMERA_KEYS if key in given}}
+    for key in ("camera_heights", "camera_widths"):
+        _check_range(f"env.train.init_params.{key}", values[key], *_SIZE_LIMITS)
+    names = values["camera_names"]
+    if isinstance(names, str) or not names:
+        raise ConfigError(
+            f"env.train.init_params.camera_names is {names!r}, expected a list of names",
+            "set env.train.init_params.camera_names=[base_camera]",
+        )
+    return tuple(names), int(values["camera_heights"]), int(values["camera_widths"])
+
+
+def _check_file(task: str, key: str, path: str | None) -> None:
+    if path is not None and not Path(path).is_file():
+        raise AssetsMissingError(f"{task}: there is no file {path} (env.train.{key})", _how_to_get(task, key))
+
+
+def _how_to_get(task: str, key: str) -> str:
+    if not task.startswith("PutOnPlateInScene25"):
+        return f"set env.train.{key} to a file that exists"
+    return (
+        "git clone https://github.com/RLinf/RLinf && "
+        "hf download --repo-type dataset RLinf/maniskill_assets --local-dir RLinf/rlinf/envs/maniskill/assets && "
+        "python -m mani_skill.utils.download_asset bridge_v2_real2sim -y && "
+        "python -m mani_skill.utils.download_asset widowx250s -y, "
+        "then set RLINF_PATH to the folder RLinf"
+    )
+
+
+def _instructions(
+    task: str, instruction: str | None, objects_file: str | None, objects: Sequence[int]
+) -> tuple[str, ...]:
+    if objects_file is None:
+        text = instruction or INSTRUCTIONS.get(task)
+        if text is None:
+            raise ConfigError(
+                f"no instruction is known for {task}",
+                "set env.train.instruction and env.eval.instruction to a sentence",
+            )
+        return (text,)
+    if instruction is None or "{name}" not in instruction:
+        raise ConfigError(
+            f"env.train.instruction is {instruction!r}, expected a sentence with '{{name}}' for the object's name",
+            "set env.train.instruction='put {name} on plate'",
+        )
+    names = [str(entry["name"]) for entry in json.loads(Path(objects_file).read_text()).values()]
+    first, end = objects or (0, len(names))
+    if not 0 <= first < end <= len(names):
+        raise ConfigError(
+            f"env.train.objects is {list(objects)}, and {objects_file} has {len(names)}",
+            f"set env.train.objects=[0,{len(names)}]",
+        )
+    return tuple(instruction.replace("{name}", name) for name in names[first:end])
+
+
+def _check_name(what: str, got: str, known: Sequence[str] | Mapping[str, Any], key: str) -> None:
+    if got not in known:
+        raise unknown_name(what, str(got), known, key)
+
+
+def _check_range(what: str, got: Any, low: int, high: int) -> None:
+    if isinstance(got, bool) or not isinstance(got, int) or not low <= got <= high:
+        raise ConfigError(f"{what} is {got!r}, expected a whole number from {low} to {high}", f"change {what}")

@@ -1,0 +1,349 @@
+"""ManiSkillEnv with the real simulator: determinism, saved states, pictures, rewards, equality with the original."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+from embodied.envs import _maniskill_facts
+from embodied.envs._maniskill_facts import INSTRUCTIONS, SimParams
+from embodied.envs._maniskill_rendering import check_vulkan
+from embodied.envs.maniskill import ManiSkillEnv
+
+from embodied.errors import AssetsMissingError, ConfigError, RendererUnavailableError, UnknownNameError
+from embodied.testing import check_env
+from embodied.types import Start
+
+pytestmark = pytest.mark.sim
+SIZE = {"camera_heights": 128, "camera_widths": 160}
+STATE = ("qpos", "tcp_pose", "goal_pos")
+
+
+@pytest.fixture(scope="module")
+def vulkan():
+    """Environment variables are put back."""
+    try:
+        check_vulkan()
+    except RendererUnavailableError as error:
+        pytest.skip(str(error))
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def pick(vulkan):
+    """PickCube in small pictures, shared by the tests; each resets it."""
+    env = make("PickCube-v1", state=STATE)
+    yield env
+    env.close()
+
+
+def make(task: str, mode: str = "pd_ee_delta_pose", **given) -> ManiSkillEnv:
+    env = ManiSkillEnv({"id": task, "control_mode": mode, **SIZE, **given.pop("init_params", {})}, **given)
+    env.prepare()
+    return env
+
+
+def actions(env, steps: int, seed: int = 0) -> np.ndarray:
+    """Random motions with a drift downwards, so that the arm touches things."""
+    drawn = np.random.default_rng(seed).uniform(-1, 1, (steps, env.spec.action_dim)).astype(np.float32)
+    drawn[:, 2] -= 0.5
+    return drawn.clip(-1, 1)
+
+
+def play(env, given: np.ndarray) -> list:
+    """Result and physics of every step."""
+    return [(env.step(action), env._sim.physics().tobytes()) for action in given]
+
+
+def test_keeps_the_protocol(pick, monkeypatch):
+    monkeypatch.setattr(pick, "close", lambda: None)
+    check_env(pick)
+
+
+def test_prepare_says_what_it_took(pick):
+    facts = pick.prepare()
+    assert facts.renderer in ("gpu", "cpu")
+    assert "Vulkan on" in facts.reason
+    assert facts.extra["maniskill"].startswith("3.")
+
+
+def test_equal_starts_give_equal_episodes_whatever_ran_before(pick, look):
+    pick.reset(Start(0, 0, 5))
+    first = play(pick, actions(pick, 25)), look(pick)
+    for seed in (6, 7):
+        pick.reset(Start(0, 0, seed))
+        other = play(pick, actions(pick, 40, seed)), look(pick)
+        assert other[0][:25] != first[0]
+    pick.reset(Start(0, 0, 5))
+    assert play(pick, actions(pick, 25)) == first[0]
+    assert all(np.array_equal(look(pick)[name], first[1][name]) for name in first[1])
+
+
+def test_saved_state_goes_on_exactly(pick, look):
+    pick.reset(Start(0, 0, 1))
+    play(pick, actions(pick, 13))
+    saved, seen = pickle.dumps(pick.get_state()), look(pick)
+    expected = play(pick, actions(pick, 11, seed=2)), look(pick)
+    pick.reset(Start(0, 0, 2))
+    play(pick, actions(pick, 5, seed=3))
+    pick.set_state(pickle.loads(saved))
+    assert all(np.array_equal(look(pick)[name], seen[name]) for name in seen)
+    assert int(pick._sim.env.elapsed_steps) == 13
+    assert play(pick, actions(pick, 11, seed=2)) == expected[0]
+    assert all(np.array_equal(look(pick)[name], expected[1][name]) for name in seen)
+    assert len(saved) < 10_000
+
+
+def test_a_state_that_is_not_reached_again_is_an_error(pick):
+    pick.reset(Start(0, 0, 1))
+    play(pick, actions(pick, 3))
+    state = pick.get_state()
+    state["physics"][0] += 1e-6
+    with pytest.raises(Exception, match="the same start and 3 actions led to another state"):
+        pick.set_state(state)
+
+
+def test_steps_and_resets_render_nothing(pick, monkeypatch):
+    def no_picture(*args, **kwargs):
+        raise AssertionError("rendered")
+
+    monkeypatch.setattr(type(pick._sim.env.scene), "update_render", no_picture)
+    pick.reset(Start(0, 0, 0))
+    play(pick, actions(pick, 3))
+
+
+def test_two_cameras_of_one_state_are_rendered_once_and_frame_is_a_copy(pick, look):
+    pick.reset(Start(0, 0, 0))
+    seen = look(pick)["images"][0].copy()
+    pictures = pick._sim._pictures
+    frame = pick.frame()
+    assert pick._sim._pictures is pictures
+    assert np.array_equal(frame, seen)
+    frame[:] = 0
+    assert np.array_equal(pick.frame(), seen)
+
+
+def _pixel(env, point: np.ndarray) -> np.ndarray:
+    """(column, row) of a point (m) in the base camera's picture."""
+    params = env._sim.env.scene.sensors["base_camera"].get_params()
+    extrinsic, intrinsic = params["extrinsic_cv"][0].numpy(), params["intrinsic_cv"][0].numpy()
+    seen = intrinsic @ (extrinsic @ np.append(point, 1.0))[:3]
+    return seen[:2] / seen[2]
+
+
+def test_pictures_are_upright_and_show_the_cube_where_it_is(pick, look):
+    pick.reset(Start(0, 0, 1))
+    images = look(pick)["images"][0].astype(int)
+    red = (images[..., 0] > 120) & (images[..., 1] < 60) & (images[..., 2] < 60)
+    rows, columns = np.nonzero(red)
+    cube = pick._sim.env.cube.pose.p[0].numpy()
+    assert len(rows) > 3
+    assert np.abs(_pixel(pick, cube) - [columns.mean(), rows.mean()]).max() < 4
+
+
+def test_the_goal_is_drawn_when_asked_for(pick, look):
+    pick.reset(Start(0, 0, 1))
+    hidden = look(pick)["images"][0].astype(int)
+    pick._sim._show_goal, pick._sim._pictures = True, {}
+    shown = look(pick)["images"][0].astype(int)
+    pick._sim._show_goal, pick._sim._pictures = False, {}
+    again = look(pick)["images"][0].astype(int)
+    rows, columns = np.nonzero((hidden != shown).any(-1))
+    goal = look(pick)["state"][-3:]
+    assert np.array_equal(hidden, again)
+    assert len(rows) > 3
+    assert np.abs(_pixel(pick, goal) - [columns.mean(), rows.mean()]).max() < 4
+
+
+def test_state_is_the_robots_and_the_goal(pick, look):
+    pick.reset(Start(0, 0, 0))
+    start = look(pick)["state"].copy()
+    for _ in range(10):
+        pick.step(np.array([0, 0, 1, 0, 0, 0, -1], np.float32))
+    end = look(pick)["state"]
+    assert end[7] < start[7] - 0.01  # the fingers close
+    assert end[11] - start[11] > 0.05  # the gripper goes up, m
+    assert np.array_equal(end[16:], start[16:])
+    env = pick._sim.env
+    assert np.allclose(end[16:], env.goal_site.pose.p[0].numpy())
+    assert np.allclose(end[:9], env.agent.robot.get_qpos()[0].numpy())
+
+
+def reach_and_close(env, steps: int) -> list:
+    """Grasp the cube and lift it to the goal, with its pose read from the simulator."""
+    results, sim = [], env._sim.env
+    for step in range(steps):
+        cube, goal, hand = (x.p[0].numpy() for x in (sim.cube.pose, sim.goal_site.pose, sim.agent.tcp.pose))
+        near = np.linalg.norm(cube - hand) < 0.012 or step > 22
+        way = goal - cube if near and step > 26 else cube - hand
+        move = np.clip(way / 0.1 * 2, -1, 1)
+        results.append(env.step(np.array([*move, 0, 0, 0, -1 if near else 1], np.float32)))
+        if results[-1].success:
+            break
+    return results
+
+
+def test_success_ends_the_episode_and_is_worth_one(pick):
+    pick.reset(Start(0, 0, 0))
+    results = reach_and_close(pick, 80)
+    last = results[-1]
+    assert last.success
+    assert last.terminated
+    assert last.reward == pytest.approx(1.0)
+    assert all(0 <= r.reward < 1 and not r.terminated for r in results[:-1])
+    assert results[-2].reward > results[0].reward + 0.2
+
+
+def test_a_start_out_of_range_is_refused(pick):
+    with pytest.raises(ConfigError, match="init_state_id of a start is 1"):
+        pick.reset(Start(0, 1, 0))
+
+
+# -- against the original --------------------------------------------------------------------------------------------
+
+
+def original(task: str, mode: str, seed: int, given: np.ndarray) -> dict[str, list]:
+    """An episode through ``gym.make``, observed at every step."""
+    import gymnasium
+
+    sensors = {"width": SIZE["camera_widths"], "height": SIZE["camera_heights"], "shader_pack": "minimal"}
+    env = gymnasium.make(
+        task, obs_mode="rgb", reward_mode="normalized_dense", control_mode=mode, sim_backend="physx_cpu",
+        render_backend=check_vulkan().name, sensor_configs=sensors,
+    )  # fmt: skip
+    seen, _ = env.reset(seed=seed)
+    trace: dict[str, list] = {"obs": [seen], "physics": [], "results": []}
+    for action in given:
+        seen, reward, terminated, _, info = env.step(action)
+        trace["obs"].append(seen)
+        trace["physics"].append(env.unwrapped.get_state()[0].numpy().tobytes())
+        trace["results"].append((float(reward), bool(terminated), bool(info["success"])))
+    env.close()
+    return trace
+
+
+def compare(env, look, task: str, mode: str, seed: int, given: np.ndarray) -> None:
+    theirs = original(task, mode, seed, given)
+    env.reset(Start(0, 0, seed))
+    seen = [look(env)]
+    for index, action in enumerate(given):
+        result = env.step(action)
+        assert (result.reward, result.terminated, result.success) == theirs["results"][index], index
+        assert env._sim.physics().tobytes() == theirs["physics"][index], index
+        if index % 4 == 3:
+            seen.append(look(env))
+    for index, ours in zip(range(0, len(given) + 1, 4), seen, strict=True):
+        obs = theirs["obs"][index]
+        for camera, name in enumerate(env.spec.cameras):
+            assert np.array_equal(ours["images"][camera], obs["sensor_data"][name]["rgb"][0].numpy()), (index, name)
+        both = {**obs["agent"], **obs["extra"]}
+        expected = np.concatenate([both[name][0].numpy().reshape(-1) for name in env._state])
+        assert np.array_equal(ours["state"], expected.astype(np.float32)), index
+
+
+def test_equals_the_original(pick, look):
+    compare(pick, look, "PickCube-v1", "pd_ee_delta_pose", 11, actions(pick, 20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "mode", "cameras"),
+    [
+        ("PushCube-v1", "pd_ee_delta_pos", ["base_camera"]),
+        ("StackCube-v1", "pd_joint_delta_pos", ["base_camera", "hand_camera"]),
+        ("PegInsertionSide-v1", "pd_ee_delta_pose", ["base_camera", "hand_camera"]),
+        ("LiftPegUpright-v1", "pd_ee_target_delta_pose", ["base_camera"]),
+        ("RollBall-v1", "pd_ee_delta_pose", ["base_camera"]),
+    ],
+)
+def test_other_tasks_equal_the_original(pick, look, task, mode, cameras):
+    env = make(task, mode, init_params={"camera_names": cameras})
+    env.reset(Start(0, 0, 9))
+    play(env, actions(env, 11, seed=9))  # an earlier episode must not show
+    compare(env, look, task, mode, 3, actions(env, 40, seed=1))
+    env.close()
+
+
+@pytest.mark.slow
+def test_a_successful_episode_equals_the_original(pick, look):
+    """With reaching, grasp and transport."""
+    pick.reset(Start(0, 0, 0))
+    reach_and_close(pick, 80)
+    given = np.stack(pick._sim._actions)
+    assert len(given) < 80
+    given = np.concatenate([given, given[-1:].repeat(4 + -len(given) % 4, 0)])
+    compare(pick, look, "PickCube-v1", "pd_ee_delta_pose", 0, given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["PegInsertionSide-v1", "StackCube-v1", "PlaceSphere-v1", "PullCubeTool-v1"])
+def test_saved_states_of_other_tasks_go_on_exactly(pick, task):
+    env = make(task, "pd_ee_target_delta_pose")
+    env.reset(Start(0, 0, 4))
+    play(env, actions(env, 40))
+    saved = pickle.dumps(env.get_state())
+    expected = play(env, actions(env, 30, seed=2))
+    for seed in (5, 6):
+        env.reset(Start(0, 0, seed))
+        play(env, actions(env, 45, seed))
+    env.set_state(pickle.loads(saved))
+    assert play(env, actions(env, 30, seed=2)) == expected
+    env.close()
+
+
+def test_pictures_through_the_envs_own_observation_are_the_same(pick, look):
+    """The way of tasks that put a photograph behind the robot."""
+    env = make("PickCube-v1", state=STATE, init_params={"obs_mode": "rgb+segmentation"})
+    for one in (env, pick):
+        one.reset(Start(0, 0, 8))
+        play(one, actions(one, 6))
+    assert all(np.array_equal(look(env)[name], look(pick)[name]) for name in look(pick))
+    env.close()
+
+
+def test_reward_may_be_made_of_infos_entries(pick):
+    env = make("PickCube-v1", info_reward={"is_grasped": 0.25, "is_robot_static": 0.5, "success": 1.0})
+    env.reset(Start(0, 0, 0))
+    rewards = [result.reward for result in reach_and_close(env, 80)]
+    assert rewards[-1] == 1.75
+    assert {0.25, 0.0} <= set(rewards)
+    env.close()
+    wrong = make("PickCube-v1", info_reward={"is_grapsed": 1.0})
+    with pytest.raises(UnknownNameError, match="Did you mean 'is_grasped'"):
+        wrong.reset(Start(0, 0, 0))
+
+
+# -- asking the simulator --------------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_found_by_asking_the_simulator(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    with pytest.raises(UnknownNameError, match="Did you mean 'pd_ee_delta_pos'"):
+        ManiSkillEnv({"id": "PickCube-v1", "control_mode": "pd_ee_delta_poes"})
+    with pytest.raises(AssetsMissingError, match=r"PickSingleYCB-v1 needs files .*: ycb") as caught:
+        ManiSkillEnv({"id": "PickSingleYCB-v1"}, instruction="pick it up")
+    assert caught.value.remedy == "python -m mani_skill.utils.download_asset ycb -y"
+
+
+@pytest.mark.slow
+def test_wrong_arguments_and_robots_are_found_by_asking_the_simulator(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'obj_set'"):
+        ManiSkillEnv({"id": "PickCube-v1", "task_kwargs": {"obj_set": "train"}})
+    with pytest.raises(UnknownNameError, match=r"unknown robot 'pandas'\. Did you mean 'panda'"):
+        ManiSkillEnv({"id": "PickCube-v1", "robot_uids": "pandas"})
+    other = ManiSkillEnv({"id": "PickCube-v1", "robot_uids": "xarm6_robotiq"}).spec
+    assert other.action_dim == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", INSTRUCTIONS)
+def test_the_table_says_what_the_simulator_says(monkeypatch, tmp_path, task):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for mode in ("pd_ee_delta_pose", "pd_ee_target_delta_pos"):
+        params = SimParams(task, mode)
+        assert _maniskill_facts.ask(params) == _maniskill_facts._from_table(params)
