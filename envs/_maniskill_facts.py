@@ -27,6 +27,7 @@ from embodied.errors import AssetsMissingError, EmbodiedError, unknown_name
 from ._libero_files import cache_folder
 
 _PROBE_TIMEOUT_S = 120.0
+_FORMAT = 2  # of the answers in the cache folder; another one is asked for again
 _REGISTERED = re.compile(r"register_env\(\s*[\"']([^\"']+)[\"']")
 
 INSTRUCTIONS = {
@@ -72,7 +73,7 @@ class TaskFacts:
 
 
 def _panda_state(**extra: int) -> dict[str, int]:
-    return {"qpos": 9, "qvel": 9, **extra, "tcp_pose": 7}
+    return {"qpos": 9, "qvel": 9, **extra, "tcp_pose": 7, "proprio": 8}
 
 
 _BASE, _BOTH = ("base_camera",), ("base_camera", "hand_camera")
@@ -165,7 +166,7 @@ def ask(params: SimParams) -> TaskFacts:
 def _fingerprint(params: SimParams) -> str:
     code = Path(params.task_file).read_text() if params.task_file else ""
     versions = [importlib.metadata.version(name) for name in ("mani_skill", "sapien")]
-    key = json.dumps([versions, asdict(params), code, os.environ.get("MS_ASSET_DIR", "")], sort_keys=True)
+    key = json.dumps([_FORMAT, versions, asdict(params), code, os.environ.get("MS_ASSET_DIR", "")], sort_keys=True)
     return hashlib.sha256(key.encode()).hexdigest()[:24]
 
 

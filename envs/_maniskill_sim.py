@@ -20,6 +20,7 @@ import numpy as np
 from embodied.errors import AssetsMissingError, ConfigError, SpecMismatchError, unknown_name
 from embodied.types import StepResult
 
+from ._libero_sim import _axis_angle
 from ._maniskill_facts import SimParams
 
 
@@ -124,9 +125,13 @@ def read_state(env: Any) -> dict[str, np.ndarray]:
     """What ManiSkill gives beside the pictures in its visual observation modes, each float32 [n].
 
     The robot's proprioception, and what belongs to the task (``goal_pos``); poses of objects are not among it.
+    ``proprio`` is made of it: gripper position, axis-angle and both fingers, as LIBERO's state.
     """
     found: dict[str, np.ndarray] = {}
     _flatten({**env._get_obs_agent(), **env._get_obs_extra(env.get_info())}, found)
+    if len(found.get("tcp_pose", ())) == 7 and len(found["qpos"]) > 2:
+        w, x, y, z = map(float, found["tcp_pose"][3:])
+        found["proprio"] = np.concatenate([found["tcp_pose"][:3], _axis_angle(x, y, z, w), found["qpos"][-2:]])
     return found
 
 
@@ -235,7 +240,7 @@ class TaskSimulator:
         """float32 [S]: these fields of :func:`read_state`, one after another."""
         with self._torch.inference_mode():
             found = read_state(self.env)
-        return np.concatenate([found[name] for name in fields])
+        return np.concatenate([found[name] for name in fields]).astype(np.float32)
 
     def physics(self) -> np.ndarray:
         """ManiSkill's flat state of all bodies, float32 [n]."""

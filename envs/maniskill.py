@@ -43,9 +43,9 @@ class ManiSkillEnv:
     """One ManiSkill slot.
 
     Observation: ``images`` uint8 [C, H, W, 3], upright, ``images[i]`` from ``camera_names[i]``; ``state`` float32 [S]:
-    the fields named by ``state``, in that order (``qpos`` in rad and m, ``qvel`` in rad/s and m/s, ``tcp_pose``:
-    position in m and quaternion wxyz of the gripper, ``goal_pos`` in m). Only what ManiSkill itself gives beside its
-    pictures can be named, so no pose of an object.
+    the fields named by ``state``, in that order. ``proprio`` [8] is LIBERO's state: gripper position (m, 3), axis-angle
+    (rad, 3), fingers (m, 2). The others are what ManiSkill itself gives beside its pictures, so no pose of an object:
+    ``qpos`` in rad and m, ``qvel`` in rad/s and m/s, ``tcp_pose`` (m, quaternion wxyz), ``goal_pos`` (m).
     Action: float32 [A] of the controller. pd_ee_delta_pose (7): position, Euler angles, gripper; pd_ee_delta_pos (4):
     position, gripper; pd_joint_delta_pos (8): joints, gripper; in [−1, 1], gripper −1 closes and +1 opens.
     Reward of a step: ManiSkill's ``normalized_dense`` reward (1 = best); success where the task has none.
@@ -81,7 +81,7 @@ class ManiSkillEnv:
         self,
         init_params: Mapping[str, Any],
         instruction: str | None = None,
-        state: Sequence[str] = ("qpos",),
+        state: Sequence[str] = ("proprio",),
         show_goal: bool = False,
         info_reward: Mapping[str, float] | None = None,
         num_init_states: int | None = None,

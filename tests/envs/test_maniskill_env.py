@@ -172,6 +172,14 @@ def test_state_is_the_robots_and_the_goal(pick, look):
     assert np.allclose(end[:9], env.agent.robot.get_qpos()[0].numpy())
 
 
+def test_proprio_is_position_axis_angle_and_fingers(pick):
+    pick.reset(Start(0, 0, 0))
+    robot, tcp = pick._sim.state(["proprio"]), pick._sim.state(["tcp_pose"])
+    assert np.array_equal(robot[:3], tcp[:3])
+    assert np.linalg.norm(robot[3:6]) == pytest.approx(np.pi, abs=0.2)  # the hand points down
+    assert np.array_equal(robot[6:], pick._sim.state(["qpos"])[7:])
+
+
 def reach_and_close(env, steps: int) -> list:
     """Grasp the cube and lift it to the goal, with its pose read from the simulator."""
     results, sim = [], env._sim.env
@@ -319,19 +327,19 @@ def test_reward_may_be_made_of_infos_entries(pick):
 # -- asking the simulator --------------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_found_by_asking_the_simulator(monkeypatch, tmp_path):
+def test_an_unknown_control_mode_is_found_by_asking_the_simulator(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
     with pytest.raises(UnknownNameError, match="Did you mean 'pd_ee_delta_pos'"):
         ManiSkillEnv({"id": "PickCube-v1", "control_mode": "pd_ee_delta_poes"})
-    with pytest.raises(AssetsMissingError, match=r"PickSingleYCB-v1 needs files .*: ycb") as caught:
-        ManiSkillEnv({"id": "PickSingleYCB-v1"}, instruction="pick it up")
-    assert caught.value.remedy == "python -m mani_skill.utils.download_asset ycb -y"
 
 
 @pytest.mark.slow
-def test_wrong_arguments_and_robots_are_found_by_asking_the_simulator(monkeypatch, tmp_path):
+def test_wrong_arguments_and_robots_and_missing_files_are_found_by_asking_the_simulator(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    with pytest.raises(AssetsMissingError, match=r"PickSingleYCB-v1 needs files .*: ycb") as caught:
+        ManiSkillEnv({"id": "PickSingleYCB-v1"}, instruction="pick it up")
+    assert caught.value.remedy == "python -m mani_skill.utils.download_asset ycb -y"
     with pytest.raises(ConfigError, match="unexpected keyword argument 'obj_set'"):
         ManiSkillEnv({"id": "PickCube-v1", "task_kwargs": {"obj_set": "train"}})
     with pytest.raises(UnknownNameError, match=r"unknown robot 'pandas'\. Did you mean 'panda'"):

@@ -32,7 +32,7 @@ def test_known_tasks(task):
     assert spec.tasks == (INSTRUCTIONS[task],)
     assert (spec.action_dim, spec.action_low, spec.action_high) == (7, (-1.0,) * 7, (1.0,) * 7)
     assert spec.obs["images"].shape == (1, 128, 128, 3)
-    assert spec.obs["state"].shape == (9,)
+    assert spec.obs["state"].shape == (8,)
     assert 50 <= spec.max_episode_steps <= 250
     assert spec.num_init_states == (1,)
 
@@ -106,7 +106,7 @@ def stand_in(tmp_path: Path, monkeypatch, **given) -> ManiSkillEnv:
     code, objects = tmp_path / "tasks.py", tmp_path / "model_db.json"
     code.write_text("@register_env('PutOnPlateInScene25Main-v3', max_episode_steps=80)\nclass Task: ...\n")
     objects.write_text(json.dumps({f"object_{i}": {"name": f"thing {i}"} for i in range(25)}))
-    facts = TaskFacts(80, 5.0, ("3rd_view_camera",), (-1.0,) * 7, (1.0,) * 7, {"qpos": 8})
+    facts = TaskFacts(80, 5.0, ("3rd_view_camera",), (-1.0,) * 7, (1.0,) * 7, {"qpos": 8, "proprio": 8})
     monkeypatch.setattr(maniskill, "facts_of", lambda params: facts)
     init_params = {"id": "PutOnPlateInScene25Main-v3", "camera_names": ["3rd_view_camera"]}
     defaults = {"instruction": "put {name} on plate", "num_init_states": 100, "init_state_option": "episode_id"}
@@ -178,7 +178,7 @@ def test_a_machine_without_any_vulkan_driver(monkeypatch):
 
 def test_another_version_of_the_task_is_refused_before_any_worker(monkeypatch):
     env = ManiSkillEnv(PICK)
-    other = TaskFacts(50, 20.0, ("base_camera",), (-1.0,) * 6, (1.0,) * 6, {"qpos": 9})
+    other = TaskFacts(50, 20.0, ("base_camera",), (-1.0,) * 6, (1.0,) * 6, {"qpos": 9, "proprio": 8})
     monkeypatch.setattr(maniskill, "check_vulkan", lambda renderer: None)
     monkeypatch.setattr(maniskill, "ask", lambda params: other)
     with pytest.raises(SpecMismatchError, match=r"PickCube-v1 is .*, expected"):
