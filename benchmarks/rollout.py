@@ -27,6 +27,7 @@ import numpy as np
 from _measure import cpu_seconds, descendants, machine, save, spread
 from embodied.envs.libero import LiberoEnv
 
+from embodied.protocols import Env
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
@@ -37,11 +38,11 @@ CHUNK = 8
 NO_LIMIT = 10**6
 
 
-class SteppedLibero(gymnasium.Env):
-    """This project's adapter as a gymnasium env: observes after every step."""
+class Stepped(gymnasium.Env):
+    """One of this project's adapters as a gymnasium env: observes after every step."""
 
-    def __init__(self, kwargs: dict[str, Any]) -> None:
-        self._env = LiberoEnv(**kwargs)
+    def __init__(self, make: Callable[..., Env], kwargs: dict[str, Any]) -> None:
+        self._env = make(**kwargs)
         self._env.prepare()
         spec = self._env.spec
         self.observation_space = gymnasium.spaces.Dict(
@@ -107,15 +108,15 @@ class OriginalLibero(gymnasium.Env):
 
 
 class ChunkRunner:
-    """This project's pool."""
+    """This project's pool, with one slot a worker."""
 
-    def __init__(self, kwargs: dict[str, Any], workers: int, folder: Path) -> None:
-        spec = LiberoEnv(**kwargs).spec
+    def __init__(self, env: type, kwargs: dict[str, Any], workers: int, folder: Path) -> None:
+        spec = env(**kwargs).spec
         fields = {**spec.obs, "actions": ArraySpec((CHUNK, spec.action_dim), "float32"), **runtime_fields(CHUNK)}
         self._slab = Slab.create(fields, 2 * workers)
         deadlines = Deadlines(120, 300, 300)
         config = PoolConfig(
-            workers, workers, "embodied.envs.libero.LiberoEnv", kwargs, ShapedReward(), deadlines, folder
+            workers, workers, f"{env.__module__}.{env.__qualname__}", kwargs, ShapedReward(), deadlines, folder
         )
         self._pool, self._workers = Pool(config, self._slab), workers
         self._turn = 0
@@ -150,9 +151,8 @@ class ChunkRunner:
 class VectorRunner:
     """gymnasium's AsyncVectorEnv with shared memory."""
 
-    def __init__(self, make: Callable[[dict[str, Any]], gymnasium.Env], kwargs: dict[str, Any], workers: int) -> None:
-        makers = [lambda: make(kwargs)] * workers
-        self._envs = gymnasium.vector.AsyncVectorEnv(makers, shared_memory=True, context="spawn")
+    def __init__(self, make: Callable[[], gymnasium.Env], workers: int) -> None:
+        self._envs = gymnasium.vector.AsyncVectorEnv([make] * workers, shared_memory=True, context="spawn")
         self._envs.reset(seed=[0] * workers)
 
     def run(self, actions: np.ndarray) -> None:
@@ -168,13 +168,18 @@ def measure(open_runner: Callable[[], Any], actions: np.ndarray, warm_up: int) -
     runner = open_runner()
     try:
         runner.run(actions[:warm_up])
-        tree = descendants(os.getpid())
-        cpu, started = cpu_seconds(tree), time.perf_counter()
-        runner.run(actions[warm_up:])
-        wall, cpu = time.perf_counter() - started, cpu_seconds(tree) - cpu
+        return timed(runner, actions[warm_up:])
     finally:
         runner.close()
-    steps = (len(actions) - warm_up) * actions.shape[1]
+
+
+def timed(runner: Any, actions: np.ndarray) -> tuple[float, float]:
+    """As :func:`measure`, of a runner that is open and warm."""
+    tree = descendants(os.getpid())
+    cpu, started = cpu_seconds(tree), time.perf_counter()
+    runner.run(actions)
+    wall, cpu = time.perf_counter() - started, cpu_seconds(tree) - cpu
+    steps = actions.shape[0] * actions.shape[1]
     return steps / wall, 1000 * cpu / steps
 
 
@@ -198,9 +203,9 @@ def main() -> None:
     actions *= 0.3
     folder = Path(tempfile.mkdtemp())
     ways: dict[str, Callable[[], Any]] = {
-        "chunk": lambda: ChunkRunner(kwargs, args.workers, folder),
-        "gym": lambda: VectorRunner(SteppedLibero, kwargs, args.workers),
-        "original": lambda: VectorRunner(OriginalLibero, kwargs, args.workers),
+        "chunk": lambda: ChunkRunner(LiberoEnv, kwargs, args.workers, folder),
+        "gym": lambda: VectorRunner(lambda: Stepped(LiberoEnv, kwargs), args.workers),
+        "original": lambda: VectorRunner(lambda: OriginalLibero(kwargs), args.workers),
     }
     if args.no_original:
         del ways["original"]
@@ -213,10 +218,11 @@ def main() -> None:
             rates[way].append(rate)
             cpu[way].append(cost)
             print(f"round {number + 1}  {way:9s} {rate:7.1f} env-steps/s  {cost:7.1f} CPU-ms a step", flush=True)
-    report(args, facts, rates, cpu)
+    report(f"rollout_{args.suite}", vars(args), facts, rates, cpu)
 
 
-def report(args: argparse.Namespace, facts: dict, rates: dict[str, list[float]], cpu: dict[str, list[float]]) -> None:
+def report(name: str, settings: dict, facts: dict, rates: dict[str, list[float]], cpu: dict[str, list[float]]) -> None:
+    """Print the ratios, write the file."""
     others = [way for way in rates if way != "chunk"]
     ratios = {
         f"chunk/{way}": {
@@ -225,16 +231,16 @@ def report(args: argparse.Namespace, facts: dict, rates: dict[str, list[float]],
         }
         for way in others
     }
-    for name, ratio in ratios.items():
-        print(f"{name}: {ratio['env_steps_per_s']:.2f} times the env-steps/s, {ratio['cpu_per_step']:.2f} of the CPU")
+    for pair, ratio in ratios.items():
+        print(f"{pair}: {ratio['env_steps_per_s']:.2f} times the env-steps/s, {ratio['cpu_per_step']:.2f} of the CPU")
     result = {
         "machine": facts,
-        "settings": vars(args),
+        "settings": settings,
         "env_steps_per_s": {way: spread(values) for way, values in rates.items()},
         "cpu_ms_per_step": {way: spread(values) for way, values in cpu.items()},
         "ratios": ratios,
     }
-    print("wrote", save(f"rollout_{args.suite}", result))
+    print("wrote", save(name, result))
 
 
 if __name__ == "__main__":
