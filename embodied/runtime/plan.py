@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from embodied.types import EnvSpec, Episode, Start
 
 TRAIN, EVAL = 0, 1  # streams of the random generator, so that no two purposes share numbers
 ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
+ROUND_SEEDS = 2**25  # between the seeds of two sampling rounds: a refill has scenes of its own
 EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here: a scene drawn from one is none that was trained on
 
 
@@ -60,10 +62,16 @@ def _starts(
     starts = []
     for index in range(first, first + count):
         epoch, position = divmod(index, len(pairs))
-        key = [*seed, epoch, sampling_round] if sampling_round else [*seed, epoch]
-        task, state = pairs[int(np.random.default_rng(key).permutation(len(pairs))[position])]
-        starts.append(Start(task, state, env_seed + index))
+        key = (*seed, epoch, sampling_round) if sampling_round else (*seed, epoch)
+        task, state = pairs[_shuffled(len(pairs), key)[position]]
+        starts.append(Start(task, state, (env_seed + index + sampling_round * ROUND_SEEDS) % EVAL_SEEDS))
     return starts
+
+
+@lru_cache(maxsize=4)
+def _shuffled(count: int, key: tuple[int, ...]) -> np.ndarray:
+    """int64 [count]; kept, because a benchmark of a million starts is shuffled once an epoch and not once a start."""
+    return np.random.default_rng(key).permutation(count)
 
 
 def eval_plan(

@@ -130,3 +130,9 @@ def test_evaluation_and_training_share_no_seed():
     }
     assert evaluated == set(range(EVAL_SEEDS, EVAL_SEEDS + 50))
     assert not trained & evaluated
+
+
+def test_a_refill_has_scenes_of_its_own_and_none_of_the_evaluation():
+    seeds = [{episode.start.seed for episode in plan(sampling_round=number)} for number in range(3)]
+    assert len(set.union(*seeds)) == sum(map(len, seeds)) == 9
+    assert max(set.union(*seeds)) < EVAL_SEEDS <= min(e.start.seed for e in eval_plan(SPEC, episodes_per_task=2))
