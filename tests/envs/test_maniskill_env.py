@@ -268,7 +268,7 @@ def test_equals_the_original(pick, look):
     ],
 )
 def test_other_tasks_equal_the_original(pick, look, task, mode, cameras):
-    env = make(task, mode, init_params={"camera_names": cameras})
+    env = make(task, mode, state=("qpos", "qvel", "tcp_pose"), init_params={"camera_names": cameras})
     env.reset(Start(0, 0, 9))
     play(env, actions(env, 11, seed=9))  # an earlier episode must not show
     compare(env, look, task, mode, 3, actions(env, 40, seed=1))
