@@ -311,12 +311,13 @@ def _collector(
 
     config = checked.config
     shared = checked.train.identity == checked.eval.identity
+    logs = folder / "logs" if shared or side.name == "train" else folder / "logs" / side.name
     slots = (
         max(config.env.train.total_num_envs, config.env.eval.total_num_envs) if shared else side.config.total_num_envs
     )
     slab = Slab.create(numbers.fields, rows, f"{config.env.channel.name}.slab")
     try:
-        pool = Pool(_pool_config(side, slots, config, folder), slab)
+        pool = Pool(_pool_config(side, slots, config, logs), slab, console.say)
     except BaseException:
         slab.close()
         raise
@@ -327,11 +328,14 @@ def _collector(
             said.add("probe")
             _say_once(policy.probe(obs), console, said)
 
-    rollout = Rollout(pool, slab, policy, side.spec, _schedule(config, slots), device, sections, probe_once)
+    rollout = Rollout(
+        pool, slab, policy, side.spec, _schedule(config, slots), device, sections, probe_once,
+        trace=folder / "trace" if config.rollout.trace else None,
+    )  # fmt: skip
     return Collector(side.identity, pool, slab, rollout)
 
 
-def _pool_config(side: EnvSide, slots: int, config: schema.Config, folder: Path) -> Any:
+def _pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path) -> Any:
     from embodied.runtime.pool import Deadlines, PoolConfig, num_workers
     from embodied.runtime.reward import ShapedReward
 
@@ -339,10 +343,11 @@ def _pool_config(side: EnvSide, slots: int, config: schema.Config, folder: Path)
     return PoolConfig(
         num_slots=slots, num_workers=num_workers(env.num_workers, slots), env_target=side.config.target,
         env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
-        deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=folder / "logs",
+        deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
         info_on_video=side.config.video_cfg.info_on_video,
         env_channel=(completions.name, completions.queue_name, completions.queue_size),
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
+        max_restarts=env.max_worker_restarts,
     )  # fmt: skip
 
 
@@ -356,6 +361,8 @@ def _schedule(config: schema.Config, slots: int) -> Any:
         policy_batch=rollout.policy_batch or min(slots, MAX_POLICY_BATCH),
         fixed_shape=config.runner.deterministic or not rollout.enforce_eager,
         enforce_eager=rollout.enforce_eager,
+        stages=rollout.pipeline_stage_num,
+        max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
     )
 
 

@@ -35,17 +35,18 @@ def evaluate(parts: Parts, iteration: int, collector: Collector | None) -> dict[
     """
     side = parts.checked.eval
     if collector is not None and collector.identity == side.identity:
-        results = _run(parts, iteration, collector)
+        results, restarts = _run(parts, iteration, collector)
     else:
         own = parts.open_collector(side, 2 * side.config.total_num_envs)
         try:
-            results = _run(parts, iteration, own)
+            results, restarts = _run(parts, iteration, own)
         finally:
             own.close()
-    return report(parts, iteration, results)
+    return {**report(parts, iteration, results), "eval/worker_restarts": restarts}
 
 
-def _run(parts: Parts, iteration: int, collector: Collector) -> list[EpisodeResult]:
+def _run(parts: Parts, iteration: int, collector: Collector) -> tuple[list[EpisodeResult], int]:
+    """Results in the plan's order, and how many workers were replaced."""
     side, config = parts.checked.eval, parts.config
     assert isinstance(side.config, EnvEvalConfig)
     plan = eval_plan(
@@ -68,8 +69,8 @@ def _run(parts: Parts, iteration: int, collector: Collector) -> list[EpisodeResu
             successes += result.success
             bar.advance(1, success=f"{successes}")
 
-        results, _ = collector.rollout.collect(plan, job, advance)
-    return results
+        results, stats = collector.rollout.collect(plan, job, advance)
+    return results, stats.worker_restarts
 
 
 def video_folder(parts: Parts, iteration: int) -> Path:

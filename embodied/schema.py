@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.targets import load_target as load_target
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -346,6 +347,12 @@ class EnvConfig(Section):
         180.0, gt=0, description="Deadline for a reset; the first of a task builds its simulator."
     )
     step_timeout_s: float = Field(120.0, gt=0, description="Deadline for one chunk of control steps with its render.")
+    max_worker_restarts: int = Field(
+        3,
+        ge=0,
+        description="How often a worker that failed is replaced in a row, without a finished episode of it in between; "
+        "its episodes are redone. The failure after that stops the run; 0 = the first does.",
+    )
     channel: ChannelConfig = ChannelConfig(queue_name="obs_buffer")
     train: EnvSideConfig
     eval: EnvEvalConfig
@@ -357,6 +364,23 @@ class RolloutConfig(Section):
     )
     min_batch: int | None = Field(
         None, ge=1, description="Slots that must wait before the policy runs; null = an eighth of the slots."
+    )
+    max_wait_ms: float | None = Field(
+        None,
+        gt=0,
+        description="schedule ready: longest wait of a slot for min_batch others, milliseconds; null = as long as it "
+        "takes.",
+    )
+    pipeline_stage_num: int = Field(
+        1,
+        ge=1,
+        description="schedule lockstep: fixed parts of the slots that take turns, so that the policy serves one while "
+        "the simulators of the others work; 1 = all slots wait for each other.",
+    )
+    trace: bool = Field(
+        False,
+        description="Write a trace of each rollout, who waited for whom, to trace/ in the run folder; "
+        "https://ui.perfetto.dev shows it.",
     )
     policy_batch: int | None = Field(
         None, ge=1, description="Rows of one policy call; null = as many as there are slots, at most 8."
@@ -542,18 +566,6 @@ def unknown_key(key: str, known: list[str]) -> UnknownKeyError:
     return UnknownKeyError(message, f"known keys of {section or 'the top'}: {', '.join(sorted(known))}")
 
 
-def load_target(path: str, key: str) -> Any:
-    """Import what a ``_target_`` names. Raises :class:`ConfigError` if there is no such module or attribute."""
-    module_name, _, attribute = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{key}: cannot import '{path}': {error}",
-            f"set {key} to the dotted path of a class or function that can be imported",
-        ) from error
-
-
 def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     """Keyword arguments for the section's ``_target_``, checked against its signature.
 
@@ -609,6 +621,7 @@ def check(config: Config) -> None:
             f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would be idle",
             f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
         )
+    _check_rollout_schedule(config)
     if config.runner.only_eval:
         return
     if episodes % algorithm.group_size:
@@ -736,6 +749,27 @@ def _check_kl(config: Config) -> None:
             f"algorithm.kl_ctrl.horizon {algorithm.kl_ctrl.horizon} is less than the {episodes} episodes of an "
             "iteration: the weight would change by more than a fifth at a time",
             f"set algorithm.kl_ctrl.horizon to {episodes} or more; 100 iterations are {100 * episodes}",
+        )
+
+
+def _check_rollout_schedule(config: Config) -> None:
+    rollout, slots = config.rollout, max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    if rollout.schedule == "ready" and rollout.pipeline_stage_num > 1:
+        raise ConfigError(
+            f"rollout.pipeline_stage_num {rollout.pipeline_stage_num} divides the slots of a lockstep, and "
+            "rollout.schedule is ready, which serves whichever slots wait",
+            "set rollout.schedule=lockstep, or leave rollout.pipeline_stage_num at 1",
+        )
+    if rollout.schedule == "lockstep" and rollout.max_wait_ms is not None:
+        raise ConfigError(
+            f"rollout.max_wait_ms {rollout.max_wait_ms:g} ends the wait for rollout.min_batch slots, and "
+            "rollout.schedule lockstep waits for all",
+            "set rollout.schedule=ready, or leave rollout.max_wait_ms at null",
+        )
+    if rollout.pipeline_stage_num > slots:
+        raise ConfigError(
+            f"rollout.pipeline_stage_num {rollout.pipeline_stage_num} is more than the {slots} env slots",
+            f"set rollout.pipeline_stage_num to {slots} or less, or raise env.train.total_num_envs",
         )
 
 

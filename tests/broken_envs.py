@@ -67,3 +67,59 @@ class RewardIsNan(FakeEnv):
 class TupleFromStep(FakeEnv):
     def step(self, action: np.ndarray) -> Any:
         return 0.0, False, False
+
+
+class NoRendererInReset(FakeEnv):
+    def reset(self, start: Start) -> None:
+        raise RendererUnavailableError("no renderer in this reset", "none is needed")
+
+
+class FailsOnce(FakeEnv):
+    """Fails as FakeEnv does, but only the first of all workers that comes to it."""
+
+    def __init__(self, marker: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._marker = marker
+
+    def _misbehave(self) -> None:
+        if self._steps == self._fault_step and self._start.task_id == self._fault_task and first_to_make(self._marker):
+            super()._misbehave()
+
+
+class StartsOnlyAtFirst(FakeEnv):
+    """The first ``first_starts`` workers start, any later one hangs."""
+
+    def __init__(self, marker: str, first_starts: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._marker, self._first_starts = marker, first_starts
+
+    def prepare(self) -> WorkerFacts:
+        if not any(first_to_make(f"{self._marker}{n}") for n in range(self._first_starts)):
+            time.sleep(3600)
+        return super().prepare()
+
+
+class DiesAtStart(FakeEnv):
+    """The workers that start as number … (from 1) of all die at it."""
+
+    started = False
+
+    def __init__(self, marker: str, dies: tuple[int, ...], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._marker, self._dies = marker, dies
+
+    def prepare(self) -> WorkerFacts:
+        if not DiesAtStart.started:  # a worker prepares each of its slots
+            DiesAtStart.started = True
+            if next(n for n in range(1, 100) if first_to_make(f"{self._marker}{n}")) in self._dies:
+                os._exit(3)
+        return super().prepare()
+
+
+def first_to_make(path: str) -> bool:
+    """Whether this process is the first of all to make the file ``path``."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,11 @@ class Rig:
     pool: Pool
 
     def rollout(
-        self, lockstep: bool = False, min_batch: int = 1, policy_batch: int = 4, fixed_shape: bool = True
-    ) -> Rollout:
-        schedule = Schedule(lockstep, min_batch, policy_batch, fixed_shape)
-        return Rollout(self.pool, self.slab, self.policy, self.env.spec, schedule, CPU, Sections())
+        self, lockstep: bool = False, min_batch: int = 1, policy_batch: int = 4, fixed_shape: bool = True,
+        trace: Path | None = None, **schedule: Any,
+    ) -> Rollout:  # fmt: skip
+        rule = Schedule(lockstep, min_batch, policy_batch, fixed_shape, **schedule)
+        return Rollout(self.pool, self.slab, self.policy, self.env.spec, rule, CPU, Sections(), trace=trace)
 
     def job(self, **changes: Any) -> Job:
         usual: dict[str, Any] = {
@@ -50,19 +52,24 @@ class Rig:
 def open_rig(
     log_dir: Path, slots: int = 2, workers: int = 2, rows: int = 64, target: str = "embodied.testing.FakeEnv",
     deadlines: Deadlines = FAST, reward: ShapedReward | None = None, queue_size: int = 0,
-    policy: Mapping[str, Any] | None = None, **env_kwargs: Any,
+    policy: Mapping[str, Any] | None = None, max_restarts: int = 0, say: Callable[[str], None] = lambda text: None,
+    **env_kwargs: Any,
 ) -> Iterator[Rig]:  # fmt: skip
-    """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec."""
-    env, net = FakeEnv(**env_kwargs), FakePolicy(**(policy or {}))
+    """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec;
+    it may take more."""
+    known = inspect.signature(FakeEnv).parameters
+    env = FakeEnv(**{name: value for name, value in env_kwargs.items() if name in known})
+    net = FakePolicy(**(policy or {}))
     net.bind(env.spec)
     slab = Slab.create({**env.spec.obs, **net.spec.decision, **runtime_fields(net.spec.num_action_chunks)}, rows)
     config = PoolConfig(
         num_slots=slots, num_workers=workers, env_target=target, env_kwargs=env_kwargs,
         reward=reward or ShapedReward("dense"), deadlines=deadlines, log_dir=log_dir,
         env_channel=("test", "done", queue_size), rollout_channel=("test", "todo", queue_size),
+        max_restarts=max_restarts,
     )  # fmt: skip
     try:
-        pool = Pool(config, slab)
+        pool = Pool(config, slab, say)
         try:
             yield Rig(env, net, slab, pool)
         finally:

@@ -65,23 +65,31 @@ def summary_line(summary: Mapping[str, float]) -> str:
     'iteration 3/100  success 12/64 (18.8 %)  zero-advantage 50 %  loss -0.0123  41.2 s'
     """
     parts = [text for name, text in _PARTS.items() if name in summary]
-    return "  ".join(part(summary) for part in parts)
+    return "  ".join(filter(None, (part(summary) for part in parts)))
 
 
 _PARTS: dict[str, Callable[[Mapping[str, float]], str]] = {
     "iteration": lambda s: f"iteration {s['iteration']:.0f}" + (f"/{s['iterations']:.0f}" if "iterations" in s else ""),
     "rollout/success_rate": lambda s: "success " + _successes(s, "rollout"),
     "rollout/return_mean": lambda s: f"return {_number(s['rollout/return_mean'])}",
-    "rollout/zero_advantage_share": lambda s: f"zero-advantage {s['rollout/zero_advantage_share']:.0%}".replace(
-        "%", " %"
-    ),
+    "rollout/zero_advantage_share": lambda s: f"zero-advantage {_percent(s['rollout/zero_advantage_share'])}",
     "train/loss": lambda s: f"loss {_number(s['train/loss'])}",
     "train/grad_norm": lambda s: f"grad {_number(s['train/grad_norm'])}",
     "eval/success_rate": lambda s: "eval success " + _successes(s, "eval"),
     "rollout/env_steps_per_s": lambda s: f"{s['rollout/env_steps_per_s']:.0f} env-steps/s",
+    "time/policy_share": lambda s: f"policy {_percent(s['time/policy_share'])}",
+    "time/env_wait_share": lambda s: f"env wait {_percent(s['time/env_wait_share'])}",
+    "time/slot_idle_share": lambda s: f"idle slots {_percent(s['time/slot_idle_share'])}",
+    "rollout/worker_restarts": lambda s: (
+        f"worker restarts {s['rollout/worker_restarts']:.0f}" if s["rollout/worker_restarts"] else ""
+    ),
     "time/iteration_s": lambda s: f"{s['time/iteration_s']:.1f} s",
 }
 """Metric → how it is written, in the order of the line."""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 class TerminalConsole:

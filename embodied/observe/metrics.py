@@ -22,6 +22,7 @@ METRICS: dict[str, str] = {
     "rollout/env_steps_per_s": "control steps a second of rollout, over all env slots, 1/s",
     "rollout/chunks_per_s": "chunk decisions a second of rollout, over all env slots, 1/s",
     "rollout/batch_size_mean": "mean number of observations that one call of the policy answered, rows",
+    "rollout/worker_restarts": "env workers that failed in the iteration and were replaced, count",
     "rollout/zero_advantage_share": "share of groups whose advantages are all 0, so that they give no gradient, 0..1",
     "rollout/sampling_rounds": "rollouts until enough groups had a gradient (dynamic_sampling), if more than 1, count",
     "rollout/dropped_groups": "groups that were run and replaced because they had no gradient, count",
@@ -69,6 +70,7 @@ METRICS: dict[str, str] = {
     "eval/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
     "eval/return_mean": "mean over evaluation episodes of the sum of rewards",
     "eval/episodes": "evaluation episodes, count",
+    "eval/worker_restarts": "env workers that failed in the evaluation and were replaced, count",
     "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
     # Where the time went.
     "time/rollout_s": "wall time of the iteration's rollout, s",
@@ -83,6 +85,7 @@ METRICS: dict[str, str] = {
     "time/iteration_s": "wall time since the iteration before was logged, s",
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
+    "time/slot_idle_share": "share of the slots' time without a command: waiting for the policy or an episode, 0..1",
     "time/worker_reset_s": "seconds in resets (building simulators included), summed over env workers, s",
     "time/worker_step_s": "seconds in control steps, summed over env workers, s",
     "time/worker_render_s": "seconds in observations, summed over env workers, s",

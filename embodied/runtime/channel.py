@@ -30,14 +30,13 @@ class Kind(IntEnum):
 class Command:
     """What a slot is to do.
 
-    Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18, episode_id=3, max_steps=520)``.
+    Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18)``.
     """
 
     kind: Kind
     slot: int  # index among all slots of the pool
     row: int = -1  # STEP: row whose "actions" are executed
     next_row: int = -1  # row that the next observation is written into
-    episode_id: int = -1
     task_id: int = -1  # RESET: the start
     init_state_id: int = -1
     seed: int = 0
@@ -57,7 +56,8 @@ class Completion:
     num_steps: int = 0  # STEP: control steps executed
     ended: bool = False  # STEP: the episode is over
     observed: bool = True  # an observation was written into next_row; after the end only if the command asked for it
-    reset_s: float = 0.0  # seconds of wall clock in env.reset, env.step, env.observe, and for the video
+    began: float = 0.0  # CLOCK_MONOTONIC at which the worker took the command; one clock for all processes
+    reset_s: float = 0.0  # seconds of wall clock from then on in env.reset, env.step, env.observe, and for the video
     step_s: float = 0.0
     render_s: float = 0.0
     video_s: float = 0.0

@@ -42,6 +42,10 @@ class Ready:
     error: BaseException | None = None  # an EmbodiedError, to be raised in the launcher
     traceback: str = ""
 
+    @property
+    def failed(self) -> bool:
+        return self.error is not None or bool(self.traceback)
+
 
 def send(connection: socket.socket, message: Any) -> None:
     """One pickled message, length first. For rare things only: set-up, facts, tracebacks, names of videos."""

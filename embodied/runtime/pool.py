@@ -1,148 +1,136 @@
-"""The pool of env workers: starts them in parallel, sends commands, and waits for {done, death, deadline} in one epoll.
+"""The pool of env workers: sends commands, and waits for {done, death, deadline} in one epoll.
 
-A worker that dies is reported with its traceback within milliseconds (pidfd); one that does not answer within the
-deadline of what it is doing is asked for its stack (SIGUSR1), killed, and reported with it.
+A worker that dies is known within milliseconds (pidfd); one that does not answer within the deadline of what it is
+doing is asked for its stack (SIGUSR1) and killed. Either way its slots are reported as lost and a fresh worker is
+started in its place. Nothing waits for it: it reports when it is ready, like any other event.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from embodied.errors import WorkerDiedError, WorkerHungError
-from embodied.runtime.channel import Channel, Command, Completion, Kind
-from embodied.runtime.messages import Ready, WorkerSetup, receive, send
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime import process
+from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.messages import send
+from embodied.runtime.process import Deadlines as Deadlines
+from embodied.runtime.process import PoolConfig as PoolConfig
+from embodied.runtime.process import WorkerProcess
 from embodied.runtime.slab import Slab
+from embodied.runtime.supervise import Supervisor
 from embodied.types import WorkerFacts
 
-LOG_TAIL = 4000  # characters of a worker's log that an error shows
+
+@dataclass(frozen=True)
+class Lost:
+    """The worker of a slot has failed: the slot's episode is gone, and it takes no command until :class:`Back`."""
+
+    slot: int
+    error: Exception
+    blamed: bool  # the worker was busy with this slot
 
 
 @dataclass(frozen=True)
-class Deadlines:
-    """Seconds that a worker may take for one phase."""
+class Back:
+    """A new worker serves the slot."""
 
-    init: float
-    reset: float
-    step: float
+    slot: int
 
 
-@dataclass
-class WorkerProcess:
-    """The launcher's side of one worker."""
-
-    index: int
-    slots: tuple[int, ...]
-    process: subprocess.Popen
-    pidfd: int
-    socket: socket.socket
-    channel: Channel
-    log: Path
-    pending: list[Kind] = field(default_factory=list)  # commands not yet answered, oldest first
-    since: float = 0.0  # monotonic time at which the oldest pending command became the worker's current one
-
-
-@dataclass(frozen=True)
-class PoolConfig:
-    """How to start a pool. ``env_kwargs`` are those of the env's class; each slot gets an instance of its own."""
-
-    num_slots: int
-    num_workers: int
-    env_target: str
-    env_kwargs: Mapping[str, Any]
-    reward: ShapedReward
-    deadlines: Deadlines
-    log_dir: Path
-    info_on_video: bool = True
-    env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
-    rollout_channel: tuple[str, str, int] = ("embodied", "action_buffer", 0)
+Event = Completion | Lost | Back
 
 
 class Pool:
-    """``send`` commands, ``recv`` completions. A slot has at most one command in flight.
+    """``send`` commands, ``recv`` events. A slot has at most one command in flight.
 
-    Raises (from the constructor, ``send`` and ``recv``):
-        WorkerDiedError, WorkerHungError: with the worker's traceback or stack.
-        EmbodiedError: of any class that the env raised in ``prepare``, e.g. RendererUnavailableError.
+    Args:
+        say: given one paragraph for each worker that failed and is replaced.
+
+    Raises (from the constructor and ``recv``):
+        WorkerDiedError, WorkerHungError: with the worker's traceback or stack, if it failed at its first start or too
+            often in a row.
+        EmbodiedError: of any class that the env raised, e.g. RendererUnavailableError.
     """
 
-    def __init__(self, config: PoolConfig, slab: Slab) -> None:
+    def __init__(self, config: PoolConfig, slab: Slab, say: Callable[[str], None] = lambda text: None) -> None:
         self._config, self._slab = config, slab
         self.num_slots = config.num_slots
+        self.supervisor = Supervisor(config.max_restarts, say)
         self._epoll = select.epoll()
-        self._workers: list[WorkerProcess] = []
+        self._workers: dict[int, WorkerProcess] = {}
         self._by_fd: dict[int, WorkerProcess] = {}
         self._by_slot: dict[int, WorkerProcess] = {}
+        self._attempts = [0] * config.num_workers
         config.log_dir.mkdir(parents=True, exist_ok=True)
         try:
             for index in range(config.num_workers):
-                self._start(index, tuple(range(index, config.num_slots, config.num_workers)))
-            self.facts: list[WorkerFacts] = [self._await_ready(worker) for worker in self._workers]
+                self._start(index)
+            self._await_first_start()
         except BaseException:
             self.close()
             raise
-        self._by_slot = {slot: worker for worker in self._workers for slot in worker.slots}
 
-    # -- starting ----------------------------------------------------------------------------------------------------
+    # -- starting and replacing --------------------------------------------------------------------------------------
 
-    def _start(self, index: int, slots: tuple[int, ...]) -> None:
-        ours, theirs = socket.socketpair()
-        channel = self._make_channel(index, len(slots))
-        log = self._config.log_dir / f"worker-{index:02d}.log"
-        handles = channel.handles
-        inherited = (theirs.fileno(), self._slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "embodied.runtime.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=_environment(),
-            )  # fmt: skip
-        theirs.close()
-        worker = WorkerProcess(index, slots, process, os.pidfd_open(process.pid), ours, channel, log)
-        self._workers.append(worker)
-        for fd in (worker.pidfd, handles.done_fd):
+    def _start(self, index: int) -> None:
+        slots = tuple(range(index, self._config.num_slots, self._config.num_workers))
+        worker = process.start(self._config, self._slab, index, slots, self._attempts[index])
+        self._attempts[index] += 1
+        self._workers[index] = worker
+        for slot in slots:
+            self._by_slot[slot] = worker
+        for fd in worker.fds:
             self._epoll.register(fd, select.EPOLLIN)
             self._by_fd[fd] = worker
-        send(ours, self._setup(worker))
 
-    def _make_channel(self, index: int, slots: int) -> Channel:
-        name, commands, command_size = self._config.rollout_channel
-        _, completions, completion_size = self._config.env_channel
-        label = f"{name}.{commands}.{completions}.{index}"
-        return Channel.create(label, command_size or slots, completion_size or slots)
+    def _await_first_start(self) -> None:
+        while any(worker.facts is None for worker in self._workers.values()):
+            self._poll(self._next_deadline())
 
-    def _setup(self, worker: WorkerProcess) -> WorkerSetup:
-        config = self._config
-        return WorkerSetup(
-            index=worker.index, slots=worker.slots, env_target=config.env_target, env_kwargs=config.env_kwargs,
-            reward=config.reward, slab_fd=self._slab.fd,
-            slab_fields=self._slab.fields, slab_rows=self._slab.rows, channel=worker.channel.handles,
-            info_on_video=config.info_on_video, sys_path=tuple(sys.path),
-        )  # fmt: skip
+    def _replace(self, worker: WorkerProcess) -> list[Event]:
+        """Bury a worker that has ended and start another; what it had done, and which slots are lost."""
+        events: list[Event] = list(self._completed(worker))
+        busy_slot = worker.pending[0].slot if worker.pending else -1
+        error = worker.error(self._config.deadlines)
+        self._forget(worker)
+        first_start = worker.facts is None and self._attempts[worker.index] == 1
+        if first_start:
+            raise error
+        self.supervisor.failed(worker.index, error, worker.facts is not None, worker.log)
+        if worker.facts is not None:
+            events += [Lost(slot, error, slot == busy_slot) for slot in worker.slots]
+        self._start(worker.index)
+        return events
 
-    def _await_ready(self, worker: WorkerProcess) -> WorkerFacts:
-        worker.socket.settimeout(self._config.deadlines.init)
-        try:
-            ready = receive(worker.socket)
-        except TimeoutError:
-            raise self._hung(worker, "starting", self._config.deadlines.init) from None
-        except (EOFError, ConnectionError):
-            raise self._died(worker, None) from None
-        if ready.error is not None:
-            raise ready.error
-        if ready.traceback:
-            raise self._died(worker, ready)
-        worker.socket.settimeout(None)
-        return ready.facts
+    def _forget(self, worker: WorkerProcess) -> None:
+        del self._workers[worker.index]
+        for fd in worker.fds:
+            if self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        worker.release()
+
+    @property
+    def facts(self) -> list[WorkerFacts]:
+        """What the workers that serve found when they started."""
+        return [worker.facts for worker in self._in_order if worker.facts is not None]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.process.pid for worker in self._in_order]
+
+    @property
+    def up(self) -> list[int]:
+        """Slots that take commands, as far as :meth:`recv` has said."""
+        return sorted(slot for slot, worker in self._by_slot.items() if worker.facts is not None)
+
+    @property
+    def _in_order(self) -> list[WorkerProcess]:
+        return [self._workers[index] for index in sorted(self._workers)]
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
@@ -151,113 +139,95 @@ class Pool:
         worker = self._by_slot[command.slot]
         if not worker.pending:
             worker.since = time.monotonic()
-        worker.pending.append(command.kind)
-        if video is not None:
-            try:
+        worker.pending.append(command)
+        try:
+            if video is not None:
                 send(worker.socket, video)
-            except OSError:
-                raise self._died(worker, self._last_words(worker)) from None
+        except OSError:
+            return  # it is dead; the next recv says so
         worker.channel.commands.put(command)
 
-    def recv(self, min_ready: int) -> list[Completion]:
-        """Wait until ``min_ready`` slots (or all with a command, if fewer) have completed; return all that have."""
-        done: list[Completion] = []
-        while len(done) < min_ready and any(worker.pending for worker in self._workers):
-            for fd, _ in self._epoll.poll(self._next_deadline()):
-                done += self._on_event(fd, self._by_fd[fd])
-            self._check_deadlines()
-        return done
-
-    def _on_event(self, fd: int, worker: WorkerProcess) -> list[Completion]:
-        if fd == worker.pidfd:
-            raise self._died(worker, self._last_words(worker))
-        completions = worker.channel.completions.take()
-        del worker.pending[: len(completions)]
-        worker.since = time.monotonic()
-        return completions  # type: ignore[return-value]
-
-    def _limit(self, worker: WorkerProcess) -> float:
-        deadlines = self._config.deadlines
-        return deadlines.reset if worker.pending[0] is Kind.RESET else deadlines.step
-
-    def _next_deadline(self) -> float:
-        now = time.monotonic()
-        left = [worker.since + self._limit(worker) - now for worker in self._workers if worker.pending]
-        return max(0.0, min(left))
-
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
-        for worker in self._workers:
-            if worker.pending and now - worker.since > self._limit(worker):
-                phase = "resetting" if worker.pending[0] is Kind.RESET else "stepping"
-                raise self._hung(worker, phase, self._limit(worker))
-
-    # -- failing -----------------------------------------------------------------------------------------------------
-
-    def _last_words(self, worker: WorkerProcess) -> Ready | None:
-        worker.socket.settimeout(1.0)
-        try:
-            return receive(worker.socket)
-        except (EOFError, OSError):
-            return None
-
-    def _died(self, worker: WorkerProcess, words: Ready | None) -> BaseException:
-        code = worker.process.wait()
-        if words is not None and words.error is not None:
-            return words.error
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        detail = words.traceback if words is not None else _tail(worker.log)
-        return WorkerDiedError(
-            f"env worker {worker.index} (pid {worker.process.pid}, slots {list(worker.slots)}) {how}",
-            f"see {worker.log}; SIGKILL without a traceback is usually the kernel out of memory: lower env.num_workers",
-            detail,
-        )
-
-    def _hung(self, worker: WorkerProcess, phase: str, limit: float) -> Exception:
-        worker.process.send_signal(signal.SIGUSR1)
-        time.sleep(0.2)  # for faulthandler to write the stack; nothing to wait on
-        worker.process.kill()
-        key = {"starting": "env.init_timeout_s", "resetting": "env.reset_timeout_s"}.get(phase, "env.step_timeout_s")
-        return WorkerHungError(
-            f"env worker {worker.index} (pid {worker.process.pid}) did not answer for {limit:g} s while {phase}; "
-            "it stood at:",
-            f"if the simulator is only slow, raise {key}; its log is {worker.log}",
-            _tail(worker.log),
-        )
+    def recv(self, min_ready: int, timeout: float | None = None) -> list[Event]:
+        """Wait until ``min_ready`` slots have completed, or a slot was lost or came back, or ``timeout`` seconds have
+        passed, or nothing is left to wait for; return all that has happened."""
+        events: list[Event] = []
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            enough = len(events) >= min_ready or not self._busy
+            left = min(self._next_deadline(), max(0.0, until - time.monotonic()))
+            events += self._poll(0.0 if enough else left)
+            if len(events) >= min_ready or not self._busy or time.monotonic() >= until:
+                return events
+            if not all(isinstance(event, Completion) for event in events):
+                return events
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return [worker.process.pid for worker in self._workers]
+    def _busy(self) -> bool:
+        return any(worker.phase for worker in self._workers.values())
+
+    def _poll(self, wait: float) -> list[Event]:
+        events: list[Event] = []
+        dead = []
+        for fd, _ in self._epoll.poll(None if wait == float("inf") else wait):
+            worker = self._by_fd[fd]
+            if fd == worker.pidfd:
+                dead.append(worker)
+            elif fd == worker.socket.fileno():
+                events += self._heard(worker)
+            else:
+                events += self._completed(worker)
+        for worker in dead:  # only now: their file descriptors may be given to those that take their places
+            events += self._replace(worker)
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if now >= worker.deadline(self._config.deadlines):
+                worker.press()
+        return events
+
+    def _heard(self, worker: WorkerProcess) -> list[Event]:
+        """Its first message, or nothing more will come: its last is read when it is buried."""
+        fd = worker.socket.fileno()
+        self._epoll.unregister(fd)
+        del self._by_fd[fd]
+        worker.listen()
+        if worker.facts is None or worker.words is not None:
+            return []
+        worker.overdue = None
+        return [Back(slot) for slot in worker.slots]
+
+    def _completed(self, worker: WorkerProcess) -> list[Completion]:
+        completions = worker.channel.completions.take()
+        del worker.pending[: len(completions)]
+        if completions:
+            worker.since, worker.overdue = time.monotonic(), None if not worker.killed else worker.overdue
+        if any(done.ended and done.kind is Kind.STEP for done in completions):  # type: ignore[union-attr]
+            self.supervisor.finished_an_episode(worker.index)
+        return completions  # type: ignore[return-value]
+
+    def _next_deadline(self) -> float:
+        deadlines = [worker.deadline(self._config.deadlines) for worker in self._workers.values()]
+        return max(0.0, min(deadlines, default=float("inf")) - time.monotonic())
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the workers and wait for them; those that do not end within 5 s are killed."""
-        for worker in self._workers:
+        """End the workers and wait for them. Those that have not started yet have nothing to close and are killed, like
+        those that do not end within 5 s."""
+        for worker in self._workers.values():
+            if worker.facts is None or worker.overdue:
+                worker.kill()
             worker.socket.close()
         deadline = time.monotonic() + 5.0
-        for worker in self._workers:
+        for worker in self._in_order:
             try:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-            os.close(worker.pidfd)
-            worker.channel.close()
-        self._workers, self._by_fd, self._by_slot = [], {}, {}
-        self._epoll.close()
-
-
-def _environment() -> dict[str, str]:
-    """The worker's environment: one thread each unless the user says otherwise, as there is about one worker a core."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return {**threads, **os.environ, "PYTHONUNBUFFERED": "1"}
-
-
-def _tail(log: Path) -> str:
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return text[-LOG_TAIL:] or "(its log is empty)"
+            worker.release()
+        self._workers, self._by_fd, self._by_slot = {}, {}, {}
+        if not self._epoll.closed:
+            self._epoll.close()
 
 
 def num_workers(requested: int | None, num_slots: int) -> int:

@@ -4,11 +4,12 @@
                ▲                                                              │
                └───────────── the slot takes the next episode ◀───────────────┘
 
-| waits for                         | unblocked by                                        |
-|-----------------------------------|-----------------------------------------------------|
-| policy: ``min_batch`` ready slots | completions of workers                              |
-| a slot: a command                 | the policy's answer, or the next episode of the plan |
-| an episode: a slot and rows       | an episode that ends                                |
+| waits for                                   | unblocked by                                         |
+|---------------------------------------------|------------------------------------------------------|
+| policy: slots that are due (``Schedule``)   | completions of workers, time                         |
+| a slot: a command                           | the policy's answer, or the next episode of the plan |
+| an episode: a slot and rows                 | an episode that ends                                 |
+| an episode whose worker failed: a slot      | any slot that is free; its own is back later         |
 
 What it does not know: tasks, rewards, tokens. Which slot runs an episode and which rows share a batch change no number:
 sampling noise is a function of (seed, episode, chunk), and policy batches have one fixed shape.
@@ -16,108 +17,28 @@ sampling noise is a function of (seed, episode, chunk), and policy batches have 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from embodied.errors import ConfigError
+from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
 from embodied.protocols import Policy
 from embodied.runtime.capture import fast_act
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.plan import noise
-from embodied.runtime.pool import Pool
+from embodied.runtime.episodes import Episodes
+from embodied.runtime.episodes import Job as Job
+from embodied.runtime.episodes import RolloutStats as RolloutStats
+from embodied.runtime.plan import EVAL, noise
+from embodied.runtime.pool import Event, Lost, Pool
+from embodied.runtime.schedule import Schedule as Schedule
 from embodied.runtime.slab import Rows, Slab
-from embodied.types import EnvSpec, Episode, EpisodeResult, Sampling
-
-
-@dataclass(frozen=True)
-class Job:
-    """How to run a plan.
-
-    Args:
-        max_steps: step limit of each episode, control steps.
-        keep_records: leave every record in the slab (training), or reuse its row once the episode has gone on
-            (evaluation).
-        stream: separates the sampling noise of training and evaluation.
-        version: weight version that acts, written into each record.
-        value_truncated: also observe where a truncated episode ended, and let the policy say the value of that; needs
-            ``keep_records`` and one more row an episode.
-        value_terminated: the same for terminated episodes.
-        taken: rows of the slab that hold what must stay.
-    """
-
-    sampling: Sampling
-    seed: int
-    stream: int
-    version: int
-    max_steps: int
-    keep_records: bool
-    num_slots: int  # of the pool's slots, those that are used
-    ignore_terminations: bool = False
-    auto_reset: bool = True
-    value_truncated: bool = False
-    value_terminated: bool = False
-    taken: frozenset[int] = frozenset()
-
-    def rows_needed(self, chunk: int) -> int:
-        """Slab rows that one episode may take, with ``chunk`` actions a record."""
-        if not self.keep_records:
-            return 2
-        return -(-self.max_steps // chunk) + (self.value_truncated or self.value_terminated)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When the policy runs. ``lockstep`` waits for all slots; otherwise for ``min_batch`` of them.
-
-    ``policy_batch`` is the number of rows of one policy call; shorter batches are filled up by repeating a row when
-    ``fixed_shape``, so that a record's numbers do not depend on how many others were ready with it. Without
-    ``enforce_eager`` calls are replayed as a CUDA graph, which needs a fixed shape.
-    """
-
-    lockstep: bool
-    min_batch: int
-    policy_batch: int
-    fixed_shape: bool
-    enforce_eager: bool = True
-
-
-@dataclass
-class RolloutStats:
-    """Counts and seconds of one ``collect``. Worker seconds are summed over workers."""
-
-    env_steps: int = 0
-    chunks: int = 0
-    policy_calls: int = 0
-    reset_s: float = 0.0
-    step_s: float = 0.0
-    render_s: float = 0.0
-    video_s: float = 0.0
-
-    def add(self, done: Completion) -> None:
-        self.env_steps += done.num_steps
-        self.chunks += done.kind is Kind.STEP
-        self.reset_s += done.reset_s
-        self.step_s += done.step_s
-        self.render_s += done.render_s
-        self.video_s += done.video_s
-
-
-@dataclass
-class Running:
-    """An episode in a slot."""
-
-    episode: Episode
-    rows: list[int] = field(default_factory=list)  # records so far; the last one holds the present observation
-    next_row: int = -1  # where the observation after the chunk in flight goes
-    steps: int = 0
-    t: int = -1  # index of the last record
-    episode_return: float = 0.0
-    success: bool = False
+from embodied.types import EnvSpec, Episode, EpisodeResult
 
 
 class Rollout:
@@ -125,6 +46,7 @@ class Rollout:
 
     Args:
         before_act: given the observations of each policy call before it is made.
+        trace: folder that gets a trace of each ``collect``, or None.
     """
 
     def __init__(
@@ -137,10 +59,11 @@ class Rollout:
         device: torch.device,
         sections: Sections,
         before_act: Callable[[Mapping[str, torch.Tensor]], None] = lambda obs: None,
+        trace: Path | None = None,
     ) -> None:
         self._pool, self._slab, self._policy, self._env = pool, slab, policy, env
         self._schedule, self._device, self._sections = schedule, device, sections
-        self._before_act = before_act
+        self._before_act, self._trace = before_act, trace
         self._chunk = policy.spec.num_action_chunks
         self._built: list[deque[int]] = [deque(maxlen=64) for _ in range(pool.num_slots)]
 
@@ -152,24 +75,25 @@ class Rollout:
 
         Raises:
             ConfigError: the slab has too few rows for one episode in each slot.
-            WorkerError: a worker died or hung.
+            WorkerError: a worker failed too often in a row.
         """
         self._policy.bind(self._env)
         run = _Run(self, plan, job)
         with torch.inference_mode():
-            while run.unfinished:
+            while run.episodes.unfinished:
                 run.start_episodes()
                 with self._sections("rollout/wait"):
-                    done = self._pool.recv(run.wanted())
-                for result in run.complete(done):
+                    events = self._pool.recv(run.wanted(), run.patience())
+                for result in run.take(events):
                     on_episode(result)
-                if run.policy_may_run():
+                if due := run.due():
                     with self._sections("rollout/policy"):
-                        run.act()
+                        run.act(due)
             with self._sections("rollout/policy"):
                 run.value_final_observations()
-        results = {result.episode.episode_id: result for result in run.results}
-        return [results[episode.episode_id] for episode in plan], run.stats
+        run.close()
+        results = {result.episode.episode_id: result for result in run.episodes.results}
+        return [results[episode.episode_id] for episode in plan], run.episodes.stats
 
     def pick(self, slot: int, pending: Sequence[Episode], busy_tasks: set[int]) -> int:
         """Index of the pending episode that ``slot`` should take: one of a task that it has built, else of a task that
@@ -187,145 +111,139 @@ class Rollout:
         built.append(task)
         return best
 
+    def forget_built(self, slot: int) -> None:
+        """A new worker serves the slot."""
+        self._built[slot].clear()
+
 
 class _Run:
-    """The state of one ``collect``."""
+    """The state of one ``collect``: which slots are idle, which work, which wait for the policy."""
 
     def __init__(self, rollout: Rollout, plan: Sequence[Episode], job: Job) -> None:
         self._r, self._job = rollout, job
-        self.pending = list(plan)
-        self.running: dict[int, Running] = {}
-        self.ready: list[int] = []
-        self.idle = deque(range(min(job.num_slots, rollout._pool.num_slots)))
-        self.rows = Rows(rollout._slab.rows, job.taken)
-        self.results: list[EpisodeResult] = []
-        self.stats = RolloutStats()
-        self._rows_needed = job.rows_needed(rollout._chunk)
-        self._reserved = 0  # rows that running episodes may still take
+        self._slots = min(job.num_slots, rollout._pool.num_slots)
+        self._idle = deque(slot for slot in rollout._pool.up if slot < self._slots)
+        self._working: set[int] = set()
+        self._ready: dict[int, float] = {}  # slot → since when its observation waits for the policy, in that order
+        self._restarts = rollout._pool.supervisor.total
+        self._timeline = Timeline(self._slots, keep=rollout._trace is not None)
+        free = Rows(rollout._slab.rows, job.taken)
+        self.episodes = Episodes(plan, job, rollout._slab, free, rollout._chunk)
         self._policy_act = fast_act(rollout._policy, rollout._device, rollout._schedule.enforce_eager)
-        episodes = len(plan) if job.keep_records else 1
-        if episodes * self._rows_needed > self.rows.free:
+        episodes, rows = len(plan) if job.keep_records else 1, job.rows_needed(rollout._chunk)
+        if episodes * rows > free.free:
             raise ConfigError(
-                f"{episodes} episodes of {job.max_steps} control steps need {episodes * self._rows_needed} rows "
-                f"and the slab has {self.rows.free}",
+                f"{episodes} episodes of {job.max_steps} control steps need {episodes * rows} rows "
+                f"and the slab has {free.free}",
                 "allocate the slab with rows_needed(…), or run fewer episodes",
             )
 
-    @property
-    def unfinished(self) -> bool:
-        return bool(self.pending or self.running)
+    # -- when --------------------------------------------------------------------------------------------------------
+
+    def due(self) -> list[int]:
+        """Slots that the policy answers now."""
+        return self._r._schedule.due([*self._ready], self._working, self._waited, self._slots)
 
     def wanted(self) -> int:
-        """Completions to wait for before the policy runs again."""
-        schedule, in_flight = self._r._schedule, len(self.running) - len(self.ready)
-        if schedule.lockstep:
-            return in_flight
-        return max(0, min(schedule.min_batch - len(self.ready), in_flight))
+        """Completions to wait for; at least one unless the policy has something to do."""
+        return 0 if self.due() else max(1, self._r._schedule.missing([*self._ready], self._working, self._slots))
 
-    def policy_may_run(self) -> bool:
-        return bool(self.ready) and self.wanted() == 0
+    def patience(self) -> float | None:
+        """Seconds to wait for them at most."""
+        return self._r._schedule.patience([*self._ready], self._waited)
+
+    @property
+    def _waited(self) -> float:
+        return time.monotonic() - next(iter(self._ready.values())) if self._ready else 0.0
 
     # -- episodes ----------------------------------------------------------------------------------------------------
 
     def start_episodes(self) -> None:
-        if not self._job.auto_reset and self.running:
+        if not self._job.auto_reset and self.episodes.running:
             return
-        while self.idle and self.pending and self.rows.free - self._reserved >= self._rows_needed:
-            slot = self.idle.popleft()
-            busy = {running.episode.start.task_id for running in self.running.values()}
-            self._reset(slot, self.pending.pop(self._r.pick(slot, self.pending, busy)))
+        while self._idle and self.episodes.may_start:
+            slot = self._idle.popleft()
+            busy = {running.episode.start.task_id for running in self.episodes.running.values()}
+            self._send(*self.episodes.start(slot, self._r.pick(slot, self.episodes.pending, busy)))
 
-    def _reset(self, slot: int, episode: Episode) -> None:
-        self._reserved += self._rows_needed
-        running = self.running[slot] = Running(episode, next_row=self._take_row())
-        start = episode.start
-        command = Command(
-            Kind.RESET, slot, next_row=running.next_row, episode_id=episode.episode_id, task_id=start.task_id,
-            init_state_id=start.init_state_id, seed=start.seed, max_steps=self._job.max_steps,
-            ignore_terminations=self._job.ignore_terminations, video=episode.video is not None,
-        )  # fmt: skip
-        self._r._pool.send(command, episode.video)
+    def _send(self, command: Command, video: str | None = None) -> None:
+        self._working.add(command.slot)
+        self._timeline.sent(command.slot)
+        self._r._pool.send(command, video)
 
-    def _take_row(self) -> int:
-        self._reserved -= 1
-        return self.rows.take()
-
-    def _give_row(self, row: int) -> None:
-        self._reserved += 1
-        self.rows.give(row)
-
-    def complete(self, done: Sequence[Completion]) -> list[EpisodeResult]:
-        """Book what the workers have done; the episodes that ended."""
+    def take(self, events: Sequence[Event]) -> list[EpisodeResult]:
+        """Book what has happened; the episodes that ended."""
         ended = []
-        for completion in done:
-            self.stats.add(completion)
-            running = self.running[completion.slot]
-            if completion.kind is Kind.STEP:
-                self._book_step(running, completion)
-            if completion.ended:
-                ended.append(self._end(completion.slot, completion.observed))
-            else:
-                self._present(completion.slot, running)
+        for event in events:
+            if isinstance(event, Completion):
+                ended += self._complete(event)
+            elif isinstance(event, Lost):
+                self._lose(event)
+            elif event.slot < self._slots:
+                self._timeline.back(event.slot)
+                self._idle.append(event.slot)
         return ended
 
-    def _book_step(self, running: Running, completion: Completion) -> None:
-        arrays, row = self._r._slab.arrays, running.rows[-1]
-        running.steps += completion.num_steps
-        running.episode_return += float(arrays["rewards"][row].sum(dtype=np.float64))
-        running.success |= bool(arrays["success"][row])
+    def _complete(self, done: Completion) -> list[EpisodeResult]:
+        self._working.discard(done.slot)
+        first = {"reset": done.reset_s} if done.kind is Kind.RESET else {"step": done.step_s + done.video_s}
+        parts = {**first, "render": done.render_s}
+        self._timeline.worked(done.slot, done.began, parts, waits=not done.ended)
+        result = self.episodes.book(done)
+        if result is None:
+            self._ready[done.slot] = time.monotonic()
+            return []
+        self._idle.append(done.slot)
+        return [result]
 
-    def _present(self, slot: int, running: Running) -> None:
-        """A new observation stands in ``next_row``: it becomes the episode's present record."""
-        if running.rows and not self._job.keep_records:
-            self._give_row(running.rows.pop())
-        running.rows.append(running.next_row)
-        running.next_row = -1
-        running.t += 1
-        self.ready.append(slot)
+    def _lose(self, lost: Lost) -> None:
+        if lost.slot >= self._slots:
+            return
+        self._timeline.lost(lost.slot)
+        self._working.discard(lost.slot)
+        self._ready.pop(lost.slot, None)
+        if lost.slot in self._idle:
+            self._idle.remove(lost.slot)
+        self._r.forget_built(lost.slot)
+        episode = self.episodes.strike_out(lost.slot)
+        if episode is not None and lost.blamed:
+            count = self.episodes.in_vain(episode)
+            self._r._pool.supervisor.episode_failed(lost.error, episode.episode_id, count)
 
-    def _end(self, slot: int, observed: bool) -> EpisodeResult:
-        running = self.running.pop(slot)
-        final_row = running.next_row if observed else -1
-        arrays, last = self._r._slab.arrays, running.rows[-1]
-        result = EpisodeResult(
-            running.episode, tuple(running.rows) if self._job.keep_records else (), running.episode_return,
-            running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
-            final_row,
-        )  # fmt: skip
-        self._release(running, observed)
-        self.idle.append(slot)
-        self.results.append(result)
-        return result
-
-    def _release(self, running: Running, observed: bool) -> None:
-        if running.next_row >= 0 and not observed:
-            self._give_row(running.next_row)
-        if not self._job.keep_records:
-            for row in running.rows:
-                self._give_row(row)
-        taken = len(running.rows) + observed if self._job.keep_records else 0
-        self._reserved -= self._rows_needed - taken
+    def close(self) -> None:
+        """All episodes have ended: what the run says of itself."""
+        stats = self.episodes.stats
+        stats.worker_restarts = self._r._pool.supervisor.total - self._restarts
+        stats.slot_idle_share = self._timeline.idle_share
+        if self._r._trace is not None:
+            number = len([*self._r._trace.glob("*.json")]) + 1
+            side = "eval" if self._job.stream == EVAL else "train"
+            self._timeline.write(self._r._trace / f"{number:06d}-{side}.json")
 
     # -- policy ------------------------------------------------------------------------------------------------------
 
-    def act(self) -> None:
-        """Answer every ready slot and send the chunks out, batch by batch."""
-        size = self._r._schedule.policy_batch
-        slots, self.ready = sorted(self.ready, key=lambda s: self.running[s].episode.episode_id), []
+    def act(self, due: Sequence[int]) -> None:
+        """Answer the slots that are due and send the chunks out, batch by batch."""
+        size, running = self._r._schedule.policy_batch, self.episodes.running
+        for slot in due:
+            del self._ready[slot]
+        slots = sorted(due, key=lambda slot: running[slot].episode.episode_id)
         for first in range(0, len(slots), size):
             self._act(slots[first : first + size])
 
     def _act(self, slots: list[int]) -> None:
-        rows = [self.running[slot].rows[-1] for slot in slots]
-        self._write_keys(slots, rows)
-        draws = [
-            noise(self._job.seed, self._job.stream, running.episode.episode_id, running.t, self._tokens)
-            for running in (self.running[slot] for slot in slots)
-        ]
-        self._answer(rows, np.stack(draws))
-        self.stats.policy_calls += 1
+        running = [self.episodes.running[slot] for slot in slots]
+        rows = [one.rows[-1] for one in running]
+        with self._timeline.policy(len(rows)):
+            self._write_keys(slots, rows)
+            draws = [
+                noise(self._job.seed, self._job.stream, one.episode.episode_id, one.t, self._tokens) for one in running
+            ]
+            self._answer(rows, np.stack(draws))
+        self.episodes.stats.policy_calls += 1
+        self.episodes.stats.policy_rows += len(rows)
         for slot in slots:
-            self._step(slot)
+            self._send(self.episodes.step(slot))
 
     def _answer(self, rows: list[int], uniform: np.ndarray, only: str | None = None) -> None:
         """Show the policy the observations in ``rows`` and write there what it decides (or one field of it).
@@ -345,7 +263,7 @@ class _Run:
     def value_final_observations(self) -> None:
         """Let the policy say the value of each final observation: at the end, in full batches, so that no slot waits
         for it. Which ones share a batch is a function of the plan."""
-        finals = sorted((r for r in self.results if r.final_row >= 0), key=lambda r: r.episode.episode_id)
+        finals = sorted((r for r in self.episodes.results if r.final_row >= 0), key=lambda r: r.episode.episode_id)
         size, arrays = self._r._schedule.policy_batch, self._r._slab.arrays
         for first in range(0, len(finals), size):
             part = finals[first : first + size]
@@ -359,7 +277,7 @@ class _Run:
     def _write_keys(self, slots: list[int], rows: list[int]) -> None:
         arrays = self._r._slab.arrays
         for slot, row in zip(slots, rows, strict=True):
-            running = self.running[slot]
+            running = self.episodes.running[slot]
             arrays["task_id"][row] = running.episode.start.task_id
             arrays["episode_id"][row] = running.episode.episode_id
             arrays["t"][row] = running.t
@@ -373,14 +291,3 @@ class _Run:
     @property
     def _tokens(self) -> int:
         return self._r._slab.fields["action_tokens"].shape[0]
-
-    def _step(self, slot: int) -> None:
-        running, job = self.running[slot], self._job
-        last_chunk = running.steps + self._r._chunk >= job.max_steps
-        goes_on = not last_chunk or job.value_truncated or job.value_terminated
-        running.next_row = self._take_row() if goes_on else -1
-        command = Command(
-            Kind.STEP, slot, row=running.rows[-1], next_row=running.next_row, episode_id=running.episode.episode_id,
-            observe_truncated=job.value_truncated, observe_terminated=job.value_terminated,
-        )  # fmt: skip
-        self._r._pool.send(command)

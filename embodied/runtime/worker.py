@@ -1,6 +1,6 @@
 """The env worker: a process that hosts env slots, executes whole chunks, and renders once at the end of each.
 
-Started by :mod:`embodied.runtime.pool` as ``python -m embodied.runtime.worker FD``. It waits for {commands, the
+Started by :mod:`embodied.runtime.process` through :mod:`embodied.runtime.start_worker`. It waits for {commands, the
 launcher's end of the socket} in one poll and ends with its launcher. It imports neither torch nor the policy; what the
 simulator imports is the simulator's affair. GL contexts exist only here.
 """
@@ -27,8 +27,8 @@ from embodied.protocols import Env, Reward
 from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.slab import Slab
-from embodied.schema import load_target
-from embodied.types import ChunkResult, Start
+from embodied.targets import load_target
+from embodied.types import ChunkResult, Start, WorkerFacts
 
 
 class Slot:
@@ -104,7 +104,7 @@ class Worker:
         make = load_target(setup.env_target, "env._target_")
         for index in setup.slots:
             env: Env = make(**setup.env_kwargs)
-            facts = env.prepare()
+            facts = env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
             self._slots[index] = Slot(env, replace(setup.reward), setup.info_on_video)
         self.facts = facts
         self._obs_fields = env.spec.obs
@@ -128,16 +128,17 @@ class Worker:
     def _reset(self, command: Command) -> Completion:
         slot = self._slots[command.slot]
         video = receive(self._launcher) if command.video else None
-        started = time.perf_counter()
+        began = time.monotonic()
         slot.reset(command, video)
-        reset_s = time.perf_counter() - started
-        return Completion(Kind.RESET, command.slot, reset_s=reset_s, render_s=self._observe(slot, command.next_row))
+        reset_s = time.monotonic() - began
+        render_s = self._observe(slot, command.next_row)
+        return Completion(Kind.RESET, command.slot, began=began, reset_s=reset_s, render_s=render_s)
 
     def _step(self, command: Command) -> Completion:
         slot, arrays, row = self._slots[command.slot], self._slab.arrays, command.row
-        started = time.perf_counter()
+        began = time.monotonic()
         result, video_s = slot.run_chunk(arrays["actions"][row])
-        step_s = time.perf_counter() - started - video_s
+        step_s = time.monotonic() - began - video_s
         arrays["rewards"][row] = result.rewards
         arrays["num_steps"][row] = result.num_steps
         arrays["terminated"][row] = result.terminated
@@ -149,15 +150,9 @@ class Worker:
         if ended:
             slot.end()
         return Completion(
-            Kind.STEP,
-            command.slot,
-            result.num_steps,
-            ended,
-            observed,
-            step_s=step_s,
-            render_s=render_s,
-            video_s=video_s,
-        )
+            Kind.STEP, command.slot, result.num_steps, ended, observed,
+            began=began, step_s=step_s, render_s=render_s, video_s=video_s,
+        )  # fmt: skip
 
     def _observe(self, slot: Slot, row: int) -> float:
         started = time.perf_counter()
@@ -205,9 +200,3 @@ def main() -> int:
             worker.close()
         sys.stdout.flush()
     return 0
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)  # GL libraries crash now and then in their exit handlers; there is nothing left to do here

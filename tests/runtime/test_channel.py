@@ -24,7 +24,7 @@ def channel():
 
 
 FULL = Command(
-    Kind.RESET, slot=2, row=3, next_row=2**40, episode_id=5, task_id=6, init_state_id=7, seed=2**62, max_steps=9,
+    Kind.RESET, slot=2, row=3, next_row=2**40, task_id=6, init_state_id=7, seed=2**62, max_steps=9,
     ignore_terminations=True, video=True,
 )  # fmt: skip
 

@@ -131,8 +131,9 @@ def test_a_worker_that_died_is_named_when_a_video_is_announced_to_it(make_rig):
     os.kill(rig.pool.pids[0], signal.SIGKILL)
     assert wait_until(lambda: not alive(rig.pool.pids[0]), 5)
     command = Command(Kind.RESET, 0, next_row=0, max_steps=4, video=True)
+    rig.pool.send(command, video="somewhere.mp4")
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
-        rig.pool.send(command, video="somewhere.mp4")
+        rig.pool.recv(1)
 
 
 def test_a_hung_step_shows_where_it_stands(make_rig):

@@ -1,0 +1,222 @@
+"""The book-keeping of one ``collect``: which episodes wait, run and have ended, and which rows and counts are theirs.
+
+An episode whose worker fails is struck out as if it had never begun: its rows are free again, its counts are forgotten,
+and it waits at the head of the line for the next slot. Redone, it gives the same numbers, since its noise is a function
+of (seed, episode, chunk) and its start is part of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.slab import Rows, Slab
+from embodied.types import Episode, EpisodeResult, Sampling
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to run a plan.
+
+    Args:
+        max_steps: step limit of each episode, control steps.
+        keep_records: leave every record in the slab (training), or reuse its row once the episode has gone on
+            (evaluation).
+        stream: separates the sampling noise of training and evaluation.
+        version: weight version that acts, written into each record.
+        value_truncated: also observe where a truncated episode ended, and let the policy say the value of that; needs
+            ``keep_records`` and one more row an episode.
+        value_terminated: the same for terminated episodes.
+        taken: rows of the slab that hold what must stay.
+    """
+
+    sampling: Sampling
+    seed: int
+    stream: int
+    version: int
+    max_steps: int
+    keep_records: bool
+    num_slots: int  # of the pool's slots, those that are used
+    ignore_terminations: bool = False
+    auto_reset: bool = True
+    value_truncated: bool = False
+    value_terminated: bool = False
+    taken: frozenset[int] = frozenset()
+
+    def rows_needed(self, chunk: int) -> int:
+        """Slab rows that one episode may take, with ``chunk`` actions a record."""
+        if not self.keep_records:
+            return 2
+        return -(-self.max_steps // chunk) + (self.value_truncated or self.value_terminated)
+
+
+@dataclass
+class RolloutStats:
+    """Counts and seconds of one ``collect``, of the attempts at its episodes that came to their end. Worker seconds are
+    summed over workers."""
+
+    env_steps: int = 0
+    chunks: int = 0
+    policy_calls: int = 0
+    policy_rows: int = 0  # observations answered, by whichever attempt
+    reset_s: float = 0.0
+    step_s: float = 0.0
+    render_s: float = 0.0
+    video_s: float = 0.0
+    worker_restarts: int = 0
+    slot_idle_share: float = 0.0  # share of the slots' time without a command: waiting for the policy or an episode
+
+    def add(self, done: Completion) -> None:
+        self.env_steps += done.num_steps
+        self.chunks += done.kind is Kind.STEP
+        self.reset_s += done.reset_s
+        self.step_s += done.step_s
+        self.render_s += done.render_s
+        self.video_s += done.video_s
+
+    def merge(self, other: RolloutStats) -> None:
+        for counted in fields(self):
+            setattr(self, counted.name, getattr(self, counted.name) + getattr(other, counted.name))
+
+
+@dataclass
+class Running:
+    """An attempt at an episode, in a slot."""
+
+    episode: Episode
+    rows: list[int] = field(default_factory=list)  # records so far; the last one holds the present observation
+    next_row: int = -1  # where the observation after the chunk in flight goes
+    steps: int = 0
+    t: int = -1  # index of the last record
+    episode_return: float = 0.0
+    success: bool = False
+    stats: RolloutStats = field(default_factory=RolloutStats)
+
+
+class Episodes:
+    """Commands for slots, from what the plan wants and the rows allow.
+
+    Args:
+        rows_needed: rows that one episode may take. Back-pressure is by rows: no free row, no new episode.
+        chunk: actions a record.
+    """
+
+    def __init__(self, plan: Sequence[Episode], job: Job, slab: Slab, rows: Rows, chunk: int) -> None:
+        self._job, self._slab, self._rows, self._chunk = job, slab, rows, chunk
+        self._rows_needed = job.rows_needed(chunk)
+        self._reserved = 0  # rows that running episodes may still take
+        self._vain: Counter[int] = Counter()
+        self.pending = list(plan)
+        self.running: dict[int, Running] = {}
+        self.results: list[EpisodeResult] = []
+        self.stats = RolloutStats()
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.pending or self.running)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether an episode waits and there are rows for it."""
+        return bool(self.pending) and self._rows.free - self._reserved >= self._rows_needed
+
+    def start(self, slot: int, index: int) -> tuple[Command, str | None]:
+        """Begin ``pending[index]`` in ``slot``: the command, and the file of its video."""
+        episode = self.pending.pop(index)
+        self._reserved += self._rows_needed
+        running = self.running[slot] = Running(episode, next_row=self._take_row())
+        start = episode.start
+        command = Command(
+            Kind.RESET, slot, next_row=running.next_row, task_id=start.task_id, init_state_id=start.init_state_id,
+            seed=start.seed, max_steps=self._job.max_steps, ignore_terminations=self._job.ignore_terminations,
+            video=episode.video is not None,
+        )  # fmt: skip
+        return command, episode.video
+
+    def step(self, slot: int) -> Command:
+        """Execute the chunk in the slot's present record."""
+        running, job = self.running[slot], self._job
+        last_chunk = running.steps + self._chunk >= job.max_steps
+        goes_on = not last_chunk or job.value_truncated or job.value_terminated
+        running.next_row = self._take_row() if goes_on else -1
+        return Command(
+            Kind.STEP, slot, row=running.rows[-1], next_row=running.next_row,
+            observe_truncated=job.value_truncated, observe_terminated=job.value_terminated,
+        )  # fmt: skip
+
+    def book(self, completion: Completion) -> EpisodeResult | None:
+        """Note what a slot has done; the result if its episode has ended, else its next observation is there."""
+        running = self.running[completion.slot]
+        running.stats.add(completion)
+        if completion.kind is Kind.STEP:
+            self._book_step(running, completion)
+        if completion.ended:
+            return self._end(completion.slot, completion.observed)
+        self._present(running)
+        return None
+
+    def strike_out(self, slot: int) -> Episode | None:
+        """The slot's worker has failed: its episode, if it ran one, waits again and has left nothing."""
+        running = self.running.pop(slot, None)
+        if running is None:
+            return None
+        taken = running.rows + [running.next_row] * (running.next_row >= 0)
+        for row in taken:
+            self._give_row(row)
+        self._reserved -= self._rows_needed
+        self.pending.insert(0, running.episode)
+        return running.episode
+
+    def in_vain(self, episode: Episode) -> int:
+        """Count a failure of a worker that was busy with ``episode``; how many there were."""
+        self._vain[episode.episode_id] += 1
+        return self._vain[episode.episode_id]
+
+    def _take_row(self) -> int:
+        self._reserved -= 1
+        return self._rows.take()
+
+    def _give_row(self, row: int) -> None:
+        self._reserved += 1
+        self._rows.give(row)
+
+    def _book_step(self, running: Running, completion: Completion) -> None:
+        arrays, row = self._slab.arrays, running.rows[-1]
+        running.steps += completion.num_steps
+        running.episode_return += float(arrays["rewards"][row].sum(dtype=np.float64))
+        running.success |= bool(arrays["success"][row])
+
+    def _present(self, running: Running) -> None:
+        """A new observation stands in ``next_row``: it becomes the episode's present record."""
+        if running.rows and not self._job.keep_records:
+            self._give_row(running.rows.pop())
+        running.rows.append(running.next_row)
+        running.next_row = -1
+        running.t += 1
+
+    def _end(self, slot: int, observed: bool) -> EpisodeResult:
+        running = self.running.pop(slot)
+        final_row = running.next_row if observed else -1
+        arrays, last = self._slab.arrays, running.rows[-1]
+        result = EpisodeResult(
+            running.episode, tuple(running.rows) if self._job.keep_records else (), running.episode_return,
+            running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
+            final_row,
+        )  # fmt: skip
+        self._release(running, observed)
+        self.stats.merge(running.stats)
+        self.results.append(result)
+        return result
+
+    def _release(self, running: Running, observed: bool) -> None:
+        if running.next_row >= 0 and not observed:
+            self._give_row(running.next_row)
+        if not self._job.keep_records:
+            for row in running.rows:
+                self._give_row(row)
+        taken = len(running.rows) + observed if self._job.keep_records else 0
+        self._reserved -= self._rows_needed - taken

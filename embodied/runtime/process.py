@@ -1,0 +1,199 @@
+"""One env worker seen from the launcher: how its process is started, watched, asked for its last words, and buried."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
+from embodied.runtime.channel import Channel, Command, Kind
+from embodied.runtime.messages import Ready, WorkerSetup, receive, send
+from embodied.runtime.reward import ShapedReward
+from embodied.runtime.slab import Slab
+from embodied.types import WorkerFacts
+
+START = Path(__file__).with_name("start_worker.py")
+LOG_TAIL = 4000  # characters of a worker's log that an error shows
+STACK_S = 0.2  # between asking a hung worker for its stack and killing it: faulthandler has to write it
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that a worker may take for one phase."""
+
+    init: float
+    reset: float
+    step: float
+
+    def of(self, phase: str) -> float:
+        return {"starting": self.init, "resetting": self.reset}.get(phase, self.step)
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """How to start a pool. ``env_kwargs`` are those of the env's class; each slot gets an instance of its own."""
+
+    num_slots: int
+    num_workers: int
+    env_target: str
+    env_kwargs: Mapping[str, Any]
+    reward: ShapedReward
+    deadlines: Deadlines
+    log_dir: Path
+    info_on_video: bool = True
+    env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
+    rollout_channel: tuple[str, str, int] = ("embodied", "action_buffer", 0)
+    max_restarts: int = 0  # of one worker in a row, without a finished episode in between
+
+
+@dataclass
+class WorkerProcess:
+    """A worker's process with what connects it to the launcher. ``facts`` are set once it serves."""
+
+    index: int
+    slots: tuple[int, ...]
+    process: subprocess.Popen
+    pidfd: int
+    socket: socket.socket
+    channel: Channel
+    log: Path
+    since: float  # monotonic time at which its present phase began
+    facts: WorkerFacts | None = None
+    pending: list[Command] = field(default_factory=list)  # not yet answered, oldest first
+    words: Ready | None = None  # why it ends, in its own words
+    overdue: str | None = None  # the phase that took too long
+    killed: bool = False
+
+    @property
+    def fds(self) -> tuple[int, int, int]:
+        """What to wait on: its death, its completions, and its first or last message."""
+        return self.pidfd, self.channel.handles.done_fd, self.socket.fileno()
+
+    @property
+    def phase(self) -> str | None:
+        """What it should be doing: starting, resetting, stepping, or None while nothing is asked of it."""
+        if self.facts is None:
+            return "starting"
+        if not self.pending:
+            return None
+        return "resetting" if self.pending[0].kind is Kind.RESET else "stepping"
+
+    def deadline(self, deadlines: Deadlines) -> float:
+        """Monotonic time at which something must be done about it."""
+        if self.phase is None or self.killed:
+            return float("inf")
+        return self.since + deadlines.of(self.phase) + (STACK_S if self.overdue else 0.0)
+
+    def press(self) -> None:
+        """Its deadline has passed: ask for its stack, and the next time kill it. Its death is then seen as usual."""
+        if self.overdue is None:
+            self.overdue = self.phase
+            self.process.send_signal(signal.SIGUSR1)
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.killed = True
+
+    def listen(self) -> None:
+        """Read its first message (facts), or its last one (an error), if there is one."""
+        self.socket.settimeout(1.0)  # a message is sent as a whole, or its writer is gone
+        try:
+            message = receive(self.socket)
+        except (EOFError, OSError):
+            return
+        if not message.failed:
+            self.facts, self.since = message.facts, time.monotonic()
+            return
+        self.words = message
+        if message.error is not None:
+            self.kill()  # it has said everything; what it would still close could hang
+
+    def error(self, deadlines: Deadlines) -> Exception:
+        """Why it ended, once it has."""
+        self.listen()
+        code = self.process.wait()
+        if self.words is not None and self.words.error is not None:
+            return self.words.error  # type: ignore[return-value]
+        who = f"env worker {self.index} (pid {self.process.pid}, slots {list(self.slots)})"
+        if self.overdue is not None and self.words is None:
+            return _hung(who, self.overdue, deadlines.of(self.overdue), self.log)
+        return _died(who, code, self.log, self.words.traceback if self.words else tail(self.log))
+
+    def release(self) -> None:
+        """Close what connected it; the process has ended."""
+        self.socket.close()
+        os.close(self.pidfd)
+        self.channel.close()
+
+
+def _died(who: str, code: int, log: Path, detail: str) -> WorkerError:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    return WorkerDiedError(
+        f"{who} {how}",
+        f"see {log}; SIGKILL without a traceback is usually the kernel out of memory: lower env.num_workers",
+        detail,
+    )
+
+
+def _hung(who: str, phase: str, limit: float, log: Path) -> WorkerError:
+    key = {"starting": "env.init_timeout_s", "resetting": "env.reset_timeout_s"}.get(phase, "env.step_timeout_s")
+    return WorkerHungError(
+        f"{who} did not answer for {limit:g} s while {phase}; it stood at:",
+        f"if the simulator is only slow, raise {key}; its log is {log}",
+        tail(log),
+    )
+
+
+def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], attempt: int) -> WorkerProcess:
+    """Start worker ``index`` and tell it its set-up; returns before it is ready. ``attempt`` 0 is the first."""
+    ours, theirs = socket.socketpair()
+    channel = _make_channel(config, index, len(slots))
+    log = config.log_dir / (f"worker-{index:02d}.{attempt}.log" if attempt else f"worker-{index:02d}.log")
+    handles = channel.handles
+    inherited = (theirs.fileno(), slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(START), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=_environment(),
+        )  # fmt: skip
+    theirs.close()
+    pidfd = os.pidfd_open(process.pid)
+    worker = WorkerProcess(index, slots, process, pidfd, ours, channel, log, since=time.monotonic())
+    setup = WorkerSetup(
+        index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,
+        slab_fd=slab.fd, slab_fields=slab.fields, slab_rows=slab.rows, channel=handles,
+        info_on_video=config.info_on_video, sys_path=tuple(sys.path),
+    )  # fmt: skip
+    with suppress(OSError):  # it is dead already; its pidfd says so
+        send(ours, setup)
+    return worker
+
+
+def _make_channel(config: PoolConfig, index: int, slots: int) -> Channel:
+    name, commands, command_size = config.rollout_channel
+    _, completions, completion_size = config.env_channel
+    label = f"{name}.{commands}.{completions}.{index}"
+    return Channel.create(label, command_size or slots, completion_size or slots)
+
+
+def _environment() -> dict[str, str]:
+    """The worker's environment: one thread each unless the user says otherwise, as there is about one worker a core."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {**threads, **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def tail(log: Path) -> str:
+    """The end of a log, for an error."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return text[-LOG_TAIL:] or "(its log is empty)"

@@ -1,0 +1,34 @@
+"""What an env worker's interpreter is given to run: ``PYTHON …/start_worker.py FD``.
+
+It imports the launcher's own ``embodied``, from where this file lies, and nothing else of the launcher's environment: not
+its site-packages (another interpreter may have other versions), not what happens to lie in the current folder. The
+interpreter needs Python 3.10, numpy, and the simulator; pillow and imageio-ffmpeg where videos are recorded.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    here = Path(__file__).resolve()
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != here.parent]  # python puts it there
+    if "embodied" not in sys.modules:
+        package = here.parents[1]
+        spec = importlib.util.spec_from_file_location(
+            "embodied", package / "__init__.py", submodule_search_locations=[str(package)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["embodied"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["embodied"])
+    from embodied.runtime import worker
+
+    code = worker.main()
+    sys.stderr.flush()
+    os._exit(code)  # GL libraries crash now and then in their exit handlers; there is nothing left to do here
+
+
+if __name__ == "__main__":
+    main()
