@@ -1,6 +1,6 @@
 """What an env worker's interpreter is given to run: ``PYTHON …/start_worker.py FD``.
 
-It imports the launcher's own ``embodied``, from where this file lies, and nothing else of the launcher's environment: not
+It imports the launcher's own ``embodied``, from where this file lies, and nothing else of its environment: not
 its site-packages (another interpreter may have other versions), not what happens to lie in the current folder. The
 interpreter needs Python 3.10, numpy, and the simulator; pillow and imageio-ffmpeg where videos are recorded.
 """

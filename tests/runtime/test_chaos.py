@@ -1,0 +1,170 @@
+"""Workers are killed and stopped at random while the rollout works: the results are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rig import records
+
+from embodied.runtime.plan import train_plan
+from embodied.runtime.pool import Deadlines
+
+TESTS = Path(__file__).parents[1]
+PATIENT = Deadlines(init=60.0, reset=2.0, step=2.0)
+SHAPE = {"slots": 6, "workers": 3, "rows": 256, "step_s": 0.002, "success_distance": 0.5}
+
+
+def collect(rig, iteration, **schedule):
+    plan = train_plan(rig.env.spec, seed=3, iteration=iteration, episodes=24, group_size=2)
+    results, stats = rig.rollout(**schedule).collect(plan, rig.job(max_steps=20))
+    outcome = [(r.episode.episode_id, r.episode_return, r.num_steps) for r in results]
+    return records(rig, results), outcome, (stats.env_steps, stats.chunks), stats.worker_restarts
+
+
+@contextmanager
+def disturbed(rig, seed, signals=(signal.SIGKILL, signal.SIGSTOP)):
+    """Meanwhile a thread sends signals to workers that serve, one every few hundredths of a second."""
+    over, choose = threading.Event(), random.Random(seed)
+
+    def disturb():
+        while not over.wait(choose.uniform(0.05, 0.3)):
+            try:
+                os.kill(choose.choice(rig.pool.pids), choose.choice(signals))
+            except (ProcessLookupError, IndexError):
+                pass  # it is being replaced
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+
+
+@pytest.mark.parametrize("schedule", [{"min_batch": 2}, {"lockstep": True, "stages": 2}], ids=["ready", "two stages"])
+def test_random_kills_and_stops_change_no_bit(make_rig, schedule):
+    calm = make_rig(**SHAPE)
+    expected = [collect(calm, iteration)[:3] for iteration in range(2)]
+    calm.pool.close()
+    rig = make_rig(**SHAPE, max_restarts=1000, deadlines=PATIENT)
+    restarts = 0
+    with disturbed(rig, seed=len(schedule)):
+        for iteration in range(2):
+            *got, failed = collect(rig, iteration, **schedule)
+            assert tuple(got) == expected[iteration]
+            restarts += failed
+    assert restarts >= 2
+
+
+def zombies():
+    children = [p.read_text().split() for p in Path(f"/proc/{os.getpid()}/task").glob("*/children")]
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for group in children for pid in group]
+    return states.count("Z")
+
+
+def test_a_hundred_iterations_with_failures_leave_nothing(make_rig):
+    """No zombie, file descriptor, thread or shared memory more than before; a worker is killed every tenth time."""
+    rig = make_rig(slots=2, workers=2, rows=32, max_restarts=3)
+    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=2, group_size=2)
+    counts, rollout = [], rig.rollout()
+    for iteration in range(100):
+        if iteration % 10 == 5:
+            os.kill(rig.pool.pids[iteration // 10 % 2], signal.SIGKILL)
+        rollout.collect(plan, rig.job(max_steps=4))
+        if iteration % 10 == 9:
+            while len(rig.pool.up) < 2:
+                rig.pool.recv(1)
+            rollout.collect(plan, rig.job(max_steps=4))  # forgives both
+            gc.collect()
+            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count(), zombies()))
+    assert rig.pool.supervisor.total == 10
+    assert set(counts) == {counts[0]}
+    assert counts[0][2] == 0
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from rig import open_rig
+from embodied.runtime.plan import train_plan
+with open_rig(Path(sys.argv[1]), slots=4, workers=2, max_restarts=9, step_s=0.01) as rig:
+    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=16, group_size=2)
+    print(*rig.pool.pids, flush=True)
+    while True:
+        rig.rollout().collect(plan, rig.job(max_steps=8))
+        print("collected", flush=True)
+"""
+
+
+def users_of(memory):
+    """Processes that have a memfd called ``memory`` mapped or open."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [os.readlink(fd) for fd in (folder / "fd").iterdir()]
+            if any(memory in text for text in [(folder / "maps").read_text(), *links]):
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def launch(tmp_path, *wrapper):
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    command = [*wrapper, sys.executable, "-c", LAUNCHER, str(tmp_path / "logs")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def test_a_killed_launcher_leaves_no_worker_and_no_memory(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    with launch(tmp_path) as launcher:
+        pids = [int(pid) for pid in launcher.stdout.readline().split()]
+        assert len(pids) == 2
+        assert launcher.stdout.readline() == "collected\n"
+        held = {str(pid) for pid in (launcher.pid, *pids)}
+        assert held <= set(users_of("memfd:slab")), "launcher and workers share the slab"
+        assert set(os.listdir("/dev/shm")) == before, "it has no name there"
+        launcher.kill()
+    deadline = time.monotonic() + 60
+    while (any(map(running, pids)) or held & set(users_of("memfd:"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(running, pids))
+    assert not held & set(users_of("memfd:"))
+    assert set(os.listdir("/dev/shm")) == before
+
+
+SMALL_SHM = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+
+
+def may_unshare():
+    probe = ["unshare", "--mount", "--map-root-user", "bash", "-c", SMALL_SHM, "-", "true"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not may_unshare(), reason="no mount namespace may be made here")
+def test_a_tiny_dev_shm_does_not_matter(tmp_path):
+    """The slab of this run is larger than the /dev/shm that it sees."""
+    with launch(tmp_path, "unshare", "--mount", "--map-root-user", "bash", "-c", SMALL_SHM, "-") as launcher:
+        try:
+            lines = [launcher.stdout.readline() for _ in range(3)]
+        finally:
+            launcher.kill()
+    assert lines[1:] == ["collected\n", "collected\n"], "".join(lines)
