@@ -123,3 +123,16 @@ def first_to_make(path: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+class WaitsForFile(FakeEnv):
+    """Resets of task 1 wait for a file."""
+
+    def __init__(self, file: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._file = file
+
+    def reset(self, start: Start) -> None:
+        super().reset(start)
+        while start.task_id == 1 and not os.path.exists(self._file):
+            time.sleep(0.01)

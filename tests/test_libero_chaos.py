@@ -1,4 +1,4 @@
-"""Real LIBERO simulators are killed every few seconds during a training iteration: the same episodes, the same update."""
+"""LIBERO simulators are killed every few seconds of a training iteration: the same episodes, the same update."""
 
 from __future__ import annotations
 

@@ -279,3 +279,15 @@ def test_defaults_are_those_of_the_models():
     assert found["algorithm"]["val_sampling_params"]["do_sample"] is False
     assert found["algorithm"]["sampling_params"]["do_sample"] is True
     assert "_target_" not in found["actor"]["model"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "numbers"),
+    [
+        (("rollout.pipeline_stage_num=2",), "rollout.pipeline_stage_num 2 divides the slots of a lockstep"),
+        (("rollout.schedule=lockstep", "rollout.max_wait_ms=5"), "rollout.max_wait_ms 5 ends the wait"),
+        (("rollout.schedule=lockstep", "rollout.pipeline_stage_num=9"), "9 is more than the 2 env slots"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(overrides, numbers):
+    assert numbers in refused(*overrides)

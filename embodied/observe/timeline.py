@@ -104,6 +104,8 @@ class Timeline:
 
     def write(self, path: Path) -> None:
         """The spans as a Chrome trace (JSON); open it at https://ui.perfetto.dev."""
+        for slot in list(self._lost):
+            self.back(slot)  # not yet, but the trace ends here
         lanes = sorted({(span.process, span.lane) for span in self.spans})
         events = [
             *(_name("process_name", process, 0, name) for process, name in ((POLICY, "policy"), (SLOTS, "env slots"))),

@@ -50,7 +50,10 @@ class Schedule:
         return list(ready) if ready and (len(ready) >= floor or waited >= self.max_wait_s) else []
 
     def missing(self, ready: Sequence[int], working: Collection[int], num_slots: int) -> int:
-        """Completions without which no slot can become due."""
+        """Completions to wait for before asking again: without them no slot becomes due, other than by waiting, and
+        for that the first must be known."""
+        if not self.lockstep and not ready and self.max_wait_s < float("inf"):
+            return min(1, len(working))
         if not self.lockstep:
             return min(self.min_batch - len(ready), len(working))
         return min(Counter(self._stage(slot, num_slots) for slot in working).values(), default=0)

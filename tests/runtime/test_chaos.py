@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -38,10 +38,8 @@ def disturbed(rig, seed, signals=(signal.SIGKILL, signal.SIGSTOP)):
 
     def disturb():
         while not over.wait(choose.uniform(0.05, 0.3)):
-            try:
+            with suppress(ProcessLookupError, IndexError):  # it is being replaced
                 os.kill(choose.choice(rig.pool.pids), choose.choice(signals))
-            except (ProcessLookupError, IndexError):
-                pass  # it is being replaced
 
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -69,7 +67,9 @@ def test_random_kills_and_stops_change_no_bit(make_rig, schedule):
 
 def zombies():
     children = [p.read_text().split() for p in Path(f"/proc/{os.getpid()}/task").glob("*/children")]
-    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for group in children for pid in group]
+    states = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for group in children for pid in group
+    ]
     return states.count("Z")
 
 
