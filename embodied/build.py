@@ -336,6 +336,7 @@ def _collector(
 
 
 def _pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path) -> Any:
+    from embodied.runtime.hosting import visible_gpus
     from embodied.runtime.pool import Deadlines, PoolConfig, num_workers
     from embodied.runtime.reward import ShapedReward
 
@@ -347,7 +348,8 @@ def _pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path) -
         info_on_video=side.config.video_cfg.info_on_video,
         env_channel=(completions.name, completions.queue_name, completions.queue_size),
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
-        max_restarts=env.max_worker_restarts,
+        max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
+        gpus=visible_gpus() if env.render_gpus is None else tuple(env.render_gpus),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import shutil
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
@@ -353,6 +354,20 @@ class EnvConfig(Section):
         description="How often a worker that failed is replaced in a row, without a finished episode of it in between; "
         "its episodes are redone. The failure after that stops the run; 0 = the first does.",
     )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="Python interpreter of the workers, e.g. of another virtual environment that has the simulator "
+        "(3.10 or newer, with numpy); null = that of the launching process.",
+    )
+    pin_workers: bool = Field(
+        False, description="Pin each worker to cores of its own, shared out evenly over the NUMA nodes."
+    )
+    render_gpus: list[int] | None = Field(
+        None,
+        description="GPUs that the workers render on, in turn, as nvidia-smi counts; null = all that are visible, "
+        "[] = leave it to the simulator. A worker finds its own in EMBODIED_RENDER_GPU and MUJOCO_EGL_DEVICE_ID.",
+    )
     channel: ChannelConfig = ChannelConfig(queue_name="obs_buffer")
     train: EnvSideConfig
     eval: EnvEvalConfig
@@ -622,6 +637,11 @@ def check(config: Config) -> None:
             f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
         )
     _check_rollout_schedule(config)
+    if config.env.python is not None and shutil.which(config.env.python) is None:
+        raise ConfigError(
+            f"env.python is {config.env.python}, which is no program that can be run",
+            "set it to the interpreter of an environment that has the simulator, e.g. /path/to/bin/python, or null",
+        )
     if config.runner.only_eval:
         return
     if episodes % algorithm.group_size:

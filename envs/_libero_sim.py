@@ -81,6 +81,8 @@ def _tame_robosuite() -> None:
     """Import robosuite's settings before robosuite, so that it logs no file in /tmp and leaves MUJOCO_GL alone."""
     if "robosuite" in sys.modules:
         return
+    if "MUJOCO_EGL_DEVICE_ID" in os.environ:  # robosuite takes EGL's number of a GPU for CUDA's; nothing here uses CUDA
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     package = importlib.util.find_spec("robosuite")
     assert package is not None
     assert package.submodule_search_locations

@@ -53,7 +53,7 @@ def open_rig(
     log_dir: Path, slots: int = 2, workers: int = 2, rows: int = 64, target: str = "embodied.testing.FakeEnv",
     deadlines: Deadlines = FAST, reward: ShapedReward | None = None, queue_size: int = 0,
     policy: Mapping[str, Any] | None = None, max_restarts: int = 0, say: Callable[[str], None] = lambda text: None,
-    **env_kwargs: Any,
+    pool: Mapping[str, Any] | None = None, **env_kwargs: Any,
 ) -> Iterator[Rig]:  # fmt: skip
     """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec;
     it may take more."""
@@ -66,14 +66,14 @@ def open_rig(
         num_slots=slots, num_workers=workers, env_target=target, env_kwargs=env_kwargs,
         reward=reward or ShapedReward("dense"), deadlines=deadlines, log_dir=log_dir,
         env_channel=("test", "done", queue_size), rollout_channel=("test", "todo", queue_size),
-        max_restarts=max_restarts,
+        max_restarts=max_restarts, **(pool or {}),
     )  # fmt: skip
     try:
-        pool = Pool(config, slab, say)
+        opened = Pool(config, slab, say)
         try:
-            yield Rig(env, net, slab, pool)
+            yield Rig(env, net, slab, opened)
         finally:
-            pool.close()
+            opened.close()
     finally:
         slab.close()
 

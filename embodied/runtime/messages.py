@@ -32,6 +32,7 @@ class WorkerSetup:
     channel: ChannelHandles
     info_on_video: bool
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
+    cores: tuple[int, ...] = ()  # to run on; empty = any
 
 
 @dataclass(frozen=True)

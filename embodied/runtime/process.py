@@ -16,6 +16,7 @@ from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.runtime.channel import Channel, Command, Kind
+from embodied.runtime.hosting import cores_of, egl_indices, gpu_of, module_folders, numa_nodes, render_environment
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab
@@ -53,6 +54,9 @@ class PoolConfig:
     env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
     rollout_channel: tuple[str, str, int] = ("embodied", "action_buffer", 0)
     max_restarts: int = 0  # of one worker in a row, without a finished episode in between
+    python: str | None = None  # the workers' interpreter; None = the launcher's
+    pin: bool = False  # each worker to cores of its own
+    gpus: tuple[int, ...] = ()  # that the workers render on, in turn
 
 
 @dataclass
@@ -164,8 +168,8 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     inherited = (theirs.fileno(), slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(START), str(theirs.fileno())],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=_environment(),
+            [config.python or sys.executable, str(START), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=_environment(config, index),
         )  # fmt: skip
     theirs.close()
     pidfd = os.pidfd_open(process.pid)
@@ -173,7 +177,9 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     setup = WorkerSetup(
         index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,
         slab_fd=slab.fd, slab_fields=slab.fields, slab_rows=slab.rows, channel=handles,
-        info_on_video=config.info_on_video, sys_path=tuple(sys.path),
+        info_on_video=config.info_on_video,
+        sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
+        cores=cores_of(index, config.num_workers, numa_nodes()) if config.pin else (),
     )  # fmt: skip
     with suppress(OSError):  # it is dead already; its pidfd says so
         send(ours, setup)
@@ -187,10 +193,17 @@ def _make_channel(config: PoolConfig, index: int, slots: int) -> Channel:
     return Channel.create(label, command_size or slots, completion_size or slots)
 
 
-def _environment() -> dict[str, str]:
-    """The worker's environment: one thread each unless the user says otherwise, as there is about one worker a core."""
+def _environment(config: PoolConfig, index: int) -> dict[str, str]:
+    """The worker's environment: one thread each unless the user says otherwise, as there is about one worker a core,
+    and the GPU that it should render on (:mod:`embodied.runtime.hosting`)."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return {**threads, **os.environ, "PYTHONUNBUFFERED": "1"}
+    gpu = gpu_of(index, config.gpus)
+    rendering = render_environment(gpu, {} if gpu is None else egl_indices(), os.environ)
+    environment = {**threads, **os.environ, **rendering, "PYTHONUNBUFFERED": "1"}
+    if config.python is not None:  # these are about the launcher's interpreter
+        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+            environment.pop(name, None)
+    return environment
 
 
 def tail(log: Path) -> str:

@@ -97,6 +97,8 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup, launcher: socket.socket) -> None:
         self._launcher = launcher
+        if setup.cores:
+            os.sched_setaffinity(0, setup.cores)
         self._channel = Channel(setup.channel)
         self._slab = Slab.attach(setup.slab_fd, setup.slab_fields, setup.slab_rows)
         self._slots: dict[int, Slot] = {}

@@ -1,0 +1,162 @@
+"""Where on its machine a worker runs: which cores, which GPU it renders on, which Python.
+
+A worker finds in its environment, unless the user has set them otherwise:
+
+| variable | means |
+|---|---|
+| ``EMBODIED_RENDER_GPU`` | the GPU that it should use for rendering or simulation, as CUDA and nvidia-smi count |
+| ``MUJOCO_EGL_DEVICE_ID`` | the same GPU as EGL counts, which is another order; only where EGL tells |
+
+Workers take the GPUs in turn. EGL says by an attribute of its devices (EGL_NV_device_cuda) which GPU each is; a device
+without it (Mesa's software renderer) is none.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+NODES = Path("/sys/devices/system/node")
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+_ASK_EGL = """
+import ctypes
+egl = ctypes.CDLL("libEGL.so.1")
+egl.eglGetProcAddress.restype = ctypes.c_void_p
+egl.eglGetProcAddress.argtypes = [ctypes.c_char_p]
+def function(name, *arguments):
+    address = egl.eglGetProcAddress(name)
+    return ctypes.CFUNCTYPE(ctypes.c_uint, *arguments)(address) if address else exit(0)
+query_devices = function(b"eglQueryDevicesEXT", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+query_attribute = function(b"eglQueryDeviceAttribEXT", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+count, devices, cuda = ctypes.c_int(), (ctypes.c_void_p * 64)(), ctypes.c_ssize_t()
+query_devices(64, devices, ctypes.byref(count))
+CUDA_DEVICE_NV = 0x323A
+for i in range(count.value):
+    known = query_attribute(devices[i], CUDA_DEVICE_NV, ctypes.byref(cuda))
+    print(i, cuda.value if known else -1)
+"""
+
+
+def gpu_of(worker: int, gpus: Sequence[int]) -> int | None:
+    """The GPU of a worker: they take turns.
+
+    >>> [gpu_of(worker, (2, 3)) for worker in range(5)], gpu_of(0, ())
+    ([2, 3, 2, 3, 2], None)
+    """
+    return gpus[worker % len(gpus)] if gpus else None
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ, folder: Path = NVIDIA) -> tuple[int, ...]:
+    """The GPUs that this process may use, as nvidia-smi counts: those in ``CUDA_VISIBLE_DEVICES`` (of which names
+    other than numbers say nothing here), else all that the driver has."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return tuple(range(len([*folder.iterdir()]))) if folder.is_dir() else ()
+    parts = [part.strip() for part in named.split(",")]
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+
+def render_environment(gpu: int | None, egl: Mapping[int, int], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the table above for a worker on ``gpu``; what the user has set stays.
+
+    Args:
+        egl: GPU → EGL's index of it.
+
+    >>> render_environment(3, {3: 0}, {})
+    {'EMBODIED_RENDER_GPU': '3', 'MUJOCO_EGL_DEVICE_ID': '0'}
+    """
+    if gpu is None:
+        return {}
+    wanted = {"EMBODIED_RENDER_GPU": str(gpu)}
+    if gpu in egl:
+        wanted["MUJOCO_EGL_DEVICE_ID"] = str(egl[gpu])
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+@cache
+def egl_indices() -> dict[int, int]:
+    """GPU → EGL's index of it; empty where EGL or the attribute is missing. Asked in a process of its own, since a GL
+    library that is once loaded stays."""
+    try:
+        done = subprocess.run([sys.executable, "-c", _ASK_EGL], capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return {}
+    return parse_egl(done.stdout) if done.returncode == 0 else {}
+
+
+def parse_egl(lines: str) -> dict[int, int]:
+    """``EGL index, GPU or −1`` a line → GPU → EGL index.
+
+    >>> parse_egl("0 1\\n1 0\\n2 -1\\n")
+    {1: 0, 0: 1}
+    """
+    pairs = [tuple(map(int, line.split())) for line in lines.splitlines()]
+    return {gpu: index for index, gpu in pairs if gpu >= 0}
+
+
+def cores_of(worker: int, workers: int, nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The cores of a pinned worker: an equal part of those of one NUMA node where there are enough, else one core that
+    it may share with other workers.
+
+    Args:
+        nodes: the cores of each node that may be used.
+
+    >>> nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    >>> [cores_of(worker, 4, nodes) for worker in range(4)]
+    [(0, 1), (4, 5), (2, 3), (6, 7)]
+    >>> [cores_of(worker, 3, [[0, 1]]) for worker in range(3)]
+    [(0,), (1,), (0,)]
+    """
+    node = nodes[worker % len(nodes)]
+    place, sharers = worker // len(nodes), -(-(workers - worker % len(nodes)) // len(nodes))
+    if sharers >= len(node):
+        return (node[place % len(node)],)
+    each = len(node) // sharers
+    return tuple(node[place * each : (place + 1) * each])
+
+
+def numa_nodes(allowed: set[int] | None = None, folder: Path = NODES) -> list[list[int]]:
+    """The cores that this process may use, by NUMA node; one node where the kernel does not tell."""
+    allowed = os.sched_getaffinity(0) if allowed is None else allowed
+    files = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda file: int(file.parent.name.removeprefix("node")))
+    nodes = [sorted(parse_cpulist(file.read_text()) & allowed) for file in files]
+    known = {core for node in nodes for core in node}
+    return [node for node in nodes if node] if known == allowed else [sorted(allowed)]
+
+
+def parse_cpulist(text: str) -> set[int]:
+    """The kernel's notation of a set of cores.
+
+    >>> sorted(parse_cpulist("0-2,8\\n"))
+    [0, 1, 2, 8]
+    """
+    cores: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def module_folders(python: str | None, sys_path: Sequence[str], prefixes: Sequence[str]) -> tuple[str, ...]:
+    """Folders of the launcher's ``sys.path`` in which a worker looks for the user's env class, after its own. Another
+    interpreter gets none of the launcher's packages (they may be built for another version), only project folders.
+
+    >>> module_folders("/other/bin/python", ["/home/me/project", "/venv/lib/site-packages"], ["/venv"])
+    ('/home/me/project',)
+    """
+    folders = [os.path.abspath(folder) for folder in sys_path]
+    if python is None:
+        return tuple(folders)
+    roots = [os.path.abspath(prefix) for prefix in prefixes]
+    return tuple(
+        folder
+        for folder in folders
+        if "site-packages" not in folder
+        and "dist-packages" not in folder
+        and not any(os.path.commonpath([folder, root]) == root for root in roots)
+    )

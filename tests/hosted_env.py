@@ -1,0 +1,22 @@
+"""An env that tells where it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from embodied.testing import FakeEnv
+from embodied.types import WorkerFacts
+
+
+class TellsItsHost(FakeEnv):
+    def prepare(self) -> WorkerFacts:
+        heavy = ("torch", "pydantic", "hydra", "PIL", "imageio_ffmpeg")
+        extra = {
+            "gpu": os.environ.get("EMBODIED_RENDER_GPU", ""),
+            "cores": str(sorted(os.sched_getaffinity(0))),
+            "prefix": sys.prefix,
+            "loaded": str([name for name in heavy if name in sys.modules]),
+            "path": ":".join(sys.path),
+        }
+        return WorkerFacts(os.getpid(), "none", "a fake env", extra)

@@ -1,0 +1,105 @@
+"""Where workers run: cores, GPU, interpreter."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied.runtime import hosting
+from embodied.runtime.channel import Command, Kind
+
+
+def test_examples():
+    assert doctest.testmod(hosting).failed == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8, 9, 20])
+@pytest.mark.parametrize("nodes", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1]], [[5]]])
+def test_pinned_workers_lie_on_one_node_and_share_no_core_while_there_are_enough(workers, nodes):
+    parts = [hosting.cores_of(worker, workers, nodes) for worker in range(workers)]
+    for part in parts:
+        assert any(set(part) <= set(node) for node in nodes)
+        assert part
+    used = [core for part in parts for core in part]
+    cores = sum(map(len, nodes))
+    if workers <= cores:
+        assert len(used) == len(set(used))
+    counts = [used.count(core) for core in set(used)]
+    assert max(counts) <= -(-workers // cores)
+
+
+def test_nodes_are_read_from_sys(tmp_path):
+    for number, cores in ((0, "0-1,4\n"), (1, "2-3\n"), (10, "\n")):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(cores)
+    assert hosting.numa_nodes({0, 2, 3, 4}, tmp_path) == [[0, 4], [2, 3]]
+    assert hosting.numa_nodes({0, 7}, tmp_path) == [[0, 7]], "a core that no node names: one node"
+    assert hosting.numa_nodes({3, 1}, tmp_path / "none") == [[1, 3]]
+
+
+def test_visible_gpus(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert hosting.visible_gpus({}, tmp_path) == (0, 1)
+    assert hosting.visible_gpus({}, tmp_path / "none") == ()
+    assert hosting.visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 5"}, tmp_path) == (2, 5)
+    assert hosting.visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8a"}, tmp_path) == ()
+    assert hosting.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+
+
+def test_workers_are_told_their_gpu_as_egl_counts_it():
+    egl = hosting.parse_egl("0 2\n1 0\n2 -1\n3 1\n")
+    told = [hosting.render_environment(hosting.gpu_of(worker, (0, 1, 2)), egl, {}) for worker in range(4)]
+    assert [one["EMBODIED_RENDER_GPU"] for one in told] == ["0", "1", "2", "0"]
+    assert [one["MUJOCO_EGL_DEVICE_ID"] for one in told] == ["1", "3", "0", "1"]
+    assert hosting.render_environment(7, egl, {}) == {"EMBODIED_RENDER_GPU": "7"}
+    assert hosting.render_environment(0, egl, {"MUJOCO_EGL_DEVICE_ID": "9"}) == {"EMBODIED_RENDER_GPU": "0"}
+    assert hosting.render_environment(None, egl, {}) == {}
+
+
+def test_this_machines_egl_is_asked_without_harm():
+    found = hosting.egl_indices()
+    assert len(set(found.values())) == len(found)
+    assert set(found) <= set(hosting.visible_gpus({}))
+
+
+def test_workers_find_their_gpu_and_cores(make_rig):
+    rig = make_rig(workers=2, target="hosted_env.TellsItsHost", pool={"gpus": (4, 6), "pin": True})
+    extras = [fact.extra for fact in rig.pool.facts]
+    assert [extra["gpu"] for extra in extras] == ["4", "6"]
+    nodes = hosting.numa_nodes()
+    assert [extra["cores"] for extra in extras] == [str(sorted(hosting.cores_of(w, 2, nodes))) for w in range(2)]
+    assert os.sched_getaffinity(rig.pool.pids[1]) == set(hosting.cores_of(1, 2, nodes))
+
+
+@pytest.fixture
+def other_python(tmp_path: Path) -> str:
+    """An environment that has numpy and nothing else."""
+    folder = tmp_path / "other"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    packages = Path(np.__file__).parents[1]
+    for name in ("numpy", "numpy.libs"):
+        if (packages / name).exists():
+            (site / name).symlink_to(packages / name)
+    return str(folder / "bin" / "python")
+
+
+def test_workers_of_another_interpreter_need_no_more_than_numpy(make_rig, other_python):
+    rig = make_rig(workers=1, target="hosted_env.TellsItsHost", pool={"python": other_python})
+    extra = rig.pool.facts[0].extra
+    assert Path(extra["prefix"]) == Path(other_python).parents[1]
+    assert extra["loaded"] == "[]"
+    rig.pool.send(Command(Kind.RESET, 0, next_row=0, task_id=0, init_state_id=0, max_steps=8))
+    rig.pool.recv(1)
+    rig.pool.send(Command(Kind.STEP, 0, row=0, next_row=1))
+    assert rig.pool.recv(1)[0].num_steps == 4
+    assert rig.slab.arrays["images"][1].any()
+    own = {Path(folder) for folder in sys.path if "site-packages" in folder}
+    assert not own & {Path(folder) for folder in extra["path"].split(":")}
