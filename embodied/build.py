@@ -317,7 +317,7 @@ def _collector(
     )
     slab = Slab.create(numbers.fields, rows, f"{config.env.channel.name}.slab")
     try:
-        pool = Pool(_pool_config(side, slots, config, logs), slab, console.say)
+        pool = Pool(pool_config(side, slots, config, logs), slab, console.say)
     except BaseException:
         slab.close()
         raise
@@ -335,7 +335,7 @@ def _collector(
     return Collector(side.identity, pool, slab, rollout)
 
 
-def _pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path) -> Any:
+def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path) -> Any:
     from embodied.runtime.hosting import visible_gpus
     from embodied.runtime.pool import Deadlines, PoolConfig, num_workers
     from embodied.runtime.reward import ShapedReward
