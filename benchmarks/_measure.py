@@ -27,6 +27,17 @@ def _thread_ns(pid: int) -> int:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir())
 
 
+def minor_faults(pids: Iterable[int]) -> int:
+    """Pages that these processes have touched for the first time so far."""
+    return sum(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7]) for pid in pids)
+
+
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Memory of these processes, shared pages divided among their users."""
+    rollups = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
+    return sum(int(line.split()[1]) * 1024 for text in rollups for line in text.splitlines() if line.startswith("Pss:"))
+
+
 def descendants(pid: int) -> list[int]:
     """``pid`` and all processes below it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass, fields
+import struct
+from dataclasses import dataclass
 from enum import IntEnum
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from embodied.errors import EmbodiedError
 
@@ -26,8 +26,7 @@ class Kind(IntEnum):
     STEP = 2  # execute the chunk in row, write rewards there and the next observation into next_row
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """What a slot is to do.
 
     Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18)``.
@@ -47,8 +46,7 @@ class Command:
     video: bool = False  # RESET: record; the file's name comes over the socket
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """What a slot has done. Rewards and flags of a STEP stand in the record's row as well."""
 
     kind: Kind
@@ -63,11 +61,17 @@ class Completion:
     video_s: float = 0.0
 
 
-_NUMPY = {"Kind": "i4", "int": "i8", "bool": "?", "float": "f8"}
+_KINDS = {int(kind): kind for kind in Kind}
+_CODES = {"Kind": "i", "int": "q", "bool": "?", "float": "d"}
 
 
-def _dtype(message: type) -> np.dtype:
-    return np.dtype([(f.name, _NUMPY[str(f.type)]) for f in fields(message)])
+def _layout(message: type) -> struct.Struct:
+    """Fields in their order; ``kind`` is the first of each message."""
+    return struct.Struct("<" + "".join(_CODES[_type_name(kind)] for kind in message.__annotations__.values()))
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__forward_arg__ if hasattr(annotation, "__forward_arg__") else str(annotation)
 
 
 class Ring:
@@ -83,25 +87,23 @@ class Ring:
 
     def __init__(self, message: type, memory: memoryview, capacity: int, event: int) -> None:
         self._message, self._capacity, self.event = message, capacity, event
-        self._head = np.ndarray((), "u8", buffer=memory, offset=0)
-        self._tail = np.ndarray((), "u8", buffer=memory, offset=64)
-        self._slots = np.ndarray((capacity,), _dtype(message), buffer=memory, offset=self.HEADER)
-        self._kinds = {f.name: Kind for f in fields(message) if f.type == "Kind"}
+        self._layout, self._memory = _layout(message), memory
+        self._head, self._tail = memory[:8].cast("Q"), memory[64:72].cast("Q")
 
     @classmethod
     def nbytes(cls, message: type, capacity: int) -> int:
-        return cls.HEADER + -(-_dtype(message).itemsize * capacity // 64) * 64
+        return cls.HEADER + -(-_layout(message).size * capacity // 64) * 64
 
     def put(self, message: Command | Completion) -> None:
         """Append one message and wake the reader. Raises :class:`EmbodiedError` if the ring is full."""
-        head = int(self._head)
-        if head - int(self._tail) >= self._capacity:
+        head = self._head[0]
+        if head - self._tail[0] >= self._capacity:
             raise EmbodiedError(
                 f"a channel of {self._capacity} messages is full",
                 "raise env.channel.queue_size and rollout.channel.queue_size, or set them to 0",
             )
-        self._slots[head % self._capacity] = tuple(getattr(message, f.name) for f in fields(message))
-        self._head[...] = head + 1
+        self._layout.pack_into(self._memory, self._offset(head), *message)
+        self._head[0] = head + 1
         os.eventfd_write(self.event, 1)
 
     def take(self) -> list[Command | Completion]:
@@ -113,12 +115,13 @@ class Ring:
         return [self._pop() for _ in range(count)]
 
     def _pop(self) -> Command | Completion:
-        tail = int(self._tail)
-        values = self._slots[tail % self._capacity].item()
-        self._tail[...] = tail + 1
-        named = dict(zip((f.name for f in fields(self._message)), values, strict=True))
-        named.update({name: kind(named[name]) for name, kind in self._kinds.items()})
-        return self._message(**named)
+        tail = self._tail[0]
+        kind, *values = self._layout.unpack_from(self._memory, self._offset(tail))
+        self._tail[0] = tail + 1
+        return self._message(_KINDS[kind], *values)
+
+    def _offset(self, number: int) -> int:
+        return self.HEADER + number % self._capacity * self._layout.size
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ class Pool:
         self._by_fd: dict[int, WorkerProcess] = {}
         self._by_slot: dict[int, WorkerProcess] = {}
         self._attempts = [0] * config.num_workers
+        self._in_flight = self._starting = 0  # commands not answered, workers that do not serve yet
+        self._look_at = 0.0  # monotonic time before which no deadline passes
         config.log_dir.mkdir(parents=True, exist_ok=True)
         try:
             for index in range(config.num_workers):
@@ -80,6 +82,8 @@ class Pool:
         slots = tuple(range(index, self._config.num_slots, self._config.num_workers))
         worker = process.start(self._config, self._slab, index, slots, self._attempts[index])
         self._attempts[index] += 1
+        self._starting += 1
+        self._look_at = 0.0
         self._workers[index] = worker
         for slot in slots:
             self._by_slot[slot] = worker
@@ -88,12 +92,14 @@ class Pool:
             self._by_fd[fd] = worker
 
     def _await_first_start(self) -> None:
-        while any(worker.facts is None for worker in self._workers.values()):
+        while self._starting:
             self._poll(self._next_deadline())
 
     def _replace(self, worker: WorkerProcess) -> list[Event]:
         """Bury a worker that has ended and start another; what it had done, and which slots are lost."""
         events: list[Event] = list(self._completed(worker))
+        self._in_flight -= len(worker.pending)
+        self._starting -= worker.facts is None
         busy_slot = worker.pending[0].slot if worker.pending else -1
         error = worker.error(self._config.deadlines)
         self._forget(worker)
@@ -140,6 +146,8 @@ class Pool:
         if not worker.pending:
             worker.since = time.monotonic()
         worker.pending.append(command)
+        self._in_flight += 1
+        self._look_at = min(self._look_at, worker.deadline(self._config.deadlines))
         try:
             if video is not None:
                 send(worker.socket, video)
@@ -163,7 +171,7 @@ class Pool:
 
     @property
     def _busy(self) -> bool:
-        return any(worker.phase for worker in self._workers.values())
+        return self._in_flight > 0 or self._starting > 0
 
     def _poll(self, wait: float) -> list[Event]:
         events: list[Event] = []
@@ -178,11 +186,18 @@ class Pool:
                 events += self._completed(worker)
         for worker in dead:  # only now: their file descriptors may be given to those that take their places
             events += self._replace(worker)
+        self._press_the_overdue()
+        return events
+
+    def _press_the_overdue(self) -> None:
         now = time.monotonic()
+        if now < self._look_at:
+            return
         for worker in self._workers.values():
             if now >= worker.deadline(self._config.deadlines):
                 worker.press()
-        return events
+        deadlines = (worker.deadline(self._config.deadlines) for worker in self._workers.values())
+        self._look_at = min(deadlines, default=float("inf"))
 
     def _heard(self, worker: WorkerProcess) -> list[Event]:
         """Its first message, or nothing more will come: its last is read when it is buried."""
@@ -193,11 +208,13 @@ class Pool:
         if worker.facts is None or worker.words is not None:
             return []
         worker.overdue = None
+        self._starting -= 1
         return [Back(slot) for slot in worker.slots]
 
     def _completed(self, worker: WorkerProcess) -> list[Completion]:
         completions = worker.channel.completions.take()
         del worker.pending[: len(completions)]
+        self._in_flight -= len(completions)
         if completions:
             worker.since, worker.overdue = time.monotonic(), None if not worker.killed else worker.overdue
         if any(done.ended and done.kind is Kind.STEP for done in completions):  # type: ignore[union-attr]
@@ -205,8 +222,9 @@ class Pool:
         return completions  # type: ignore[return-value]
 
     def _next_deadline(self) -> float:
-        deadlines = [worker.deadline(self._config.deadlines) for worker in self._workers.values()]
-        return max(0.0, min(deadlines, default=float("inf")) - time.monotonic())
+        """Seconds until a deadline may pass: those of answered commands are still counted until they have been looked at
+        once, so that nobody looks at every worker for every message."""
+        return max(0.0, self._look_at - time.monotonic())
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
