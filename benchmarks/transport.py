@@ -2,9 +2,9 @@
 
     python benchmarks/transport.py --rounds 3
 
-A frame is one observation of one env: two 224×224 pictures and 8 numbers, 301,088 bytes, returned for one action. Cells:
-- ``free``: the env only draws. 16 envs, 2 workers; drawn into the slab (``slab``), or into the env's own arrays and copied
-  (``copy``); the peer has its one process an env.
+A frame is one observation of one env: two 224×224 pictures and 8 numbers, 301,088 bytes, returned for one action.
+- ``free``: the env only draws. 16 envs, 2 workers; drawn into the slab (``slab``), or into the env's own arrays and
+  copied (``copy``); the peer has its one process an env.
 - ``busy``: each step computes 5 ms. What is left over the same env in this process is the overhead.
 - ``sleep``: each step sleeps 5 ms (log-normal), one process an env, as where a simulator waits for a GPU.
 - ``chunk``: 8 steps of 0.6 ms an answer: a chunk in the worker with one picture, against 8 steps from outside.
@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 from _envs import NO_LIMIT, CostEnv
-from _measure import cpu_seconds, descendants, machine, minor_faults, pss_bytes, save, spread
+from _measure import cpu_seconds, machine, minor_faults, pss_bytes, save, spread
 
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig

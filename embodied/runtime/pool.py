@@ -222,8 +222,8 @@ class Pool:
         return completions  # type: ignore[return-value]
 
     def _next_deadline(self) -> float:
-        """Seconds until a deadline may pass: those of answered commands are still counted until they have been looked at
-        once, so that nobody looks at every worker for every message."""
+        """Seconds until a deadline may pass. Those of answered commands count until they have been looked at once, so
+        that nobody looks at every worker for every message."""
         return max(0.0, self._look_at - time.monotonic())
 
     # -- ending ------------------------------------------------------------------------------------------------------

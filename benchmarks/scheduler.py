@@ -1,0 +1,224 @@
+"""The rollout scheduler on real processes against what arithmetic allows.
+
+    python benchmarks/scheduler.py --rounds 3
+
+Envs and policy sleep, so that nothing but the scheduler's own doing can be lost: 16 env slots on 4 workers, one chunk
+20 ms, a policy call of 16 rows ``r`` times what the workers need for them. The same durations are given to the
+discrete-event model of pipeline_model.py. Cells:
+- ``constant``: equal durations, against the closed forms.
+- ``varied``: log-normal chunks (0.4).
+- ``resets``: and resets of 50 to 300 ms between episodes of different lengths.
+- ``episodes``: the time to 64 episodes of which 60 % succeed early, against a lockstep that runs all of them to the step
+  limit and starts them together.
+Schedules are measured in turn; figures are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from _envs import CostEnv
+from _measure import machine, save, spread
+from pipeline_model import (
+    Length,
+    lockstep_rate,
+    policy_time,
+    ready_rate,
+    schedules,
+    simulate,
+    two_stage_rate,
+)
+
+from embodied.observe.timing import Sections
+from embodied.runtime.plan import EVAL
+from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.reward import ShapedReward
+from embodied.runtime.rollout import Job, Rollout, Schedule
+from embodied.runtime.slab import Slab, runtime_fields
+from embodied.types import ArraySpec, Decision, EnvSpec, Episode, PolicySpec, Sampling, Start
+
+ACTIONS = 7
+
+
+class SleepingPolicy:
+    """Answers with zeros after ``seconds(rows)``."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        fields = {"action_tokens": (ACTIONS,), "actions": (1, ACTIONS), "logprobs": (ACTIONS,)}
+        kinds = {"action_tokens": "int32", "actions": "float32", "logprobs": "float32"}
+        self.spec = PolicySpec(
+            1, ACTIONS, 1, 0, {name: ArraySpec(shape, kinds[name]) for name, shape in fields.items()}
+        )
+        self._seconds = seconds
+
+    def bind(self, env: EnvSpec) -> None:
+        pass
+
+    def act(self, obs: Mapping[str, torch.Tensor], uniform: torch.Tensor, sampling: Sampling) -> Decision:
+        rows = len(uniform)
+        time.sleep(self._seconds(rows))
+        kinds = {"int32": torch.int32, "float32": torch.float32}
+        return Decision({n: torch.zeros(rows, *s.shape, dtype=kinds[s.dtype]) for n, s in self.spec.decision.items()})
+
+
+class Bench:
+    """A pool of sleeping envs, and the model of it."""
+
+    def __init__(self, env: dict[str, Any], slots: int, workers: int, folder: Path) -> None:
+        self._env, self._slots, self._workers = CostEnv(**env), slots, workers
+        self._slab = Slab.create(
+            {**self._env.spec.obs, **SleepingPolicy(float).spec.decision, **runtime_fields(1)}, 2 * slots
+        )
+        config = PoolConfig(
+            slots, workers, "_envs.CostEnv", env, ShapedReward(), Deadlines(300, 300, 300), folder
+        )  # fmt: skip
+        self._pool = Pool(config, self._slab)
+
+    def real(
+        self, count: int, rule: Schedule, policy_s: Callable[[int], float], whole: bool = False
+    ) -> tuple[float, int]:
+        """``(seconds, records)`` of ``count`` episodes. ``whole``: to the step limit, started together."""
+        policy = SleepingPolicy(policy_s)
+        rollout = Rollout(
+            self._pool, self._slab, policy, self._env.spec, rule, torch.device("cpu"), Sections()  # type: ignore[arg-type]
+        )  # fmt: skip
+        job = Job(
+            Sampling(), 0, EVAL, 0, self._env.spec.max_episode_steps, keep_records=False, num_slots=self._slots,
+            ignore_terminations=whole, auto_reset=not whole,
+        )  # fmt: skip
+        plan = [Episode(i, i, Start(0, 0, i)) for i in range(count)]
+        began = time.perf_counter()
+        _, stats = rollout.collect(plan, job)
+        return time.perf_counter() - began, stats.chunks
+
+    def model(
+        self, count: int, rule: Schedule, policy_s: Callable[[int], float], whole: bool = False
+    ) -> tuple[float, int]:
+        """The same of the model."""
+        episodes = []
+        for seed in range(count):
+            reset, steps, records = self._env.durations(seed)
+            episodes.append(Length(float(reset), steps, self._env.spec.max_episode_steps if whole else records))
+        outcome = simulate(episodes, self._slots, self._workers, rule, policy_s, auto_reset=not whole)
+        return outcome.seconds, outcome.records
+
+    def close(self) -> None:
+        self._pool.close()
+        self._slab.close()
+
+
+@contextmanager
+def opened(args: argparse.Namespace, **env: Any) -> Iterator[Bench]:
+    usual = {"work": "sleep", "step_s": args.te, "size": 16, "cameras": 1, "horizon": args.records}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench({**usual, **env}, args.slots, args.workers, Path(folder))
+        try:
+            bench.real(args.slots, schedules(args.slots)["lockstep"], lambda rows: 0.0)  # warm
+            yield bench
+        finally:
+            bench.close()
+
+
+def policy_of(args: argparse.Namespace, r: float) -> Callable[[int], float]:
+    return policy_time(r * args.slots * args.te / args.workers, args.slots, 0.2)
+
+
+def rates(bench: Bench, args: argparse.Namespace, count: int, r: float) -> dict[str, dict[str, Any]]:
+    """Schedule → records a second, real (over rounds) and of the model."""
+    policy_s, found = policy_of(args, r), {name: [] for name in schedules(args.slots)}  # type: ignore[var-annotated]
+    for _ in range(args.rounds):
+        for name, rule in schedules(args.slots).items():
+            seconds, records = bench.real(count, rule, policy_s)
+            found[name].append(records / seconds)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, rule in schedules(args.slots).items():
+        seconds, records = bench.model(count, rule, policy_s)
+        rows[name] = {"real": spread(found[name]), "model": records / seconds}
+        rows[name]["real over model"] = median(found[name]) / rows[name]["model"]
+        rows[name]["real over lockstep"] = median(found[name]) / median(found["lockstep"])
+    for name, row in rows.items():
+        real, model, lockstep = row["real"]["median"], row["real over model"], row["real over lockstep"]
+        print(f"  policy/env {r:<4g} {name:9s} {real:7.1f} records/s", end="")
+        print(f"  {model:.3f} of the model  {lockstep:.2f} times lockstep", flush=True)
+    return rows
+
+
+def constant(args: argparse.Namespace) -> dict[str, Any]:
+    forms = {"lockstep": lockstep_rate, "2-stage": two_stage_rate, "ready": ready_rate}
+    with opened(args) as bench:
+        rows = rates(bench, args, args.slots, 0.5)
+    for name, row in rows.items():
+        row["closed form"] = forms[name](args.slots, args.workers, args.te, policy_of(args, 0.5))
+        row["real over closed form"] = row["real"]["median"] / row["closed form"]
+        print(f"  {name:9s} {row['real over closed form']:.3f} of the closed form")
+    return {"0.5": rows}
+
+
+def varied(args: argparse.Namespace) -> dict[str, Any]:
+    with opened(args, sigma=0.4) as bench:
+        return {str(r): rates(bench, args, args.slots, r) for r in args.r}
+
+
+def resets(args: argparse.Namespace) -> dict[str, Any]:
+    with opened(args, sigma=0.4, reset_s=(2.5 * args.te, 15 * args.te), ends_early=1.0) as bench:
+        return {str(r): rates(bench, args, 4 * args.slots, r) for r in args.r}
+
+
+def episodes(args: argparse.Namespace) -> dict[str, Any]:
+    count, rules, found = 4 * args.slots, schedules(args.slots), {}
+    with opened(args, sigma=0.4, reset_s=(2.5 * args.te, 15 * args.te), ends_early=0.6) as bench:
+        for r in args.r:
+            policy_s = policy_of(args, r)
+            fixed, ours = [], []
+            for _ in range(args.rounds):
+                fixed.append(bench.real(count, rules["lockstep"], policy_s, whole=True)[0])
+                ours.append(bench.real(count, rules["ready"], policy_s)[0])
+            model = bench.model(count, rules["lockstep"], policy_s, whole=True)[0]
+            model /= bench.model(count, rules["ready"], policy_s)[0]
+            row = {"fixed horizon s": spread(fixed), "ready s": spread(ours), "model": model}
+            row["gain"] = median(fixed) / median(ours)
+            print(
+                f"  policy/env {r:<4g} {count} episodes {row['gain']:.2f} times as fast (model {model:.2f})", flush=True
+            )
+            found[str(r)] = row
+    return found
+
+
+CELLS = {"constant": constant, "varied": varied, "resets": resets, "episodes": episodes}
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", nargs="+", default=[*CELLS], choices=[*CELLS])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--te", type=float, default=0.02, help="seconds of a chunk")
+    parser.add_argument("--records", type=int, default=32, help="of an episode, at most")
+    parser.add_argument("--r", type=float, nargs="+", default=[0.5, 1.0])
+    parser.add_argument("--name", default="scheduler", help="of the result's file")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    args = arguments(argv)
+    result: dict[str, Any] = {"machine": machine(["numpy", "torch"]), "settings": vars(args), "cells": {}}
+    for cell in args.cells:
+        print(cell)
+        result["cells"][cell] = CELLS[cell](args)
+    result["load_after"] = os.getloadavg()[0]
+    print("wrote", save(args.name, result))
+    return result
+
+
+if __name__ == "__main__":
+    main()

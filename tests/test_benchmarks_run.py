@@ -1,0 +1,85 @@
+"""Each benchmark of the runtime runs, for a second, and says what it is asked; the model agrees with arithmetic."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def run(name: str, folder: Path, *arguments: str) -> dict:
+    """The result that a benchmark saves, in ``folder`` instead of where results are kept."""
+    code = (
+        f"import pathlib, _measure; _measure.RESULTS = pathlib.Path({str(folder)!r}); "
+        f"import {name}; {name}.main({[*arguments]!r})"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120, stdout=subprocess.DEVNULL)
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def test_transport(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    small = ("--rounds", "1", "--seconds", "0.05", "--envs", "4", "--size", "16", "--sleepers", "2", "--records", "4")
+    cells = run("transport", tmp_path, *small, "--busy-s", "0.001")["cells"]
+    assert list(cells) == ["free", "busy", "sleep", "chunk", "memory"]
+    for cell in ("free", "busy", "sleep", "chunk"):
+        for figures in cells[cell]["found"].values():
+            assert figures["frames_per_s"]["median"] > 0
+            assert figures["cpu_us_per_frame"]["median"] > 0
+    assert cells["memory"]["bars"]["slab over the observations"] >= 1
+    assert cells["memory"]["bars"]["PSS of all processes over the observations"] > 1
+
+
+def test_scheduler(tmp_path: Path) -> None:
+    small = ("--rounds", "1", "--slots", "4", "--workers", "2", "--te", "0.002", "--records", "6", "--r", "0.5")
+    cells = run("scheduler", tmp_path, *small)["cells"]
+    assert list(cells) == ["constant", "varied", "resets", "episodes"]
+    for cell in ("constant", "varied", "resets"):
+        assert set(cells[cell]["0.5"]) == {"lockstep", "2-stage", "ready"}
+        assert all(row["real"]["median"] > 0 and row["model"] > 0 for row in cells[cell]["0.5"].values())
+    assert cells["episodes"]["0.5"]["gain"] > 0
+
+
+@pytest.fixture(scope="module")
+def model() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pipeline_model", BENCHMARKS / "pipeline_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("r", [0.25, 0.5, 1.0, 2.0])
+def test_the_model_is_the_closed_form_where_there_is_one(model: ModuleType, r: float) -> None:
+    slots, workers, te = 16, 4, 0.02
+    policy_s = model.policy_time(r * slots * te / workers, slots, 0.0)
+    episodes = [model.Length(0.0, np.array([te]), 400) for _ in range(slots)]
+    got = {
+        name: model.simulate(episodes, slots, workers, rule, policy_s).records_per_s
+        for name, rule in model.schedules(slots).items()
+    }
+    assert got["lockstep"] == pytest.approx(model.lockstep_rate(slots, workers, te, policy_s), rel=1e-9)
+    assert got["2-stage"] == pytest.approx(model.two_stage_rate(slots, workers, te, policy_s), rel=0.01)
+    assert got["ready"] <= model.ready_rate(slots, workers, te, policy_s) * (1 + 1e-9)
+    assert got["ready"] >= got["lockstep"]
+
+
+def test_the_model_counts_what_it_is_given(model: ModuleType) -> None:
+    """Two slots on one worker, by hand: resets 1 and 2 s, one record of 3 s each, the policy answers both in 4 s."""
+    episodes = [model.Length(1.0, np.array([3.0]), 1), model.Length(2.0, np.array([3.0]), 1)]
+    lockstep = model.simulate(episodes, 2, 1, model.SCHEDULES["lockstep"], lambda rows: 4.0)
+    assert (lockstep.seconds, lockstep.records, lockstep.policy_calls) == (3.0 + 4.0 + 6.0, 2, 1)
+    ready = model.simulate(episodes, 2, 1, model.schedules(2)["ready"], lambda rows: 4.0)
+    assert (ready.seconds, ready.records, ready.policy_calls) == (1.0 + 4.0 + 4.0 + 3.0, 2, 2)
