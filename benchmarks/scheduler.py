@@ -8,7 +8,7 @@ discrete-event model of pipeline_model.py. Cells:
 - ``constant``: equal durations, against the closed forms.
 - ``varied``: log-normal chunks (0.4).
 - ``resets``: and resets of 50 to 300 ms between episodes of different lengths.
-- ``episodes``: the time to 64 episodes of which 60 % succeed early, against a lockstep that runs all of them to the step
+- ``episodes``: the time to 64 episodes of which 60 % succeed early, against a lockstep that runs all to the step
   limit and starts them together.
 Schedules are measured in turn; figures are medians over rounds.
 """

@@ -43,7 +43,7 @@ def rollout(
         **_beside_the_plan(collected),
         "time/policy_share": sections.seconds("rollout/policy") / seconds,
         "time/env_wait_share": sections.seconds("rollout/wait") / seconds,
-        "time/slot_idle_share": stats.slot_idle_share,
+        "time/slot_idle_share": stats.slot_idle_s / max(stats.slot_s, 1e-9),
         "time/worker_reset_s": stats.reset_s,
         "time/worker_step_s": stats.step_s,
         "time/worker_render_s": stats.render_s,

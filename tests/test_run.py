@@ -294,6 +294,25 @@ def test_a_worker_that_fails_ends_the_run_with_its_traceback(capsys):
     assert "fix: " in error
 
 
+@pytest.mark.parametrize("fault", ["exception", "kill"])
+def test_a_worker_that_fails_once_changes_no_number(capsys, fault):
+    assert run("rollout.trace=true", name="calm") == 0
+    options = ("env.train._target_=broken_envs.FailsOnce", "env.train.marker=failed", f"env.train.fault={fault}")
+    assert run(*options, name="wild") == 0
+    calm, wild = lasting(rows("calm")), lasting(rows("wild"))
+    assert [row.pop("rollout/worker_restarts") for row in calm] == [0, 0]
+    assert sum(row.pop("rollout/worker_restarts") for row in wild) == 1
+    assert calm == wild
+    assert checkpoint_bytes(2, "calm") == checkpoint_bytes(2, "wild")
+    out = capsys.readouterr().out
+    assert out.count("a new worker takes its place (1 of env.max_worker_restarts 3 in a row)") == 1
+    assert "worker restarts 1" in out
+    assert "idle slots" in out
+    traces = [json.loads(path.read_text())["traceEvents"] for path in Path("runs/calm/trace").iterdir()]
+    assert len(traces) == 2
+    assert all(len(trace) > 50 for trace in traces)
+
+
 def test_an_update_that_is_never_finite_ends_the_run(capsys):
     assert run("actor.model._target_=broken_policies.NotFinite", "runner.max_epochs=20") == 2
     assert "not finite for 3 updates in a row; last finite: none yet" in capsys.readouterr().err

@@ -37,7 +37,7 @@ class Timeline:
 
     Args:
         slots: those that are used.
-        keep: remember every span for :meth:`write`; without it only the idle share is added up.
+        keep: remember every span for :meth:`write`; without it only the idle time is added up.
     """
 
     def __init__(self, slots: int, keep: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,10 +97,14 @@ class Timeline:
             self.spans.append(Span(POLICY, 0, f"policy, {rows} rows", began, self._clock(), {"rows": rows}))
 
     @property
-    def idle_share(self) -> float:
-        """Share of the slots' time so far in which they had no command: they waited for the policy or an episode."""
-        whole = self._slots * (self._clock() - self._began)
-        return max(0.0, 1.0 - self._busy / whole) if whole > 0 else 0.0
+    def slot_s(self) -> float:
+        """Seconds so far, summed over the slots."""
+        return self._slots * (self._clock() - self._began)
+
+    @property
+    def idle_s(self) -> float:
+        """Of these, without a command: the slot waited for the policy or an episode."""
+        return max(0.0, self.slot_s - self._busy)
 
     def write(self, path: Path) -> None:
         """The spans as a Chrome trace (JSON); open it at https://ui.perfetto.dev."""

@@ -89,13 +89,15 @@ class Ring:
         self._message, self._capacity, self.event = message, capacity, event
         self._layout, self._memory = _layout(message), memory
         self._head, self._tail = memory[:8].cast("Q"), memory[64:72].cast("Q")
+        self._unannounced = 0
 
     @classmethod
     def nbytes(cls, message: type, capacity: int) -> int:
         return cls.HEADER + -(-_layout(message).size * capacity // 64) * 64
 
-    def put(self, message: Command | Completion) -> None:
-        """Append one message and wake the reader. Raises :class:`EmbodiedError` if the ring is full."""
+    def put(self, message: Command | Completion, announce: bool = True) -> None:
+        """Append one message and wake the reader, or leave that to a later :meth:`announce`: waking costs more than the
+        message. Raises :class:`EmbodiedError` if the ring is full."""
         head = self._head[0]
         if head - self._tail[0] >= self._capacity:
             raise EmbodiedError(
@@ -104,7 +106,15 @@ class Ring:
             )
         self._layout.pack_into(self._memory, self._offset(head), *message)
         self._head[0] = head + 1
-        os.eventfd_write(self.event, 1)
+        self._unannounced += 1
+        if announce:
+            self.announce()
+
+    def announce(self) -> None:
+        """Wake the reader if there are messages that it has not been told of."""
+        if self._unannounced:
+            os.eventfd_write(self.event, self._unannounced)
+            self._unannounced = 0
 
     def take(self) -> list[Command | Completion]:
         """All messages that have been announced; sleeps until there is one unless the eventfd is non-blocking."""

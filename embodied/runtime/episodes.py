@@ -68,7 +68,8 @@ class RolloutStats:
     render_s: float = 0.0
     video_s: float = 0.0
     worker_restarts: int = 0
-    slot_idle_share: float = 0.0  # share of the slots' time without a command: waiting for the policy or an episode
+    slot_s: float = 0.0  # seconds, summed over the slots in use
+    slot_idle_s: float = 0.0  # of these without a command: waiting for the policy or an episode
 
     def add(self, done: Completion) -> None:
         self.env_steps += done.num_steps

@@ -64,6 +64,7 @@ class Pool:
         self._workers: dict[int, WorkerProcess] = {}
         self._by_fd: dict[int, WorkerProcess] = {}
         self._by_slot: dict[int, WorkerProcess] = {}
+        self._to_wake: dict[int, WorkerProcess] = {}
         self._attempts = [0] * config.num_workers
         self._in_flight = self._starting = 0  # commands not answered, workers that do not serve yet
         self._look_at = 0.0  # monotonic time before which no deadline passes
@@ -141,7 +142,8 @@ class Pool:
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def send(self, command: Command, video: str | None = None) -> None:
-        """Give a slot its next command; ``video`` is the file that a RESET with ``video=True`` records to."""
+        """Give a slot its next command; ``video`` is the file that a RESET with ``video=True`` records to. Its worker
+        is woken by the next :meth:`flush` or :meth:`recv`, once for all its slots."""
         worker = self._by_slot[command.slot]
         if not worker.pending:
             worker.since = time.monotonic()
@@ -153,11 +155,20 @@ class Pool:
                 send(worker.socket, video)
         except OSError:
             return  # it is dead; the next recv says so
-        worker.channel.commands.put(command)
+        worker.channel.commands.put(command, announce=False)
+        self._to_wake[worker.index] = worker
+
+    def flush(self) -> None:
+        """Wake the workers that have been given commands."""
+        for worker in self._to_wake.values():
+            if worker.index in self._workers and self._workers[worker.index] is worker:  # else it is gone
+                worker.channel.commands.announce()
+        self._to_wake.clear()
 
     def recv(self, min_ready: int, timeout: float | None = None) -> list[Event]:
         """Wait until ``min_ready`` slots have completed, or a slot was lost or came back, or ``timeout`` seconds have
         passed, or nothing is left to wait for; return all that has happened."""
+        self.flush()
         events: list[Event] = []
         until = float("inf") if timeout is None else time.monotonic() + timeout
         while True:

@@ -214,7 +214,7 @@ class _Run:
         """All episodes have ended: what the run says of itself."""
         stats = self.episodes.stats
         stats.worker_restarts = self._r._pool.supervisor.total - self._restarts
-        stats.slot_idle_share = self._timeline.idle_share
+        stats.slot_s, stats.slot_idle_s = self._timeline.slot_s, self._timeline.idle_s
         if self._r._trace is not None:
             number = len([*self._r._trace.glob("*.json")]) + 1
             side = "eval" if self._job.stream == EVAL else "train"
@@ -244,6 +244,7 @@ class _Run:
         self.episodes.stats.policy_rows += len(rows)
         for slot in slots:
             self._send(self.episodes.step(slot))
+        self._r._pool.flush()  # before the next batch is computed
 
     def _answer(self, rows: list[int], uniform: np.ndarray, only: str | None = None) -> None:
         """Show the policy the observations in ``rows`` and write there what it decides (or one field of it).

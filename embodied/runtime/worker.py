@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,9 @@ from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.slab import Slab
 from embodied.targets import load_target
 from embodied.types import ChunkResult, Start, WorkerFacts
+
+TOGETHER_S = 0.0002
+"""Chunks that take less are announced together: waking the launcher would cost more than they do."""
 
 
 class Slot:
@@ -120,9 +124,18 @@ class Worker:
             events = dict(poll.poll())
             if self._launcher.fileno() in events:
                 return
-            for command in self._channel.commands.take():
-                assert isinstance(command, Command)
-                self._channel.completions.put(self._do(command))
+            self._execute(self._channel.commands.take())
+
+    def _execute(self, commands: Sequence[Command | Completion]) -> None:
+        """One after another. What takes less than it costs to wake the launcher is announced together with the next."""
+        announced = time.monotonic()
+        for command, following in zip(commands, [*commands[1:], None], strict=True):
+            assert isinstance(command, Command)
+            done, now = self._do(command), time.monotonic()
+            quick = now - announced < TOGETHER_S and command.kind is Kind.STEP
+            together = quick and following is not None and following.kind is Kind.STEP
+            self._channel.completions.put(done, announce=not together)
+            announced = announced if together else now
 
     def _do(self, command: Command) -> Completion:
         return self._reset(command) if command.kind is Kind.RESET else self._step(command)

@@ -55,6 +55,20 @@ def test_nothing_is_taken_from_an_empty_ring(channel):
     assert channel.commands.take() == []
 
 
+def test_messages_can_be_announced_together(channel):
+    commands = [Command(Kind.STEP, slot) for slot in range(3)]
+    for command in commands[:2]:
+        channel.commands.put(command, announce=False)
+    assert channel.commands.take() == []
+    channel.commands.announce()
+    assert channel.commands.take() == commands[:2]
+    channel.commands.put(commands[2], announce=False)
+    channel.commands.put(commands[0])
+    assert channel.commands.take() == [commands[2], commands[0]]
+    channel.commands.announce()
+    assert channel.commands.take() == []
+
+
 def test_a_full_ring_says_which_key_to_raise_and_keeps_what_it_holds(channel):
     commands = [Command(Kind.STEP, slot) for slot in range(3)]
     for command in commands:

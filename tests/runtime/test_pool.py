@@ -159,6 +159,18 @@ def test_a_stopped_worker_counts_as_hung(make_rig):
     assert not alive(pid)
 
 
+def test_a_slow_slot_does_not_hold_back_what_a_quick_one_has_done(make_rig, tmp_path):
+    """Slots 0 and 1 are on one worker; 1 is told to wait for a file that comes when 0 has been heard of."""
+    rig = make_rig(slots=2, workers=1, target="broken_envs.WaitsForFile", file=str(tmp_path / "go"))
+    reset(rig, 0, 0, task_id=0)
+    rig.pool.recv(1)
+    step(rig, 0, 0, 1)
+    reset(rig, 1, 2, task_id=1)
+    assert [done.slot for done in rig.pool.recv(1)] == [0]
+    (tmp_path / "go").touch()
+    assert [done.slot for done in rig.pool.recv(1)] == [1]
+
+
 def test_each_slot_of_a_worker_has_the_whole_deadline(make_rig):
     rig = make_rig(slots=3, workers=1, deadlines=Deadlines(30.0, 10.0, 0.6), step_s=0.1)
     for slot in range(3):
