@@ -72,6 +72,20 @@ class Env(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Expert(Protocol):
+    """What an env may offer beside :class:`Env`: a scripted solution, for demonstrations (``embodied.tools.demos``)."""
+
+    def expert(self) -> Iterator[np.ndarray]:
+        """On a freshly reset env: the next action each time one is asked for, float32 [A] in the units of
+        ``spec.action_low/high``, from privileged state, until it gives up or the episode ends.
+
+        It reads the state anew for every action, because what was executed need not be what it said (noise), and is a
+        function of the state and of what it did before in this episode only.
+        """
+        ...
+
+
 class Policy(Protocol):
     """A network that answers observations with chunks of actions. Implementations are ``torch.nn.Module``s.
 
@@ -126,15 +140,16 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Settles(Protocol):
-    """A :class:`Policy` whose :meth:`Policy.probe` decides something that acting depends on. Checkpoints keep it: after
-    a resume the weights are others, and so are the first observations, and a second look could decide otherwise."""
+    """A :class:`Policy` of which a run decides something that acting depends on: its :meth:`Policy.probe`, or the
+    demonstrations that it learns from (:class:`Clonable`). Checkpoints keep it: after a resume the weights are others,
+    and so are the first observations, and a second look could decide otherwise."""
 
     def settled(self) -> Mapping[str, str]:
         """What has been decided; empty when nothing has."""
         ...
 
     def settle(self, found: Mapping[str, str]) -> None:
-        """Take what :meth:`settled` gave; nothing of it is left for ``probe`` to decide."""
+        """Take what :meth:`settled` gave; nothing of it is left to decide."""
         ...
 
 
@@ -149,6 +164,28 @@ class CountsFlops(Protocol):
 
         Args:
             records: ``task_id`` and the decision fields, each [n, …]; no observations.
+        """
+        ...
+
+
+@runtime_checkable
+class Clonable(Settles, Protocol):
+    """What a policy may offer beside :class:`Policy`: learning from demonstrations (``embodied.sft``)."""
+
+    def encode_actions(self, actions: Tensor) -> Tensor:
+        """The tokens that stand for ``actions`` float32 [B, K, A] in the env's units: int32 [B, K·A], as in
+        ``Decision.fields["action_tokens"]``. What lies outside the range of the tokens is clipped. After ``bind``."""
+        ...
+
+    def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
+        """Spread the tokens over the ranges of the demonstrations from now on, and read the state relative to its own.
+
+        ``settled()["statistics"]`` (:class:`Settles`) then holds ``{"name": name, **values}`` as JSON text, values as
+        used, so that each checkpoint carries them, and ``settle`` takes them back.
+
+        Args:
+            values: ``{"action": {"q01": [A], "q99": [A]}, "proprio": {"q01": [S], "q99": [S]}}`` in the env's units,
+                1 % and 99 % quantiles; ``proprio`` may be missing.
         """
         ...
 

@@ -56,5 +56,5 @@ class TemplatePolicy(nn.Module):
         logprobs = logp.take_along_dim(records["action_tokens"].long()[..., None], -1)[..., 0]
         return Evaluation(logprobs, -(logp.exp() * logp).sum(-1), distribution=logp if distribution else None)
 
-    def describe(self) -> Mapping[str, str]:  # facts for the console and the checkpoint
+    def describe(self) -> Mapping[str, str]:  # facts for the console; to learn from demonstrations: protocols.Clonable
         return {"model": "template", "parameters": str(sum(p.numel() for p in self.parameters()))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Env
+from embodied.protocols import Env, Expert
 from embodied.types import ArraySpec, EnvSpec, Start, StepResult, WorkerFacts
 
 
@@ -13,7 +13,8 @@ def check_env(env: Env, steps: int = 5) -> None:
     """Drive every method of ``env`` and compare with its spec.
 
     Checks: observations fill every field with the declared shape and dtype; equal starts and actions give equal
-    episodes; ``set_state(get_state())`` goes on exactly; a frame is uint8 [H, W, 3].
+    episodes; ``set_state(get_state())`` goes on exactly; a frame is uint8 [H, W, 3]; an expert, if there is one, gives
+    an action.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -44,7 +45,18 @@ def check_env(env: Env, steps: int = 5) -> None:
         f"{frame.dtype} {frame.shape}",
         "uint8 [H, W, 3]",
     )
+    if isinstance(env, Expert):
+        _check_expert(env, spec)
     env.close()
+
+
+def _check_expert(env: Expert, spec: EnvSpec) -> None:
+    env.reset(Start(0, 0, 0))  # type: ignore[attr-defined]  # it is an Env as well
+    action = next(env.expert())
+    shown = f"{action.dtype} {action.shape}"
+    _expect(shown == f"float32 ({spec.action_dim},)", "an action of expert()", shown, f"float32 ({spec.action_dim},)")
+    inside = (action >= np.array(spec.action_low) - 1e-5) & (action <= np.array(spec.action_high) + 1e-5)
+    _expect(bool(inside.all()), "an action of expert()", str(action), f"in {spec.action_low}..{spec.action_high}")
 
 
 def _check_spec(spec: EnvSpec) -> None:

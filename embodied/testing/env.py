@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,13 @@ class FakeEnv:
         picture[..., 0] = (37 * start.task_id + 11 * start.init_state_id + 5 * start.seed) % 256
         picture[..., 1] = steps % 256
         return picture
+
+    def expert(self) -> Iterator[np.ndarray]:
+        """Straight to the goal."""
+        while True:
+            action = np.zeros(self._spec.action_dim, np.float32)
+            action[:2] = np.clip(10 * (self._goal - self._point), -1, 1)
+            yield action
 
     def frame(self) -> np.ndarray:
         return self.picture(self._start, self._steps, 0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Policy
+from embodied.protocols import Clonable, Policy
 from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
 
@@ -38,6 +40,7 @@ class FakePolicy(nn.Module):
             self.body = nn.Sequential(nn.Linear(state_dim + 3 + 16, 32), nn.Tanh())
             self.head = nn.Linear(32, tokens * bins)
             self.value_head = nn.Linear(32, values) if value_head else None
+        self._statistics: dict[str, Any] | None = None
         self.register_buffer("low", torch.zeros(action_dim), persistent=False)
         self.register_buffer("high", torch.zeros(action_dim), persistent=False)
 
@@ -47,7 +50,10 @@ class FakePolicy(nn.Module):
                 f"the env has {env.action_dim} action dimensions and the policy {self.spec.action_dim}",
                 f"set actor.model.action_dim={env.action_dim}",
             )
-        self.low, self.high = torch.tensor(env.action_low), torch.tensor(env.action_high)
+        low, high = env.action_low, env.action_high
+        if self._statistics is not None:
+            low, high = self._statistics["action"]["q01"], self._statistics["action"]["q99"]
+        self.low, self.high = torch.tensor(low), torch.tensor(high)
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
         return ()
@@ -83,6 +89,23 @@ class FakePolicy(nn.Module):
         weights = sum(p.numel() for module in (self.body, self.head) for p in module.parameters() if p.ndim == 2)
         return np.full(len(records["task_id"]), 2.0 * weights * (3 if training else 1))
 
+    def encode_actions(self, actions: Tensor) -> Tensor:
+        width = (self.high - self.low).clamp(min=1e-6)
+        fraction = ((actions - self.low) / width).clamp(0, 1)
+        return (fraction * (self._bins - 1)).round().flatten(1).int()
+
+    def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
+        self._statistics = {"name": name, **values}
+        self.low, self.high = (torch.tensor(values["action"][q], dtype=torch.float32) for q in ("q01", "q99"))
+
+    def settled(self) -> Mapping[str, str]:
+        return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}
+
+    def settle(self, found: Mapping[str, str]) -> None:
+        if "statistics" in found:
+            values = json.loads(found["statistics"])
+            self.use_statistics(values.pop("name"), values)
+
     def describe(self) -> Mapping[str, str]:
         return {"model": "fake", "parameters": str(sum(p.numel() for p in self.parameters()))}
 
@@ -106,7 +129,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
 
     Checks: decision fields have the declared shape and dtype; actions lie within the env's range; equal noise gives
     equal tokens; ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient; the
-    distribution of all tokens is one.
+    distribution of all tokens is one; if there is an ``encode_actions``, it gives an action's tokens back.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -132,6 +155,8 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     _expect(gap <= tolerance, "log-probs of evaluate and act", f"differ by {gap:.2g}", f"at most {tolerance:.2g}")
     _check_gradients(policy, result)
     _check_distribution(policy, {**obs, **fields}, sampling, tolerance)
+    if isinstance(policy, Clonable):
+        _check_tokens_of_actions(policy, policy.spec, fields)
 
 
 def _check_distribution(
@@ -150,6 +175,14 @@ def _check_distribution(
     _expect(gap <= tolerance, "sum of the distribution's probabilities", f"1 ± {gap:.2g}", f"1 ± {tolerance:.2g}")
     gap = float((-(logp.exp() * logp).sum(-1) - result.entropy).abs().max())
     _expect(gap <= 10 * tolerance, "entropy and distribution", f"differ by {gap:.2g}", f"at most {10 * tolerance:.2g}")
+
+
+def _check_tokens_of_actions(policy: Clonable, spec: PolicySpec, fields: Mapping[str, Tensor]) -> None:
+    """Actions of a decision → its tokens, or others that stand for the same actions."""
+    tokens = policy.encode_actions(fields["actions"])
+    _expect_field("encode_actions()", tokens, tuple(fields["action_tokens"].shape), "int32")
+    differ = (tokens != fields["action_tokens"]).float().mean().item()
+    _expect(differ < 0.05, "encode_actions() of a decision's actions", f"{differ:.0%} other tokens", "its tokens")
 
 
 def _observations(env: EnvSpec, batch: int) -> dict[str, Tensor]:

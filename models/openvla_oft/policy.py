@@ -5,6 +5,7 @@ Shapes: B rows, n images, S state, T = K·A action tokens, V values.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ class Statistics:
                     f"set actor.model.{what}_dim={len(found.low)}, or choose another actor.model.unnorm_key",
                 )
         return cls(name, action, proprio)
+
+    def as_text(self) -> dict[str, str]:
+        """For a checkpoint: ``{"statistics": JSON}``, or nothing if the env's range is used."""
+        ranges = {"action": self.action, "proprio": self.proprio}
+        blocks = {key: value.to_statistics() for key, value in ranges.items() if value is not None}
+        return {"statistics": json.dumps({"name": self.name, **blocks})} if self.action is not None else {}
 
 
 class OpenVLAOFTPolicy(nn.Module):
@@ -112,11 +119,14 @@ class OpenVLAOFTPolicy(nn.Module):
         self.action_range = self.statistics.action or self._env_range(env)
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
-        """Take the ranges of a data set from now on, e.g. of the demonstrations that supervised training will see.
+        """See :meth:`embodied.protocols.Clonable.use_statistics`; an entry of dataset_statistics.json will do as well.
 
-        Args:
-            values: as an entry of dataset_statistics.json: ``{"action": {"q01", "q99", "mask"}, "proprio": {…}}``.
+        Where the gripper is converted (``policy_setup``), its range is that of data sets, 0 closed … 1 open.
         """
+        if self.settings.policy_setup != "none":
+            action = values["action"]
+            ends = {"q01": [*action["q01"][:-1], 0.0], "q99": [*action["q99"][:-1], 1.0]}
+            values = {**values, "action": {**action, **ends}}
         self.statistics = Statistics.from_block(name, values, self.model.net)
         self.action_range = self.statistics.action
 
@@ -181,13 +191,16 @@ class OpenVLAOFTPolicy(nn.Module):
     def settled(self) -> Mapping[str, str]:
         """See :class:`embodied.protocols.Settles`."""
         told_or_open = self.settings.attention != "auto" or self.attention_open
-        return {} if told_or_open else {"attention": self.model.net.attention}
+        return {**({} if told_or_open else {"attention": self.model.net.attention}), **self.statistics.as_text()}
 
     def settle(self, found: Mapping[str, str]) -> None:
         """See :class:`embodied.protocols.Settles`. A mask that was asked for by name stays."""
         if self.settings.attention == "auto" and "attention" in found:
             self.model.set_attention(found["attention"])
             self.attention_open = False
+        if "statistics" in found:
+            values = json.loads(found["statistics"])
+            self.use_statistics(values.pop("name"), values)
 
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
