@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; \
 	  then echo "GPU found: the default build of torch"; $(PY) -m pip install --quiet "torch>=2.7"; \
 	  else echo "no GPU: torch 2.13.0"; $(PY) -m pip install --quiet "torch==2.13.0"; fi
-	$(PY) -m pip install --quiet -e ".[libero,maniskill,dev]"
+	$(PY) -m pip install --quiet -e ".[libero,maniskill,data,dev]"
 	@touch $@
 
 # Installs the libraries if they are missing and this user may; otherwise says the command.

@@ -84,6 +84,10 @@ class DamagedCheckpointError(CheckpointError):
     """What is there is not what was written."""
 
 
+class DatasetError(EmbodiedError):
+    """Demonstrations are missing, empty, damaged, or in a layout that is not known."""
+
+
 class NumericalError(EmbodiedError):
     """Loss or gradients were not finite for too many updates in a row."""
 

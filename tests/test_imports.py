@@ -16,7 +16,7 @@ PACKAGE = ROOT / "embodied"
 LAYERS = {
     "types": 0, "errors": 0,
     "protocols": 1, "targets": 1,
-    "algorithms": 2, "schema": 2, "observe": 2, "testing": 2,
+    "algorithms": 2, "schema": 2, "observe": 2, "testing": 2, "data": 2,
     "runtime": 3, "learn": 3,
     "compose": 4, "run_folder": 4, "build": 4, "evaluation": 4, "summary": 4, "loop": 4, "rounds": 4,
     "train": 5, "eval": 5, "tools": 5,

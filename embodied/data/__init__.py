@@ -1,0 +1,10 @@
+"""Demonstrations: episodes of an expert, on disk and as samples for supervised training.
+
+| file | layout |
+|---|---|
+| ``lerobot.py`` | LeRobot v3.0, as ``embodied.tools.demos`` and others write it: parquet files with pictures in them |
+| ``libero_hdf5.py`` | LIBERO's own demonstrations (robomimic's layout) |
+| ``maniskill_h5.py`` | trajectories that ManiSkill recorded, replayed with pictures |
+
+:func:`embodied.data.demonstrations.read` finds out which. It knows neither simulators nor tokens.
+"""

@@ -1,0 +1,163 @@
+"""What is read from any layout, and whether it fits the env that the policy will act in."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from embodied.errors import AssetsMissingError, DatasetError, SpecMismatchError
+from embodied.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One episode of L control steps; what stands at t was seen before action t."""
+
+    instruction: str
+    actions: np.ndarray  # float32 [L, A], units of the controller
+    fields: Mapping[str, np.ndarray]  # observation fields but the pictures, e.g. "state" float32 [L, S]
+    pictures: Callable[[int], np.ndarray]  # t → uint8 [C, H, W, 3], decoded when asked for
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """The episodes of one path, and what the file says of how they were made."""
+
+    path: Path
+    episodes: Sequence[Demonstration]
+    made_with: Mapping[str, object] = field(default_factory=dict)  # e.g. {"control_mode": "pd_ee_delta_pose"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to read: names as the env has them, and where they differ, as the file has them.
+
+    Args:
+        cameras: the env's, in its order.
+        camera_keys: their names in the file, in the same order; None = the same (or the layout's own names for them).
+        state_keys: arrays whose concatenation is the env's ``state``; None = the layout's own.
+        instruction: of episodes whose file has none.
+    """
+
+    cameras: Sequence[str]
+    camera_keys: Sequence[str] | None = None
+    state_keys: Sequence[str] | None = None
+    instruction: str | None = None
+
+
+def read(path: Path, wanted: Wanted) -> Demonstrations:
+    """Read a LeRobot folder, a LIBERO ``.hdf5`` file or folder of such, or a ManiSkill ``.h5`` file.
+
+    Raises:
+        DatasetError: nothing there, empty, damaged, or of a layout that is not known.
+        SpecMismatchError: a camera or state that is wanted is not in it.
+        AssetsMissingError: the package that reads it is not installed.
+    """
+    from embodied.data import lerobot, libero_hdf5, maniskill_h5
+
+    if not path.exists():
+        raise DatasetError(
+            f"no demonstrations at {path}",
+            "give data=PATH that exists, or make some: python -m embodied.tools.demos env=NAME",
+        )
+    if (path / "meta" / "info.json").is_file():
+        found = lerobot.read(path, wanted)
+    elif path.suffix == ".hdf5" or (path.is_dir() and list(path.glob("*.hdf5"))):
+        found = libero_hdf5.read(path, wanted)
+    elif path.suffix == ".h5":
+        found = maniskill_h5.read(path, wanted)
+    else:
+        raise DatasetError(
+            f"{path} holds no demonstrations of a known layout",
+            "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill",
+        )
+    if not found.episodes:
+        raise DatasetError(f"{path} holds no episode", "make or download demonstrations; it may have been interrupted")
+    return found
+
+
+def check_fit(found: Demonstrations, env: EnvSpec, control_mode: object = None) -> None:
+    """Compare with what the env offers. Raises :class:`SpecMismatchError` for the first thing that does not fit.
+
+    Args:
+        control_mode: the env's, if it has such a key; compared if the file says one as well.
+    """
+    made = found.made_with.get("control_mode")
+    if None not in (made, control_mode) and made != control_mode:
+        raise _misfit(
+            found, f"were made with control_mode {made}, and the env has {control_mode}",
+            f"set env.train.control_mode={made} and env.eval.control_mode={made}, or replay the demonstrations",
+        )  # fmt: skip
+    first = found.episodes[0]
+    if first.actions.shape[1] != env.action_dim:
+        raise _misfit(
+            found, f"have {first.actions.shape[1]} numbers an action, and the env takes {env.action_dim}",
+            "choose the env's controller with which they were made",
+        )  # fmt: skip
+    _check_fields(found, env)
+    _check_range(found, env)
+
+
+def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
+    first = found.episodes[0]
+    for name, spec in env.obs.items():
+        if name == "images":
+            got = tuple(first.pictures(0).shape)
+            fix = "give env.train and env.eval the cameras and sizes of the demonstrations (init_params)"
+        else:
+            got = tuple(first.fields[name].shape[1:]) if name in first.fields else ()
+            fix = "choose the env whose observations they are, or data.state_keys for another part of them"
+        if got != spec.shape:
+            shown = list(got) if got else "nothing"
+            raise _misfit(found, f"have {shown} as '{name}', and the env gives {list(spec.shape)}", fix)
+
+
+TOLERANCE = 0.05  # of the range's width: rounding and a little overshoot
+STRAYS = 0.01  # share of numbers that may lie further outside
+
+
+def _check_range(found: Demonstrations, env: EnvSpec) -> None:
+    """Actions in other units show by lying outside the env's range."""
+    actions = np.concatenate([episode.actions for episode in found.episodes])
+    low, high = np.array(env.action_low), np.array(env.action_high)
+    margin = TOLERANCE * (high - low)
+    outside = ((actions < low - margin) | (actions > high + margin)).mean(axis=0)
+    worst = int(outside.argmax())
+    if outside[worst] > STRAYS:
+        raise _misfit(
+            found, f"have {outside[worst]:.0%} of the numbers of action dimension {worst} outside the env's range "
+            f"[{low[worst]:g}, {high[worst]:g}] (they lie in [{actions[:, worst].min():.3g}, "
+            f"{actions[:, worst].max():.3g}])",
+            "convert the actions to the env's units, or choose the env's controller with which they were made",
+        )  # fmt: skip
+
+
+def _misfit(found: Demonstrations, what: str, remedy: str) -> SpecMismatchError:
+    return SpecMismatchError(f"the demonstrations in {found.path} {what}", remedy)
+
+
+def no_camera(path: Path, camera: str, known: Sequence[str]) -> SpecMismatchError:
+    """The error for a camera that a file does not have."""
+    return SpecMismatchError(
+        f"{path} has no pictures of the env's camera '{camera}', only of: {', '.join(known) or 'none'}",
+        "give env.train and env.eval the camera of the demonstrations, or name the file's with data.camera_keys=[…]",
+    )
+
+
+def package(name: str) -> ModuleType:
+    """Import an optional package. Raises :class:`AssetsMissingError` with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise AssetsMissingError(
+            f"demonstrations need the package {name.partition('.')[0]}: {error}",
+            'pip install "embodied-rl[data]" (from a checkout: pip install -e ".[data]")',
+        ) from error

@@ -1,0 +1,23 @@
+"""Pictures as png: without loss, so that a cloned policy learns from the very pixels that it will see."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+
+
+def encode(picture: np.ndarray) -> bytes:
+    """uint8 [H, W, 3] → png."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "png", compress_level=1)  # twice as fast as the default, a tenth larger
+    return file.getvalue()
+
+
+def decode(data: bytes) -> np.ndarray:
+    """A picture file (png or jpeg) → uint8 [H, W, 3]."""
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

@@ -1,0 +1,82 @@
+"""Episodes → samples: an observation with the K actions that followed it.
+
+A chunk that reaches beyond the end of its episode repeats the last action there, and its mask says so: those actions
+carry no loss. Every control step begins one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from embodied.data.demonstrations import Demonstration
+
+HELD_OUT, ORDER = 0, 1  # streams of the random generator, so that no two purposes share numbers
+
+
+class Samples:
+    """N samples of some episodes, numbered by episode and time.
+
+    Args:
+        tasks: instructions; ``task_id`` of a sample indexes them.
+        chunk: K.
+    """
+
+    def __init__(self, episodes: Sequence[Demonstration], tasks: Sequence[str], chunk: int) -> None:
+        self._episodes, self._chunk = episodes, chunk
+        self._task_ids = np.array([tasks.index(episode.instruction) for episode in episodes], np.int32)
+        lengths = np.array([len(episode) for episode in episodes])
+        self._owner = np.repeat(np.arange(len(episodes)), lengths)
+        self._time = np.concatenate([np.arange(length) for length in lengths]) if len(lengths) else np.zeros(0, int)
+        self._left = lengths[self._owner] - self._time  # control steps from t to the end
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def mask(self, chosen: np.ndarray) -> np.ndarray:
+        """Which actions of each chunk were taken: bool [B, K]."""
+        return np.arange(self._chunk) < self._left[chosen][:, None]
+
+    def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
+        """Samples ``chosen`` int64 [B]: ``images`` uint8 [B, C, H, W, 3], the other observation fields, ``task_id``
+        int32 [B], and ``actions`` float32 [B, K, A]."""
+        rows = [(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
+        ahead = np.arange(self._chunk)
+        fields = {name: np.stack([episode.fields[name][t] for episode, t in rows]) for name in rows[0][0].fields}
+        return {
+            **fields,
+            "images": np.stack([episode.pictures(t) for episode, t in rows]),
+            "task_id": self._task_ids[self._owner[chosen]],
+            "actions": np.stack([e.actions[np.minimum(t + ahead, len(e) - 1)] for e, t in rows]),
+        }
+
+    def spread(self, count: int) -> np.ndarray:
+        """Up to ``count`` samples, evenly over all: int64."""
+        return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+
+
+def hold_out(
+    episodes: Sequence[Demonstration], test_size: float, seed: int
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """``(for training, held out)``: a share of the episodes (below 1) or so many, drawn by ``seed``; at least one stays
+    for training."""
+    count = round(test_size * len(episodes)) if test_size < 1 else int(test_size)
+    drawn = np.random.default_rng([seed, HELD_OUT]).permutation(len(episodes))
+    out = set(drawn[: min(count, len(episodes) - 1)].tolist())
+    return [e for i, e in enumerate(episodes) if i not in out], [e for i, e in enumerate(episodes) if i in out]
+
+
+def order(count: int, seed: int, first: int, number: int) -> np.ndarray:
+    """Places ``first`` … ``first + number`` of an endless sequence that goes through all ``count`` samples in a random
+    order, then in another, and so on: int64 [number]. A function of its arguments only."""
+    return np.fromiter(_sequence(count, seed, first, number), np.int64, number)
+
+
+def _sequence(count: int, seed: int, first: int, number: int) -> Iterator[int]:
+    done = 0
+    while done < number:
+        epoch, place = divmod(first + done, count)
+        part = np.random.default_rng([seed, ORDER, epoch]).permutation(count)[place : place + number - done]
+        yield from part.tolist()
+        done += len(part)

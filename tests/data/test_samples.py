@@ -1,0 +1,54 @@
+"""Chunks at the end of an episode, what is held out, the order of samples, and ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embodied.data.demonstrations import Demonstration
+from embodied.data.samples import Samples, hold_out, order
+from embodied.data.statistics import quantiles
+
+
+def episode(number: int, length: int, told: str = "push") -> Demonstration:
+    actions = 100 * number + np.arange(length, dtype=np.float32)[:, None] + np.array([0, 0.5], np.float32)
+    state = {"state": np.full((length, 3), number, np.float32)}
+    return Demonstration(told, actions, state, lambda t: np.full((1, 4, 4, 3), 10 * number + t, np.uint8))
+
+
+def test_a_chunk_beyond_the_end_repeats_the_last_action_and_is_masked():
+    samples = Samples([episode(0, 2), episode(1, 5, "pull")], ["pull", "push"], chunk=3)
+    assert len(samples) == 7
+    batch = samples.batch(np.array([0, 2, 5]))
+    assert batch["actions"][..., 0].tolist() == [[0, 1, 1], [100, 101, 102], [103, 104, 104]]
+    assert batch["actions"].shape == (3, 3, 2)
+    assert samples.mask(np.array([0, 2, 5])).tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 0]]
+    assert batch["task_id"].tolist() == [1, 0, 0]
+    assert batch["images"][:, 0, 0, 0, 0].tolist() == [0, 10, 13]
+    assert batch["state"][:, 0].tolist() == [0, 1, 1]
+    assert samples.spread(3).tolist() == [0, 3, 6]
+    assert samples.spread(99).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(("size", "out"), [(0.25, 2), (0, 0), (3, 3), (100, 7), (0.99, 7)])
+def test_so_many_episodes_are_held_out(size, out):
+    episodes = [episode(i, 1) for i in range(8)]
+    train, held = hold_out(episodes, size, seed=1)
+    assert (len(train), len(held)) == (8 - out, out)
+    assert sorted(e.actions[0, 0] for e in train + held) == [e.actions[0, 0] for e in episodes]
+    assert hold_out(episodes, size, seed=1)[1] == held
+
+
+def test_the_order_goes_through_all_before_it_repeats_and_has_no_memory():
+    whole = order(5, seed=3, first=0, number=15)
+    assert [sorted(part) for part in whole.reshape(3, 5).tolist()] == [[0, 1, 2, 3, 4]] * 3
+    assert len({tuple(part) for part in whole.reshape(3, 5).tolist()}) == 3
+    assert np.array_equal(order(5, seed=3, first=4, number=8), whole[4:12])
+    assert not np.array_equal(order(5, seed=4, first=0, number=15), whole)
+
+
+def test_quantiles_of_actions_and_state():
+    found = quantiles([episode(0, 101), episode(0, 101)])
+    assert found["action"]["q01"] == pytest.approx([1, 1.5])
+    assert found["action"]["q99"] == pytest.approx([99, 99.5])
+    assert found["proprio"] == {"q01": [0, 0, 0], "q99": [0, 0, 0]}
