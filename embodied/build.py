@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from embodied import schema
 from embodied.compose import Composed
+from embodied.data.demonstrations import Demonstration, Wanted, check_fit, read
+from embodied.data.samples import hold_out
 from embodied.errors import CheckpointError, ConfigError
 from embodied.observe.console import Console
 from embodied.observe.timing import Sections
@@ -23,6 +25,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and most mistakes are found 
     import torch
 
     from embodied.learn.checkpoint import Checkpoints
+    from embodied.learn.cloning import Cloner
     from embodied.learn.trainer import Trainer
     from embodied.observe.trackers import Trackers
     from embodied.protocols import Policy
@@ -56,12 +59,21 @@ class EnvSide:
 
 
 @dataclass(frozen=True)
+class Demonstrated:
+    """The demonstrations of a supervised run, found to fit its env."""
+
+    train: Sequence[Demonstration]
+    held_out: Sequence[Demonstration]
+
+
+@dataclass(frozen=True)
 class Checked:
     """A configuration whose envs were constructed (not built) and found to exist."""
 
     composed: Composed
     train: EnvSide
     eval: EnvSide
+    demonstrations: Demonstrated | None = None  # with task_type sft
 
     @property
     def config(self) -> schema.Config:
@@ -89,9 +101,28 @@ def check(composed: Composed) -> Checked:
     for side in (train, evaluation):
         if side.config.video_cfg.save_video:
             check_writable(Path(side.config.video_cfg.video_base_dir))
+    demonstrated = read_demonstrations(config, train) if config.runner.task_type == "sft" else None
     for env in {side.identity: side.env for side in (train, evaluation)}.values():
         env.preflight()
-    return Checked(composed, train, evaluation)
+    return Checked(composed, train, evaluation, demonstrated)
+
+
+def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
+    """Raises :class:`embodied.errors.DatasetError` or :class:`~embodied.errors.SpecMismatchError`."""
+    data, spec = config.data, side.spec
+    told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
+    wanted = Wanted(spec.cameras, data.camera_keys, data.state_keys, told)
+
+    def episodes(paths: Sequence[str]) -> list[Demonstration]:
+        found = [read(Path(path), wanted) for path in paths]
+        for one in found:
+            check_fit(one, spec, side.kwargs.get("control_mode"))
+        return [episode for one in found for episode in one.episodes]
+
+    given = episodes(data.train_data_paths)
+    if data.val_data_paths:
+        return Demonstrated(given, episodes(data.val_data_paths))
+    return Demonstrated(*hold_out(given, data.test_size, config.runner.seed))
 
 
 def _check_penalty(config: schema.Config, side: EnvSide) -> None:
@@ -164,8 +195,9 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
         policy.bind(side.spec)
     if runner.ckpt_path is not None:
         from embodied.learn.checkpoint import load
+        from embodied.learn.statistics import restore
 
-        load(Path(runner.ckpt_path), policy)
+        restore(policy, load(Path(runner.ckpt_path), policy).policy)
     return policy, device
 
 
@@ -215,7 +247,7 @@ def sizes(checked: Checked, policy: Policy) -> Sizes:
     slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
     fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
-    rows = 2 * slots if config.runner.only_eval else max(records + finals, 2 * slots)
+    rows = 2 * slots if config.runner.only_eval or checked.demonstrations else max(records + finals, 2 * slots)
     return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
 
 
@@ -243,7 +275,7 @@ class Parts:
     sizes: Sizes
     folder: RunFolder
     checkpoints: Checkpoints
-    trainer: Trainer
+    trainer: Trainer | Cloner
     console: Console
     sections: Sections
     open_collector: Callable[[EnvSide, int], Collector]
@@ -271,7 +303,7 @@ def build(checked: Checked, console: Console) -> Parts:
         stack.callback(folder.close)
         policy, device = build_policy(checked)
         numbers, sections = sizes(checked, policy), Sections()
-        trainer = Trainer(
+        trainer = _cloner(checked, policy, device) or Trainer(
             policy=policy, env=checked.train.spec, actor=config.actor, algorithm=config.algorithm,
             sampling=sampling(config.algorithm.sampling_params), device=device, seed=config.runner.seed,
             max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates,
@@ -299,6 +331,16 @@ def build(checked: Checked, console: Console) -> Parts:
             open_collector,
             stack.pop_all(),
         )
+
+
+def _cloner(checked: Checked, policy: Policy, device: torch.device) -> Cloner | None:
+    """What trains in the place of the trainer with task_type sft."""
+    from embodied.learn.cloning import Cloner
+
+    found = checked.demonstrations
+    if found is None:
+        return None
+    return Cloner(policy, checked.train.spec, checked.config, found.train, found.held_out, device)
 
 
 def _collector(

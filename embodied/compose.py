@@ -1,12 +1,12 @@
 """Command line → one checked configuration: hydra composes the YAML groups, :mod:`embodied.schema` checks.
 
-``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``. A key may be set whether or not a YAML file mentions
-it (no ``+`` needed): the schema, not the files, says which keys exist.
+``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``; :data:`SHORT` has more. A key may be set whether or
+not a YAML file mentions it (no ``+`` needed): the schema, not the files, says which keys exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
   python -m embodied.train env=libero_10                    train with the small embedded policy
   python -m embodied.train env=libero_10 runner.dry_run=true   check everything, print the derived numbers
   python -m embodied.eval env=libero_10 runner.ckpt_path=runs/NAME/checkpoints/000004
+  python -m embodied.tools.demos env=NAME episodes=200      demonstrations by the env's expert, into demos/NAME
+  python -m embodied.sft env=NAME data=demos/NAME           learn from demonstrations
 
 groups: env, model, algorithm, runtime, tracker, experiment
   --cfg             print the composed configuration and exit
@@ -49,7 +51,7 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
 
     Args:
         overrides: hydra overrides, e.g. ``["env=libero_10", "runner.max_epochs=2"]``.
-        config_name: ``train`` or ``eval``.
+        config_name: ``train``, ``eval``, ``sft`` or ``demos``.
         config_dirs: folders with more group files.
 
     Raises:
@@ -58,7 +60,7 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
     raw = _hydra(_expand(overrides), config_name, config_dirs)
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
-    name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"].get("only_eval", False))
+    name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
     raw["runner"]["experiment_name"] = name
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
@@ -75,9 +77,15 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
     return Composed(config, config.model_dump(by_alias=True, mode="json"))
 
 
-def _default_name(choices: dict[str, str], only_eval: bool) -> str:
-    parts = [choices.get(group) for group in ("env@env.train", "model", "algorithm")]
-    return "-".join(filter(None, parts)) + ("-eval" if only_eval else "")
+def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
+    env, model, algorithm = (choices.get(group) for group in ("env@env.train", "model", "algorithm"))
+    by_task = {"demos": (env,), "sft": (env, model, "sft")}
+    parts = by_task.get(runner.get("task_type", ""), (env, model, algorithm))
+    return "-".join(filter(None, parts)) + ("-eval" if runner.get("only_eval", False) else "")
+
+
+SHORT = {"data": "data.train_data_paths", "episodes": "demos.episodes", "noise_std": "demos.noise_std"}
+"""Short form → key. ``data=PATH`` is a list of one path."""
 
 
 def _expand(overrides: Sequence[str]) -> list[str]:
@@ -89,7 +97,10 @@ def _expand(overrides: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2"
             )
-        if value == "null" and "." not in key:
+        if key in SHORT:
+            one_path = key == "data" and not value.startswith("[")
+            expanded.append(f"++{SHORT[key]}=" + (f"[{_quoted(value)}]" if one_path else value))
+        elif value == "null" and "." not in key:
             expanded.append(f"~{key}")  # experiment=null leaves the group out
         elif key == "env":
             expanded += [f"env@env.train={value}", f"env@env.eval={value}"]
@@ -120,8 +131,13 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
 
 def _search_path(folder: str) -> str:
     """A folder as an element of a list in hydra's grammar, whatever characters its name has."""
-    escaped = str(Path(folder).resolve()).replace("'", "\\'")
-    return f"'file://{escaped}'"
+    return _quoted(f"file://{Path(folder).resolve()}")
+
+
+def _quoted(text: str) -> str:
+    """A text in hydra's grammar, whatever characters it has."""
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:

@@ -25,7 +25,7 @@ MAY_CHANGE = (
 """Keys that a resumed run may have other values of: they change no number of the training."""
 
 
-RESULTS = ("metrics.jsonl", "checkpoints", "eval")
+RESULTS = ("metrics.jsonl", "checkpoints", "eval", "meta")
 """What makes a folder one of a certain configuration."""
 
 

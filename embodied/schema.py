@@ -64,6 +64,11 @@ class RunnerConfig(Section):
         min_length=1,
         description="Name of the run and of its folder; null joins the chosen env, model and algorithm.",
     )
+    task_type: Literal["embodied", "sft", "demos"] = Field(
+        "embodied",
+        description="embodied = reinforcement learning; sft = learning from demonstrations; demos = making them. The "
+        "entries embodied.train, embodied.sft and embodied.tools.demos set it.",
+    )
     output_dir: str = Field("runs", description="Folder that holds all runs.")
     seed: int = Field(
         1234,
@@ -510,6 +515,73 @@ class RewardConfig(Section):
     overlong_penalty: OverlongPenaltyConfig = OverlongPenaltyConfig()
 
 
+class DataConfig(Section):
+    train_data_paths: list[str] = Field(
+        [],
+        description="Demonstrations: LeRobot folders, LIBERO .hdf5 files or folders of them, ManiSkill .h5 files. "
+        "data=PATH is short for one.",
+    )
+    val_data_paths: list[str] = Field(
+        [], description="Demonstrations for the validation loss alone; empty = data.test_size of the others."
+    )
+    test_size: float = Field(
+        0.1, ge=0, description="Episodes held out for the validation loss: a share if below 1, else a number."
+    )
+    camera_keys: list[str] | None = Field(
+        None, description="Names that the env's cameras have in the files, in the env's order; null = the same."
+    )
+    state_keys: list[str] | None = Field(
+        None, description="Arrays of the files whose concatenation is the env's state; null = the layout's own."
+    )
+    instruction: str | None = Field(
+        None, description="Instruction of files that have none (ManiSkill); null = that of the env's only task."
+    )
+    random_crop: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Augmentation: share of a picture's area that a random crop keeps before it is enlarged again; "
+        "1 = off. Models of which actor.model.center_crop is true expect 0.9.",
+    )
+    brightness: float = Field(
+        0.0, ge=0, lt=1, description="Augmentation: pixels are multiplied by a random factor in 1 ± this; 0 = off."
+    )
+
+
+class SftConfig(Section):
+    steps_per_iteration: int = Field(
+        100, ge=1, description="Optimizer steps of an iteration (runner.max_epochs, save_interval … count those)."
+    )
+    statistics: Literal["auto", "quantiles", "env"] = Field(
+        "auto",
+        description="Ranges over which action tokens are spread: quantiles = 1 % and 99 % quantiles of the "
+        "demonstrations (of the state as well); env = the env's range; auto = those that the policy brings from its "
+        "checkpoint, else quantiles. They are kept with every checkpoint.",
+    )
+    val_samples: int = Field(
+        256, ge=0, description="Samples, spread over the held-out demonstrations, of the validation; 0 = none."
+    )
+    lr_warmup_iters: float = Field(0.0, ge=0, description="Iterations in which the learning rate rises from 0.")
+    lr_decay_style: Literal["constant", "cosine"] = Field(
+        "cosine", description="How the learning rate falls after that, down to min_lr_ratio at runner.max_epochs."
+    )
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Lowest learning rate as a share of actor.optim.lr.")
+
+
+class DemosConfig(Section):
+    path: str | None = Field(None, description="Folder of the data set; null = demos/ENV.")
+    episodes: int = Field(100, ge=1, description="Successful episodes to record. episodes=N is short for it.")
+    noise_std: float = Field(
+        0.0,
+        ge=0,
+        description="Standard deviation of the noise on executed actions, as a share of half the range; recorded is the "
+        "expert's own action. noise_std=X is short for it.",
+    )
+    max_attempts: int | None = Field(
+        None, ge=1, description="Episodes to try at most; null = ten times demos.episodes."
+    )
+
+
 class Config(Section):
     runner: RunnerConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -517,6 +589,9 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig
     reward: RewardConfig = RewardConfig()
+    data: DataConfig = DataConfig()
+    sft: SftConfig = SftConfig()
+    demos: DemosConfig = DemosConfig()
 
 
 def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:
@@ -642,7 +717,11 @@ def check(config: Config) -> None:
             f"env.python is {config.env.python}, which is no program that can be run",
             "set it to the interpreter of an environment that has the simulator, e.g. /path/to/bin/python, or null",
         )
-    if config.runner.only_eval:
+    if config.runner.only_eval or config.runner.task_type == "demos":
+        return
+    _check_batches(config)
+    if config.runner.task_type == "sft":
+        _check_sft(config)
         return
     if episodes % algorithm.group_size:
         raise ConfigError(
@@ -683,6 +762,9 @@ def check(config: Config) -> None:
         )
     _check_schedule(config)
     _check_rounds(config)
+
+
+def _check_batches(config: Config) -> None:
     if config.actor.micro_batch_size > config.actor.global_batch_size:
         raise ConfigError(
             f"actor.micro_batch_size {config.actor.micro_batch_size} is larger than "
@@ -790,6 +872,26 @@ def _check_rollout_schedule(config: Config) -> None:
         raise ConfigError(
             f"rollout.pipeline_stage_num {rollout.pipeline_stage_num} is more than the {slots} env slots",
             f"set rollout.pipeline_stage_num to {slots} or less, or raise env.train.total_num_envs",
+        )
+
+
+def _check_sft(config: Config) -> None:
+    data, sft = config.data, config.sft
+    if not data.train_data_paths:
+        raise ConfigError(
+            "data.train_data_paths is empty: there is nothing to learn from",
+            "add data=PATH to the command; python -m embodied.tools.demos env=NAME makes demonstrations",
+        )
+    if data.test_size >= 1 and data.test_size % 1:
+        raise ConfigError(
+            f"data.test_size {data.test_size:g} is neither a share below 1 nor a whole number of episodes",
+            "set data.test_size=0.1 or data.test_size=10",
+        )
+    if sft.lr_warmup_iters and sft.lr_warmup_iters >= config.runner.max_epochs > 0:
+        raise ConfigError(
+            f"sft.lr_warmup_iters {sft.lr_warmup_iters:g} does not end before runner.max_epochs "
+            f"{config.runner.max_epochs}",
+            "lower sft.lr_warmup_iters, or raise runner.max_epochs",
         )
 
 

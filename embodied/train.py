@@ -32,16 +32,23 @@ def run(argv: Sequence[str], config_name: str) -> int:
         return 0
     console = make_console()
     checked = build.check(composed)
-    with closing(build.build(checked, console)) as parts:
-        from embodied import evaluation, loop, summary
+    if composed.config.runner.task_type == "demos":
+        from embodied.tools import demos
 
-        console.table(f"{composed.config.runner.experiment_name}", summary.plan_lines(parts))
+        demos.make(checked, console)
+        return 0
+    with closing(build.build(checked, console)) as parts:
+        from embodied import cloning, evaluation, loop, summary
+
+        job = cloning if composed.config.runner.task_type == "sft" else loop
+        lines = cloning.plan_lines(parts) if job is cloning else summary.plan_lines(parts)
+        console.table(f"{composed.config.runner.experiment_name}", lines)
         if composed.config.runner.dry_run:
             return 0
         if composed.config.runner.only_eval:
             evaluation.evaluate(parts, 0, None)
         else:
-            done = loop.train(parts)
+            done = job.train(parts)
             console.say(f"{done} iterations done. The same command with a larger runner.max_epochs goes on from here.")
         console.table("where things are", summary.places(parts))
     return 0

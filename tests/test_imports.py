@@ -19,7 +19,7 @@ LAYERS = {
     "algorithms": 2, "schema": 2, "observe": 2, "testing": 2, "data": 2,
     "runtime": 3, "learn": 3,
     "compose": 4, "run_folder": 4, "build": 4, "evaluation": 4, "summary": 4, "loop": 4, "rounds": 4,
-    "train": 5, "eval": 5, "tools": 5,
+    "cloning": 4, "train": 5, "eval": 5, "sft": 5, "tools": 5,
 }  # fmt: skip
 """A part may import parts of lower layers, and of its own layer only in the layer of the loop and of the entries."""
 

@@ -64,6 +64,18 @@ METRICS: dict[str, str] = {
     "train/samples_per_s": "records that went forward and backward, a second of the updates' wall time, 1/s",
     "train/tokens_per_s": "their action tokens a second, 1/s",
     "train/tflops_per_s": "floating-point operations of these passes by the policy's formula (flops), 10¹² a second",
+    # What an iteration of supervised training did.
+    "sft/loss": "mean over the iteration's updates of -log p of the demonstrated tokens, with augmentation, nats",
+    "sft/clean_loss": "the same after the iteration, of some of the samples and without augmentation, nats",
+    "sft/token_accuracy": "share of the demonstrated tokens of these samples that are the likeliest, 0..1",
+    "sft/val_loss": "mean -log p of the demonstrated tokens of held-out demonstrations, nats",
+    "sft/val_token_accuracy": "share of the tokens of held-out demonstrations that are the likeliest, 0..1",
+    "sft/grad_norm": "mean over updates of the gradient's 2-norm before clipping",
+    "sft/lr": "learning rate of the last update",
+    "sft/optimizer_steps": "optimizer updates in the iteration, count",
+    "sft/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
+    "sft/epoch": "passes over the demonstrations since the run began",
+    "sft/samples_per_s": "samples trained on, a second of the iteration's updates and validation, 1/s",
     # What the evaluation found.
     "eval/success_rate": "share of evaluation episodes that succeeded, 0..1",
     "eval/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",

@@ -1,0 +1,89 @@
+"""The loop of supervised training: optimizer steps → validate → (evaluate, save).
+
+    demonstrations ─▶ samples in the order of the seed ─▶ Cloner.iterate ─▶ weights ─▶ evaluation in the simulator
+
+A stop signal waits for the iteration (``sft.steps_per_iteration`` optimizer steps) to end, and leaves a checkpoint.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, suppress
+
+from embodied.build import Collector, Parts
+from embodied.evaluation import evaluate
+from embodied.learn.cloning import Cloner
+from embodied.loop import due, resume, save
+from embodied.runtime.signals import Stopped, StopSignal
+
+
+def train(parts: Parts) -> int:
+    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
+    runner, cloner, sections = parts.config.runner, parts.trainer, parts.sections
+    assert isinstance(cloner, Cloner)
+    iteration = saved = resume(parts)
+    collector: Collector | None = None
+    with ExitStack() as opened, StopSignal() as stop, suppress(Stopped):
+        while iteration < runner.max_epochs:
+            sections.reset()
+            with stop.hold():
+                with sections("time/train"):
+                    metrics = cloner.iterate(iteration) | cloner.validate()
+                iteration += 1
+                if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
+                    with stop.cut_short(), sections("time/eval"):
+                        if collector is None:
+                            collector = opened.enter_context(closing(open_collector(parts)))
+                        metrics |= evaluate(parts, iteration, collector)
+                log(parts, iteration, metrics)
+                if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
+                    with sections("time/save"):
+                        save(parts, iteration)
+                    saved = iteration
+    if saved < iteration:
+        save(parts, iteration)
+    return iteration
+
+
+def open_collector(parts: Parts) -> Collector:
+    """Workers of the evaluation, which stay for all evaluations of the run."""
+    side = parts.checked.eval
+    return parts.open_collector(side, 2 * side.config.total_num_envs)
+
+
+def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
+    """To the trackers and the console."""
+    sections, batch = parts.sections, parts.config.actor.global_batch_size
+    seconds = sections.seconds("time/train")
+    times = {f"{name}_s": sections.seconds(name) for name in ("time/train", "time/eval")}
+    metrics = {
+        **metrics,
+        "sft/samples_per_s": parts.config.sft.steps_per_iteration * batch / seconds,
+        **{name: value for name, value in times.items() if value},
+        "time/iteration_s": sections.elapsed,
+    }
+    assert parts.trackers is not None
+    parts.trackers.log(iteration, metrics)
+    parts.console.iteration({**metrics, "iteration": iteration, "iterations": parts.config.runner.max_epochs})
+
+
+def plan_lines(parts: Parts) -> list[list[str]]:
+    """The derived numbers of a run, for ``runner.dry_run`` and the top of the log."""
+    config, cloner = parts.config, parts.trainer
+    assert isinstance(cloner, Cloner)
+    steps, batch = config.sft.steps_per_iteration, config.actor.global_batch_size
+    total = config.runner.max_epochs * steps * batch
+    told = dict.fromkeys(episode.instruction for episode in cloner.episodes)
+    rows = [
+        ["demonstrations", ", ".join(config.data.train_data_paths)],
+        ["episodes", f"{len(cloner.episodes)} of {len(told)} tasks, {len(cloner.held_out)} more for validation"],
+        ["samples", f"{len(cloner.samples)} chunks of {parts.policy.spec.num_action_chunks} actions"],
+        ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
+        ["passes over the data", f"{total / len(cloner.samples):.1f}"],
+        *(note.split(": ", 1) for note in cloner.notes),
+        ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items() if k != "statistics")],
+        ["device", f"{parts.device}, {config.runner.num_threads} threads"],
+        ["run folder", str(parts.folder.path)],
+    ]
+    if without := [task for task in parts.checked.eval.spec.tasks if task not in told]:
+        rows.append(["tasks of env.eval without a demonstration", f"{len(without)}, e.g. {without[0]!r}"])
+    return rows

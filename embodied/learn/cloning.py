@@ -1,0 +1,232 @@
+"""Behaviour cloning: the tokens of demonstrated chunks are made likely.
+
+    loss of an optimizer step = − Σ log p(token | observation) / number of tokens that count
+
+over all tokens of all its samples; those of actions beyond the end of an episode do not count. The denominator is that
+of the whole step, so micro-batches only bound memory. Step s of a run takes the places s·B … (s + 1)·B of an endless
+sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run goes on exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.data.demonstrations import Demonstration
+from embodied.data.samples import Samples, order
+from embodied.data.statistics import quantiles
+from embodied.errors import ConfigError, NumericalError
+from embodied.learn import statistics
+from embodied.learn.augment import Augmentation
+from embodied.learn.optimizer import make_optimizer
+from embodied.protocols import Clonable, Policy
+from embodied.schema import Config, SftConfig
+from embodied.types import EnvSpec, Sampling
+
+LIKELIEST = Sampling(do_sample=False)
+
+
+@dataclass
+class Totals:
+    """Sums over the optimizer steps of an iteration."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    steps: int = 0
+    bad: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        taken = max(self.steps, 1)
+        return {
+            "sft/loss": self.loss / taken,
+            "sft/grad_norm": self.grad_norm / taken,
+            "sft/optimizer_steps": self.steps,
+            "sft/bad_updates": self.bad,
+        }
+
+
+@dataclass
+class Cloner:
+    """Owns optimizer and weight version; the policy is shared with the evaluation.
+
+    Args:
+        env: whose observations the demonstrations have; their instructions may be others.
+        episodes: to learn from.
+        held_out: for validation only.
+
+    Raises:
+        ConfigError: the policy cannot learn from demonstrations.
+    """
+
+    policy: Policy
+    env: EnvSpec
+    config: Config
+    episodes: Sequence[Demonstration]
+    held_out: Sequence[Demonstration]
+    device: torch.device
+    weight_version: int = 0
+    bad_in_a_row: int = field(default=0, init=False)
+    last_finite: str = field(default="none yet", init=False)
+
+    def __post_init__(self) -> None:
+        policy, config = self.policy, self.config
+        if not isinstance(policy, Clonable):
+            raise ConfigError(
+                f"{type(policy).__name__} has no encode_actions and use_statistics, so it cannot learn from demonstrations",
+                "choose another model, or add the two methods (embodied.protocols.Clonable)",
+            )
+        self._encode = policy.encode_actions
+        self.notes = _use_statistics(policy, policy, config.sft, self.episodes)
+        tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
+        self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
+        chunk = policy.spec.num_action_chunks
+        self.samples = Samples(self.episodes, tasks, chunk)
+        self._validation = Samples(self.held_out, tasks, chunk)
+        self.optimizer = make_optimizer(policy, config.actor.optim)
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
+        self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
+        self.bind()
+
+    def bind(self) -> None:
+        """Give the policy the demonstrations' instructions. An evaluation gives it those of its env."""
+        self.policy.bind(self._spec)
+
+    def iterate(self, iteration: int) -> dict[str, float]:
+        """The optimizer steps of an iteration; ``sft/`` metrics.
+
+        Raises:
+            NumericalError: too many updates in a row were not finite.
+        """
+        self.bind()
+        count, batch = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size
+        totals = Totals()
+        for k in range(count):
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * rate_factor(self.config.sft, iteration + (k + 1) / count, self._iterations)
+            self._step(iteration * count + k, batch, totals)
+        return {
+            **totals.metrics(),
+            "sft/lr": self.optimizer.param_groups[0]["lr"],
+            "sft/epoch": (iteration + 1) * count * batch / len(self.samples),
+        }
+
+    @property
+    def _iterations(self) -> int:
+        return self.config.runner.max_epochs
+
+    def _step(self, step: int, size: int, totals: Totals) -> None:
+        seed = self.config.runner.seed
+        torch.manual_seed(int(np.random.default_rng([seed, step]).integers(2**63)))  # of dropout
+        places = np.arange(step * size, (step + 1) * size)
+        chosen = order(len(self.samples), seed, int(places[0]), size)
+        counted = int(self.samples.mask(chosen).sum()) * self.policy.spec.action_dim
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = 0.0
+        for part in np.split(np.arange(size), range(self._micro, size, self._micro)):
+            share = -self._logprobs(self.samples, chosen[part], places[part])[0].sum() / counted
+            share.backward()
+            loss += share.item()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.actor.optim.clip_grad).item()
+        self._apply(loss, norm, totals)
+
+    @property
+    def _micro(self) -> int:
+        return self.config.actor.micro_batch_size
+
+    def _logprobs(self, samples: Samples, chosen: np.ndarray, places: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        """Log-probs of the demonstrated tokens that count, and whether these are the likeliest: [n] each.
+
+        Args:
+            places: in the run's sequence of samples, for the augmentation; None = no augmentation, and the likeliest
+                tokens are asked for, which takes a second forward pass.
+        """
+        records = {name: torch.from_numpy(values).to(self.device) for name, values in samples.batch(chosen).items()}
+        if places is not None:
+            records["images"] = self._augment(records["images"], places)
+        records["action_tokens"] = tokens = self._encode(records["actions"])
+        mask = torch.from_numpy(samples.mask(chosen)).to(self.device)
+        mask = mask.repeat_interleave(self.policy.spec.action_dim, dim=1)
+        logprobs = self.policy.evaluate(records, Sampling()).logprobs[mask]
+        if places is not None:
+            return logprobs, torch.empty(0)
+        uniform = torch.zeros(tokens.shape, device=self.device)
+        likeliest = self.policy.act(records, uniform, LIKELIEST).fields["action_tokens"]
+        return logprobs, (likeliest == tokens)[mask]
+
+    def validate(self) -> dict[str, float]:
+        """Loss and token accuracy on held-out demonstrations and, without augmentation, on as many of the others."""
+        wanted = self.config.sft.val_samples
+        if not wanted:
+            return {}
+        self.bind()
+        loss, accuracy = self._measure(self.samples, wanted)
+        found = {"sft/token_accuracy": accuracy, "sft/clean_loss": loss}
+        if len(self._validation):
+            found["sft/val_loss"], found["sft/val_token_accuracy"] = self._measure(self._validation, wanted)
+        return found
+
+    @torch.no_grad()
+    def _measure(self, samples: Samples, count: int) -> tuple[float, float]:
+        """Mean −log p and share of likeliest among the tokens that count."""
+        chosen = samples.spread(count)
+        parts = np.split(chosen, range(self._micro, len(chosen), self._micro))
+        found = [self._logprobs(samples, part, None) for part in parts]
+        logprobs, right = (torch.cat(column).double() for column in zip(*found, strict=True))
+        return -logprobs.mean().item(), right.mean().item()
+
+    def _apply(self, loss: float, norm: float, totals: Totals) -> None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._reject(loss, norm, totals)
+            return
+        self.optimizer.step()
+        self.weight_version += 1
+        self.bad_in_a_row = 0
+        self.last_finite = f"loss {loss:.4g}, gradient norm {norm:.4g} at weight version {self.weight_version}"
+        totals.steps += 1
+        totals.loss += loss
+        totals.grad_norm += norm
+
+    def _reject(self, loss: float, norm: float, totals: Totals) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        totals.bad += 1
+        self.bad_in_a_row += 1
+        if self.bad_in_a_row >= self.config.runner.max_bad_updates:
+            raise NumericalError(
+                f"loss {loss} and gradient norm {norm}: not finite for {self.bad_in_a_row} updates in a row; "
+                f"last finite: {self.last_finite}",
+                "lower actor.optim.lr, or set actor.model.precision=fp32; the last checkpoint is from before this",
+            )
+
+
+def _use_statistics(
+    policy: Policy, clonable: Clonable, sft: SftConfig, episodes: Sequence[Demonstration]
+) -> list[str]:  # fmt: skip
+    """Give the policy its ranges as ``sft.statistics`` says; what to tell the user."""
+    known = statistics.known(policy)
+    if sft.statistics == "env" and known is not None:
+        raise ConfigError(
+            f"sft.statistics is env, and the policy comes with the ranges '{known['name']}' of its checkpoint",
+            "set sft.statistics=auto, or sft.statistics=quantiles to replace them",
+        )
+    if sft.statistics == "env":
+        return ["ranges of action tokens: the env's"]
+    if sft.statistics == "auto" and known is not None:
+        return [f"ranges of action tokens: '{known['name']}', as the policy's checkpoint has them"]
+    clonable.use_statistics("demonstrations", quantiles(episodes))
+    return ["ranges of action tokens: 1 % and 99 % quantiles of the demonstrations"]
+
+
+def rate_factor(sft: SftConfig, position: float, iterations: int) -> float:
+    """Share of the learning rate at ``position`` iterations: straight up, then constant or down half a cosine."""
+    if position < sft.lr_warmup_iters:
+        return position / sft.lr_warmup_iters
+    if sft.lr_decay_style == "constant":
+        return 1.0
+    done = min((position - sft.lr_warmup_iters) / max(iterations - sft.lr_warmup_iters, 1e-9), 1.0)
+    return sft.min_lr_ratio + (1 - sft.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * done))
