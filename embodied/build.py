@@ -116,7 +116,7 @@ def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
     def episodes(paths: Sequence[str]) -> list[Demonstration]:
         found = [read(Path(path), wanted) for path in paths]
         for one in found:
-            check_fit(one, spec, side.kwargs.get("control_mode"))
+            check_fit(one, spec, side.kwargs)
         return [episode for one in found for episode in one.episodes]
 
     given = episodes(data.train_data_paths)

@@ -574,8 +574,8 @@ class DemosConfig(Section):
     noise_std: float = Field(
         0.0,
         ge=0,
-        description="Standard deviation of the noise on executed actions, as a share of half the range; recorded is the "
-        "expert's own action. noise_std=X is short for it.",
+        description="Standard deviation of the noise on executed actions, as a share of half the range; recorded "
+        "actions have none. noise_std=X is short for it.",
     )
     max_attempts: int | None = Field(
         None, ge=1, description="Episodes to try at most; null = ten times demos.episodes."

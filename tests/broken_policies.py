@@ -59,3 +59,9 @@ class UnusedParameter(FakePolicy):
     def __init__(self) -> None:
         super().__init__()
         self.unused = torch.nn.Parameter(torch.zeros(3))
+
+
+class NoTokens(FakePolicy):
+    """Without one of the methods that learning from demonstrations needs."""
+
+    encode_actions = None  # type: ignore[assignment]

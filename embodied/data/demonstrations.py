@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -84,17 +85,17 @@ def read(path: Path, wanted: Wanted) -> Demonstrations:
     return found
 
 
-def check_fit(found: Demonstrations, env: EnvSpec, control_mode: object = None) -> None:
+def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) -> None:
     """Compare with what the env offers. Raises :class:`SpecMismatchError` for the first thing that does not fit.
 
     Args:
-        control_mode: the env's, if it has such a key; compared if the file says one as well.
+        kwargs: of the env; if they choose a controller and the file says one as well, these are compared.
     """
-    made = found.made_with.get("control_mode")
-    if None not in (made, control_mode) and made != control_mode:
+    made, now = found.made_with.get("control_mode"), control_mode(kwargs)
+    if None not in (made, now) and made != now:
         raise _misfit(
-            found, f"were made with control_mode {made}, and the env has {control_mode}",
-            f"set env.train.control_mode={made} and env.eval.control_mode={made}, or replay the demonstrations",
+            found, f"were made with control_mode {made}, and the env has {now}",
+            f"give env.train and env.eval the control_mode {made}, or replay the demonstrations",
         )  # fmt: skip
     first = found.episodes[0]
     if first.actions.shape[1] != env.action_dim:
@@ -142,6 +143,11 @@ def _check_range(found: Demonstrations, env: EnvSpec) -> None:
 
 def _misfit(found: Demonstrations, what: str, remedy: str) -> SpecMismatchError:
     return SpecMismatchError(f"the demonstrations in {found.path} {what}", remedy)
+
+
+def control_mode(kwargs: Mapping[str, Any]) -> object:
+    """The controller that an env's keyword arguments choose, if it has such a choice."""
+    return kwargs.get("control_mode") or (kwargs.get("init_params") or {}).get("control_mode")
 
 
 def no_camera(path: Path, camera: str, known: Sequence[str]) -> SpecMismatchError:

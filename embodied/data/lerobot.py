@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from embodied.data import pictures
-from embodied.data.demonstrations import Demonstration, Demonstrations, Wanted, no_camera, package
+from embodied.data.demonstrations import Demonstration, Demonstrations, Wanted, control_mode, no_camera, package
 from embodied.errors import DatasetError, SpecMismatchError
 from embodied.types import EnvSpec, Start
 
@@ -293,7 +293,7 @@ def read(folder: Path, wanted: Wanted) -> Demonstrations:
     for name, rows in by_file.items():
         episodes += _read_file(folder / name, rows, info["features"], columns)
     env = info.get("embodied", {}).get("env", {})
-    return Demonstrations(folder, episodes, {"control_mode": env.get("control_mode")})
+    return Demonstrations(folder, episodes, {"control_mode": control_mode(env)})
 
 
 @dataclass(frozen=True)

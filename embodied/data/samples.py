@@ -26,7 +26,7 @@ class Samples:
     def __init__(self, episodes: Sequence[Demonstration], tasks: Sequence[str], chunk: int) -> None:
         self._episodes, self._chunk = episodes, chunk
         self._task_ids = np.array([tasks.index(episode.instruction) for episode in episodes], np.int32)
-        lengths = np.array([len(episode) for episode in episodes])
+        lengths = np.array([len(episode) for episode in episodes], np.int64)
         self._owner = np.repeat(np.arange(len(episodes)), lengths)
         self._time = np.concatenate([np.arange(length) for length in lengths]) if len(lengths) else np.zeros(0, int)
         self._left = lengths[self._owner] - self._time  # control steps from t to the end

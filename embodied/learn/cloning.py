@@ -77,8 +77,8 @@ class Cloner:
         policy, config = self.policy, self.config
         if not isinstance(policy, Clonable):
             raise ConfigError(
-                f"{type(policy).__name__} has no encode_actions and use_statistics, so it cannot learn from demonstrations",
-                "choose another model, or add the two methods (embodied.protocols.Clonable)",
+                f"{type(policy).__name__} cannot learn from demonstrations",
+                "choose another model, or add encode_actions and use_statistics (embodied.protocols.Clonable)",
             )
         self._encode = policy.encode_actions
         self.notes = _use_statistics(policy, policy, config.sft, self.episodes)

@@ -55,7 +55,7 @@ def test_what_was_written_is_read_back_bit_by_bit(tmp_path):
         assert np.array_equal(episode.fields["state"], original.fields["state"])
         for t in range(len(episode)):
             assert np.array_equal(episode.pictures(t), [picture(number, t, camera) for camera in range(2)])
-    check_fit(found, SPEC, "delta")
+    check_fit(found, SPEC, {"control_mode": "delta"})
 
 
 def test_the_files_are_those_of_the_layout(tmp_path):
@@ -173,18 +173,22 @@ def test_videos_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("env", "mode", "message"),
+    ("env", "kwargs", "message"),
     [
-        ({"size": 16}, None, r"have \[2, 12, 12, 3\] as 'images', and the env gives \[2, 16, 16, 3\]"),
-        ({"size": 12, "state_dim": 3}, None, r"have \[8\] as 'state', and the env gives \[3\]"),
-        ({"size": 12, "action_dim": 4}, None, "have 7 numbers an action, and the env takes 4"),
-        ({"size": 12}, "position", "made with control_mode delta, and the env has position"),
+        ({"size": 16}, {}, r"have \[2, 12, 12, 3\] as 'images', and the env gives \[2, 16, 16, 3\]"),
+        ({"size": 12, "state_dim": 3}, {}, r"have \[8\] as 'state', and the env gives \[3\]"),
+        ({"size": 12, "action_dim": 4}, {}, "have 7 numbers an action, and the env takes 4"),
+        (
+            {"size": 12},
+            {"init_params": {"control_mode": "position"}},
+            "made with control_mode delta, and the env has position",
+        ),
     ],
 )
-def test_demonstrations_of_another_env_are_refused(tmp_path, env, mode, message):
+def test_demonstrations_of_another_env_are_refused(tmp_path, env, kwargs, message):
     write(tmp_path, recording(0))
     with pytest.raises(SpecMismatchError, match=message):
-        check_fit(demonstrations.read(tmp_path, WANTED), FakeEnv(**env).spec, mode)
+        check_fit(demonstrations.read(tmp_path, WANTED), FakeEnv(**env).spec, kwargs)
 
 
 def test_actions_in_other_units_are_refused(tmp_path):
@@ -192,4 +196,4 @@ def test_actions_in_other_units_are_refused(tmp_path):
     one.actions[:] = 100 * one.actions
     write(tmp_path, one)
     with pytest.raises(SpecMismatchError, match=r"outside the env's range \[-1, 1\]"):
-        check_fit(demonstrations.read(tmp_path, WANTED), SPEC)
+        check_fit(demonstrations.read(tmp_path, WANTED), SPEC, {})

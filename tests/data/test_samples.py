@@ -30,6 +30,10 @@ def test_a_chunk_beyond_the_end_repeats_the_last_action_and_is_masked():
     assert samples.spread(99).tolist() == list(range(7))
 
 
+def test_there_may_be_none():
+    assert len(Samples([], [], chunk=3)) == 0
+
+
 @pytest.mark.parametrize(("size", "out"), [(0.25, 2), (0, 0), (3, 3), (100, 7), (0.99, 7)])
 def test_so_many_episodes_are_held_out(size, out):
     episodes = [episode(i, 1) for i in range(8)]

@@ -1,0 +1,177 @@
+"""``embodied.tools.demos``, as a user starts it: what is recorded, in which order, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from embodied.data import demonstrations
+from embodied.data.demonstrations import Demonstration, Wanted
+from embodied.testing import FakeEnv
+from embodied.tools import demos
+from embodied.types import Start
+
+HERE = Path(__file__).parent
+ODD = "env.train._target_=odd_experts."
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def arguments(*overrides: str) -> list[str]:
+    return [
+        "env=fake",
+        "episodes=6",
+        "env.num_workers=1",
+        "env.train.horizon=60",
+        "--config-dir",
+        str(HERE / "config"),
+        *overrides,
+    ]
+
+
+def make(*overrides: str) -> int:
+    return demos.main(arguments(*overrides))
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name != ".lock"}
+
+
+def attempts(folder: str = "demos/fake") -> list[int]:
+    files = sorted(Path(folder, "meta/episodes").rglob("*.parquet"))
+    return [pq.read_table(file)["attempt"][0].as_py() for file in files]
+
+
+def recorded(folder: str = "demos/fake") -> list[Demonstration]:
+    return list(demonstrations.read(Path(folder), Wanted(FakeEnv().spec.cameras)).episodes)
+
+
+def test_it_records_what_the_expert_did_and_saw(capsys):
+    assert make() == 0
+    assert "6 of 6 demonstrations are in demos/fake" in capsys.readouterr().out
+    episodes = recorded()
+    assert len(episodes) == 6
+    row = pq.read_table("demos/fake/meta/episodes/chunk-000/file-004.parquet").to_pylist()[0]
+    start = Start(FakeEnv().spec.tasks.index(row["tasks"][0]), row["init_state_id"], row["seed"])
+    env = FakeEnv(horizon=60, success_distance=0.3)
+    env.reset(start)
+    for t, action in enumerate(episodes[4].actions):
+        assert np.array_equal(action, next(env.expert()))
+        assert np.array_equal(episodes[4].pictures(t), [env.picture(start, t, camera) for camera in range(2)])
+        state = {"images": np.zeros((2, 16, 16, 3), np.uint8), "state": np.zeros(8, np.float32)}
+        env.observe(state)
+        assert np.array_equal(episodes[4].fields["state"][t], state["state"])
+        result = env.step(action)
+    assert result.success, "the last action is the one that solved it"
+    made = json.loads(Path("demos/fake/meta/info.json").read_text())["embodied"]
+    assert made["env"]["_target_"] == "embodied.testing.FakeEnv"
+    assert (made["seed"], made["noise_std"], made["max_steps"]) == (1234, 0, 60)
+
+
+def test_only_successes_are_kept_in_the_order_of_the_starts_whatever_the_workers():
+    for folder, workers in (("one", 1), ("three", 3)):
+        assert make(f"{ODD}Moody", f"demos.path={folder}", f"env.num_workers={workers}") == 0
+    assert contents("one") == contents("three")
+    starts = [
+        file["init_state_id"][0].as_py()
+        for file in map(pq.read_table, sorted(Path("one/meta/episodes").rglob("*.parquet")))
+    ]
+    assert {start % 2 for start in starts} == {0}
+    assert attempts("one") == sorted(attempts("one"))
+    assert attempts("one")[-1] > 5, "some attempts failed"
+
+
+def test_more_episodes_go_on_where_it_stopped():
+    assert make("demos.path=whole") == 0
+    assert make("demos.path=parts", "episodes=2") == 0
+    assert make("demos.path=parts") == 0
+    assert contents("parts") == contents("whole")
+    assert make("demos.path=parts") == 0
+    assert contents("parts") == contents("whole"), "what is done stays done"
+
+
+def test_another_env_or_noise_in_the_same_folder_is_refused(capsys):
+    assert make("episodes=1") == 0
+    assert make("noise_std=0.5") == 2
+    assert "demos.noise_std: 0.0 there, 0.5 now" in capsys.readouterr().err
+    assert make("env.train.size=8", "env.eval.size=8") == 2
+    assert "env.train.size" in capsys.readouterr().err
+
+
+def test_noise_is_executed_and_not_recorded():
+    assert make("noise_std=0.3", "demos.path=noisy") == make("demos.path=clean") == 0
+    noisy, clean = recorded("noisy"), recorded("clean")
+    assert np.array_equal(noisy[0].actions[0], clean[0].actions[0]), "the first state is the same"
+    assert not np.array_equal(noisy[0].fields["state"][1], clean[0].fields["state"][1])
+    assert np.array_equal(noisy[0].actions[:, 2:], np.zeros_like(noisy[0].actions[:, 2:])), "the expert's own actions"
+    for t in range(len(noisy[0])):
+        offset = noisy[0].fields["state"][t, :2]
+        assert np.allclose(noisy[0].actions[t, :2], np.clip(10 * offset, -1, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ([f"{ODD}NoExpert"], "odd_experts.NoExpert has no expert"),
+        ([f"{ODD}Dies"], "ended with status 7"),
+        ([f"{ODD}Raises"], "this expert knows nothing"),
+        ([f"{ODD}NotThisTask"], "choose another task"),
+        (["env.train.horizon=1", "demos.max_attempts=3"], "the expert solved 0 of 3 starts"),
+        (["env.train.fault=prepare_exception"], "the fake env was told to fail in prepare"),
+        (["demos.episodes=0"], "demos.episodes = 0"),
+        (["demos.episode=3"], "Did you mean 'episodes'?"),
+    ],
+)
+def test_what_cannot_work_is_explained(capsys, overrides, text):
+    assert make(*overrides) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert "fix: " in error
+
+
+def test_a_dry_run_writes_nothing(capsys):
+    assert make("runner.dry_run=true") == 0
+    assert "6 that succeed, of at most 60 control steps" in capsys.readouterr().out
+    assert list(Path().iterdir()) == []
+
+
+def test_episodes_before_a_failure_stay():
+    assert make(f"{ODD}Dies") == 2
+    assert attempts() == [0, 1]
+
+
+def test_sigterm_leaves_whole_episodes_and_no_worker():
+    slow = ("env.train.step_s=0.01", "episodes=500", "env.num_workers=2")
+    command = [sys.executable, "-m", "embodied.tools.demos", *arguments(*slow)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not Path("demos/fake/meta/episodes/chunk-000/file-001.parquet").exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            process.send_signal(signal.SIGTERM)
+            out, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, error) == (0, "")
+    assert f"{len(recorded())} of 500 demonstrations" in out
+    assert len(children) >= 2
+    deadline = time.monotonic() + 60
+    while [pid for pid in children if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
