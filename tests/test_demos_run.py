@@ -16,6 +16,7 @@ import pytest
 
 from embodied.data import demonstrations
 from embodied.data.demonstrations import Demonstration, Wanted
+from embodied.data.lerobot import Writer
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 from embodied.types import Start
@@ -151,6 +152,18 @@ def test_a_dry_run_writes_nothing(capsys):
 def test_episodes_before_a_failure_stay():
     assert make(f"{ODD}Dies") == 2
     assert attempts() == [0, 1]
+
+
+def test_a_signal_while_the_statistics_are_written_waits_for_them(monkeypatch):
+    finish = Writer.finish
+
+    def interrupted(self: Writer) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        finish(self)
+
+    monkeypatch.setattr(Writer, "finish", interrupted)
+    assert make("episodes=1") == 0
+    assert "action" in json.loads(Path("demos/fake/meta/stats.json").read_text())
 
 
 def test_sigterm_leaves_whole_episodes_and_no_worker():

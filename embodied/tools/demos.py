@@ -57,7 +57,8 @@ def make(checked: Checked, console: Console) -> None:
         writer = Writer(path, side.spec, {"env": _identity(side), **_facts(job)})
         with suppress(Stopped):
             _record(checked, job, writer, workers, stop, console)
-        writer.finish()
+        with suppress(Stopped), stop.hold():
+            writer.finish()
     console.say(f"{len(writer)} of {config.demos.episodes} demonstrations are in {path}")
 
 
