@@ -195,9 +195,8 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
         policy.bind(side.spec)
     if runner.ckpt_path is not None:
         from embodied.learn.checkpoint import load
-        from embodied.learn.statistics import restore
 
-        restore(policy, load(Path(runner.ckpt_path), policy).policy)
+        load(Path(runner.ckpt_path), policy)
     return policy, device
 
 

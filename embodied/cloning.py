@@ -7,22 +7,32 @@ A stop signal waits for the iteration (``sft.steps_per_iteration`` optimizer ste
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
+from time import monotonic
 
 from embodied.build import Collector, Parts
 from embodied.evaluation import evaluate
 from embodied.learn.cloning import Cloner
-from embodied.loop import due, resume, save
+from embodied.loop import due, finish, resume, save, save_due
 from embodied.runtime.signals import Stopped, StopSignal
 
 
 def train(parts: Parts) -> int:
     """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
+    begun = resume(parts)
+    with StopSignal() as stop:
+        iteration, saved = iterate(parts, begun, stop)
+        stop.hold_during(lambda: finish(parts, iteration, saved))
+    return iteration
+
+
+def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
+    """Iterations after ``iteration``, until the last or a stop signal: how many are done, how many are saved."""
     runner, cloner, sections = parts.config.runner, parts.trainer, parts.sections
     assert isinstance(cloner, Cloner)
-    iteration = saved = resume(parts)
+    saved, saved_at = iteration, monotonic()
     collector: Collector | None = None
-    with ExitStack() as opened, StopSignal() as stop, suppress(Stopped):
+    with ExitStack() as opened, suppress(Stopped):
         while iteration < runner.max_epochs:
             sections.reset()
             with stop.hold():
@@ -32,16 +42,14 @@ def train(parts: Parts) -> int:
                 if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
                     with stop.cut_short(), sections("time/eval"):
                         if collector is None:
-                            collector = opened.enter_context(closing(open_collector(parts)))
+                            collector = open_collector(parts)
+                            opened.callback(stop.hold_during, collector.close)
                         metrics |= evaluate(parts, iteration, collector)
-                log(parts, iteration, metrics)
-                if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
-                    with sections("time/save"):
-                        save(parts, iteration)
-                    saved = iteration
-    if saved < iteration:
-        save(parts, iteration)
-    return iteration
+                log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
+                if save_due(parts, iteration, saved_at):
+                    save(parts, iteration)
+                    saved, saved_at = iteration, monotonic()
+    return iteration, saved
 
 
 def open_collector(parts: Parts) -> Collector:
@@ -80,7 +88,7 @@ def plan_lines(parts: Parts) -> list[list[str]]:
         ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *(note.split(": ", 1) for note in cloner.notes),
-        ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items() if k != "statistics")],
+        ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
         ["device", f"{parts.device}, {config.runner.num_threads} threads"],
         ["run folder", str(parts.folder.path)],
     ]

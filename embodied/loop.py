@@ -19,6 +19,7 @@ from embodied.build import Collector, Parts, sampling
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
 from embodied.learn import checkpoint, ranks
+from embodied.learn.trainer import Trainer
 from embodied.observe.trackers import make_trackers
 from embodied.rounds import Collected
 from embodied.runtime.plan import TRAIN, train_plan, with_videos
@@ -39,6 +40,7 @@ def train(parts: Parts) -> int:
 def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
     """Iterations after ``iteration``, until the last or a stop signal: how many are done, how many are saved."""
     runner, trainer, sections = parts.config.runner, parts.trainer, parts.sections
+    assert isinstance(trainer, Trainer)
     saved, saved_at = iteration, monotonic()
     with ExitStack() as opened, suppress(Stopped):
         if iteration < runner.max_epochs:

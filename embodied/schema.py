@@ -561,11 +561,6 @@ class SftConfig(Section):
     val_samples: int = Field(
         256, ge=0, description="Samples, spread over the held-out demonstrations, of the validation; 0 = none."
     )
-    lr_warmup_iters: float = Field(0.0, ge=0, description="Iterations in which the learning rate rises from 0.")
-    lr_decay_style: Literal["constant", "cosine"] = Field(
-        "cosine", description="How the learning rate falls after that, down to min_lr_ratio at runner.max_epochs."
-    )
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Lowest learning rate as a share of actor.optim.lr.")
 
 
 class DemosConfig(Section):
@@ -720,6 +715,7 @@ def check(config: Config) -> None:
     if config.runner.only_eval or config.runner.task_type == "demos":
         return
     _check_batches(config)
+    _check_schedule(config)
     if config.runner.task_type == "sft":
         _check_sft(config)
         return
@@ -760,7 +756,6 @@ def check(config: Config) -> None:
             f"algorithm.unbiased_kl_estimate corrects low_var_kl, and kl_penalty_type is {algorithm.kl_penalty_type}",
             "set algorithm.kl_penalty_type=low_var_kl or algorithm.unbiased_kl_estimate=false",
         )
-    _check_schedule(config)
     _check_rounds(config)
 
 
@@ -876,7 +871,7 @@ def _check_rollout_schedule(config: Config) -> None:
 
 
 def _check_sft(config: Config) -> None:
-    data, sft = config.data, config.sft
+    data = config.data
     if not data.train_data_paths:
         raise ConfigError(
             "data.train_data_paths is empty: there is nothing to learn from",
@@ -887,11 +882,16 @@ def _check_sft(config: Config) -> None:
             f"data.test_size {data.test_size:g} is neither a share below 1 nor a whole number of episodes",
             "set data.test_size=0.1 or data.test_size=10",
         )
-    if sft.lr_warmup_iters and sft.lr_warmup_iters >= config.runner.max_epochs > 0:
+    if config.actor.optim.ema_decay is not None:
         raise ConfigError(
-            f"sft.lr_warmup_iters {sft.lr_warmup_iters:g} does not end before runner.max_epochs "
-            f"{config.runner.max_epochs}",
-            "lower sft.lr_warmup_iters, or raise runner.max_epochs",
+            f"actor.optim.ema_decay {config.actor.optim.ema_decay:g}: supervised training keeps no average of weights",
+            "set actor.optim.ema_decay=null",
+        )
+    precision = (config.actor.model.model_extra or {}).get("precision")
+    if precision == "fp16":
+        raise ConfigError(
+            "actor.model.precision fp16 needs a scaled loss, which supervised training does not have",
+            "set actor.model.precision=bf16 or fp32",
         )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from embodied.build import Collector, Parts
 from embodied.learn.batch import Batch
+from embodied.learn.trainer import Trainer
 from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
 from embodied.rounds import Collected
@@ -66,6 +67,7 @@ def _beside_the_plan(collected: Collected) -> dict[str, float]:
 def training(parts: Parts) -> dict[str, float]:
     """The rates of an iteration's updates, and what they took of the device's memory."""
     trainer, seconds = parts.trainer, parts.sections.seconds("time/train")
+    assert isinstance(trainer, Trainer)
     tokens = parts.policy.spec.decision["action_tokens"].shape[0]
     found = {
         "train/samples_per_s": trainer.samples / seconds,
@@ -154,6 +156,7 @@ def plan_lines(parts: Parts) -> list[list[str]]:
 
 
 def _peak(parts: Parts) -> str:
+    assert isinstance(parts.trainer, Trainer)
     peak, setting = parts.trainer.peak_flops, parts.config.runner.peak_tflops
     if peak is None:
         return "no MFU (runner.peak_tflops is null)"

@@ -19,6 +19,7 @@ from embodied.runtime import pool
 from embodied.tools import demos
 
 HERE = Path(__file__).parent
+LR = "actor.lr_sched.lr_"
 FOLDERS = ("--config-dir", str(HERE / "config"))
 FAST = (
     "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2",
@@ -110,7 +111,7 @@ def test_a_cloned_policy_succeeds_in_the_simulator_and_training_goes_on_from_it(
     assert train.main([*options, start]) == 0
     assert rows("rl")[0]["rollout/success_rate"] > blank
     before, after = (
-        read_meta(Path("runs", name, "checkpoints", number)).policy["statistics"]
+        read_meta(Path("runs", name, "checkpoints", number)).settled["statistics"]
         for name, number in (("run", "000003"), ("rl", "000001"))
     )
     assert before == after, "the ranges of the demonstrations stay with the policy"
@@ -119,7 +120,12 @@ def test_a_cloned_policy_succeeds_in_the_simulator_and_training_goes_on_from_it(
 
 
 def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on_exactly():
-    options = ("sft.lr_warmup_iters=1", "data.random_crop=0.8", "data.brightness=0.2", "sft.lr_decay_style=constant")
+    options = (
+        f"{LR}warmup_iters=1",
+        "data.random_crop=0.8",
+        "data.brightness=0.2",
+        f"{LR}decay_style=constant",
+    )
     assert run(*options, "runner.max_epochs=4", name="whole") == 0
     assert run(*options, "runner.max_epochs=2", name="parts") == 0
     assert run(*options, "runner.max_epochs=4", name="parts") == 0
@@ -139,7 +145,12 @@ def test_micro_batches_change_nothing_but_rounding():
 
 
 def test_the_learning_rate_rises_and_falls():
-    options = ("runner.max_epochs=4", "sft.lr_warmup_iters=2", "sft.min_lr_ratio=0.1", "actor.optim.lr=0.01")
+    options = (
+        "runner.max_epochs=4",
+        "actor.lr_sched.lr_warmup_iters=2",
+        "actor.lr_sched.min_lr_ratio=0.1",
+        "actor.optim.lr=0.01",
+    )
     assert run(*options) == 0
     assert [row["sft/lr"] for row in rows()] == pytest.approx([0.005, 0.01, 0.0055, 0.001])
 
@@ -150,7 +161,7 @@ def test_another_file_may_be_held_out_and_a_value_head_left_alone():
     first = rows()[0]
     assert first["sft/val_loss"] == pytest.approx(first["sft/clean_loss"]), "they are the same demonstrations"
     meta = read_meta(Path("runs/run/checkpoints/000002"))
-    assert "statistics" not in meta.policy
+    assert "statistics" not in meta.settled
     assert "value_head.weight" in meta.parameters
     rl = [option for option in FAST if not option.startswith("sft.")]
     ckpt = "runner.ckpt_path=runs/run/checkpoints/000002"
@@ -162,7 +173,7 @@ def test_the_ranges_of_a_checkpoint_are_kept_or_replaced():
     assert run(name="first") == 0
     ckpt = "runner.ckpt_path=runs/first/checkpoints/000002"
     assert run(ckpt, name="second") == 0
-    kept = [read_meta(Path(f"runs/{name}/checkpoints/000002")).policy["statistics"] for name in ("first", "second")]
+    kept = [read_meta(Path(f"runs/{name}/checkpoints/000002")).settled["statistics"] for name in ("first", "second")]
     assert kept[0] == kept[1]
     assert run(ckpt, "sft.statistics=env", name="third") == 2
 
@@ -184,7 +195,8 @@ def test_a_dry_run_prints_the_numbers_and_writes_nothing(no_worker, capsys):
         (["env.train.state_dim=3", "env.eval.state_dim=3", "actor.model.state_dim=3"], "have [8] as 'state'"),
         (["env.train.action_dim=4", "env.eval.action_dim=4", "actor.model.action_dim=4"], "have 7 numbers an action"),
         (["data.test_size=1.5"], "data.test_size 1.5 is neither a share"),
-        (["sft.lr_warmup_iters=2"], "sft.lr_warmup_iters 2 does not end before runner.max_epochs 2"),
+        ([f"{LR}warmup_iters=2"], "would have fallen by iteration 2"),
+        (["actor.optim.ema_decay=0.9"], "keeps no average"),
         (["sft.statistic=env"], "Did you mean 'statistics'?"),
         (["actor.micro_batch_size=99"], "actor.micro_batch_size 99 is larger"),
         (["actor.model._target_=broken_policies.NoTokens"], "NoTokens cannot learn from demonstrations"),
@@ -204,7 +216,7 @@ def test_updates_that_are_never_finite_end_the_run(capsys):
 
 
 def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on():
-    options = ("runner.max_epochs=100000", "sft.lr_decay_style=constant")
+    options = ("runner.max_epochs=100000", f"{LR}decay_style=constant")
     command = [sys.executable, "-m", "embodied.sft", *arguments(*options)]
     metrics = Path("runs/run/metrics.jsonl")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

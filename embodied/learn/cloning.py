@@ -10,8 +10,9 @@ sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from embodied.data.statistics import quantiles
 from embodied.errors import ConfigError, NumericalError
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
-from embodied.learn.optimizer import make_optimizer
+from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.protocols import Clonable, Policy
 from embodied.schema import Config, SftConfig
 from embodied.types import EnvSpec, Sampling
@@ -88,10 +89,19 @@ class Cloner:
         self.samples = Samples(self.episodes, tasks, chunk)
         self._validation = Samples(self.held_out, tasks, chunk)
         self.optimizer = make_optimizer(policy, config.actor.optim)
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._schedule = Schedule(config.actor.optim, config.actor.lr_sched, config.runner.max_epochs)
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
         self.bind()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a step depends on beside policy and optimizer, for checkpoints."""
+        return {name: getattr(self, name) for name in ("weight_version", "bad_in_a_row", "last_finite")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.weight_version, self.bad_in_a_row = int(state["weight_version"]), int(state["bad_in_a_row"])
+        self.last_finite = str(state["last_finite"])
 
     def bind(self) -> None:
         """Give the policy the demonstrations' instructions. An evaluation gives it those of its env."""
@@ -107,18 +117,13 @@ class Cloner:
         count, batch = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size
         totals = Totals()
         for k in range(count):
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * rate_factor(self.config.sft, iteration + (k + 1) / count, self._iterations)
+            self._schedule.apply(self.optimizer, iteration + (k + 1) / count)
             self._step(iteration * count + k, batch, totals)
         return {
             **totals.metrics(),
             "sft/lr": self.optimizer.param_groups[0]["lr"],
             "sft/epoch": (iteration + 1) * count * batch / len(self.samples),
         }
-
-    @property
-    def _iterations(self) -> int:
-        return self.config.runner.max_epochs
 
     def _step(self, step: int, size: int, totals: Totals) -> None:
         seed = self.config.runner.seed
@@ -220,13 +225,3 @@ def _use_statistics(
         return [f"ranges of action tokens: '{known['name']}', as the policy's checkpoint has them"]
     clonable.use_statistics("demonstrations", quantiles(episodes))
     return ["ranges of action tokens: 1 % and 99 % quantiles of the demonstrations"]
-
-
-def rate_factor(sft: SftConfig, position: float, iterations: int) -> float:
-    """Share of the learning rate at ``position`` iterations: straight up, then constant or down half a cosine."""
-    if position < sft.lr_warmup_iters:
-        return position / sft.lr_warmup_iters
-    if sft.lr_decay_style == "constant":
-        return 1.0
-    done = min((position - sft.lr_warmup_iters) / max(iterations - sft.lr_warmup_iters, 1e-9), 1.0)
-    return sft.min_lr_ratio + (1 - sft.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * done))
