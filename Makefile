@@ -50,7 +50,7 @@ renderer:
 # ManiSkill renders with Vulkan: a GPU's driver, or Mesa's in software. Debian 12's own Mesa (22.3) has less of Vulkan
 # than SAPIEN asks for, so there the driver comes from Debian's backports. Nothing else needs it: without it the rest works.
 VULKAN_PACKAGES := libvulkan1 mesa-vulkan-drivers
-BACKPORTS := deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main
+# The mirror is the one that apt is set up with; packages of the backports are only taken where they are asked for.
 BACKPORTS_FILE := /etc/apt/sources.list.d/bookworm-backports.list
 VULKAN_CHECK := $(PY) -c 'from embodied.envs._maniskill_rendering import check_vulkan; print("renderer of ManiSkill:", check_vulkan().reason)'
 
@@ -62,15 +62,18 @@ vulkan: $(VENV)/.installed
 
 .PHONY: vulkan-packages
 vulkan-packages:
-	@. /etc/os-release 2>/dev/null; from=; \
-	if [ "$$VERSION_CODENAME" = bookworm ]; then from="-t bookworm-backports"; fi; \
+	@. /etc/os-release 2>/dev/null; from=; line=; \
 	if ! command -v apt-get >/dev/null; then \
 	  echo "install the Vulkan loader and Mesa's software driver (23 or newer), then run make vulkan again"; exit 1; fi; \
+	if [ "$$VERSION_CODENAME" = bookworm ] && ! apt-get indextargets | grep -q bookworm-backports; then \
+	  mirror=$$(apt-get indextargets --format '$$(REPO_URI)' 'Codename: bookworm' | head -n 1); \
+	  line="deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $$mirror bookworm-backports main"; fi; \
+	if [ "$$VERSION_CODENAME" = bookworm ]; then from="-t bookworm-backports"; fi; \
 	if [ "$$(id -u)" = 0 ]; then run=; elif sudo -n true 2>/dev/null; then run=sudo; else \
 	  echo "ManiSkill needs a Vulkan driver. Run:"; \
-	  test -z "$$from" || echo "  echo '$(BACKPORTS)' | sudo tee $(BACKPORTS_FILE)"; \
+	  test -z "$$line" || echo "  echo '$$line' | sudo tee $(BACKPORTS_FILE)"; \
 	  echo "  sudo apt-get update && sudo apt-get install -y $$from $(VULKAN_PACKAGES)"; exit 1; fi; \
-	test -z "$$from" || echo '$(BACKPORTS)' | $$run tee $(BACKPORTS_FILE); \
+	test -z "$$line" || echo "$$line" | $$run tee $(BACKPORTS_FILE); \
 	$$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq $$from $(VULKAN_PACKAGES)
 
 docs: setup
