@@ -108,6 +108,9 @@ def test_a_cloned_policy_succeeds_in_the_simulator_and_training_goes_on_from_it(
     blank = json.loads(Path("runs/blank/eval/000000.json").read_text())["tasks"][-1]["success_rate"]
     assert cloned >= blank + 0.2
     start = "runner.ckpt_path=runs/run/checkpoints/000003"
+    assert train.main([*options, "runner.only_eval=true", "runner.experiment_name=again", start]) == 0
+    again = json.loads(Path("runs/again/eval/000000.json").read_text())["tasks"][-1]["success_rate"]
+    assert again == cloned
     assert train.main([*options, start]) == 0
     assert rows("rl")[0]["rollout/success_rate"] > blank
     before, after = (
