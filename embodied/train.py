@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
 
 
 def run(argv: Sequence[str], config_name: str) -> int:
-    overrides, folders, print_only = parse_argv(argv, config_name)
+    entry = "tools.demos" if config_name == "demos" else config_name
+    overrides, folders, print_only = parse_argv(argv, entry)
     composed = compose(overrides, config_name, folders)
     if print_only:
         print(as_yaml(composed), end="")

@@ -188,3 +188,10 @@ def test_sigterm_leaves_whole_episodes_and_no_worker():
     while [pid for pid in children if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_help_names_the_entry(capsys):
+    with pytest.raises(SystemExit) as done:
+        demos.main(["--help"])
+    assert done.value.code == 0
+    assert "usage: python -m embodied.tools.demos" in capsys.readouterr().out
