@@ -21,13 +21,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embodied import errors
-from embodied.errors import AssetsMissingError, EmbodiedError, unknown_name
+from embodied.errors import AssetsMissingError, ConfigError, EmbodiedError, UnknownNameError, unknown_name
 
 from ._libero_files import cache_folder
 
 _PROBE_TIMEOUT_S = 120.0
 _FORMAT = 2  # of the answers in the cache folder; another one is asked for again
+_ANSWERS = {error.__name__: error for error in (AssetsMissingError, ConfigError, UnknownNameError)}
 _REGISTERED = re.compile(r"register_env\(\s*[\"']([^\"']+)[\"']")
 
 INSTRUCTIONS = {
@@ -191,12 +191,12 @@ def _ask_process(params: SimParams) -> TaskFacts:
         raise _probe_failed(params, lines[-1] if lines else f"exit status {done.returncode}")
     answer = json.loads(answers[-1])
     if "error" in answer:
-        raise getattr(errors, answer["error"])(answer["message"], answer["remedy"])
+        raise _ANSWERS.get(answer["error"], EmbodiedError)(answer["message"], answer["remedy"])
     return _decode(answer)
 
 
 def _probe_failed(params: SimParams, said: str) -> EmbodiedError:
-    return errors.ConfigError(
+    return ConfigError(
         f"ManiSkill could not build {params.id}: {said}",
         "correct env.train.init_params; the task must run with sim_backend physx_cpu and one env",
     )

@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from embodied.errors import AssetsMissingError, ConfigError, SpecMismatchError, 
 from embodied.types import StepResult
 
 from ._libero_sim import _axis_angle
+from ._maniskill_experts import Waypoints, action_towards, hand_of
 from ._maniskill_facts import SimParams
 
 
@@ -241,6 +242,18 @@ class TaskSimulator:
         with self._torch.inference_mode():
             found = read_state(self.env)
         return np.concatenate([found[name] for name in fields]).astype(np.float32)
+
+    def expert(self, waypoints: Callable[[Any], Waypoints]) -> Iterator[np.ndarray]:
+        """Actions of a script of ``_maniskill_experts``, each seen from where the last one led."""
+        script = waypoints(self.env)
+        while True:
+            with self._torch.inference_mode():
+                try:
+                    target, gripper = next(script)
+                except StopIteration:
+                    return
+                action = action_towards(target, hand_of(self.env), gripper, self.action_dim)
+            yield action
 
     def physics(self) -> np.ndarray:
         """ManiSkill's flat state of all bodies, float32 [n]."""

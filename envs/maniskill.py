@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from embodied.errors import (
 )
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
+from ._maniskill_experts import CONTROL_MODES, EXPERTS
 from ._maniskill_facts import INSTRUCTIONS, SimParams, TaskFacts, ask, check_task, facts_of
 from ._maniskill_rendering import DEVICES, VulkanChoice, check_vulkan
 from ._maniskill_sim import TaskSimulator, prepare_process
@@ -53,6 +54,8 @@ class ManiSkillEnv:
     Starts: ManiSkill's seed is ``Start.seed``, so each group trains on a scene of its own. With ``num_init_states=N``
     there are only N: the seed is ``init_state_id``, plus 2³⁰ in an evaluation. Seeds of evaluation begin at 2³⁰ and
     those of training stay below, so an evaluation shows scenes that training never does.
+
+    PickCube, PushCube, PullCube and StackCube with pd_ee_delta_pos and pd_ee_delta_pose have a scripted ``expert()``.
 
     Args:
         init_params: ``id`` (any registered task), ``control_mode``, ``robot_uids``, ``obs_mode``, ``shader_pack``,
@@ -115,6 +118,8 @@ class ManiSkillEnv:
         self._facts = facts_of(self._params)
         self._spec = self._make_spec(self._facts, tasks)
         self._simulator: TaskSimulator | None = None
+        if self._params.id in EXPERTS and self._params.control_mode in CONTROL_MODES:
+            self.expert = self._expert  # so that an env without one does not offer it
 
     def _make_spec(self, facts: TaskFacts, tasks: tuple[str, ...]) -> EnvSpec:
         for camera in self._cameras:
@@ -196,6 +201,10 @@ class ManiSkillEnv:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._sim.set_state(state)
+
+    def _expert(self) -> Iterator[np.ndarray]:
+        """A scripted policy that reads the objects' poses: the next action each time one is asked for."""
+        return self._sim.expert(EXPERTS[self._params.id])
 
     def close(self) -> None:
         if self._simulator is not None:

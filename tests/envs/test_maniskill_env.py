@@ -210,6 +210,39 @@ def test_a_start_out_of_range_is_refused(pick):
         pick.reset(Start(0, 1, 0))
 
 
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+def solved(env, seeds: int) -> list[int]:
+    """Seeds at which the expert solves the task within its step limit."""
+    found = []
+    for seed in range(seeds):
+        env.reset(Start(0, 0, seed))
+        for step, action in enumerate(env.expert(), start=1):
+            assert action.shape == (env.spec.action_dim,)
+            assert action.dtype == np.float32
+            assert np.abs(action).max() <= 1
+            success = env.step(action).success
+            if success or step == env.spec.max_episode_steps:
+                break
+        found += [seed] * success
+    return found
+
+
+def test_the_expert_solves_the_task(pick):
+    assert solved(pick, 4) == [0, 1, 2, 3]
+    assert pick._sim._pictures == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["pd_ee_delta_pos", "pd_ee_delta_pose"])
+@pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "PullCube-v1", "StackCube-v1"])
+def test_experts_solve_nineteen_of_twenty(vulkan, task, mode):
+    env = make(task, mode)
+    assert len(solved(env, 20)) >= 19
+    env.close()
+
+
 # -- against the original --------------------------------------------------------------------------------------------
 
 
@@ -344,8 +377,10 @@ def test_wrong_arguments_and_robots_and_missing_files_are_found_by_asking_the_si
         ManiSkillEnv({"id": "PickCube-v1", "task_kwargs": {"obj_set": "train"}})
     with pytest.raises(UnknownNameError, match=r"unknown robot 'pandas'\. Did you mean 'panda'"):
         ManiSkillEnv({"id": "PickCube-v1", "robot_uids": "pandas"})
-    other = ManiSkillEnv({"id": "PickCube-v1", "robot_uids": "xarm6_robotiq"}).spec
-    assert other.action_dim == 7
+    with pytest.raises(AssetsMissingError, match="xarm6"):
+        ManiSkillEnv({"id": "PickCube-v1", "robot_uids": "xarm6_robotiq"})
+    other = ManiSkillEnv({"id": "PickCube-v1", "robot_uids": "fetch"}, state=("qpos",)).spec
+    assert (other.action_dim, other.obs["state"].shape) == (12, (15,))
 
 
 @pytest.mark.slow

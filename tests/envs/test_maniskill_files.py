@@ -139,6 +139,19 @@ def test_starts_of_training_and_evaluation_never_meet():
         assert len(trained) == len(evaluated) == (20 if env is free else 3)
 
 
+@pytest.mark.parametrize(
+    ("given", "has"),
+    [
+        (PICK, True),
+        ({**PICK, "control_mode": "pd_ee_delta_pos"}, True),
+        ({**PICK, "control_mode": "pd_joint_delta_pos"}, False),
+        ({"id": "RollBall-v1"}, False),
+    ],
+)
+def test_only_an_env_with_an_expert_offers_it(given, has):
+    assert hasattr(ManiSkillEnv(given), "expert") == has
+
+
 # -- renderer --------------------------------------------------------------------------------------------------------
 
 
