@@ -14,6 +14,7 @@ from embodied import schema
 from embodied.compose import Composed
 from embodied.data.demonstrations import Demonstration, Wanted, check_fit, read
 from embodied.data.samples import hold_out
+from embodied.distributed import World
 from embodied.errors import CheckpointError, ConfigError
 from embodied.observe.console import Console
 from embodied.observe.timing import Sections
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and most mistakes are found 
 
     from embodied.learn.checkpoint import Checkpoints
     from embodied.learn.cloning import Cloner
+    from embodied.learn.parallel import Parallel
     from embodied.learn.trainer import Trainer
     from embodied.observe.trackers import Trackers
     from embodied.protocols import Policy
@@ -73,6 +75,7 @@ class Checked:
     composed: Composed
     train: EnvSide
     eval: EnvSide
+    world: World
     demonstrations: Demonstrated | None = None  # with task_type sft
 
     @property
@@ -80,9 +83,10 @@ class Checked:
         return self.composed.config
 
 
-def check(composed: Composed) -> Checked:
+def check(composed: Composed, world: World) -> Checked:
     """Everything that can be found without torch, a simulator or a worker. Raises :class:`EmbodiedError`."""
     config = composed.config
+    _check_shares(config, world)
     train, evaluation = _side("train", config.env.train), _side("eval", config.env.eval)
     if train.spec.obs != evaluation.spec.obs or train.spec.action_dim != evaluation.spec.action_dim:
         raise ConfigError(
@@ -90,7 +94,7 @@ def check(composed: Composed) -> Checked:
             f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
-    _check_queues(config)
+    _check_queues(config, world)
     _check_penalty(config, train)
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
         raise CheckpointError(
@@ -102,9 +106,10 @@ def check(composed: Composed) -> Checked:
         if side.config.video_cfg.save_video:
             check_writable(Path(side.config.video_cfg.video_base_dir))
     demonstrated = read_demonstrations(config, train) if config.runner.task_type == "sft" else None
-    for env in {side.identity: side.env for side in (train, evaluation)}.values():
-        env.preflight()
-    return Checked(composed, train, evaluation, demonstrated)
+    if world.local_rank == 0:  # what a machine offers is the same for all of its ranks
+        for env in {side.identity: side.env for side in (train, evaluation)}.values():
+            env.preflight()
+    return Checked(composed, train, evaluation, world, demonstrated)
 
 
 def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
@@ -135,12 +140,55 @@ def _check_penalty(config: schema.Config, side: EnvSide) -> None:
         )
 
 
-def _check_queues(config: schema.Config) -> None:
-    """A slot has one message in flight, so a queue must hold as many as a worker has slots."""
+def _check_shares(config: schema.Config, world: World) -> None:
+    """Every rank hosts equally many slots and runs equally many groups."""
+    if world.size > 1 and config.runner.task_type != "embodied":
+        raise ConfigError(
+            f"WORLD_SIZE is {world.size}, and only embodied.train and embodied.eval run in several processes",
+            "start this one without torchrun",
+        )
+    train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
+    counts = {"env.train.total_num_envs": train, "env.eval.total_num_envs": evaluation}
+    if not config.runner.only_eval:
+        groups = schema.episodes_per_iteration(config) // algorithm.group_size
+        product = f"rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {train}"
+        counts[f"the number of groups, {product} / group_size {algorithm.group_size},"] = groups
+    if (size := config.actor.fsdp_config.fsdp_size) > 0 and world.size > 1 and world.size % size:
+        raise ConfigError(
+            f"actor.fsdp_config.fsdp_size {size} does not divide the {world.size} processes of the run",
+            "set it to a divisor (the processes of one machine), or to -1 for all of them",
+        )
+    for what, count in counts.items():
+        if count % world.size:
+            raise ConfigError(
+                f"{what} is {count}, and the {world.size} processes of the run cannot share it equally",
+                f"make it a multiple of {world.size}, or start another number of processes (torchrun --nproc-per-node)",
+            )
+    slots = slots_of(config, world)
+    if (config.env.num_workers or 1) > slots:
+        raise ConfigError(
+            f"env.num_workers {config.env.num_workers} is more than the {slots} env slots of each process: some would "
+            "be idle",
+            f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
+        )
+
+
+def slots_of(config: schema.Config, world: World) -> int:
+    """Env slots that a rank hosts if training and evaluation share them."""
+    return world.divide(max(config.env.train.total_num_envs, config.env.eval.total_num_envs))
+
+
+def workers_of(config: schema.Config, slots: int, world: World) -> int:
+    """Env workers of a rank that host ``slots``."""
     from embodied.runtime.pool import num_workers
 
-    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
-    workers = num_workers(config.env.num_workers, slots)
+    return num_workers(config.env.num_workers, slots, world.local_size)
+
+
+def _check_queues(config: schema.Config, world: World) -> None:
+    """A slot has one message in flight, so a queue must hold as many as a worker has slots."""
+    slots = slots_of(config, world)
+    workers = workers_of(config, slots, world)
     most = -(-slots // workers)
     for key, queue in (("env", config.env.channel), ("rollout", config.rollout.channel)):
         if 0 < queue.queue_size < most:
@@ -186,7 +234,7 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     if runner.deterministic:
         reproducible_arithmetic()
     torch.set_num_threads(runner.num_threads)
-    device = _device(runner.device)
+    device = _device(runner.device, checked.world)
     _seed_generators(runner.seed)
     policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
     freeze(policy, model.freeze_patterns)
@@ -212,26 +260,37 @@ def _seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, world: World) -> torch.device:
+    """The device of this rank: with several on a machine, each has the GPU of its number."""
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(
             f"runner.device is {name} and torch {torch.__version__} finds no GPU",
             "set runner.device=auto, or install a CUDA build of torch",
         )
-    return torch.device(name)
+    if name == "cpu" or world.size == 1:
+        return torch.device(name)
+    if name != "cuda" or world.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"runner.device is {name}, and {world.local_size} processes on this machine of {torch.cuda.device_count()} "
+            "GPUs need one each",
+            "set runner.device=cuda, and torchrun --nproc-per-node to the number of GPUs",
+        )
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 @dataclass(frozen=True)
 class Sizes:
     """The derived numbers of a run: what ``runner.dry_run`` prints and the slab is made from."""
 
-    episodes: int  # of an iteration
+    episodes: int  # of an iteration, over all ranks
     groups: int
-    rows: int  # of the slab: the iteration's records (with gae, final observations) if none ends early, or two a slot
+    rows: int  # of a rank's slab: its records (with gae, final observations) if none ends early, or two a slot
     optimizer_steps: int  # of an iteration, at most
     fields: Mapping[str, ArraySpec]  # of a record
 
@@ -243,10 +302,11 @@ def sizes(checked: Checked, policy: Policy) -> Sizes:
     episodes = schema.episodes_per_iteration(config)
     records = episodes * -(-checked.train.max_steps // spec.num_action_chunks)
     finals = episodes if config.algorithm.adv_type == "gae" else 0
-    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    slots = slots_of(config, checked.world)
     fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
-    rows = 2 * slots if config.runner.only_eval or checked.demonstrations else max(records + finals, 2 * slots)
+    own = checked.world.divide(records + finals)
+    rows = 2 * slots if config.runner.only_eval or checked.demonstrations else max(own, 2 * slots)
     return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
 
 
@@ -275,15 +335,20 @@ class Parts:
     folder: RunFolder
     checkpoints: Checkpoints
     trainer: Trainer | Cloner
+    parallel: Parallel
     console: Console
     sections: Sections
     open_collector: Callable[[EnvSide, int], Collector]
     stack: ExitStack
-    trackers: Trackers | None = None  # made when it is known from which iteration the run goes on
+    trackers: Trackers | None = None  # made when it is known from which iteration the run goes on; rank 0 has them
 
     @property
     def config(self) -> schema.Config:
         return self.checked.config
+
+    @property
+    def world(self) -> World:
+        return self.checked.world
 
     def close(self) -> None:
         self.stack.close()
@@ -292,20 +357,25 @@ class Parts:
 def build(checked: Checked, console: Console) -> Parts:
     """Policy, trainer, run folder; workers start with the first :class:`Collector`."""
     from embodied.learn.checkpoint import Checkpoints
+    from embodied.learn.parallel import check_same_weights, make_parallel
     from embodied.learn.peak import peak_flops
     from embodied.learn.trainer import Trainer
 
-    config = checked.config
+    config, world = checked.config, checked.world
     with ExitStack() as stack:
-        open_folder = RunFolder.look if config.runner.dry_run else RunFolder.open
-        folder = open_folder(Path(config.runner.logger.log_path), checked.composed.resolved)
+        folder = _open_folder(checked)
         stack.callback(folder.close)
         policy, device = build_policy(checked)
+        stack.enter_context(world.connected(device.type == "cuda", config.cluster.timeout_s))
+        check_same_weights(policy, world)
+        parallel = make_parallel(policy, config.actor.fsdp_config, config.algorithm, world, device)
+        for line in parallel.notes:
+            console.say(line)
         numbers, sections = sizes(checked, policy), Sections()
         trainer = _cloner(checked, policy, device) or Trainer(
             policy=policy, env=checked.train.spec, actor=config.actor, algorithm=config.algorithm,
             sampling=sampling(config.algorithm.sampling_params), device=device, seed=config.runner.seed,
-            max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates,
+            max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=parallel,
             reward=config.reward, iterations=config.runner.max_epochs,
             peak_flops=peak_flops(config.runner.peak_tflops, policy, device),
         )  # fmt: skip
@@ -325,6 +395,7 @@ def build(checked: Checked, console: Console) -> Parts:
             folder,
             checkpoints,
             trainer,
+            parallel,
             console,
             sections,
             open_collector,
@@ -342,6 +413,15 @@ def _cloner(checked: Checked, policy: Policy, device: torch.device) -> Cloner | 
     return Cloner(policy, checked.train.spec, checked.config, found.train, found.held_out, device)
 
 
+def _open_folder(checked: Checked) -> RunFolder:
+    """Rank 0 owns the run's folder; the others know where it is."""
+    runner = checked.config.runner
+    if not checked.world.is_main:
+        return RunFolder(Path(runner.logger.log_path), None)
+    open_folder = RunFolder.look if runner.dry_run else RunFolder.open
+    return open_folder(Path(runner.logger.log_path), checked.composed.resolved)
+
+
 def _collector(
     side: EnvSide, rows: int, checked: Checked, policy: Policy, device: torch.device, numbers: Sizes,
     sections: Sections, folder: Path, console: Console, said: set[str],
@@ -350,15 +430,15 @@ def _collector(
     from embodied.runtime.rollout import Rollout
     from embodied.runtime.slab import Slab
 
-    config = checked.config
+    config, world = checked.config, checked.world
     shared = checked.train.identity == checked.eval.identity
-    logs = folder / "logs" if shared or side.name == "train" else folder / "logs" / side.name
-    slots = (
-        max(config.env.train.total_num_envs, config.env.eval.total_num_envs) if shared else side.config.total_num_envs
-    )
+    logs = _of_rank(folder / "logs", world)
+    if not shared and side.name != "train":
+        logs /= side.name
+    slots = slots_of(config, world) if shared else world.divide(side.config.total_num_envs)
     slab = Slab.create(numbers.fields, rows, f"{config.env.channel.name}.slab")
     try:
-        pool = Pool(pool_config(side, slots, config, logs), slab, console.say)
+        pool = Pool(pool_config(side, slots, config, logs, world), slab, console.say)
     except BaseException:
         slab.close()
         raise
@@ -367,30 +447,58 @@ def _collector(
     def probe_once(obs: Mapping[str, torch.Tensor]) -> None:
         if "probe" not in said:
             said.add("probe")
-            _say_once(policy.probe(obs), console, said)
+            seen = first_observations(obs, device, world)
+            _say_once(policy.probe(seen) if seen else (), console, said)
 
     rollout = Rollout(
         pool, slab, policy, side.spec, _schedule(config, slots), device, sections, probe_once,
-        trace=folder / "trace" if config.rollout.trace else None,
+        trace=_of_rank(folder / "trace", world) if config.rollout.trace else None,
     )  # fmt: skip
     return Collector(side.identity, pool, slab, rollout)
 
 
-def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path) -> Any:
-    from embodied.runtime.hosting import visible_gpus
-    from embodied.runtime.pool import Deadlines, PoolConfig, num_workers
+def _of_rank(folder: Path, world: World) -> Path:
+    """Where this process leaves what each rank has of its own."""
+    return folder if world.size == 1 else folder / f"rank-{world.rank:02d}"
+
+
+FIRST_OBSERVATIONS = "first observations"
+
+
+def first_observations(
+    obs: Mapping[str, torch.Tensor], device: torch.device, world: World
+) -> Mapping[str, torch.Tensor] | None:
+    """Those of rank 0, so that all ranks conclude the same from them; None if it stopped before it had any.
+
+    Not a meeting: a rank that a signal stops never comes here.
+    """
+    if world.size == 1:
+        return obs
+    if world.is_main:
+        world.post(FIRST_OBSERVATIONS, {name: tensor.cpu().numpy() for name, tensor in obs.items()})
+        return obs
+    import torch
+
+    seen = world.read(FIRST_OBSERVATIONS)
+    return seen and {name: torch.from_numpy(array).to(device) for name, array in seen.items()}
+
+
+def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, world: World) -> Any:
+    from embodied.runtime.hosting import gpus_of_rank, visible_gpus
+    from embodied.runtime.pool import Deadlines, PoolConfig
     from embodied.runtime.reward import ShapedReward
 
     env, commands, completions = config.env, config.rollout.channel, config.env.channel
+    gpus = visible_gpus() if env.render_gpus is None else tuple(env.render_gpus)
     return PoolConfig(
-        num_slots=slots, num_workers=num_workers(env.num_workers, slots), env_target=side.config.target,
+        num_slots=slots, num_workers=workers_of(config, slots, world), env_target=side.config.target,
         env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
         deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
         info_on_video=side.config.video_cfg.info_on_video,
         env_channel=(completions.name, completions.queue_name, completions.queue_size),
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
         max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
-        gpus=visible_gpus() if env.render_gpus is None else tuple(env.render_gpus),
+        gpus=gpus_of_rank(gpus, world.local_rank, world.local_size), rank=world.local_rank, ranks=world.local_size,
     )  # fmt: skip
 
 
@@ -401,12 +509,21 @@ def _schedule(config: schema.Config, slots: int) -> Any:
     return Schedule(
         lockstep=rollout.schedule == "lockstep",
         min_batch=rollout.min_batch or max(1, slots // 8),
-        policy_batch=rollout.policy_batch or min(slots, MAX_POLICY_BATCH),
+        policy_batch=_policy_batch(rollout, slots),
         fixed_shape=config.runner.deterministic or not rollout.enforce_eager,
         enforce_eager=rollout.enforce_eager,
         stages=rollout.pipeline_stage_num,
         max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
     )
+
+
+def policy_batch(config: schema.Config, world: World) -> int:
+    """Rows of one policy call on a rank."""
+    return _policy_batch(config.rollout, slots_of(config, world))
+
+
+def _policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:
+    return rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
 
 
 def _renderers(facts: Iterable[WorkerFacts]) -> Iterator[str]:

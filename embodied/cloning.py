@@ -40,11 +40,12 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
                     metrics = cloner.iterate(iteration) | cloner.validate()
                 iteration += 1
                 if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
-                    with stop.cut_short(), sections("time/eval"):
+                    with suppress(Stopped), sections("time/eval"):
                         if collector is None:
-                            collector = open_collector(parts)
-                            opened.callback(stop.hold_during, collector.close)
-                        metrics |= evaluate(parts, iteration, collector)
+                            with stop.cut_short():
+                                collector = open_collector(parts)
+                                opened.callback(stop.hold_during, collector.close)
+                        metrics |= evaluate(parts, iteration, collector, stop)
                 log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
                 if save_due(parts, iteration, saved_at):
                     save(parts, iteration)

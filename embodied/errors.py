@@ -88,6 +88,18 @@ class DatasetError(EmbodiedError):
     """Demonstrations are missing, empty, damaged, or in a layout that is not known."""
 
 
+class RankError(EmbodiedError):
+    """Another process of the run has ended, or did not come to where all must meet."""
+
+
+class RanksDifferError(EmbodiedError):
+    """The processes of a run hold different weights."""
+
+
+class DeviceMemoryError(EmbodiedError):
+    """The device has not enough memory for the chosen sizes."""
+
+
 class NumericalError(EmbodiedError):
     """Loss or gradients were not finite for too many updates in a row."""
 

@@ -8,11 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embodied.build import Collector, Parts, sampling
+from embodied.device_memory import explained
+from embodied.meeting import in_order, meet
 from embodied.observe.statistics import wilson
 from embodied.runtime.plan import EVAL, eval_plan, with_videos
 from embodied.runtime.rollout import Job
+from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
-from embodied.types import EpisodeResult
+from embodied.types import Episode, EpisodeResult
 
 
 @dataclass(frozen=True)
@@ -28,25 +31,37 @@ class TaskSuccess:
     high: float
 
 
-def evaluate(parts: Parts, iteration: int, collector: Collector | None) -> dict[str, float]:
-    """Evaluate after ``iteration`` training iterations, on ``collector`` if its workers fit, else on new ones.
+def evaluate(
+    parts: Parts, iteration: int, collector: Collector | None, stop: StopSignal | None = None
+) -> dict[str, float]:
+    """Evaluate after ``iteration`` training iterations, on ``collector`` if its workers fit, else on new ones. Each
+    rank runs its share of the episodes; all get all results.
 
     Writes ``<run>/eval/<iteration>.json``; returns the ``eval/`` metrics.
+
+    Raises:
+        Stopped: on all ranks; a signal has ended the share of one.
     """
+    plan = _plan(parts, iteration)
+    with explained(parts, "rollout"), parts.parallel.acting():
+        shares = meet(parts, stop, lambda: _collect(parts, parts.world.share(plan), collector))
+    results = in_order(plan, [results for results, _ in shares])
+    return {**report(parts, iteration, results), "eval/worker_restarts": sum(restarts for _, restarts in shares)}
+
+
+def _collect(parts: Parts, plan: Sequence[Episode], collector: Collector | None) -> tuple[list[EpisodeResult], int]:
+    """Results, and how many workers were replaced."""
     side = parts.checked.eval
     if collector is not None and collector.identity == side.identity:
-        results, restarts = _run(parts, iteration, collector)
-    else:
-        own = parts.open_collector(side, 2 * side.config.total_num_envs)
-        try:
-            results, restarts = _run(parts, iteration, own)
-        finally:
-            own.close()
-    return {**report(parts, iteration, results), "eval/worker_restarts": restarts}
+        return _run(parts, plan, collector)
+    own = parts.open_collector(side, 2 * parts.world.divide(side.config.total_num_envs))
+    try:
+        return _run(parts, plan, own)
+    finally:
+        own.close()
 
 
-def _run(parts: Parts, iteration: int, collector: Collector) -> tuple[list[EpisodeResult], int]:
-    """Results in the plan's order, and how many workers were replaced."""
+def _plan(parts: Parts, iteration: int) -> list[Episode]:
     side, config = parts.checked.eval, parts.config
     assert isinstance(side.config, EnvEvalConfig)
     plan = eval_plan(
@@ -56,13 +71,18 @@ def _run(parts: Parts, iteration: int, collector: Collector) -> tuple[list[Episo
     video = side.config.video_cfg
     if video.save_video:
         plan = with_videos(plan, video_folder(parts, iteration), video.max_videos)
+    return plan
+
+
+def _run(parts: Parts, plan: Sequence[Episode], collector: Collector) -> tuple[list[EpisodeResult], int]:
+    side, config = parts.checked.eval, parts.config
     job = Job(
         sampling(config.algorithm.val_sampling_params), config.runner.seed, EVAL, parts.trainer.weight_version,
-        side.max_steps, keep_records=False, num_slots=side.config.total_num_envs,
+        side.max_steps, keep_records=False, num_slots=parts.world.divide(side.config.total_num_envs),
         ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
     )  # fmt: skip
     successes = 0
-    with parts.console.progress("evaluation", len(plan)) as bar:
+    with parts.console.progress(f"evaluation{parts.world.share_note}", len(plan)) as bar:
 
         def advance(result: EpisodeResult) -> None:
             nonlocal successes
@@ -90,6 +110,8 @@ def summarise(tasks: Sequence[str], results: Sequence[EpisodeResult]) -> list[Ta
 
 def report(parts: Parts, iteration: int, results: Sequence[EpisodeResult]) -> dict[str, float]:
     rows = summarise(parts.checked.eval.spec.tasks, results)
+    if not parts.world.is_main:
+        return metrics(rows, results)
     file = parts.folder.path / "eval" / f"{iteration:06d}.json"
     file.parent.mkdir(exist_ok=True)
     episodes = [

@@ -5,10 +5,14 @@
 
 A stop signal ends the loop between these steps; what is half done (a rollout, an evaluation) is dropped, what must be
 whole (an update, a save) is finished first, and a checkpoint is left from which the same command goes on.
+
+With several ranks (torchrun) each runs its share of the plan and then meets the others, also when a signal has ended
+its share (:mod:`embodied.meeting`): whether to stop is decided there, for all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +20,12 @@ from time import monotonic
 
 from embodied import rounds, summary
 from embodied.build import Collector, Parts, sampling
+from embodied.device_memory import explained
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
 from embodied.learn import checkpoint, ranks
 from embodied.learn.trainer import Trainer
+from embodied.meeting import meet, run_shared
 from embodied.observe.trackers import make_trackers
 from embodied.rounds import Collected
 from embodied.runtime.plan import TRAIN, train_plan, with_videos
@@ -42,30 +48,36 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
     runner, trainer, sections = parts.config.runner, parts.trainer, parts.sections
     assert isinstance(trainer, Trainer)
     saved, saved_at = iteration, monotonic()
-    with ExitStack() as opened, suppress(Stopped):
+    with ExitStack() as opened, suppress(Stopped), stop.hold():
+        made: list[Collector] = []
         if iteration < runner.max_epochs:
-            collector = parts.open_collector(parts.checked.train, parts.sizes.rows)
-            opened.callback(stop.hold_during, collector.close)
+            meet(parts, stop, lambda: made.append(_open(parts, opened, stop)))
         sections.reset()
         while iteration < runner.max_epochs:
-            with sections("time/rollout"):
-                collected = collect(parts, collector, iteration)
-            with stop.hold():
-                with sections("time/train"):
-                    arrays, baselines = collector.slab.arrays, collected.baselines
-                    metrics, batch = trainer.update(arrays, collected.results, iteration, baselines)
-                iteration += 1
-                metrics |= summary.rollout(collector, collected, batch, sections) | summary.training(parts)
-                if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
-                    with stop.cut_short(), sections("time/eval"), trainer.evaluated():
-                        metrics |= evaluate(parts, iteration, collector)
-                summary.log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
-                sections.reset()
-                if save_due(parts, iteration, saved_at):
-                    with sections("time/save"):
-                        save(parts, iteration)
-                    saved, saved_at = iteration, monotonic()
+            (collector,) = made
+            with sections("time/rollout"), explained(parts, "rollout"), parts.parallel.acting():
+                collected = collect(parts, collector, iteration, stop)
+            with sections("time/train"), explained(parts, "update"):
+                arrays, baselines = collector.slab.arrays, collected.baselines
+                metrics, batch = trainer.update(arrays, collected.results, iteration, baselines)
+            iteration += 1
+            metrics |= summary.rollout(parts.world, collector, collected, batch, sections) | summary.training(parts)
+            if due(iteration, runner.val_check_interval, runner.max_epochs):
+                with suppress(Stopped), sections("time/eval"), trainer.evaluated():
+                    metrics |= evaluate(parts, iteration, collector, stop)
+            summary.log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
+            sections.reset()
+            if save_due(parts, iteration, saved_at):
+                with sections("time/save"):
+                    save(parts, iteration)
+                saved, saved_at = iteration, monotonic()
     return iteration, saved
+
+
+def _open(parts: Parts, opened: ExitStack, stop: StopSignal) -> Collector:
+    collector = parts.open_collector(parts.checked.train, parts.sizes.rows)
+    opened.callback(stop.hold_during, collector.close)
+    return collector
 
 
 def save_due(parts: Parts, iteration: int, saved_at: float) -> bool:
@@ -92,10 +104,12 @@ def resume(parts: Parts) -> int:
     if found is not None:
         meta = checkpoint.resume(found, parts.trainer)
         iteration, run_ids = meta.iteration, meta.trackers
+        parts.parallel.check()
         parts.console.say(f"going on after iteration {iteration}, from {found}")
-    backends = parts.config.runner.logger.logger_backends
-    parts.trackers = make_trackers(backends, parts.folder.path, iteration, run_ids)
-    parts.stack.callback(parts.trackers.close)
+    if parts.world.is_main:
+        backends = parts.config.runner.logger.logger_backends
+        parts.trackers = make_trackers(backends, parts.folder.path, iteration, run_ids)
+        parts.stack.callback(parts.trackers.close)
     return iteration
 
 
@@ -114,15 +128,24 @@ def _checkpoint_to_resume(parts: Parts) -> Path | None:
     return None
 
 
-def collect(parts: Parts, collector: Collector, iteration: int) -> Collected:
-    """Run the iteration's plan, with what ``dynamic_sampling`` and ``remax`` add to it (:mod:`embodied.rounds`)."""
-    algorithm, side = parts.config.algorithm, parts.checked.train
+def collect(parts: Parts, collector: Collector, iteration: int, stop: StopSignal | None = None) -> Collected:
+    """Run the iteration's plan, with what ``dynamic_sampling`` and ``remax`` add to it (:mod:`embodied.rounds`): each
+    rank its share, all get all results.
+
+    Raises:
+        Stopped: on all ranks; a signal has ended the share of one.
+    """
+    algorithm, side, world = parts.config.algorithm, parts.checked.train, parts.world
     penalty = parts.config.reward.overlong_penalty
     found: list[RolloutStats] = []
 
-    def run(sampling_round: int, groups: int, taken: frozenset[int]) -> list[EpisodeResult]:
+    def run(sampling_round: int, groups: int, kept: Sequence[EpisodeResult]) -> list[EpisodeResult]:
         plan = plan_of(parts, iteration, sampling_round)[: groups * algorithm.group_size]
-        return _run(parts, collector, plan, replace(job, taken=taken), f"{name}{_nth(sampling_round)}", found)
+        room = [world.divide(parts.sizes.groups) - rounds.num_groups(kept, rank) for rank in range(world.size)]
+        share = world.share(plan, lambda episode: episode.group_id, room)
+        own = replace(job, taken=rounds.taken_rows([result for result in kept if result.rank == world.rank]))
+        title = f"{name}{_nth(sampling_round)}"
+        return run_shared(parts, stop, plan, lambda: _run(parts, collector, share, own, title, found))
 
     name, job = f"iteration {iteration + 1}/{parts.config.runner.max_epochs} rollout", _job(parts)
     greedy, returned = [], None
@@ -130,9 +153,10 @@ def collect(parts: Parts, collector: Collector, iteration: int) -> Collected:
         plain = replace(
             job, sampling=Sampling(do_sample=False), keep_records=False, value_truncated=False, value_terminated=False
         )
-        greedy = _run(
-            parts, collector, rounds.greedy_plan(plan_of(parts, iteration)), plain, f"{name}, greedy", found
-        )  # fmt: skip
+        plan = rounds.greedy_plan(plan_of(parts, iteration))
+        greedy = run_shared(
+            parts, stop, plan, lambda: _run(parts, collector, world.share(plan), plain, f"{name}, greedy", found)
+        )
         returned = rounds.baselines(greedy, penalty, side.max_steps)
     most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
     judge = rounds.make_judge(algorithm, penalty, side.max_steps)
@@ -159,7 +183,7 @@ def _job(parts: Parts) -> Job:
     bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
     return Job(
         sampling(config.algorithm.sampling_params), config.runner.seed, TRAIN, parts.trainer.weight_version,
-        side.max_steps, keep_records=True, num_slots=side.config.total_num_envs,
+        side.max_steps, keep_records=True, num_slots=parts.world.divide(side.config.total_num_envs),
         ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
         value_truncated=bootstraps, value_terminated=bootstraps and always,
     )  # fmt: skip
@@ -170,7 +194,7 @@ def _run(
 ) -> list[EpisodeResult]:
     """Run ``plan`` under a progress bar called ``name``; its statistics go into ``found``."""
     done: list[bool] = []
-    with parts.console.progress(name, len(plan)) as bar:
+    with parts.console.progress(name + parts.world.share_note, len(plan)) as bar:
 
         def advance(result: EpisodeResult) -> None:
             done.append(result.success)
@@ -193,5 +217,6 @@ def finish(parts: Parts, iteration: int, saved: int) -> None:
 
 
 def save(parts: Parts, iteration: int) -> None:
-    assert parts.trackers is not None
-    parts.checkpoints.save(parts.trainer, iteration, parts.trackers.run_ids)
+    """All ranks save: what they all have rank 0, of what is shared out each its part."""
+    parts.parallel.check()
+    parts.checkpoints.save(parts.trainer, iteration, parts.trackers.run_ids if parts.trackers else {})

@@ -15,7 +15,7 @@ from embodied.types import Decision, EnvSpec, Evaluation, Obs, PolicySpec, Sampl
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.nn import Parameter
+    from torch.nn import Module, Parameter
 
 
 class Env(Protocol):
@@ -91,7 +91,7 @@ class Policy(Protocol):
 
     ``act`` and ``evaluate`` run the same forward pass: at equal weights their log-probs of the same tokens agree.
     Parameters with ``requires_grad`` are what is trained and saved; those whose name starts with ``value_head`` use
-    ``actor.optim.value_lr``.
+    ``actor.optim.value_lr``. A policy may also be :class:`Shardable`.
     """
 
     @property
@@ -187,6 +187,17 @@ class Clonable(Settles, Protocol):
             values: ``{"action": {"q01": [A], "q99": [A]}, "proprio": {"q01": [S], "q99": [S]}}`` in the env's units,
                 1 % and 99 % quantiles; ``proprio`` may be missing.
         """
+        ...
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """What a policy may offer besides, for training in several processes that share its weights (fsdp2)."""
+
+    def shard_modules(self) -> Sequence[Module]:
+        """The modules whose weights are gathered and freed together, the transformer's layers: none inside another, and
+        each used by calling it. Weights outside of them stay gathered during a pass. Without this method the elements
+        of the outermost ``ModuleList``s are taken."""
         ...
 
 

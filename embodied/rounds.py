@@ -19,8 +19,8 @@ from embodied.runtime.rollout import RolloutStats
 from embodied.schema import AlgorithmConfig, OverlongPenaltyConfig
 from embodied.types import Episode, EpisodeResult, Start
 
-Run = Callable[[int, int, frozenset[int]], list[EpisodeResult]]
-"""``(round, groups, rows that must stay) → episodes of so many groups``, in the order of the plan."""
+Run = Callable[[int, int, Sequence[EpisodeResult]], list[EpisodeResult]]
+"""``(round, groups, episodes whose records must stay) → episodes of so many groups``, in the order of the plan."""
 
 Judge = Callable[[Sequence[EpisodeResult]], list[bool]]
 """Whether each episode's group teaches anything."""
@@ -55,7 +55,7 @@ def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[Epi
     kept: list[EpisodeResult] = []
     everything: list[EpisodeResult] = []
     for number in range(max_rounds):
-        results = run(number, groups - len(_groups(kept)), taken_rows(kept))
+        results = run(number, groups - len(_groups(kept)), kept)
         everything += results
         last = number == max_rounds - 1
         kept += [result for result, good in zip(results, judge(results), strict=True) if good or last]
@@ -104,6 +104,11 @@ def add_up(stats: Sequence[RolloutStats]) -> RolloutStats:
     """Counts and seconds of several calls of ``collect``."""
     names = [field.name for field in fields(RolloutStats)]
     return RolloutStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
+
+
+def num_groups(results: Sequence[EpisodeResult], rank: int) -> int:
+    """Groups of ``results`` that ``rank`` has run."""
+    return len(_groups([result for result in results if result.rank == rank]))
 
 
 def _groups(results: Sequence[EpisodeResult]) -> set[int]:

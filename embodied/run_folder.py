@@ -20,7 +20,8 @@ MAY_CHANGE = (
     "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir", "runner.logger",
     "runner.checkpoint", "env.eval", "env.num_workers", "env.init_timeout_s", "env.reset_timeout_s",
     "env.step_timeout_s", "env.max_worker_restarts", "env.python",
-    "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout",
+    "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
+    "actor.fsdp_config",
 )  # fmt: skip
 """Keys that a resumed run may have other values of: they change no number of the training."""
 

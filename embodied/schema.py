@@ -306,7 +306,9 @@ class VideoConfig(Section):
 
 
 class EnvSideConfig(OpenSection):
-    total_num_envs: int = Field(8, ge=1, description="Env slots: simulators that are in use at the same time.")
+    total_num_envs: int = Field(
+        8, ge=1, description="Env slots: simulators that are in use at the same time, over all processes."
+    )
     auto_reset: bool = Field(
         True, description="A slot takes the next episode at once; false = when all slots have ended theirs."
     )
@@ -346,7 +348,9 @@ class ChannelConfig(Section):
 
 class EnvConfig(Section):
     num_workers: int | None = Field(
-        None, ge=1, description="Worker processes; null = one a slot, at most one a CPU core."
+        None,
+        ge=1,
+        description="Env workers of each process that trains; null = one a slot, at most one a CPU core.",
     )
     init_timeout_s: float = Field(120.0, gt=0, description="Deadline for a worker to start and choose its renderer.")
     reset_timeout_s: float = Field(
@@ -383,7 +387,9 @@ class RolloutConfig(Section):
         "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."
     )
     min_batch: int | None = Field(
-        None, ge=1, description="Slots that must wait before the policy runs; null = an eighth of the slots."
+        None,
+        ge=1,
+        description="Slots of a process that must wait before its policy runs; null = an eighth of its slots.",
     )
     max_wait_ms: float | None = Field(
         None,
@@ -494,13 +500,64 @@ class GradScalerConfig(Section):
     )
 
 
+class MixedPrecisionConfig(Section):
+    param_dtype: Literal["fp32", "bf16"] | None = Field(
+        None,
+        description="fsdp2: format of the weights while they are gathered; null = their own. bf16 halves what is sent "
+        "and held, and needs a policy that computes in bf16 (actor.model.precision).",
+    )
+    reduce_dtype: Literal["fp32", "bf16"] | None = Field(
+        None, description="fsdp2: format in which gradients are added up between processes; null = their own."
+    )
+
+
+class FsdpConfig(Section):
+    strategy: Literal["auto", "replicate", "fsdp2", "fsdp"] = Field(
+        "auto",
+        description="How several processes share the policy. replicate = each holds all of it, gradients are added up; "
+        "fsdp2 (or fsdp) = each holds a part, weights are gathered layer by layer; auto = fsdp2 if all of the policy "
+        "is trained, else (LoRA) replicate. One process always holds all of it.",
+    )
+    reshard_after_forward: bool = Field(
+        True, description="fsdp2: free a layer's gathered weights after its forward pass and gather them again for the "
+        "backward pass; false = faster, and more memory.",
+    )  # fmt: skip
+    cpu_offload: bool = Field(
+        False, description="fsdp2: keep the parts, and the optimizer's state, in the memory of the host; slower."
+    )
+    enable_gradient_accumulation: bool = Field(
+        False,
+        description="fsdp2: send gradients after the last micro-batch of an optimizer batch, not after each; faster, "
+        "and each process holds the gradients of all weights.",
+    )
+    fsdp_size: int = Field(
+        -1,
+        ge=-1,
+        description="fsdp2: processes that share one copy of the policy (those of one machine, say); -1 = all of them.",
+    )
+    shard_frozen: bool = Field(
+        False, description="fsdp2: share out weights that are not trained as well; false = each process holds them all."
+    )
+    mixed_precision: MixedPrecisionConfig = MixedPrecisionConfig()
+
+
 class ActorConfig(Section):
-    global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step.")
-    micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass.")
+    global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step, over all processes.")
+    micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass of a process.")
     model: ModelConfig
     optim: OptimConfig = OptimConfig()
     lr_sched: LrScheduleConfig = LrScheduleConfig()
     grad_scaler: GradScalerConfig = GradScalerConfig()
+    fsdp_config: FsdpConfig = FsdpConfig()
+
+
+class ClusterConfig(Section):
+    timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="How long a process waits for the others of its run (torchrun) before it gives up; longer than any "
+        "rollout takes.",
+    )
 
 
 class OverlongPenaltyConfig(Section):
@@ -587,6 +644,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     sft: SftConfig = SftConfig()
     demos: DemosConfig = DemosConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:
@@ -765,6 +823,21 @@ def _check_batches(config: Config) -> None:
             f"actor.micro_batch_size {config.actor.micro_batch_size} is larger than "
             f"actor.global_batch_size {config.actor.global_batch_size}",
             "lower actor.micro_batch_size: it is the part of an optimizer batch that is computed at once",
+        )
+    _check_fsdp(config.actor.fsdp_config)
+
+
+def _check_fsdp(fsdp: FsdpConfig) -> None:
+    usual = FsdpConfig(strategy=fsdp.strategy)
+    changed = [name for name in FsdpConfig.model_fields if getattr(fsdp, name) != getattr(usual, name)]
+    if fsdp.strategy == "replicate" and changed:
+        raise ConfigError(
+            f"actor.fsdp_config.strategy is replicate, and {', '.join(changed)} of it are for fsdp2",
+            "set actor.fsdp_config.strategy=fsdp2, or leave the others out",
+        )
+    if fsdp.fsdp_size == 0:
+        raise ConfigError(
+            "actor.fsdp_config.fsdp_size is 0", "set it to the processes that share a copy, or to -1 for all of them"
         )
 
 

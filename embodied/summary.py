@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from embodied.build import Collector, Parts
+from embodied.build import Collector, Parts, workers_of
+from embodied.distributed import World
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer
 from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
-from embodied.rounds import Collected
+from embodied.rounds import Collected, add_up
+from embodied.runtime.rollout import RolloutStats
 
 ACTION_BINS = 256
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one rank knows of an iteration's rollout that the others do not."""
+
+    stats: RolloutStats
+    tokens: np.ndarray  # action tokens that it sampled, each once
+    policy_s: float
+    wait_s: float  # for env workers
+    ranks_s: float  # for other ranks
+    memory: int  # bytes
+
+
 def rollout(
-    collector: Collector, collected: Collected, batch: Batch, sections: Sections
-) -> dict[str, float]:  # fmt: skip
-    """The ``rollout/`` metrics of an iteration, of all its episodes, and who waited for whom in it."""
-    results, stats = collected.episodes, collected.stats
+    world: World, collector: Collector, collected: Collected, batch: Batch, sections: Sections
+) -> dict[str, float]:
+    """The ``rollout/`` metrics of an iteration, of all its episodes, and who waited for whom in it: over all ranks,
+    which meet here."""
+    own = collector.slab.arrays["action_tokens"][batch.rows[(batch.ranks == world.rank).numpy()]]
+    memory = sum(map(proportional_memory, [os.getpid(), *collector.pool.pids]))
+    policy_s, wait_s, ranks_s = map(sections.seconds, ("rollout/policy", "rollout/wait", "rollout/ranks"))
+    shares = world.gather(Share(collected.stats, np.unique(own), policy_s, wait_s, ranks_s, memory))
+    results, stats = collected.episodes, add_up([share.stats for share in shares])
     returns = np.array([result.episode_return for result in results])
     successes, seconds = sum(result.success for result in results), sections.seconds("time/rollout")
     low, high = wilson(successes, len(results))
@@ -40,16 +60,17 @@ def rollout(
         "rollout/batch_size_mean": stats.policy_rows / max(stats.policy_calls, 1),
         "rollout/worker_restarts": stats.worker_restarts,
         "rollout/zero_advantage_share": batch.groups.zero_share,
-        "rollout/action_bin_usage": len(np.unique(collector.slab.arrays["action_tokens"][batch.rows])) / ACTION_BINS,
+        "rollout/action_bin_usage": len(np.unique(np.concatenate([s.tokens for s in shares]))) / ACTION_BINS,
         **_beside_the_plan(collected),
-        "time/policy_share": sections.seconds("rollout/policy") / seconds,
-        "time/env_wait_share": sections.seconds("rollout/wait") / seconds,
+        "time/policy_share": sum(share.policy_s for share in shares) / len(shares) / seconds,
+        "time/env_wait_share": sum(share.wait_s for share in shares) / len(shares) / seconds,
         "time/slot_idle_share": stats.slot_idle_s / max(stats.slot_s, 1e-9),
+        **({"time/rank_wait_share": sum(s.ranks_s for s in shares) / len(shares) / seconds} if world.size > 1 else {}),
         "time/worker_reset_s": stats.reset_s,
         "time/worker_step_s": stats.step_s,
         "time/worker_render_s": stats.render_s,
         "time/worker_video_s": stats.video_s,
-        "memory/pss_gb": sum(map(proportional_memory, [os.getpid(), *collector.pool.pids])) / 1e9,
+        "memory/pss_gb": sum(share.memory for share in shares) / 1e9,
     }
 
 
@@ -65,7 +86,7 @@ def _beside_the_plan(collected: Collected) -> dict[str, float]:
 
 
 def training(parts: Parts) -> dict[str, float]:
-    """The rates of an iteration's updates, and what they took of the device's memory."""
+    """The rates of an iteration's updates over all ranks, and the most that they took of a device's memory."""
     trainer, seconds = parts.trainer, parts.sections.seconds("time/train")
     assert isinstance(trainer, Trainer)
     tokens = parts.policy.spec.decision["action_tokens"].shape[0]
@@ -76,8 +97,8 @@ def training(parts: Parts) -> dict[str, float]:
     if trainer.flops:
         found["train/tflops_per_s"] = trainer.flops / seconds / 1e12
         if trainer.peak_flops is not None:
-            found["time/train_mfu"] = trainer.flops / seconds / trainer.peak_flops
-    return found | device_memory(parts.device)
+            found["time/train_mfu"] = trainer.flops / seconds / (trainer.peak_flops * parts.world.size)
+    return found | {name: max(parts.world.gather(value)) for name, value in device_memory(parts.device).items()}
 
 
 def device_memory(device: torch.device) -> dict[str, float]:
@@ -90,7 +111,9 @@ def device_memory(device: torch.device) -> dict[str, float]:
 
 
 def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
-    """To the trackers and the console."""
+    """To the trackers and the console, which rank 0 has."""
+    if not parts.world.is_main:
+        return
     sections = parts.sections
     names = ("time/rollout", "time/train", "time/eval", "time/save")
     times = {f"{name}_s": sections.seconds(name) for name in names}
@@ -121,12 +144,12 @@ def proportional_memory(pid: int) -> int:
 
 def plan_lines(parts: Parts) -> list[list[str]]:
     """The derived numbers of a run, for ``runner.dry_run`` and the top of the log."""
-    from embodied.runtime.pool import num_workers
     from embodied.runtime.slab import slab_bytes
 
-    config, sizes, train = parts.config, parts.sizes, parts.checked.train
+    config, sizes, train, world = parts.config, parts.sizes, parts.checked.train, parts.world
     algorithm, actor = config.algorithm, config.actor
-    slots = config.env.train.total_num_envs
+    slots = world.divide(config.env.train.total_num_envs)
+    each = " in each process" if world.size > 1 else ""
     chunk = parts.policy.spec.num_action_chunks
     return [
         ["tasks", f"{len(train.spec.tasks)} ({sum(train.spec.num_init_states)} starts)"],
@@ -143,12 +166,13 @@ def plan_lines(parts: Parts) -> list[list[str]]:
             "gradient accumulation",
             f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
         ],
-        ["env slots, workers", f"{slots}, {num_workers(config.env.num_workers, slots)}"],
+        *([["processes", f"{world.size}, {parts.parallel}"]] if world.size > 1 else []),
+        ["env slots, workers", f"{slots}, {workers_of(config, slots, world)}{each}"],
         [
             "observation",
             ", ".join(f"{name} {field.dtype}{list(field.shape)}" for name, field in train.spec.obs.items()),
         ],
-        ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB"],
+        ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB{each}"],
         ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
         ["device", f"{parts.device}, {config.runner.num_threads} threads, {_peak(parts)}"],
         ["run folder", str(parts.folder.path)],

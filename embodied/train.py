@@ -8,31 +8,37 @@ from contextlib import closing
 
 from embodied import build
 from embodied.compose import as_yaml, compose, parse_argv
+from embodied.distributed import World, ended_by
 from embodied.errors import EmbodiedError
-from embodied.observe.console import make_console
+from embodied.observe.console import NullConsole, make_console
 
 
 def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
     """Returns the exit status: 0, 2 for an error that is explained, or 130 when stopped by Ctrl-C without a result."""
+    world = World()
     try:
-        return run(sys.argv[1:] if argv is None else argv, config_name)
+        world = World.from_environment()
+        with ended_by(world):
+            return run(sys.argv[1:] if argv is None else argv, config_name, world)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if world.speaks:
+            print(f"{world.name}error: {error}", file=sys.stderr)
         return 2
 
 
-def run(argv: Sequence[str], config_name: str) -> int:
+def run(argv: Sequence[str], config_name: str, world: World) -> int:
     entry = "tools.demos" if config_name == "demos" else config_name
     overrides, folders, print_only = parse_argv(argv, entry)
     composed = compose(overrides, config_name, folders)
     if print_only:
-        print(as_yaml(composed), end="")
+        if world.is_main:
+            print(as_yaml(composed), end="")
         return 0
-    console = make_console()
-    checked = build.check(composed)
+    console = make_console() if world.is_main else NullConsole()
+    checked = build.check(composed, world)
     if composed.config.runner.task_type == "demos":
         from embodied.tools import demos
 

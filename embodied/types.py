@@ -105,6 +105,7 @@ class EpisodeResult:
     final_row: int = (
         -1
     )  # slab row of the observation after the last step with its "value", if it was asked for; no record
+    rank: int = 0  # of the process whose slab has those rows (torchrun)
 
 
 @dataclass(frozen=True)

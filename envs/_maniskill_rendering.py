@@ -16,8 +16,8 @@ from embodied.errors import RendererUnavailableError, unknown_name
 DEVICES = ("gpu", "cpu")  # ManiSkill's names of render backends
 REMEDY = (
     "on a GPU machine: install the vendor's Vulkan driver. Without a GPU, Mesa 23 or newer: `make vulkan` in a "
-    "checkout, or apt-get install -y libvulkan1 mesa-vulkan-drivers; Debian 12's own Mesa is too old for SAPIEN: add the suite "
-    "bookworm-backports to apt's sources and install with -t bookworm-backports"
+    "checkout, or apt-get install -y libvulkan1 mesa-vulkan-drivers; Debian 12's own Mesa is too old for SAPIEN: add "
+    "the suite bookworm-backports to apt's sources and install with -t bookworm-backports"
 )
 _TRIAL_TIMEOUT_S = 60.0
 _TRIAL = """

@@ -13,7 +13,7 @@ from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec,
 
 
 class TemplatePolicy(nn.Module):
-    """Keyword arguments are keys under ``actor.model``. Parameters named ``value_head…`` would use ``value_lr``."""
+    """Keyword arguments are keys under ``actor.model``; ``value_head…`` would use ``value_lr``. Deep: see Shardable."""
 
     def __init__(self, action_dim: int = 7, num_action_chunks: int = 8, bins: int = 11) -> None:
         super().__init__()

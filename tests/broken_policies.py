@@ -65,3 +65,23 @@ class NoTokens(FakePolicy):
     """Without one of the methods that learning from demonstrations needs."""
 
     encode_actions = None  # type: ignore[assignment]
+
+
+class OutOfMemory(FakePolicy):
+    """The device is full when the policy acts, or when it trains: as torch says it, on a real GPU."""
+
+    def __init__(self, phase: str, gradient_checkpointing: bool = False, precision: str = "fp32") -> None:
+        super().__init__()
+        self._phase = phase
+
+    def _check(self, phase: str) -> None:
+        if phase == self._phase:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+
+    def act(self, obs, uniform, sampling):
+        self._check("rollout")
+        return super().act(obs, uniform, sampling)
+
+    def evaluate(self, records, sampling, distribution=False):
+        self._check("update")
+        return super().evaluate(records, sampling, distribution)

@@ -71,12 +71,12 @@ DURING_A_ROLLOUT = ("rollout", "update")
 def kill_in_the_third_iteration(moment: str) -> None:
     collect = loop.collect
 
-    def prepare_and_collect(parts: Any, collector: Any, iteration: int) -> Any:
+    def prepare_and_collect(parts: Any, collector: Any, iteration: int, stop: Any) -> Any:
         if iteration == 2:
             if moment not in DURING_A_ROLLOUT:
                 parts.checkpoints.wait()  # so that it is not the second iteration's checkpoint that suffers
             MOMENTS[moment]()
-        return collect(parts, collector, iteration)
+        return collect(parts, collector, iteration, stop)
 
     loop.collect = prepare_and_collect
 

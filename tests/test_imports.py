@@ -15,11 +15,12 @@ PACKAGE = ROOT / "embodied"
 
 LAYERS = {
     "types": 0, "errors": 0,
-    "protocols": 1, "targets": 1,
+    "protocols": 1, "targets": 1, "distributed": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "testing": 2, "data": 2,
     "runtime": 3, "learn": 3,
-    "compose": 4, "run_folder": 4, "build": 4, "evaluation": 4, "summary": 4, "loop": 4, "rounds": 4,
-    "cloning": 4, "train": 5, "eval": 5, "sft": 5, "tools": 5,
+    "compose": 4, "run_folder": 4, "meeting": 4, "device_memory": 4, "build": 4, "evaluation": 4, "summary": 4,
+    "loop": 4, "rounds": 4, "cloning": 4,
+    "train": 5, "eval": 5, "sft": 5, "tools": 5,
 }  # fmt: skip
 """A part may import parts of lower layers, and of its own layer only in the layer of the loop and of the entries."""
 

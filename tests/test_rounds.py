@@ -35,8 +35,8 @@ def group(number: int, returns: list[float], rows: int = 1, success: bool = Fals
 def test_groups_without_a_gradient_are_run_again_until_there_are_enough():
     calls = []
 
-    def run(number, groups, taken):
-        calls.append((number, groups, sorted(taken)))
+    def run(number, groups, kept):
+        calls.append((number, groups, sorted(rounds.taken_rows(kept))))
         return [r for g in range(groups) for r in group(10 * number + g, [0.0, float(g == 0)])]
 
     judge = rounds.make_judge(AlgorithmConfig(), NO_PENALTY, 10)
@@ -49,7 +49,7 @@ def test_groups_without_a_gradient_are_run_again_until_there_are_enough():
 
 
 def test_what_is_missing_after_the_last_round_stays_as_it_is():
-    def run(number, groups, taken):
+    def run(number, groups, kept):
         return [r for g in range(groups) for r in group(10 * number + g, [1.0, 1.0])]
 
     judge = rounds.make_judge(AlgorithmConfig(), NO_PENALTY, 10)

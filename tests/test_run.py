@@ -441,11 +441,11 @@ def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
             opened.set()
         wait(self)
 
-    def interrupted(parts: Any, collector: Any, iteration: int) -> Any:
+    def interrupted(parts: Any, collector: Any, iteration: int, stop: Any) -> Any:
         if iteration == 1:
             wait_for(lambda: Path("runs/run/checkpoints/.writing-000001").exists(), 60)
             os.kill(os.getpid(), signal.SIGTERM)
-        return collect(parts, collector, iteration)
+        return collect(parts, collector, iteration, stop)
 
     def close(self: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -580,3 +580,42 @@ def test_without_a_peak_there_is_no_utilisation(capsys):
     assert "time/train_mfu" not in rows()[0]
     assert rows()[0]["train/tflops_per_s"] > 0
     assert "no MFU (runner.peak_tflops is null)" in capsys.readouterr().out
+
+
+FULL = ("actor.model._target_=broken_policies.OutOfMemory", "env.train.reward_mode=dense")
+
+
+@pytest.mark.parametrize(
+    ("phase", "texts"),
+    [
+        ("rollout", ["cpu is out of memory while the policy acted", "set rollout.policy_batch=1 (now 2)"]),
+        (
+            "update",
+            [
+                "cpu is out of memory in the forward and backward passes",
+                "set actor.micro_batch_size=16 (now 32)",
+                "set actor.model.gradient_checkpointing=true (now false)",
+                "set actor.model.precision=bf16 (now fp32)",
+                "actor.fsdp_config.strategy=fsdp2",
+            ],
+        ),
+    ],
+)
+def test_a_full_device_is_explained_with_the_keys_that_help(capsys, phase, texts):
+    options = (*FULL, f"actor.model.phase={phase}", "actor.model.precision=fp32", "rollout.policy_batch=2")
+    options += ("actor.micro_batch_size=32", "actor.model.gradient_checkpointing=false")
+    assert run(*options) == 2
+    error = capsys.readouterr().err
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in error
+    for text in texts:
+        assert text in error
+    assert "Traceback" not in error
+
+
+def test_what_is_at_its_smallest_is_not_proposed(capsys):
+    options = (*FULL, "actor.model.phase=update", "actor.model.precision=bf16", "actor.micro_batch_size=1")
+    assert run(*options, "actor.model.gradient_checkpointing=true") == 2
+    error = capsys.readouterr().err
+    assert "micro_batch_size" not in error
+    assert "gradient_checkpointing" not in error
+    assert "precision" not in error

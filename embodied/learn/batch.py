@@ -13,6 +13,7 @@ from embodied.algorithms import filters, granularity
 from embodied.algorithms.advantages import Advantages
 from embodied.algorithms.estimators import Estimator, Experience
 from embodied.algorithms.temporal import explained_variance
+from embodied.distributed import World
 from embodied.types import EpisodeResult, Start
 
 
@@ -23,7 +24,8 @@ class Batch:
     V = 1 or K rewards a record (``algorithm.reward_type``); what stands at steps that were not executed is 0.
     """
 
-    rows: np.ndarray  # int64 [N], rows of the slab
+    rows: np.ndarray  # int64 [N], rows of the slab of the rank that has the record
+    ranks: Tensor  # int64 [N], that rank
     sequence_ids: Tensor  # int64 [N], index of the record's episode in the plan
     num_steps: Tensor  # int64 [N], executed control steps of the record
     advantages: Tensor  # float32 [N, V]
@@ -45,53 +47,69 @@ def make_batch(
     with_values: bool = False,
     penalties: np.ndarray | None = None,
     baselines: Mapping[Start, float] | None = None,
+    world: World | None = None,
 ) -> Batch:
-    """Advantages from the records' rewards (and values), in the order of the plan.
+    """Advantages from the records' rewards (and values), in the order of the plan; the same on all ranks.
 
     Args:
         arrays: the slab's arrays.
-        results: all episodes of the iteration, in the plan's order, with their rows.
+        results: all episodes of the iteration, of all ranks, in the plan's order, with their rows.
         reward_type: ``algorithm.reward_type``: one advantage a record, or one an action.
         with_values: the estimator reads values, and the value head is to be trained.
         penalties: added to the rewards before anything else is made of them, float32 [R, V] for all rows of the slab
             (:mod:`embodied.learn.shaping`). Whether a return is positive is asked without them.
         baselines: the return of a greedy episode from each start; for ``remax``.
+        world: the ranks that have the other records; they meet here.
     """
+    added = {} if penalties is None else {"penalty": penalties}
+    numbers = _numbers({**arrays, **added}, results, with_values, world or World())
     rows = np.concatenate([np.asarray(result.rows, np.int64) for result in results])
     lengths = torch.tensor([len(result.rows) for result in results])
     sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
-    num_steps = torch.from_numpy(arrays["num_steps"][rows]).long()
-    chunk = arrays["rewards"].shape[1]
-    rewards = granularity.reduce_rewards(torch.from_numpy(arrays["rewards"][rows]), num_steps, reward_type)  # [N, V]
+    ranks = torch.tensor([result.rank for result in results])
+    num_steps = numbers["num_steps"].long()
+    chunk = numbers["rewards"].shape[1]
+    rewards = granularity.reduce_rewards(numbers["rewards"], num_steps, reward_type)  # [N, V]
     mask = granularity.mask(num_steps, chunk, 1, reward_type)  # [N, V]
-    values = torch.from_numpy(arrays["value"][rows]) if with_values else None
+    values = numbers["value"] if with_values else None
     task = Experience(
         rewards=rewards[mask],
         episode_ids=sequence_ids[:, None].expand_as(mask)[mask],
         group_ids=torch.tensor([result.episode.group_id for result in results]),
         values=None if values is None else values[mask],
-        bootstrap=_bootstrap(arrays, results) if with_values else None,
+        bootstrap=numbers["final_value"] if with_values else None,
         baselines=None if baselines is None else _baselines(results, baselines),
     )
     experience = task
     if penalties is not None:
-        experience = replace(task, rewards=task.rewards + torch.from_numpy(penalties[rows])[mask])
+        experience = replace(task, rewards=task.rewards + numbers["penalty"][mask])
     estimate = estimator(experience)
     targets, explained = None, None
     if experience.values is not None and estimate.value_targets is not None:
         targets = _spread(estimate.value_targets, mask)
         explained = explained_variance(experience.values, estimate.value_targets)
     return Batch(
-        rows, sequence_ids, num_steps, _spread(estimate.values, mask), (task.returns > 0)[sequence_ids],
-        estimate.groups, targets, explained,
+        rows, ranks[sequence_ids], sequence_ids, num_steps, _spread(estimate.values, mask),
+        (task.returns > 0)[sequence_ids], estimate.groups, targets, explained,
     )  # fmt: skip
 
 
-def _bootstrap(arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> Tensor:
-    """Value of each episode's final observation (of its next action, if there is one for each), float64 [E]; 0 where
-    the runtime was not asked for it."""
-    values = [float(arrays["value"][r.final_row, 0]) if r.final_row >= 0 else 0.0 for r in results]
-    return torch.tensor(values, dtype=torch.float64)
+def _numbers(
+    arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], with_values: bool, world: World
+) -> dict[str, Tensor]:
+    """What all ranks must know of all records: num_steps [N], rewards [N, K], value [N, V], penalty [N, V], and of each
+    episode the value of its final observation (of its next action, if there is one for each), float64 [E]; 0 where the
+    runtime was not asked for it. Pixels stay where they are."""
+    names = ["num_steps", "rewards", *(["value"] if with_values else []), *(["penalty"] if "penalty" in arrays else [])]
+    own: dict[int, dict[str, np.ndarray]] = {}
+    for index, result in enumerate(results):
+        if result.rank == world.rank:
+            own[index] = {name: arrays[name][list(result.rows)] for name in names}
+            final = arrays["value"][result.final_row, 0] if with_values and result.final_row >= 0 else 0.0
+            own[index]["final_value"] = np.array([final], np.float64)
+    episodes = {index: numbers for part in world.gather(own) for index, numbers in part.items()}
+    ordered = [episodes[index] for index in range(len(results))]
+    return {name: torch.from_numpy(np.concatenate([e[name] for e in ordered])) for name in (*names, "final_value")}
 
 
 def _baselines(results: Sequence[EpisodeResult], baselines: Mapping[Start, float]) -> Tensor:

@@ -1,7 +1,8 @@
 """Other values of the weights that are trained: those that training began with, for a KL penalty.
 
 Only what is trained is kept a second time (adapters and heads with LoRA, all of it without). Exchanging is a swap of
-pointers.
+pointers, or of values where a rank holds a part of each weight (fsdp2): the buffers in which the parts lie are known to
+who gathers them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from embodied.protocols import Policy
 
@@ -48,7 +50,19 @@ class OtherWeights:
 
     def _swap(self) -> None:
         for name, parameter in self._parameters.items():
-            parameter.data, self._kept[name] = self._kept[name], parameter.data
+            if isinstance(parameter, DTensor):
+                _exchange(parameter, self._kept[name])
+            else:
+                parameter.data, self._kept[name] = self._kept[name], parameter.data
+
+
+@torch.no_grad()
+def _exchange(one: Tensor, other: Tensor) -> None:
+    assert isinstance(one, DTensor)
+    assert isinstance(other, DTensor)
+    before = one.to_local().clone()
+    one.to_local().copy_(other.to_local())
+    other.to_local().copy_(before)
 
 
 class Reference(OtherWeights):

@@ -8,6 +8,7 @@ before the forward pass while the denominators stay those of the full batch. The
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import make_coefficient
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats, sum_and_count
+from embodied.distributed import World
 from embodied.errors import NumericalError
 from embodied.learn import shaping
 from embodied.learn.batch import Batch, gather, make_batch, micro_batches, optimizer_batches, within_bounds
@@ -30,6 +32,7 @@ from embodied.learn.freeze import value_head_only
 from embodied.learn.loss_scale import LossScale
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import Schedule, make_optimizer
+from embodied.learn.parallel import Parallel, Replicas
 from embodied.learn.reference import Average, OtherWeights, Reference
 from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
@@ -38,12 +41,20 @@ from embodied.types import EnvSpec, EpisodeResult, Evaluation, Sampling, Start
 
 @dataclass
 class UpdateTotals:
-    """Sums over the micro-batches of one ``update``."""
+    """Sums over the micro-batches of one ``update``: of this rank in the upper half, of all ranks in the lower."""
 
     stats: PolicyStats | None = None
-    loss: float = 0.0
+    batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
     value_loss: float | None = None  # None: no value head is trained
     entropy: float = 0.0
+    gap: float | None = None
+    means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count of elements
+    samples: int = 0  # records that went forward and backward, each time that they did
+    flops: float = 0.0  # of these passes; 0 if the policy does not say
+    stalest: int | None = None  # most optimizer updates between acting and training
+
+    loss: float = 0.0
+    value_grad_norm: float = 0.0
     grad_norm: float = 0.0
     steps: int = 0  # optimizer steps taken
     batches: int = 0  # optimizer batches with something to learn from
@@ -52,13 +63,6 @@ class UpdateTotals:
     overflows: int = 0  # updates left out: the loss was scaled too far for fp16
     filtered: int = 0  # groups left out by filter_rewards
     early_stops: int = 0  # epochs that ended early: the ratio passed early_stop_imp_ratio
-    gap: float | None = None
-    batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
-    means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count of elements
-    samples: int = 0  # records that went forward and backward, each time that they did
-    flops: float = 0.0  # of these passes; 0 if the policy does not say
-    value_grad_norm: float = 0.0
-    stalest: int | None = None  # most optimizer updates between acting and training
 
     def average(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Elements of the metric ``name`` that ``mask`` keeps, both [m, M]."""
@@ -95,6 +99,22 @@ class UpdateTotals:
         values = torch.from_numpy(updates)
         self.average("train/staleness_mean", values, torch.ones_like(values, dtype=torch.bool))
 
+    def over(self, world: World) -> UpdateTotals:
+        """With the upper half summed over all ranks (the largest ``gap``)."""
+        if world.size == 1:
+            return self
+        means = {name: found.cpu() for name, found in self.means.items()}
+        sums = np.array([self.entropy, self.samples, self.flops])
+        parts = world.gather((_on_cpu(self.stats), self.value_loss, self.gap, self.stalest, sums, means))
+        stats, values, gaps, stalest, added, every = zip(*parts, strict=True)
+        entropy, samples, flops = np.sum(added, axis=0).tolist()
+        names = dict.fromkeys(name for found in every for name in found)
+        return replace(
+            self, stats=add_stats(stats), value_loss=_total(values), gap=_largest(gaps), stalest=_largest(stalest),
+            entropy=entropy, samples=int(samples), flops=flops,
+            means={name: sum(found.get(name, torch.zeros(2)) for found in every) for name in names},
+        )  # fmt: skip
+
     def metrics(self) -> dict[str, float]:
         taken = max(self.steps, 1)
         return {
@@ -116,6 +136,24 @@ class UpdateTotals:
         }
 
 
+def add_stats(parts: Sequence[PolicyStats | None]) -> PolicyStats | None:
+    """Their sum; None of none."""
+    return functools.reduce(lambda a, b: a + b if a and b else a or b, parts)
+
+
+def _on_cpu(stats: PolicyStats | None) -> PolicyStats | None:
+    return stats and PolicyStats(stats.sums.cpu(), stats.peak.cpu())
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _largest(values: Sequence[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
 @dataclass
 class Trainer:
     """Owns optimizer and weight version; the policy is shared with the rollout.
@@ -124,6 +162,7 @@ class Trainer:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
         iterations: of the run, what shares of the learning rate's schedule refer to.
         peak_flops: FLOP/s that the device could do; None: unknown.
+        parallel: how ranks share the policy; None = one process.
     """
 
     policy: Policy
@@ -141,6 +180,7 @@ class Trainer:
     peak_flops: float | None = None
     samples: int = field(default=0, init=False)  # records that the last update trained on, once an epoch
     flops: float = field(default=0.0, init=False)  # of that; 0 if the policy does not say
+    parallel: Parallel | None = None
     bad_in_a_row: int = field(default=0, init=False)
     last_finite: str = field(default="none yet", init=False)
 
@@ -148,7 +188,9 @@ class Trainer:
         algorithm = self.algorithm
         self.optimizer = make_optimizer(self.policy, self.actor.optim)
         self.loss_scale = LossScale.of(self.actor)
-        self._parameters = [p for _, p in self.policy.named_parameters() if p.requires_grad]
+        self._parallel = self.parallel or Replicas(self.policy, World())
+        self._world = self._parallel.world
+        self._filler = np.zeros(0, np.int64)  # slab row of any of this rank's records
         self._estimator = make_estimator(
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
             algorithm.normalize_advantages,
@@ -165,7 +207,8 @@ class Trainer:
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
         baselines: Mapping[Start, float] | None = None,
     ) -> tuple[dict[str, float], Batch]:  # fmt: skip
-        """Train on the records of ``results``, which stand in the slab's ``arrays``.
+        """Train on the records of ``results``, which stand in the slab's ``arrays`` (of each rank its own). All ranks
+        call it, and all decide the same: what depends on data is summed over ranks first.
 
         Args:
             iteration: from 0.
@@ -178,13 +221,16 @@ class Trainer:
             NumericalError: ``max_bad_updates`` updates in a row were not finite.
         """
         self._reset_reference(iteration)
+        own = [result for result in results if result.rank == self._world.rank]
+        self._filler = np.asarray(own[0].rows[:1], np.int64)
         kept = self._kept(results)
         totals = UpdateTotals(filtered=len({r.episode.group_id for r in results} - {r.episode.group_id for r in kept}))
-        penalties = self._penalties(arrays, results, totals)
+        penalties = self._penalties(arrays, own, totals)
         batch = self._batch(arrays, results, penalties, baselines)
         if kept:
             trained = batch if len(kept) == len(results) else self._batch(arrays, kept, penalties, baselines)
             self._epochs(arrays, self._with_proximal(arrays, trained), iteration, totals)
+        totals = totals.over(self._world)
         metrics = totals.metrics()
         self.samples, self.flops = totals.samples, totals.flops
         if (kl := totals.mean("train/kl_reference")) is not None:
@@ -253,13 +299,13 @@ class Trainer:
     ) -> Batch:  # fmt: skip
         return make_batch(
             arrays, results, self._estimator, self.algorithm.reward_type, self._objective.has_value, penalties,
-            baselines,
+            baselines, self._world,
         )  # fmt: skip
 
     def _penalties(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], totals: UpdateTotals
     ) -> np.ndarray | None:
-        """What is added to the rewards, float32 [R, V]; None if nothing is."""
+        """What is added to the rewards of this rank's episodes, float32 [R, V]; None if nothing is."""
         overlong, reward_type = self.reward.overlong_penalty, self.algorithm.reward_type
         if not (overlong.enable or self.algorithm.use_kl_in_reward):
             return None
@@ -294,14 +340,20 @@ class Trainer:
             return batch
         found = torch.zeros(len(batch), *self.policy.spec.decision["logprobs"].shape)
         keep = self._objective.carries_gradient(self._objective.elements(batch, torch.arange(len(batch))))
-        kept = keep.nonzero().flatten()
-        for part, records in self._scan(arrays, batch.rows[kept.numpy()]):
-            found[kept[part]] = self._evaluate(records).logprobs.float().cpu()
+        with torch.no_grad():
+            for part in self._passes(batch.ranks, keep, self._scan_size):
+                rows = batch.rows[part.numpy()] if len(part) else self._filler
+                logprobs = self._evaluate(gather(arrays, self._fields, rows, self.device)).logprobs
+                found[part] = logprobs[: len(part)].float().cpu()
         return replace(batch, proximal=found)
+
+    @property
+    def _scan_size(self) -> int:
+        return self.algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
 
     def _scan(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Records of ``rows`` int64 [n] for a pass without gradients, with their place in ``rows``."""
-        size = self.algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
+        size = self._scan_size
         with torch.no_grad():
             for first in range(0, len(rows), size):
                 part = slice(first, first + size)
@@ -344,49 +396,93 @@ class Trainer:
         measure_gap = totals.batches == 0  # the weights are still those that acted
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        with value_head_only(self.policy) if self._warming_up else nullcontext():
-            for part in self._micro_batches(arrays, batch.rows[chosen.numpy()], keep, totals):
+        passes = self._micro_batches(arrays, batch, chosen, keep, totals)
+        with value_head_only(self.policy) if self._warming_up and not self._parallel.meets else nullcontext():
+            for number, part in enumerate(passes, start=1):
+                self._parallel.last_pass(number == len(passes))
+                if not len(part):
+                    self._empty_pass(arrays, elements)
+                    continue
                 rows = batch.rows[chosen[part].numpy()]
                 loss += self._micro_batch(arrays, rows, elements.part(part, self.device), totals, measure_gap)
+        loss = self._world.add(loss)
+        self._parallel.sum_gradients()
+        if self._warming_up:
+            self._keep_value_gradients_only()
         if self._too_far(totals):
             self.optimizer.zero_grad(set_to_none=True)
             return False
         self.loss_scale.unscale(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.actor.optim.clip_grad).item()
+        norm = self._parallel.clip(self.actor.optim.clip_grad)
         self._apply(loss, norm, totals)
         return True
 
     def _micro_batches(
-        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, keep: Tensor, totals: UpdateTotals
+        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, keep: Tensor, totals: UpdateTotals
     ) -> list[Tensor]:
-        """Indices of the records ``keep`` bool [n], in parts of near-equal size; ``rows`` int64 [n] are theirs."""
-        kept, costs = keep.nonzero().flatten(), None
+        """:meth:`_passes` of the records ``keep`` bool [n] among ``chosen`` int64 [n], those of like cost together."""
+        ranks, costs = batch.ranks[chosen], None
         if isinstance(self.policy, CountsFlops):
-            own = rows[kept.numpy()]
+            own = batch.rows[chosen[self._own(ranks, keep)].numpy()]
             light = {name: arrays[name][own] for name in ("task_id", *self.policy.spec.decision)}
             costs = torch.from_numpy(self.policy.flops(light, training=not self._warming_up))
             totals.flops += costs.sum().item()
-        totals.samples += len(kept)
-        return micro_batches(kept, self.actor.micro_batch_size, costs)
+        totals.samples += len(self._own(ranks, keep))
+        return self._passes(ranks, keep, self.actor.micro_batch_size, costs)
+
+    def _own(self, ranks: Tensor, chosen: Tensor) -> Tensor:
+        """Indices of this rank's records among the ``chosen`` bool [n], those of ``ranks`` int64 [n]."""
+        return (chosen & (ranks == self._world.rank)).nonzero().flatten()
+
+    def _passes(self, ranks: Tensor, chosen: Tensor, size: int, costs: Tensor | None = None) -> list[Tensor]:
+        """This rank's own in parts of near-equal size: indices. Where a pass is a meeting, empty ones bring all ranks
+        to the same number."""
+        own = self._own(ranks, chosen)
+        passes = micro_batches(own, size, costs) if len(own) else []
+        if self._parallel.meets:
+            most = max((-(-int(count) // size) for count in torch.bincount(ranks[chosen])), default=0)
+            passes += [own[:0]] * (most - len(passes))
+        return passes
+
+    def _empty_pass(self, arrays: Mapping[str, np.ndarray], elements: Elements) -> None:
+        """A forward and backward pass that counts nothing, because other ranks have one to make."""
+        records = gather(arrays, self._fields, self._filler, self.device)
+        first = elements.part(torch.zeros(1, dtype=torch.long), self.device)
+        in_loss = self._objective.kl_in_loss and not self._warming_up
+        reference = self._reference_evaluation(records) if in_loss else None
+        terms = self._objective.terms(self._evaluate(records), records, first, reference)
+        total = self._objective.total(terms, self._kl_coefficient.value, value_only=self._warming_up)
+        (0.0 * total).backward()
+
+    def _keep_value_gradients_only(self) -> None:
+        """Where weights are gathered for a pass, those that rest get a gradient all the same."""
+        for name, parameter in self.policy.named_parameters():
+            if not name.startswith("value_head"):
+                parameter.grad = None
 
     def _with_drift(
         self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, elements: Elements, keep: Tensor
     ) -> Elements:
         """The elements with ``mean(lp − lp_old)`` of the sequences trained on, from a pass without gradients."""
         ids, sums = batch.sequence_ids[chosen], torch.zeros(len(chosen))
-        read = torch.isin(ids, ids[keep]).nonzero().flatten()
         with torch.no_grad():
-            for part in read.split(self.actor.micro_batch_size):
-                records = gather(arrays, self._fields, batch.rows[chosen[part].numpy()], self.device)
+            for part in self._passes(batch.ranks[chosen], torch.isin(ids, ids[keep]), self.actor.micro_batch_size):
+                rows = batch.rows[chosen[part].numpy()] if len(part) else self._filler
+                records = gather(arrays, self._fields, rows, self.device)
                 result = self.policy.evaluate(records, self.sampling)
-                own = elements.part(part, self.device)
-                sums[part] = self._objective.log_ratio_sums(result, records, own).float().cpu()
+                if len(part):
+                    own = elements.part(part, self.device)
+                    sums[part] = self._objective.log_ratio_sums(result, records, own).float().cpu()
+        self._world.sum(sums)
         return replace(elements, drift=sequence_means(sums, elements.mask, ids))
 
     def _too_far(self, totals: UpdateTotals) -> bool:
         """Whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""
         limit = self.algorithm.early_stop_imp_ratio
-        return limit is not None and totals.batch_stats is not None and totals.batch_stats.mean_ratio > limit
+        if limit is None:
+            return False
+        stats = add_stats(self._world.gather(_on_cpu(totals.batch_stats)))
+        return stats is not None and stats.mean_ratio > limit
 
     def _micro_batch(
         self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, elements: Elements, totals: UpdateTotals,
@@ -407,8 +503,11 @@ class Trainer:
         """What the reference says of m records; None without ``kl_beta``."""
         if self._reference is None:
             return None
+        self._parallel.forget()
         with self._reference.acting():
-            return self._evaluate(records)
+            result = self._evaluate(records)
+        self._parallel.forget()
+        return result
 
     @property
     def _warming_up(self) -> bool:

@@ -98,12 +98,13 @@ METRICS: dict[str, str] = {
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
     "time/slot_idle_share": "share of the slots' time without a command: waiting for the policy or an episode, 0..1",
+    "time/rank_wait_share": "share of the rollout's wall time that processes waited for the slowest (torchrun), 0..1",
     "time/worker_reset_s": "seconds in resets (building simulators included), summed over env workers, s",
     "time/worker_step_s": "seconds in control steps, summed over env workers, s",
     "time/worker_render_s": "seconds in observations, summed over env workers, s",
     "time/worker_video_s": "seconds in frames for videos, summed over env workers, s",
-    "memory/device_peak_gb": "most memory that tensors took on the GPU since the last row, 10⁹ bytes",
-    "memory/pss_gb": "memory of the launching process and its env workers, shared pages counted once, 10⁹ bytes",
+    "memory/device_peak_gb": "most memory that tensors took on a GPU since the last row, 10⁹ bytes",
+    "memory/pss_gb": "memory of the training processes and their env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
 

@@ -51,6 +51,15 @@ def gpu_of(worker: int, gpus: Sequence[int]) -> int | None:
     return gpus[worker % len(gpus)] if gpus else None
 
 
+def gpus_of_rank(gpus: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
+    """Those of a machine's GPUs that the workers of one of its ranks render on: its own, and equally many of others.
+
+    >>> gpus_of_rank((0, 1, 2, 3), 1, 2), gpus_of_rank((0, 1), 2, 4), gpus_of_rank((), 0, 2)
+    ((1, 3), (0,), ())
+    """
+    return tuple(gpus[rank % len(gpus) :: ranks]) if gpus else ()
+
+
 def visible_gpus(environ: Mapping[str, str] = os.environ, folder: Path = NVIDIA) -> tuple[int, ...]:
     """The GPUs that this process may use, as nvidia-smi counts: those in ``CUDA_VISIBLE_DEVICES`` (of which names
     other than numbers say nothing here), else all that the driver has."""

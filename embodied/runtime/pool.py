@@ -259,6 +259,7 @@ class Pool:
             self._epoll.close()
 
 
-def num_workers(requested: int | None, num_slots: int) -> int:
-    """Worker processes for ``num_slots`` slots: as many as were asked for, else one a slot but at most one a core."""
-    return min(num_slots, requested or os.cpu_count() or 1)
+def num_workers(requested: int | None, num_slots: int, ranks: int = 1) -> int:
+    """Worker processes for ``num_slots`` slots: as many as were asked for, else one a slot but at most one a core, of
+    which each of the machine's ``ranks`` has its part."""
+    return min(num_slots, requested or max(1, (os.cpu_count() or 1) // ranks))

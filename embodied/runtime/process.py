@@ -57,6 +57,8 @@ class PoolConfig:
     python: str | None = None  # the workers' interpreter; None = the launcher's
     pin: bool = False  # each worker to cores of its own
     gpus: tuple[int, ...] = ()  # that the workers render on, in turn
+    rank: int = 0  # among the processes of this machine that have a pool each, of which there are `ranks`
+    ranks: int = 1
 
 
 @dataclass
@@ -179,7 +181,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
         slab_fd=slab.fd, slab_fields=slab.fields, slab_rows=slab.rows, channel=handles,
         info_on_video=config.info_on_video,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
-        cores=cores_of(index, config.num_workers, numa_nodes()) if config.pin else (),
+        cores=_cores(config, index) if config.pin else (),
     )  # fmt: skip
     with suppress(OSError):  # it is dead already; its pidfd says so
         send(ours, setup)
@@ -191,6 +193,12 @@ def _make_channel(config: PoolConfig, index: int, slots: int) -> Channel:
     _, completions, completion_size = config.env_channel
     label = f"{name}.{commands}.{completions}.{index}"
     return Channel.create(label, command_size or slots, completion_size or slots)
+
+
+def _cores(config: PoolConfig, index: int) -> tuple[int, ...]:
+    """Of a pinned worker, among those of all ranks of this machine."""
+    before = config.rank * config.num_workers
+    return cores_of(before + index, config.ranks * config.num_workers, numa_nodes())
 
 
 def _environment(config: PoolConfig, index: int) -> dict[str, str]:

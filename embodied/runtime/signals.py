@@ -53,12 +53,13 @@ class StopSignal:
 
     @contextmanager
     def cut_short(self) -> Iterator[None]:
-        """Inside :meth:`hold`: a signal ends this block at once, and it alone."""
+        """Inside :meth:`hold`: a signal ends this block at once with :class:`Stopped`, which the caller suppresses. One
+        that has come before does not let it begin."""
+        self._held = False
         try:
-            self._held = False
+            if self._wanted:
+                raise Stopped
             yield
-        except Stopped:
-            pass
         finally:
             self._held = True
 
@@ -66,4 +67,5 @@ class StopSignal:
         first, self._wanted = not self._wanted, True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if first and not self._held:
+            self._held = True  # nothing must interrupt what this one lets happen
             raise Stopped

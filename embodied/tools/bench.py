@@ -23,6 +23,7 @@ import numpy as np
 
 from embodied import build
 from embodied.compose import compose, parse_argv
+from embodied.distributed import World
 from embodied.errors import EmbodiedError
 from embodied.observe.console import Console, make_console
 from embodied.runtime.channel import Command, Completion, Kind
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for an error that is explained."""
     try:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
-        run(build.check(compose(overrides, "train", folders)), make_console())
+        run(build.check(compose(overrides, "train", folders), World()), make_console())
     except EmbodiedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -128,7 +129,7 @@ def measure_env(checked: build.Checked, policy: Policy, folder: Path) -> tuple[E
     actions = np.random.default_rng(0).uniform(low, high, (CHUNKS, spec.num_action_chunks, spec.action_dim))
     try:
         began = time.monotonic()
-        pool = Pool(replace(build.pool_config(side, 1, checked.config, folder), max_restarts=0), slab)
+        pool = Pool(replace(build.pool_config(side, 1, checked.config, folder, World()), max_restarts=0), slab)
         try:
             start_s = time.monotonic() - began
             resets = [_reset(pool, side.max_steps), _reset(pool, side.max_steps)]

@@ -1,0 +1,74 @@
+"""Out of memory on the device, as an error that names what to lower, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from embodied import schema
+from embodied.build import Parts, policy_batch
+from embodied.errors import DeviceMemoryError
+
+Phase = Literal["rollout", "update"]
+
+
+@contextmanager
+def explained(parts: Parts, phase: Phase) -> Iterator[None]:
+    """Turn torch's error within it into one with the memory's figures and the keys that matter in this phase.
+
+    Raises:
+        DeviceMemoryError: instead of ``torch.OutOfMemoryError``.
+    """
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        doing = {"rollout": "while the policy acted", "update": "in the forward and backward passes"}[phase]
+        raise DeviceMemoryError(
+            f"{parts.device} is out of memory {doing}: {str(error).splitlines()[0]}{_figures(parts.device)}",
+            "; or ".join(remedies(parts, phase)),
+        ) from error
+
+
+def remedies(parts: Parts, phase: Phase) -> list[str]:
+    """What helps, the cheapest first, with present values."""
+    config = parts.config
+    actor, model = config.actor, {**(config.actor.model.model_extra or {})}
+    found = []
+    if phase == "update" and actor.micro_batch_size > 1:
+        found.append(_lower("actor.micro_batch_size", actor.micro_batch_size) + " (the result stays the same)")
+    if phase == "rollout" and (rows := policy_batch(config, parts.world)) > 1:
+        found.append(_lower("rollout.policy_batch", rows))
+    if phase == "update" and model.get("gradient_checkpointing") is False:
+        found.append("set actor.model.gradient_checkpointing=true (now false)")
+    if model.get("precision") == "fp32":
+        found.append("set actor.model.precision=bf16 (now fp32)")
+    if phase == "update":
+        found += _sharing(actor.fsdp_config, parts.world.size)
+    return found or ["use a smaller model, or a device with more memory"]
+
+
+def _sharing(fsdp: schema.FsdpConfig, processes: int) -> list[str]:
+    if processes == 1:
+        return ["start more processes, each with a part of the policy (torchrun, actor.fsdp_config.strategy=fsdp2)"]
+    if fsdp.strategy in ("auto", "replicate"):
+        return [f"set actor.fsdp_config.strategy=fsdp2 (now {fsdp.strategy})"]
+    return [] if fsdp.cpu_offload else ["set actor.fsdp_config.cpu_offload=true (now false)"]
+
+
+def _lower(key: str, value: int) -> str:
+    return f"set {key}={value // 2} (now {value})"
+
+
+def _figures(device: object) -> str:
+    """Bytes on the device, where it can say."""
+    import torch
+
+    if not isinstance(device, torch.device) or device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    used, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    numbers = {"of": total, "free": free, "held by this process": used, "at most": most}
+    return "\n  memory: " + ", ".join(f"{name} {value / 2**30:.1f} GiB" for name, value in numbers.items())

@@ -1,0 +1,240 @@
+"""The processes that train together, as ``torchrun`` starts them: one a device, each with env workers of its own.
+
+    torchrun --standalone --nproc-per-node=8 -m embodied.train …
+
+A single process is a :class:`World` of size 1: nothing is started, and every method below gives back what it was given.
+What goes between ranks is small (results of episodes, flags, sums) except for gradients and weights. Every method but
+:meth:`World.post` and :meth:`World.read` is a meeting: all ranks must come to it in the same order.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from embodied.errors import ConfigError, EmbodiedError, RankError
+
+if TYPE_CHECKING:  # importing torch takes seconds, and most mistakes are found without it
+    from torch import Tensor
+
+T = TypeVar("T")
+NOTICE_S = 10.0  # torchrun looks for processes that have ended many times a second, on the machine of each
+STORE_LIMIT = 2**20  # bytes of one value in torch's store, which refuses more than 8 MiB
+LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe", "TCPStore")
+"""What stands in the message of a RuntimeError that torch raises when a rank is gone or late."""
+
+
+class World:
+    """This process among all of a run.
+
+    Args:
+        rank: 0 … size − 1; rank 0 owns the run's folder and speaks.
+        local_rank: the same among the processes of this machine, of which there are ``local_size``.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
+        self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
+        self.met = False  # whether this process has been connected: what goes wrong from then on is its own
+        self._store: Any = None
+        self._posted: set[str] = set()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
+        """As torchrun describes it; a world of one where it says nothing.
+
+        Raises:
+            ConfigError: the description is incomplete.
+        """
+        size = int(environment.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]
+        if missing:
+            raise ConfigError(
+                f"WORLD_SIZE is {size} and {', '.join(missing)} is not set",
+                "start several processes with torchrun, or unset WORLD_SIZE for a run of one process",
+            )
+        local_size = int(environment.get("LOCAL_WORLD_SIZE", str(size)))
+        return cls(int(environment["RANK"]), size, int(environment["LOCAL_RANK"]), local_size)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process says its errors. Before the ranks have met, those of a machine have the same ones."""
+        return self.met or self.local_rank == 0
+
+    @property
+    def share_note(self) -> str:
+        """What stands beside a count that is this process's alone."""
+        return f" (rank {self.rank})" if self.size > 1 else ""
+
+    @property
+    def name(self) -> str:
+        """What its lines begin with: ``rank 1: `` where there are several."""
+        return f"rank {self.rank}: " if self.size > 1 else ""
+
+    @contextmanager
+    def connected(self, on_gpu: bool, timeout_s: float) -> Iterator[None]:
+        """Within it the ranks can reach each other: gloo between CPUs, NCCL between GPUs.
+
+        Args:
+            timeout_s: how long a rank waits for the others at a meeting, seconds.
+
+        Raises:
+            RankError: a rank did not come.
+        """
+        if self.size == 1:
+            yield
+            return
+        import torch.distributed as dist
+
+        patience = timedelta(seconds=timeout_s)
+        with _meeting(self):
+            store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=patience))
+            self._store = dist.PrefixStore("embodied", store)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                store=dist.PrefixStore("group", store), rank=self.rank, world_size=self.size, timeout=patience,
+            )  # fmt: skip
+        self.met = True
+        try:
+            yield
+        finally:
+            self._store = None
+            dist.destroy_process_group()
+
+    # -- who does what -----------------------------------------------------------------------------------------------
+
+    def divide(self, count: int) -> int:
+        """This rank's part of ``count`` things that all ranks have equally many of."""
+        return count // self.size
+
+    def share(
+        self, items: Sequence[T], together: Callable[[T], Hashable] | None = None, room: Sequence[int] | None = None
+    ) -> list[T]:
+        """The items that are this rank's: dealt round by position, those of an equal ``together(item)`` to one rank.
+
+        Args:
+            room: how many of these groups each rank can take, in all as many as there are; None = any number.
+
+        >>> World(rank=1, size=2).share("abcde")
+        ['b', 'd']
+        >>> World(rank=1, size=2).share([3, 3, 8, 8, 5, 5], together=lambda item: item)
+        [8, 8]
+        """
+        keys = [together(item) if together else index for index, item in enumerate(items)]
+        left, turns, owners = list(room or [len(keys)] * self.size), cycle(range(self.size)), {}
+        for key in dict.fromkeys(keys):
+            owners[key] = next(rank for rank in turns if left[rank])
+            left[owners[key]] -= 1
+        return [item for key, item in zip(keys, items, strict=True) if owners[key] == self.rank]
+
+    # -- meetings ----------------------------------------------------------------------------------------------------
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank; anything that can be pickled."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        with _meeting(self):
+            dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value."""
+        return self.gather(value if self.is_main else None)[0]  # type: ignore[return-value]
+
+    def any(self, flag: bool) -> bool:
+        return any(self.gather(flag))
+
+    def add(self, value: float) -> float:
+        """The sum over ranks, added in their order: the same bits on all."""
+        return sum(self.gather(value))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            with _meeting(self):
+                dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    # -- a message that waits ----------------------------------------------------------------------------------------
+
+    def post(self, key: str, value: Any) -> None:
+        """Leave a value for the others' :meth:`read`; what this rank has posted under ``key`` before stays."""
+        if self.size == 1 or key in self._posted:
+            return
+        self._posted.add(key)
+        text = base64.b64encode(pickle.dumps(value)).decode()
+        parts = [text[i : i + STORE_LIMIT] for i in range(0, len(text), STORE_LIMIT)]
+        with _meeting(self):
+            for index, part in enumerate(parts):
+                self._store.set(f"{key}/{index}", part)
+            self._store.set(key, str(len(parts)))
+
+    def read(self, key: str) -> Any:
+        """Wait for what a rank posts."""
+        with _meeting(self):
+            count = int(self._store.get(key))
+            text = b"".join(self._store.get(f"{key}/{index}") for index in range(count))
+        return pickle.loads(base64.b64decode(text))
+
+
+@contextmanager
+def ended_by(world: World) -> Iterator[None]:
+    """Tell torchrun what ended this process, for its report of the first failure.
+
+    A rank that only lost another is no cause of anything: it leaves torchrun the time to see the other first, and is
+    ended by it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if world.size > 1 and lost_rank(error):
+            time.sleep(NOTICE_S)
+        elif world.size > 1 and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+            shown = str(error) if isinstance(error, EmbodiedError) else traceback.format_exc()
+            told = {"message": str(error), "extraInfo": {"py_callstack": shown, "timestamp": str(int(time.time()))}}
+            Path(file).write_text(json.dumps({"message": told}))
+        raise
+
+
+@contextmanager
+def _meeting(world: World) -> Iterator[None]:
+    """What torch says when the others do not come, as an error of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not lost_rank(error):
+            raise
+        raise RankError(
+            f"rank {world.rank} waited for the other ranks in vain: {str(error).splitlines()[0]}",
+            "see what the rank that ended first has printed; if one is only slow, raise cluster.timeout_s",
+        ) from error
+
+
+def lost_rank(error: BaseException) -> bool:
+    """Whether ``error`` only says that another rank is gone or late."""
+    if isinstance(error, RankError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)

@@ -1,0 +1,253 @@
+"""How several processes share one policy and add up their gradients.
+
+| strategy | a rank holds | after a backward pass | good for |
+|---|---|---|---|
+| replicate | all of the policy | one all-reduce of what is trained | LoRA: little is trained |
+| fsdp2 | its part of what is trained | reduce-scatter, layer by layer | training all weights |
+
+Gradients are *summed*: the weights of the loss already hold the denominators of the whole optimizer batch. With fsdp2
+a forward or backward pass is a meeting of all ranks, so each must make as many; a rollout is none, because the weights
+are gathered as a whole for it (:meth:`Shards.acting`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.distributed import World
+from embodied.errors import ConfigError, RanksDifferError
+from embodied.protocols import Policy
+from embodied.schema import AlgorithmConfig, FsdpConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SHOWN = 5  # names that an error lists
+
+
+class Replicas:
+    """Every rank holds the whole policy; one process does too."""
+
+    meets = False  # whether a forward or backward pass is a meeting of all ranks
+
+    def __init__(self, policy: Policy, world: World, notes: Sequence[str] = ()) -> None:
+        self.world, self.notes, self._policy = world, notes, policy
+        self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
+
+    def __str__(self) -> str:
+        return "each with the whole policy (replicate)"
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Within it the policy acts, each rank on its own; all ranks enter."""
+        yield
+
+    def forget(self) -> None:
+        """Said when the weights have become others: what was gathered of them no longer holds."""
+
+    def last_pass(self, last: bool) -> None:
+        """Said before each backward pass: whether it is the last of the optimizer batch."""
+
+    def sum_gradients(self) -> None:
+        """Add up the gradients over ranks. A parameter that has none on some ranks has a zero there; one that has none
+        on any rank stays without."""
+        if self.world.size == 1:
+            return
+        for dtype in {p.dtype for p in self._parameters}:
+            _sum_in_one([p for p in self._parameters if p.dtype == dtype], self.world)
+
+    def check(self) -> None:
+        """All ranks still hold the same trained weights; raises :class:`RanksDifferError`."""
+        check_same_weights(self._policy, self.world, trained_only=True)
+
+    def clip(self, max_norm: float) -> float:
+        """Clip the gradients to ``max_norm``; their 2-norm before that, over all parameters."""
+        return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm).item()
+
+
+class Shards(Replicas):
+    """Every rank holds a part of each weight (FSDP2)."""
+
+    meets = True
+
+    def __init__(
+        self, policy: Policy, fsdp: FsdpConfig, world: World, device: torch.device, notes: Sequence[str] = ()
+    ) -> None:
+        assert isinstance(policy, nn.Module)
+        self._reshard, self._accumulate = fsdp.reshard_after_forward, fsdp.enable_gradient_accumulation
+        self._root: Any = policy
+        self._units = _shard(policy, fsdp, world, device)
+        super().__init__(policy, world, notes)
+
+    def __str__(self) -> str:
+        return f"each with its part of the policy (fsdp2, {len(self._units)} units)"
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        self.forget()
+        for unit in self._units:
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+        try:
+            yield
+        finally:
+            for unit in self._units:
+                unit.reshard()
+                unit.set_reshard_after_forward(self._reshard and unit is not self._root, recurse=False)
+
+    def forget(self) -> None:
+        for unit in self._units:
+            unit.reshard()
+
+    def last_pass(self, last: bool) -> None:
+        if self._accumulate:
+            self._root.set_requires_gradient_sync(last)
+
+    def sum_gradients(self) -> None:
+        """The backward pass has done it."""
+
+    def check(self) -> None:
+        """Nothing is held twice."""
+
+    def clip(self, max_norm: float) -> float:
+        norm: Any = torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+        return float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
+
+
+Parallel = Replicas | Shards
+
+
+def make_parallel(
+    policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, world: World, device: torch.device
+) -> Parallel:
+    """Share ``policy`` as ``fsdp`` says. Before its optimizer is made: with fsdp2 the parameters become others.
+
+    Raises:
+        ConfigError: what was asked for does not work with fsdp2.
+    """
+    strategy = "fsdp2" if fsdp.strategy == "fsdp" else fsdp.strategy
+    notes = ["actor.fsdp_config.strategy fsdp: it is FSDP2 that is used"] if fsdp.strategy == "fsdp" else []
+    if world.size == 1:
+        if strategy == "fsdp2":
+            notes.append("fsdp2 shards nothing in one process")
+        return Replicas(policy, world, notes)
+    if strategy == "auto":
+        trained = [p.requires_grad for _, p in policy.named_parameters()]
+        strategy = "fsdp2" if all(trained) and not algorithm.use_kl_in_reward else "replicate"
+        notes.append(f"{world.size} processes, {strategy}: {sum(trained)} of {len(trained)} weights are trained")
+    if strategy == "replicate":
+        return Replicas(policy, world, notes)
+    _check_can_shard(policy, fsdp, algorithm, device)
+    return Shards(policy, fsdp, world, device, notes)
+
+
+def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, device: torch.device) -> None:
+    if algorithm.use_kl_in_reward:
+        raise ConfigError(
+            "algorithm.use_kl_in_reward is true: each rank looks at its own records, and with fsdp2 all must make "
+            "equally many passes",
+            "set actor.fsdp_config.strategy=replicate or algorithm.use_kl_in_reward=false (the KL is then in the loss)",
+        )
+    if fsdp.cpu_offload and device.type == "cpu":
+        raise ConfigError("actor.fsdp_config.cpu_offload is true, and the device is a CPU", "set it to false")
+    if not isinstance(policy, nn.Module):
+        raise ConfigError(
+            f"{type(policy).__name__} is no torch.nn.Module, which fsdp2 needs",
+            "set actor.fsdp_config.strategy=replicate",
+        )
+
+
+def _shard(policy: nn.Module, fsdp: FsdpConfig, world: World, device: torch.device) -> list[Any]:
+    """Wrap the units of ``policy`` and the rest of it; all of them, the root last."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
+
+    # Nothing here writes into what the policy answers, which may well be a view.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    share = world.size if fsdp.fsdp_size < 0 else fsdp.fsdp_size
+    if share == world.size:
+        mesh = init_device_mesh(device.type, (share,), mesh_dim_names=("shard",))
+    else:
+        mesh = init_device_mesh(device.type, (world.size // share, share), mesh_dim_names=("replicate", "shard"))
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": _precision(fsdp),
+        "offload_policy": CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy(),
+        "ignored_params": set() if fsdp.shard_frozen else {p for p in policy.parameters() if not p.requires_grad},
+    }
+    units = [m for m in shard_modules(policy) if m is not policy]
+    for unit in units:
+        fully_shard(unit, reshard_after_forward=fsdp.reshard_after_forward, **options)
+    fully_shard(policy, reshard_after_forward=False, **options)
+    register_fsdp_forward_method(policy, "evaluate")
+    wrapped: list[Any] = [*units, policy]
+    for unit in wrapped:
+        unit.set_gradient_divide_factor(1.0)  # the sum, not the mean
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has no other way to divide by one
+    return wrapped
+
+
+def _precision(fsdp: FsdpConfig) -> Any:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    mixed = fsdp.mixed_precision
+    return MixedPrecisionPolicy(
+        param_dtype=DTYPES[mixed.param_dtype] if mixed.param_dtype else None,
+        reduce_dtype=DTYPES[mixed.reduce_dtype] if mixed.reduce_dtype else None,
+        cast_forward_inputs=False,  # log-probs at action time are an input, and must stay as they are
+    )
+
+
+def shard_modules(policy: nn.Module) -> list[nn.Module]:
+    """The modules whose weights are gathered together: what the policy's own ``shard_modules()`` says
+    (:class:`embodied.protocols.Shardable`), else the elements of its outermost lists of modules."""
+    own = getattr(policy, "shard_modules", None)
+    if own is not None:
+        return list(own())
+    return _elements_of_lists(policy)
+
+
+def _elements_of_lists(module: nn.Module) -> list[nn.Module]:
+    if isinstance(module, nn.ModuleList):
+        return list(module)
+    return [found for child in module.children() for found in _elements_of_lists(child)]
+
+
+def _sum_in_one(parameters: Sequence[nn.Parameter], world: World) -> None:
+    """Sum the gradients of ``parameters``, all of one format, in one buffer that ends with how many ranks have each."""
+    device = parameters[0].device
+    have = torch.tensor([p.grad is not None for p in parameters], dtype=parameters[0].dtype, device=device)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    buffer = world.sum(torch.cat([*(grad.flatten() for grad in grads), have]))
+    *sums, counts = buffer.split([*(p.numel() for p in parameters), len(parameters)])
+    for parameter, total, count in zip(parameters, sums, counts.tolist(), strict=True):
+        parameter.grad = total.view_as(parameter) if count else None
+
+
+def check_same_weights(policy: Policy, world: World, trained_only: bool = False) -> None:
+    """Every rank must begin with, and keep, the same weights.
+
+    Raises:
+        RanksDifferError: they differ; names some that do.
+    """
+    if world.size == 1:
+        return
+    own = {n: _checksum(p) for n, p in policy.named_parameters() if p.requires_grad or not trained_only}
+    others = world.gather(own)
+    differ = [name for name in own if any(other.get(name) != own[name] for other in others)]
+    if differ:
+        raise RanksDifferError(
+            f"the {world.size} processes hold different weights: {len(differ)} of {len(own)} parameters differ "
+            f"({', '.join(differ[:SHOWN])})",
+            "give every machine the same checkpoint files and the same versions of torch",
+        )
+
+
+def _checksum(parameter: Tensor) -> tuple[int, ...]:
+    """Exact and independent of the order of summation: the sum of the bits, read as whole numbers."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
+    return (*parameter.shape, int(parameter.detach().contiguous().view(-1).view(bits).sum(dtype=torch.int64).item()))
