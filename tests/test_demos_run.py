@@ -132,6 +132,7 @@ def test_noise_is_executed_and_not_recorded():
         ([f"{ODD}NotThisTask"], "choose another task"),
         (["env.train.horizon=1", "demos.max_attempts=3"], "the expert solved 0 of 3 starts"),
         (["env.train.fault=prepare_exception"], "the fake env was told to fail in prepare"),
+        (["env.python=/usr/bin/python3"], "run it with that one: /usr/bin/python3 -m embodied.tools.demos"),
         (["demos.episodes=0"], "demos.episodes = 0"),
         (["demos.episode=3"], "Did you mean 'episodes'?"),
     ],

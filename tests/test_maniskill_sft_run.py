@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 SIZE = "init_params.camera_heights=64", "init_params.camera_widths=64", "init_params.control_mode=pd_ee_delta_pos"
 ENV = [
-    "env=maniskill_pushcube", "env.num_workers=1", "env.train._target_=push_expert.PushCube",
-    "env.eval._target_=push_expert.PushCube", *(f"env.{side}.{key}" for side in ("train", "eval") for key in SIZE),
+    "env=maniskill_pushcube", "env.num_workers=1", *(f"env.{side}.{key}" for side in ("train", "eval") for key in SIZE),
 ]  # fmt: skip
 
 

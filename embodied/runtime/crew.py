@@ -22,7 +22,7 @@ from embodied.data import pictures
 from embodied.data.lerobot import Recording
 from embodied.errors import EmbodiedError, WorkerDiedError, WorkerHungError
 from embodied.protocols import Env, Expert
-from embodied.schema import load_target
+from embodied.targets import load_target
 from embodied.types import Start
 
 NOISE = 2  # stream of the random generator, beside those of embodied.runtime.plan

@@ -36,7 +36,7 @@ def make(checked: Checked, console: Console) -> None:
     """Record until ``demos.episodes`` are there, or a stop signal comes.
 
     Raises:
-        ConfigError: the env has no expert.
+        ConfigError: the env has no expert, or other settings that cannot be.
         DatasetError: too few of the attempts succeed.
         WorkerDiedError, WorkerHungError: a worker failed; what was recorded stays.
     """
@@ -46,6 +46,11 @@ def make(checked: Checked, console: Console) -> None:
             f"{side.config.target} has no expert, so nothing can demonstrate its tasks",
             "give it a method expert() (embodied.protocols.Expert), choose another env, or bring demonstrations of "
             "your own: python -m embodied.sft … data=PATH",
+        )
+    if config.env.python is not None:
+        raise ConfigError(
+            f"env.python is {config.env.python}, and demonstrations are made with the interpreter of this command",
+            f"run it with that one: {config.env.python} -m embodied.tools.demos …",
         )
     job = Job(side.config.target, side.kwargs, side.max_steps, config.runner.seed, config.demos.noise_std)
     path = Path(config.demos.path or f"demos/{config.runner.experiment_name}")
