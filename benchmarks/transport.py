@@ -318,7 +318,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     return {"found": {"observation bytes": observations, "pss bytes": pss}, "bars": bars}
 
 
-CELLS = {"free": free, "busy": busy, "sleep": sleep, "chunk": chunk, "memory": memory}
+CELLS = {"memory": memory, "free": free, "busy": busy, "sleep": sleep, "chunk": chunk}  # memory: before others use any
 
 BARS = {
     "slab: frames/s over gym shm": (">=", 2.0),
