@@ -34,7 +34,8 @@ from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
 from torch import Tensor
 
-from embodied.learn.trainer import Trainer, UpdateTotals
+from embodied.learn.totals import UpdateTotals
+from embodied.learn.trainer import Trainer
 from embodied.protocols import Policy
 from embodied.runtime.slab import runtime_fields
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig

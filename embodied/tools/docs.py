@@ -23,7 +23,7 @@ def configuration() -> str:
     parts = [
         "# Configuration keys",
         "",
-        "Generated from `embodied/schema.py` by `make docs`. Set a key on the command line (`runner.max_epochs=20`) or "
+        "Generated from `embodied/schema/` by `make docs`. Set a key on the command line (`runner.max_epochs=20`) or "
         "in a YAML file of a group (`config/`, or a folder of yours with `--config-dir`). `python -m embodied.train … "
         "--cfg` prints all values of a run. A key that is not listed is refused.",
         "",

@@ -12,7 +12,8 @@ from rig import CPU
 from embodied.algorithms import aggregation, granularity
 from embodied.algorithms.kl import full, k2
 from embodied.learn.batch import make_batch
-from embodied.learn.trainer import Trainer, UpdateTotals
+from embodied.learn.totals import UpdateTotals
+from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import train_plan
 from embodied.schema import (
     ActorConfig,

@@ -1,0 +1,49 @@
+"""The typed configuration: every key with its meaning. ``docs/configuration.md`` is generated from it.
+
+Hydra composes YAML groups into one mapping (:mod:`embodied.compose`); the models below check types and ranges and
+refuse unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live here and
+nowhere else: a YAML file only says what it changes.
+
+Under ``env.train``, ``env.eval`` and ``actor.model`` the keys that are not listed here belong to the class that
+``_target_`` names; :func:`target_kwargs` checks them against its signature.
+"""
+
+from __future__ import annotations
+
+from embodied.schema.actor import ActorConfig as ActorConfig
+from embodied.schema.actor import FsdpConfig as FsdpConfig
+from embodied.schema.actor import GradScalerConfig as GradScalerConfig
+from embodied.schema.actor import LrScheduleConfig as LrScheduleConfig
+from embodied.schema.actor import MixedPrecisionConfig as MixedPrecisionConfig
+from embodied.schema.actor import ModelConfig as ModelConfig
+from embodied.schema.actor import OptimConfig as OptimConfig
+from embodied.schema.actor import Precision as Precision
+from embodied.schema.algorithm import AlgorithmConfig as AlgorithmConfig
+from embodied.schema.algorithm import KlControlConfig as KlControlConfig
+from embodied.schema.algorithm import OverlongPenaltyConfig as OverlongPenaltyConfig
+from embodied.schema.algorithm import RewardConfig as RewardConfig
+from embodied.schema.algorithm import SamplingConfig as SamplingConfig
+from embodied.schema.base import OpenSection as OpenSection
+from embodied.schema.base import Section as Section
+from embodied.schema.binding import bind as bind
+from embodied.schema.binding import target_kwargs as target_kwargs
+from embodied.schema.binding import unknown_key as unknown_key
+from embodied.schema.checks import GROUP_ADVANTAGES as GROUP_ADVANTAGES
+from embodied.schema.checks import check as check
+from embodied.schema.checks import episodes_per_iteration as episodes_per_iteration
+from embodied.schema.config import Config as Config
+from embodied.schema.config import defaults as defaults
+from embodied.schema.data import DataConfig as DataConfig
+from embodied.schema.data import DemosConfig as DemosConfig
+from embodied.schema.data import SftConfig as SftConfig
+from embodied.schema.env import ChannelConfig as ChannelConfig
+from embodied.schema.env import EnvConfig as EnvConfig
+from embodied.schema.env import EnvEvalConfig as EnvEvalConfig
+from embodied.schema.env import EnvSideConfig as EnvSideConfig
+from embodied.schema.env import RolloutConfig as RolloutConfig
+from embodied.schema.env import VideoConfig as VideoConfig
+from embodied.schema.runner import CheckpointConfig as CheckpointConfig
+from embodied.schema.runner import ClusterConfig as ClusterConfig
+from embodied.schema.runner import LoggerConfig as LoggerConfig
+from embodied.schema.runner import RunnerConfig as RunnerConfig
+from embodied.targets import load_target as load_target

@@ -1,0 +1,191 @@
+"""The mathematics: ``algorithm.*`` and ``reward.*``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from embodied.schema.base import Section
+
+
+class SamplingConfig(Section):
+    do_sample: bool = Field(True, description="Draw actions; false = most likely token.")
+    temperature: float = Field(1.0, gt=0, description="Temperature of the action logits.")
+    top_k: int = Field(0, ge=0, description="Keep the k most likely action tokens; 0 = all.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Keep the most likely action tokens up to this probability; 1 = all."
+    )
+
+
+class KlControlConfig(Section):
+    type: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="fixed = the KL's weight stays kl_beta; adaptive = it begins there and aims at target_kl."
+    )
+    target_kl: float = Field(0.1, gt=0, description="adaptive: mean KL of an element (logprob_type) to aim at, nats.")
+    horizon: int = Field(
+        10_000, ge=1, description="adaptive: episodes after which the weight has changed by at most a fifth."
+    )
+
+
+class AlgorithmConfig(Section):
+    adv_type: Literal[
+        "grpo", "dr_grpo", "rloo", "raw", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+    ] = Field(
+        "grpo",
+        description="Advantage estimator (embodied.algorithms.estimators); gae needs a value head, remax runs one more "
+        "episode a start, without sampling.",
+    )
+    adv_std_ddof: int = Field(
+        1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
+    )
+    normalize_advantages: bool = Field(
+        False, description="Whiten the advantages over all elements of the iteration that count."
+    )
+    gamma: float = Field(
+        0.99,
+        gt=0,
+        le=1,
+        description="Discount from one reward (algorithm.reward_type) to the next, for gae and reinforce_plus_plus.",
+    )
+    gae_lambda: float = Field(
+        0.95, ge=0, le=1, description="gae: how far later rewards count; 0 = the next value alone, 1 = all of them."
+    )
+    bootstrap_type: Literal["standard", "always"] = Field(
+        "standard",
+        description="gae: which episodes end with the value of their final observation instead of 0. standard = those "
+        "that the step limit cut off; always = those that terminated too.",
+    )
+    value_loss: Literal["huber", "mse"] = Field("huber", description="Loss of the value head.")
+    huber_delta: float = Field(10.0, gt=0, description="Error beyond which the Huber loss grows linearly.")
+    value_clip: float | None = Field(
+        None,
+        gt=0,
+        description="How far a value may move from that at action time before its gradient ends; null = off.",
+    )
+    critic_warmup_steps: int = Field(
+        0, ge=0, description="gae: optimizer steps at the start of a run that train the value head alone."
+    )
+    loss_type: Literal["ppo", "gspo", "cispo", "aipo", "tis", "reinforce"] = Field(
+        "ppo", description="Policy loss (embodied.algorithms.losses)."
+    )
+    behav_imp_weight_cap: float | None = Field(
+        2.0,
+        gt=0,
+        description="loss_type tis: largest weight of an element for the probability that it had when it acted; null = "
+        "no cap.",
+    )
+    behav_imp_weight_mode: Literal["cap", "mask"] = Field(
+        "cap", description="loss_type tis: what a weight beyond the cap becomes: the cap, or 0."
+    )
+    aipo_rho: float = Field(5.0, gt=1, description="loss_type aipo: largest ratio that counts.")
+    off_policy_masking_delta: float | None = Field(
+        None,
+        gt=0,
+        description="Drop negative advantages of episodes whose mean log-prob has fallen by more than this since they "
+        "acted, nats; null = off.",
+    )
+    positive_nll_coef: float = Field(
+        0.0, ge=0, description="Weight of the mean of −log-prob over episodes with a positive return; 0 = off."
+    )
+    early_stop_imp_ratio: float | None = Field(
+        None,
+        gt=1,
+        description="Mean ratio of an optimizer batch beyond which it and the rest of its epoch are not trained on; "
+        "null = off.",
+    )
+    unbiased_loss_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Constant of seq-mean-token-sum-norm: elements (logprob_type) of the longest episode; null = "
+        "derived from the step limit.",
+    )
+    loss_agg_func: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
+    group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
+    filter_rewards: bool = Field(
+        False,
+        description="Train only on groups whose mean return lies between the two bounds; the others leave the "
+        "denominators as well.",
+    )
+    rewards_lower_bound: float = Field(0.1, description="filter_rewards: least mean return of a group.")
+    rewards_upper_bound: float = Field(0.9, description="filter_rewards: largest mean return of a group.")
+    dynamic_sampling: bool = Field(
+        False,
+        description="Replace groups without a gradient (all scores equal, or beyond filter_rewards) by groups of new "
+        "starts, before training.",
+    )
+    max_sampling_rounds: int = Field(
+        3,
+        ge=1,
+        description="dynamic_sampling: rollouts of an iteration at most, the first included. What is missing then "
+        "stays as it is.",
+    )
+    filter_reward_metric: Literal["return", "success"] = Field(
+        "return",
+        description="dynamic_sampling: which score of the episodes must differ: return = rewards with the overlong "
+        "penalty, success.",
+    )
+    rollout_epoch: int = Field(
+        1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs."
+    )
+    update_epoch: int = Field(1, ge=1, description="Passes over an iteration's records.")
+    clip_ratio_low: float = Field(0.2, ge=0, lt=1, description="Lower clip of the ratio: 1 − this.")
+    clip_ratio_high: float = Field(0.28, ge=0, description="Upper clip of the ratio: 1 + this.")
+    clip_ratio_c: float | None = Field(None, gt=1, description="Dual clip for negative advantages; null = off.")
+    kl_beta: float = Field(
+        0.0, ge=0, description="Weight of the KL penalty towards the policy that training began with; 0 = none is kept."
+    )
+    use_kl_in_reward: bool = Field(
+        False,
+        description="The penalty stands in the rewards, before advantages are made of them, instead of in the loss.",
+    )
+    kl_penalty_type: Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "full"] = Field(
+        "low_var_kl",
+        description="Estimate of that KL (embodied.algorithms.kl); full = the KL itself, from the distributions over "
+        "all action tokens.",
+    )
+    kl_ctrl: KlControlConfig = KlControlConfig()
+    logprob_forward_micro_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Records of one pass without gradients (reference in the rewards, loss_type tis); null = "
+        "actor.micro_batch_size.",
+    )
+    reference_reset_interval: int | None = Field(
+        None,
+        ge=1,
+        description="Iterations after which the present policy becomes the one that the KL is measured from; null = "
+        "never.",
+    )
+    reset_optimizer_with_reference: bool = Field(
+        True, description="reference_reset_interval: forget the optimizer's moments at the same time."
+    )
+    unbiased_kl_estimate: bool = Field(
+        False, description="Multiply the estimate by the ratio to the acting policy; for k3 (low_var_kl) alone."
+    )
+    entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy in the loss.")
+    reward_type: Literal["chunk_level", "action_level"] = Field(
+        "chunk_level", description="One reward a record, or one a control step."
+    )
+    logprob_type: Literal["token_level", "action_level", "chunk_level"] = Field(
+        "token_level", description="One ratio a token, an action, or a chunk."
+    )
+    entropy_type: Literal["token_level", "action_level", "chunk_level"] = Field(
+        "token_level", description="How entropy is summed before averaging."
+    )
+    sampling_params: SamplingConfig = SamplingConfig()
+    val_sampling_params: SamplingConfig = SamplingConfig(do_sample=False)
+
+
+class OverlongPenaltyConfig(Section):
+    enable: bool = Field(False, description="Take something from the last reward of episodes near the step limit.")
+    buffer_length: int = Field(
+        16, ge=1, description="Control steps before the step limit in which the penalty grows from 0."
+    )
+    factor: float = Field(1.0, gt=0, description="The penalty of an episode that reaches the step limit.")
+
+
+class RewardConfig(Section):
+    overlong_penalty: OverlongPenaltyConfig = OverlongPenaltyConfig()

@@ -1,0 +1,108 @@
+"""From a mapping to the checked configuration, and from a section to the arguments of its ``_target_``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.schema.actor import ModelConfig
+from embodied.schema.base import OpenSection
+from embodied.schema.config import Config
+from embodied.targets import load_target
+
+
+def bind(mapping: Mapping[str, Any]) -> Config:
+    """The checked configuration. Raises :class:`UnknownKeyError` or :class:`ConfigError` naming every wrong key."""
+    try:
+        return Config.model_validate(mapping)
+    except ValidationError as error:
+        raise _config_error(error) from None
+
+
+def _config_error(error: ValidationError) -> ConfigError:
+    problems = error.errors(include_url=False)
+    unknown = [p for p in problems if p["type"] == "extra_forbidden"]
+    if unknown:
+        lines = [_unknown_line(p["loc"]) for p in unknown]
+        return UnknownKeyError(
+            "\n".join(lines), "correct the key, or remove it; docs/configuration.md lists every key with its meaning"
+        )
+    lines = [_wrong_value(problem) for problem in problems]
+    return ConfigError(
+        "\n".join(lines), "set the key to a value of that kind; docs/configuration.md says what it means"
+    )
+
+
+def _wrong_value(problem: Any) -> str:
+    key, got, message = _dotted(problem["loc"]), problem["input"], problem["msg"]
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    if problem["type"] == "literal_error":
+        message += "." + did_you_mean(str(got), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
+    return f"{key} = {got!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _unknown_line(location: tuple[int | str, ...]) -> str:
+    section: type[BaseModel] = Config
+    for part in location[:-1]:
+        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
+    return unknown_key(_dotted(location), [f.alias or name for name, f in section.model_fields.items()]).message
+
+
+def unknown_key(key: str, known: list[str]) -> UnknownKeyError:
+    """The error for ``a.b.key`` where ``known`` are the keys of ``a.b``."""
+    section, _, name = key.rpartition(".")
+    message = f"unknown key '{key}'.{did_you_mean(name, known)}"
+    return UnknownKeyError(message, f"known keys of {section or 'the top'}: {', '.join(sorted(known))}")
+
+
+def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
+    """Keyword arguments for the section's ``_target_``, checked against its signature.
+
+    Raises:
+        UnknownKeyError: a key that the target does not take.
+        ConfigError: the target cannot be imported, a required argument is missing, or a value is of another type.
+    """
+    signature = inspect.signature(load_target(section.target, f"{path}._target_"))
+    given = dict(section.model_extra or {})
+    own = [f.alias or name for name, f in type(section).model_fields.items()]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if isinstance(section, ModelConfig) and (takes_any or "freeze_pattern" in signature.parameters):
+        # It may choose number formats by what is frozen.
+        given |= {"freeze_pattern": section.freeze_pattern} if section.freeze_pattern is not None else {}
+    for name in given:
+        if name not in signature.parameters and not takes_any:
+            raise unknown_key(f"{path}.{name}", [*own, *signature.parameters])
+    for name, parameter in signature.parameters.items():
+        if parameter.default is parameter.empty and name not in given and parameter.kind is not parameter.VAR_KEYWORD:
+            raise ConfigError(f"{path}.{name} is missing", f"set {path}.{name}; {section.target} needs it")
+    names = importlib.import_module(section.target.rpartition(".")[0]).__dict__
+    annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    return {name: _of_type(annotations.get(name, Any), names, value, f"{path}.{name}") for name, value in given.items()}
+
+
+def _of_type(annotation: Any, names: dict[str, Any], value: Any, key: str) -> Any:
+    """``value`` as the target's annotation wants it, or as it is where the annotation is none that can be checked."""
+    try:
+        hints = get_type_hints(SimpleNamespace(__annotations__={"value": annotation}), names)
+        adapter = TypeAdapter(hints["value"])
+    except (NameError, PydanticSchemaGenerationError):
+        return value
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ConfigError(
+            _wrong_value({**problem, "loc": (key, *problem["loc"])}), "set the key to a value of that kind"
+        ) from None

@@ -1,0 +1,40 @@
+"""The whole configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from embodied.schema.actor import ActorConfig
+from embodied.schema.algorithm import AlgorithmConfig, RewardConfig
+from embodied.schema.base import Section
+from embodied.schema.data import DataConfig, DemosConfig, SftConfig
+from embodied.schema.env import EnvConfig, RolloutConfig
+from embodied.schema.runner import ClusterConfig, RunnerConfig
+
+
+class Config(Section):
+    runner: RunnerConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    env: EnvConfig
+    rollout: RolloutConfig = RolloutConfig()
+    actor: ActorConfig
+    reward: RewardConfig = RewardConfig()
+    data: DataConfig = DataConfig()
+    sft: SftConfig = SftConfig()
+    demos: DemosConfig = DemosConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+
+def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:
+    """Every default of a section as a nested mapping, so that ``${runner.seed}`` finds it if no file mentions it."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            given = {} if field.is_required() else field.default.model_dump(by_alias=True, exclude_unset=True)
+            found[name] = {**defaults(kind), **given}
+        elif not field.is_required():
+            found[field.alias or name] = field.default
+    return found

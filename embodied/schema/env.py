@@ -1,0 +1,134 @@
+"""Simulators and how they are driven: ``env.*`` and ``rollout.*``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from embodied.schema.base import OpenSection, Section
+
+
+class VideoConfig(Section):
+    save_video: bool = Field(
+        False, description="Record videos (costs one render a control step of the recorded episodes)."
+    )
+    info_on_video: bool = Field(True, description="Write instruction, step and reward onto the video.")
+    video_base_dir: str = Field(description="Folder of the videos.")
+    max_videos: int = Field(
+        10, ge=1, description="Recorded episodes of one evaluation or training iteration; spread over the tasks."
+    )
+
+
+class EnvSideConfig(OpenSection):
+    total_num_envs: int = Field(
+        8, ge=1, description="Env slots: simulators that are in use at the same time, over all processes."
+    )
+    auto_reset: bool = Field(
+        True, description="A slot takes the next episode at once; false = when all slots have ended theirs."
+    )
+    ignore_terminations: bool = Field(False, description="Go on to the step limit after success.")
+    use_fixed_reset_state_ids: bool = Field(
+        True,
+        description="Training: the episodes of a group share one start; false = each has its own. "
+        "Evaluation: the first initial states of each task; false = drawn by runner.seed.",
+    )
+    max_episode_steps: int | None = Field(
+        None, ge=1, description="Step limit of an episode in control steps; null = the env's own."
+    )
+    seed: int = Field(
+        0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state."
+    )
+    reward_mode: Literal["sparse", "dense"] = Field(
+        "sparse", description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress."
+    )
+    reward_coef: float = Field(1.0, description="Factor on the reward.")
+    use_rel_reward: bool = Field(False, description="Record the change of the reward since the previous control step.")
+    video_cfg: VideoConfig
+
+
+class EnvEvalConfig(EnvSideConfig):
+    episodes_per_task: int = Field(
+        10, ge=1, description="Evaluation episodes of each task, over its first initial states."
+    )
+
+
+class ChannelConfig(Section):
+    name: str = Field("embodied", min_length=1, description="Name of the shared memory (as /proc shows it).")
+    queue_name: str = Field(min_length=1, description="Name of the queue within it.")
+    queue_size: int = Field(
+        0, ge=0, description="Messages in flight to or from one worker; 0 = bounded by its slots only."
+    )
+
+
+class EnvConfig(Section):
+    num_workers: int | None = Field(
+        None,
+        ge=1,
+        description="Env workers of each process that trains; null = one a slot, at most one a CPU core.",
+    )
+    init_timeout_s: float = Field(120.0, gt=0, description="Deadline for a worker to start and choose its renderer.")
+    reset_timeout_s: float = Field(
+        180.0, gt=0, description="Deadline for a reset; the first of a task builds its simulator."
+    )
+    step_timeout_s: float = Field(120.0, gt=0, description="Deadline for one chunk of control steps with its render.")
+    max_worker_restarts: int = Field(
+        3,
+        ge=0,
+        description="How often a worker that failed is replaced in a row, without a finished episode of it in between; "
+        "its episodes are redone. The failure after that stops the run; 0 = the first does.",
+    )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="Python interpreter of the workers, e.g. of another virtual environment that has the simulator "
+        "(3.10 or newer, with numpy); null = that of the launching process.",
+    )
+    pin_workers: bool = Field(
+        False, description="Pin each worker to cores of its own, shared out evenly over the NUMA nodes."
+    )
+    render_gpus: list[int] | None = Field(
+        None,
+        description="GPUs that the workers render on, in turn, as nvidia-smi counts; null = all that are visible, "
+        "[] = leave it to the simulator. A worker finds its own in EMBODIED_RENDER_GPU and MUJOCO_EGL_DEVICE_ID.",
+    )
+    channel: ChannelConfig = ChannelConfig(queue_name="obs_buffer")
+    train: EnvSideConfig
+    eval: EnvEvalConfig
+
+
+class RolloutConfig(Section):
+    schedule: Literal["ready", "lockstep"] = Field(
+        "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."
+    )
+    min_batch: int | None = Field(
+        None,
+        ge=1,
+        description="Slots of a process that must wait before its policy runs; null = an eighth of its slots.",
+    )
+    max_wait_ms: float | None = Field(
+        None,
+        gt=0,
+        description="schedule ready: longest wait of a slot for min_batch others, milliseconds; null = as long as it "
+        "takes.",
+    )
+    pipeline_stage_num: int = Field(
+        1,
+        ge=1,
+        description="schedule lockstep: fixed parts of the slots that take turns, so that the policy serves one while "
+        "the simulators of the others work; 1 = all slots wait for each other.",
+    )
+    trace: bool = Field(
+        False,
+        description="Write a trace of each rollout, who waited for whom, to trace/ in the run folder; "
+        "https://ui.perfetto.dev shows it.",
+    )
+    policy_batch: int | None = Field(
+        None, ge=1, description="Rows of one policy call; null = as many as there are slots, at most 8."
+    )
+    enforce_eager: bool = Field(
+        True,
+        description="false = replay policy calls as a CUDA graph, which has one batch shape (short batches are filled "
+        "up); on a CPU the calls stay as they are.",
+    )
+    channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")

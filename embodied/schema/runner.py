@@ -1,0 +1,102 @@
+"""The run: where it lives, how long it lasts, on which processes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from embodied.schema.base import Section
+
+
+class LoggerConfig(Section):
+    log_path: str = Field(description="Folder of one run: metrics, checkpoints, configuration, worker logs.")
+    logger_backends: list[Literal["jsonl", "tensorboard"]] = Field(
+        ["jsonl", "tensorboard"], description="Trackers that metrics are written to."
+    )
+
+
+class CheckpointConfig(Section):
+    max_keep: int = Field(
+        3, ge=1, description="How many checkpoints stay; older ones are deleted after a newer one is complete."
+    )
+    async_save: bool = Field(
+        True,
+        description="Write a checkpoint in the background while the run goes on, from a copy in host memory (of what "
+        "is trained and the optimizer's state); false = the run waits until it is on the disk.",
+    )
+
+
+class RunnerConfig(Section):
+    experiment_name: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the run and of its folder; null joins the chosen env, model and algorithm.",
+    )
+    task_type: Literal["embodied", "sft", "demos"] = Field(
+        "embodied",
+        description="embodied = reinforcement learning; sft = learning from demonstrations; demos = making them. The "
+        "entries embodied.train, embodied.sft and embodied.tools.demos set it.",
+    )
+    output_dir: str = Field("runs", description="Folder that holds all runs.")
+    seed: int = Field(
+        1234,
+        ge=0,
+        description="Seed of the whole run: plan of episodes, sampling noise, initial weights, minibatch order.",
+    )
+    max_epochs: int = Field(10, ge=0, description="Iterations (collect → update) before training ends.")
+    val_check_interval: int = Field(
+        -1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too."
+    )
+    save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
+    save_interval_s: float | None = Field(
+        None,
+        gt=0,
+        description="Also save at the end of the first iteration that ends this many seconds after the checkpoint "
+        "before (or the start); null = off.",
+    )
+    only_eval: bool = Field(False, description="Evaluate and stop; no training.")
+    dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")
+    resume_dir: str | None = Field(
+        "auto",
+        description="Checkpoint folder to go on from; auto = newest complete one of this run; null = start anew, "
+        "refusing a folder that has checkpoints.",
+    )
+    ckpt_path: str | None = Field(
+        None,
+        description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other "
+        "weights).",
+    )
+    deterministic: bool = Field(
+        True,
+        description="Policy batches of one fixed shape, so that the order in which workers finish changes no number.",
+    )
+    max_bad_updates: int = Field(
+        3, ge=1, description="Updates in a row that may be skipped for a loss or gradient that is not finite."
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Where the policy runs: auto (a GPU if there is one), cpu, cuda, cuda:1 …",
+    )
+    num_threads: int = Field(
+        1,
+        ge=1,
+        description="CPU threads of the policy's process. More than one beside busy simulators is many times slower.",
+    )
+    peak_tflops: Literal["measure"] | Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="What the device could do, 10¹² floating-point operations a second; measure = what a square matrix "
+        "product reaches when the run starts. Training is compared with it (time/train_mfu); null = no such metric.",
+    )
+    logger: LoggerConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+class ClusterConfig(Section):
+    timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="How long a process waits for the others of its run (torchrun) before it gives up; longer than any "
+        "rollout takes.",
+    )
