@@ -34,6 +34,7 @@ from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
 from torch import Tensor
 
+from embodied.learn.batch import Batch
 from embodied.learn.totals import UpdateTotals
 from embodied.learn.trainer import Trainer
 from embodied.protocols import Policy
@@ -54,10 +55,10 @@ class PaddedTrainer(Trainer):
         self._objective.carries_gradient = lambda elements: torch.ones(len(elements.mask), dtype=torch.bool)  # type: ignore[method-assign]
 
     def _micro_batches(
-        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, keep: Tensor, totals: UpdateTotals
+        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, keep: Tensor, totals: UpdateTotals
     ) -> list[Tensor]:
-        totals.samples += len(rows)
-        return list(torch.arange(len(rows)).split(self.actor.micro_batch_size))
+        totals.samples += len(chosen)
+        return list(torch.arange(len(chosen)).split(self.actor.micro_batch_size))
 
 
 @dataclass

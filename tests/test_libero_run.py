@@ -40,9 +40,9 @@ def weights(folder: Path, name: str, iteration: int) -> dict[str, torch.Tensor]:
     """The policy's trained parameters in a checkpoint."""
     path = folder / "runs" / name / "checkpoints" / f"{iteration:06d}"
     shapes = json.loads((path / "meta.json").read_text())["parameters"]
-    state = {"policy": {key: torch.empty(shape) for key, shape in shapes.items()}}
+    state = {f"policy/{key}": torch.empty(shape) for key, shape in shapes.items()}
     dcp.load(state, checkpoint_id=path, no_dist=True)
-    return state["policy"]
+    return state
 
 
 def test_train_then_resume_then_evaluate(tmp_path: Path) -> None:

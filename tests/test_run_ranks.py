@@ -48,7 +48,8 @@ def command(*overrides: str, name: str = "run", size: int = 2) -> list[str]:
 def started(*overrides: str, **options) -> Iterator[subprocess.Popen]:
     """Ended with everything that it started, whatever happens."""
     with Path("out").open("w") as out, Path("error").open("w") as error:
-        process = subprocess.Popen(command(*overrides, **options), stdout=out, stderr=error)
+        quiet = {**os.environ, "OMP_NUM_THREADS": "1"}  # else torchrun sets it, with a paragraph about that
+        process = subprocess.Popen(command(*overrides, **options), stdout=out, stderr=error, env=quiet)
         try:
             yield process
         finally:

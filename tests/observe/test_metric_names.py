@@ -23,7 +23,7 @@ def test_a_pattern_takes_numbers_only(name):
 
 def test_every_metric_has_a_group_and_a_meaning_of_one_line():
     for name, meaning in METRICS.items():
-        assert re.fullmatch(r"(rollout|train|eval|time|memory)/[a-z0-9_/<>]+", name)
+        assert re.fullmatch(r"(rollout|train|sft|eval|time|memory)/[a-z0-9_/<>]+", name)
         assert len(meaning) > 10
         assert "\n" not in meaning
 
@@ -38,6 +38,7 @@ def test_markdown_has_a_row_for_every_metric_and_two_cells_a_row():
     assert [line for line in lines if line.startswith("##")] == [
         "## rollout",
         "## train",
+        "## sft",
         "## eval",
         "## time",
         "## memory",
