@@ -160,6 +160,8 @@ def test_a_wrong_value_is_shown_with_its_key(override, part):
         (["env.train.use_fixed_reset_state_ids=false"], ["adv_type grpo", "use_fixed_reset_state_ids is false"]),
         (["algorithm.sampling_params.do_sample=false"], ["do_sample false"]),
         (["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.95"], ["0.95 is above", "0.9"]),
+        (["actor.fsdp_config.mixed_precision.param_dtype=bf16"], ["param_dtype is bf16", "precision fp32"]),
+        (["actor.fsdp_config.fsdp_size=0"], ["fsdp_size is 0"]),
         (["algorithm.unbiased_kl_estimate=true", "algorithm.kl_penalty_type=k1"], ["kl_penalty_type is k1"]),
         (["algorithm.dynamic_sampling=true", "algorithm.adv_type=raw"], ["dynamic_sampling", "adv_type raw"]),
         (["algorithm.dynamic_sampling=true", "algorithm.max_sampling_rounds=1"], ["max_sampling_rounds 1"]),

@@ -6,7 +6,7 @@ import re
 import shutil
 
 from embodied.errors import ConfigError
-from embodied.schema.actor import FsdpConfig, ModelConfig
+from embodied.schema.actor import FsdpConfig, ModelConfig, Precision
 from embodied.schema.config import Config
 
 
@@ -84,10 +84,10 @@ def _check_batches(config: Config) -> None:
             f"actor.global_batch_size {config.actor.global_batch_size}",
             "lower actor.micro_batch_size: it is the part of an optimizer batch that is computed at once",
         )
-    _check_fsdp(config.actor.fsdp_config)
+    _check_fsdp(config.actor.fsdp_config, config.actor.model.precision)
 
 
-def _check_fsdp(fsdp: FsdpConfig) -> None:
+def _check_fsdp(fsdp: FsdpConfig, precision: Precision) -> None:
     usual = FsdpConfig(strategy=fsdp.strategy)
     changed = [name for name in FsdpConfig.model_fields if getattr(fsdp, name) != getattr(usual, name)]
     if fsdp.strategy == "replicate" and changed:
@@ -98,6 +98,12 @@ def _check_fsdp(fsdp: FsdpConfig) -> None:
     if fsdp.fsdp_size == 0:
         raise ConfigError(
             "actor.fsdp_config.fsdp_size is 0", "set it to the processes that share a copy, or to -1 for all of them"
+        )
+    if fsdp.mixed_precision.param_dtype == "bf16" and precision != "bf16":
+        raise ConfigError(
+            f"actor.fsdp_config.mixed_precision.param_dtype is bf16 and actor.model.precision {precision}: the policy "
+            "would meet weights of another format than it computes in",
+            "set actor.model.precision=bf16, or leave param_dtype at null",
         )
 
 
