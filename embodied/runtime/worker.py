@@ -29,7 +29,7 @@ from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.slab import Slab
 from embodied.targets import load_target
-from embodied.types import ChunkResult, Start, WorkerFacts
+from embodied.types import ChunkResult, Obs, Start, WorkerFacts
 
 TOGETHER_S = 0.0002
 """Chunks that take less are announced together: waking the launcher would cost more than they do."""
@@ -114,6 +114,7 @@ class Worker:
             self._slots[index] = Slot(env, replace(setup.reward), setup.info_on_video)
         self.facts = facts
         self._obs_fields = env.spec.obs
+        self._views: dict[int, Obs] = {}  # row → where its observation goes; making them anew costs as much as a message
 
     def serve(self) -> None:
         """Until the launcher closes its end."""
@@ -171,7 +172,10 @@ class Worker:
 
     def _observe(self, slot: Slot, row: int) -> float:
         started = time.perf_counter()
-        slot.env.observe(self._slab.views(self._obs_fields, row))
+        views = self._views.get(row)
+        if views is None:
+            views = self._views[row] = self._slab.views(self._obs_fields, row)
+        slot.env.observe(views)
         return time.perf_counter() - started
 
     def close(self) -> None:
