@@ -346,7 +346,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=224, help="picture height and width, pixels")
     parser.add_argument("--busy-s", type=float, default=0.005)
     parser.add_argument("--sleepers", type=int, nargs="+", default=[16, 64], help="envs of the sleep cell")
-    parser.add_argument("--records", type=int, default=64, help="of each env in the memory cell")
+    parser.add_argument("--records", type=int, default=256, help="of each env in the memory cell")
     parser.add_argument("--name", default="transport", help="of the result's file")
     return parser.parse_args(argv)
 

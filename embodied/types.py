@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -60,8 +60,7 @@ class EnvSpec:
     control_hz: float  # control steps a second, used for the frame rate of videos
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one control step gives; the runtime makes the recorded reward of it (``reward_mode``, ``reward_coef``,
     ``use_rel_reward``)."""
 
@@ -70,8 +69,7 @@ class StepResult:
     success: bool
 
 
-@dataclass(frozen=True)
-class ChunkResult:
+class ChunkResult(NamedTuple):
     """What executing one chunk of K actions gives. Steps after the one that ended the episode were not executed."""
 
     rewards: np.ndarray  # float32 [K], zero from num_steps on

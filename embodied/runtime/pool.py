@@ -145,11 +145,11 @@ class Pool:
         """Give a slot its next command; ``video`` is the file that a RESET with ``video=True`` records to. Its worker
         is woken by the next :meth:`flush` or :meth:`recv`, once for all its slots."""
         worker = self._by_slot[command.slot]
-        if not worker.pending:
-            worker.since = time.monotonic()
         worker.pending.append(command)
         self._in_flight += 1
-        self._look_at = min(self._look_at, worker.deadline(self._config.deadlines))
+        if len(worker.pending) == 1:  # else its deadline is that of what it is doing
+            worker.since = time.monotonic()
+            self._look_at = min(self._look_at, worker.deadline(self._config.deadlines))
         try:
             if video is not None:
                 send(worker.socket, video)

@@ -62,12 +62,13 @@ class Slot:
         steps, video_s = 0, 0.0
         for action in actions:
             result = self.env.step(action)
-            rewards[steps] = self.reward(result)
+            rewards[steps] = reward = self.reward(result)
             steps += 1
             self._steps += 1
             success |= result.success
             terminated = result.terminated and not self._ignore_terminations
-            video_s += self._record(float(rewards[steps - 1]), success)
+            if self._video is not None:
+                video_s += self._record(reward, success)
             if terminated or self._steps >= self._max_steps:
                 break
         truncated = self._steps >= self._max_steps and not terminated
@@ -114,7 +115,7 @@ class Worker:
             self._slots[index] = Slot(env, replace(setup.reward), setup.info_on_video)
         self.facts = facts
         self._obs_fields = env.spec.obs
-        self._views: dict[int, Obs] = {}  # row → where its observation goes; making them anew costs as much as a message
+        self._views: dict[int, Obs] = {}  # row → where its observation goes; made once
 
     def serve(self) -> None:
         """Until the launcher closes its end."""
