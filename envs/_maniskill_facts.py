@@ -21,9 +21,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import AssetsMissingError, ConfigError, EmbodiedError, UnknownNameError, unknown_name
+from embodied.errors import (
+    AssetsMissingError,
+    ConfigError,
+    EmbodiedError,
+    RendererUnavailableError,
+    UnknownNameError,
+    unknown_name,
+)
 
 from ._libero_files import cache_folder
+from ._maniskill_rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0
 _FORMAT = 2  # of the answers in the cache folder; another one is asked for again
@@ -196,6 +204,8 @@ def _ask_process(params: SimParams) -> TaskFacts:
 
 
 def _probe_failed(params: SimParams, said: str) -> EmbodiedError:
+    if "rendering device" in said:  # SAPIEN wants one even to build a scene that is not rendered
+        return RendererUnavailableError(f"SAPIEN found no Vulkan device: {said}", REMEDY)
     return ConfigError(
         f"ManiSkill could not build {params.id}: {said}",
         "correct env.train.init_params; the task must run with sim_backend physx_cpu and one env",

@@ -360,14 +360,22 @@ def test_reward_may_be_made_of_infos_entries(pick):
 # -- asking the simulator --------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_control_mode_is_found_by_asking_the_simulator(monkeypatch, tmp_path):
+def test_without_vulkan_asking_the_simulator_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        monkeypatch.setenv(variable, str(tmp_path / "none.json"))
+    with pytest.raises(RendererUnavailableError, match=r"no Vulkan device.*\n.*make vulkan"):
+        ManiSkillEnv({"id": "PickCube-v1", "control_mode": "pd_joint_pos"})
+
+
+def test_an_unknown_control_mode_is_found_by_asking_the_simulator(vulkan, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UnknownNameError, match="Did you mean 'pd_ee_delta_pos'"):
         ManiSkillEnv({"id": "PickCube-v1", "control_mode": "pd_ee_delta_poes"})
 
 
 @pytest.mark.slow
-def test_wrong_arguments_and_robots_and_missing_files_are_found_by_asking_the_simulator(monkeypatch, tmp_path):
+def test_wrong_arguments_and_robots_and_missing_files_are_found_by_asking_the_simulator(vulkan, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
     with pytest.raises(AssetsMissingError, match=r"PickSingleYCB-v1 needs files .*: ycb") as caught:
