@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -42,6 +43,18 @@ def descendants(pid: int) -> list[int]:
     """``pid`` and all processes below it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(found for child in children for found in descendants(int(child)))]
+
+
+def begin(args: argparse.Namespace) -> dict[str, Any]:
+    """Threads, seed and device as ``args`` of a benchmark of the model say; facts of the machine."""
+    import torch
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    facts = machine(["torch", "transformers", "peft"])
+    if args.device.startswith("cuda"):
+        facts["gpu"] = torch.cuda.get_device_name(args.device)
+    return facts
 
 
 def machine(packages: Iterable[str]) -> dict[str, Any]:

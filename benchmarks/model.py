@@ -35,7 +35,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from _measure import machine, save, spread
+from _measure import begin, save, spread
 from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
 from embodied.models.openvla_oft.flops import forward_flops, training_flops
@@ -342,11 +342,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    facts = machine(["torch", "transformers", "peft"])
-    if args.device.startswith("cuda"):
-        facts["gpu"] = torch.cuda.get_device_name(args.device)
+    facts = begin(args)
     if args.gaps:
         report_gaps(args, facts)
         return

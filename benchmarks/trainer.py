@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _measure import machine, save, spread
+from _measure import begin, save, spread
 from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
 from torch import Tensor
@@ -217,11 +217,7 @@ def rounds(bench: Bench, count: int) -> Iterator[str]:
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    facts = machine(["torch", "transformers", "peft"])
-    if args.device.startswith("cuda"):
-        facts["gpu"] = torch.cuda.get_device_name(args.device)
+    facts = begin(args)
     bench = Bench(args)
     for line in rounds(bench, args.rounds):
         print(line, flush=True)

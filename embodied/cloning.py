@@ -13,17 +13,13 @@ from time import monotonic
 from embodied.build import Collector, Parts
 from embodied.evaluation import evaluate
 from embodied.learn.cloning import Cloner
-from embodied.loop import due, finish, resume, save, save_due
+from embodied.loop import due, run, save, save_due
 from embodied.runtime.signals import Stopped, StopSignal
 
 
 def train(parts: Parts) -> int:
     """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
-    begun = resume(parts)
-    with StopSignal() as stop:
-        iteration, saved = iterate(parts, begun, stop)
-        stop.hold_during(lambda: finish(parts, iteration, saved))
-    return iteration
+    return run(parts, iterate)
 
 
 def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:

@@ -12,7 +12,7 @@ its share (:mod:`embodied.meeting`): whether to stop is decided there, for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,11 @@ from embodied.types import Episode, EpisodeResult, Sampling
 
 def train(parts: Parts) -> int:
     """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
+    return run(parts, iterate)
+
+
+def run(parts: Parts, iterate: Callable[[Parts, int, StopSignal], tuple[int, int]]) -> int:
+    """Resume, ``iterate``, and leave a checkpoint of the end, also when a stop signal comes; iterations done."""
     begun = resume(parts)
     with StopSignal() as stop:
         iteration, saved = iterate(parts, begun, stop)

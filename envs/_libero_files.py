@@ -24,6 +24,8 @@ import numpy as np
 
 from embodied.errors import AssetsMissingError, unknown_name
 
+from ._common import cache_folder
+
 MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
     "libero_spatial": 220,
     "libero_object": 280,
@@ -198,18 +200,3 @@ def write_config(paths: LiberoPaths) -> Path:
         file.write(content)
     os.replace(file.name, folder / "config.yaml")
     return folder
-
-
-def cache_folder(name: str) -> Path:
-    """``$XDG_CACHE_HOME`` (else ``~/.cache``) ``/embodied/name``; in the temporary folder if that cannot be written."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    roots = (cache / "embodied", Path(tempfile.gettempdir()) / f"embodied-{os.getuid()}")
-    for root in roots:
-        folder = root / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise AssetsMissingError(f"no writable cache folder; tried {', '.join(map(str, roots))}", "set XDG_CACHE_HOME")

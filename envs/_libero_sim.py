@@ -36,7 +36,8 @@ import numpy as np
 
 from embodied.errors import RendererUnavailableError
 
-from ._libero_files import LiberoPaths, cache_folder, write_config
+from ._common import axis_angle, cache_folder
+from ._libero_files import LiberoPaths, write_config
 from ._rendering import Offscreen
 
 CONTROL_HZ = 20
@@ -206,7 +207,7 @@ class TaskSimulator:
         data = self._shown()
         position = data.site_xpos[self._robot.eef_site_id]
         w, x, y, z = data.xquat[self._model.body(self._robot.robot_model.eef_name).id]
-        return np.concatenate([position, _axis_angle(x, y, z, w), self._gripper_qpos]).astype(np.float32)
+        return np.concatenate([position, axis_angle(x, y, z, w), self._gripper_qpos]).astype(np.float32)
 
     def render(self, camera: str) -> np.ndarray:
         """uint8 [H, W, 3], upright, of what the sensors saw last. Computed once for each state."""
@@ -303,12 +304,3 @@ def _build(bddl_file: str) -> Any:
         env.reset()
     np.random.set_state(others)
     return env.env
-
-
-def _axis_angle(x: float, y: float, z: float, w: float) -> np.ndarray:
-    """Rotation vector [3] in rad of a unit quaternion, as robosuite and OpenVLA-OFT compute it."""
-    w = min(max(w, -1.0), 1.0)
-    length = np.sqrt(1.0 - w * w)
-    if math.isclose(length, 0.0):
-        return np.zeros(3)
-    return np.array([x, y, z]) * 2.0 * math.acos(w) / length

@@ -30,7 +30,7 @@ from embodied.errors import (
     unknown_name,
 )
 
-from ._libero_files import cache_folder
+from ._common import cache_folder
 from ._maniskill_rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0

@@ -6,12 +6,11 @@ drivers crash instead of raising.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 
 from embodied.errors import RendererUnavailableError, unknown_name
+
+from ._common import try_in_process
 
 DEVICES = ("gpu", "cpu")  # ManiSkill's names of render backends
 REMEDY = (
@@ -19,7 +18,6 @@ REMEDY = (
     "checkout, or apt-get install -y libvulkan1 mesa-vulkan-drivers; Debian 12's own Mesa is too old for SAPIEN: add "
     "the suite bookworm-backports to apt's sources and install with -t bookworm-backports"
 )
-_TRIAL_TIMEOUT_S = 60.0
 _TRIAL = """
 import sys
 import sapien.render
@@ -60,14 +58,4 @@ def check_vulkan(wanted: str = "auto") -> VulkanChoice:
 
 def _try_device(name: str) -> tuple[bool, str]:
     """(worked, name of the device or last line of the error)."""
-    command = [sys.executable, "-W", "ignore", "-c", _TRIAL, {"gpu": "cuda", "cpu": "cpu"}[name]]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return False, f"no answer within {_TRIAL_TIMEOUT_S:.0f} s"
-    for line in done.stdout.splitlines():
-        if line.startswith("VULKAN_DEVICE="):
-            return True, line.removeprefix("VULKAN_DEVICE=")
-    errors = [line for line in done.stderr.splitlines() if "Error" in line and not line.startswith(" ")]
-    return False, errors[-1] if errors else f"exit status {done.returncode}"
+    return try_in_process(_TRIAL, [{"gpu": "cuda", "cpu": "cpu"}[name]], {}, "VULKAN_DEVICE=")

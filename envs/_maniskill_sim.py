@@ -20,7 +20,7 @@ import numpy as np
 from embodied.errors import AssetsMissingError, ConfigError, SpecMismatchError, unknown_name
 from embodied.types import StepResult
 
-from ._libero_sim import _axis_angle
+from ._common import axis_angle
 from ._maniskill_experts import Waypoints, action_towards, hand_of
 from ._maniskill_facts import SimParams
 
@@ -132,7 +132,7 @@ def read_state(env: Any) -> dict[str, np.ndarray]:
     _flatten({**env._get_obs_agent(), **env._get_obs_extra(env.get_info())}, found)
     if len(found.get("tcp_pose", ())) == 7 and len(found["qpos"]) > 2:
         w, x, y, z = map(float, found["tcp_pose"][3:])
-        found["proprio"] = np.concatenate([found["tcp_pose"][:3], _axis_angle(x, y, z, w), found["qpos"][-2:]])
+        found["proprio"] = np.concatenate([found["tcp_pose"][:3], axis_angle(x, y, z, w), found["qpos"][-2:]])
     return found
 
 

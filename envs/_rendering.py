@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,13 @@ import numpy as np
 
 from embodied.errors import RendererUnavailableError, unknown_name
 
+from ._common import try_in_process
+
 BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
 REMEDY = (
     "apt-get install -y libegl1 libgl1 libgles2 libosmesa6  (Mesa, works without a GPU; "
     "on a GPU machine the driver's own EGL is used), then try again"
 )
-_TRIAL_TIMEOUT_S = 60.0
 _TRIAL = """
 import mujoco
 context = mujoco.GLContext(64, 64)
@@ -80,17 +80,7 @@ def _candidates(wanted: str) -> tuple[tuple[str, ...], str]:
 
 def _try_backend(name: str) -> tuple[bool, str]:
     """(worked, name of the GL driver or last line of the error)."""
-    env = {**os.environ, "MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}
-    command = [sys.executable, "-c", _TRIAL]
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return False, f"no answer within {_TRIAL_TIMEOUT_S:.0f} s"
-    for line in done.stdout.splitlines():
-        if line.startswith("GL_RENDERER="):
-            return True, line.removeprefix("GL_RENDERER=")
-    errors = [line for line in done.stderr.splitlines() if line and not line.startswith(" ")]
-    return False, next((line for line in errors if "Error" in line), f"exit status {done.returncode}")
+    return try_in_process(_TRIAL, [], {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}, "GL_RENDERER=")
 
 
 class Offscreen:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
+from ._common import check_name, check_range
 from ._libero_files import MAX_STEPS, LiberoPaths, LiberoTask, locate, read_init_states, read_tasks
 from ._libero_sim import CONTROL_HZ, TaskSimulator, prepare_process
 from ._rendering import BACKENDS, RendererChoice, check_renderer
@@ -62,10 +63,10 @@ class LiberoEnv:
         init_params: Mapping[str, Any] | None = None,
         renderer: str = "auto",
     ) -> None:
-        _check_name("renderer", renderer, ("auto", *BACKENDS), "env.train.renderer")
-        _check_name("task suite", task_suite_name, MAX_STEPS, "env.train.task_suite_name")
-        _check_range("wait_steps", wait_steps, 0, 1000)
-        _check_range("max_cached_simulators", max_cached_simulators, 1, 130)
+        check_name("renderer", renderer, ("auto", *BACKENDS), "env.train.renderer")
+        check_name("task suite", task_suite_name, MAX_STEPS, "env.train.task_suite_name")
+        check_range("wait_steps", wait_steps, 0, 1000)
+        check_range("max_cached_simulators", max_cached_simulators, 1, 130)
         self._cameras, self._height, self._width = _camera_params(init_params or {})
         self._paths = locate()
         self._tasks = _choose(read_tasks(self._paths.package, task_suite_name), task_suite_name, task_ids)
@@ -109,9 +110,9 @@ class LiberoEnv:
         self._task_id = start.task_id
 
     def _check_start(self, start: Start) -> None:
-        _check_range("task_id of a start", start.task_id, 0, len(self._tasks) - 1)
+        check_range("task_id of a start", start.task_id, 0, len(self._tasks) - 1)
         last = self._spec.num_init_states[start.task_id] - 1
-        _check_range("init_state_id of a start", start.init_state_id, 0, last)
+        check_range("init_state_id of a start", start.init_state_id, 0, last)
 
     def _simulator(self, task_id: int) -> TaskSimulator:
         """From the cache, else built; makes room first, so that memory never holds one more than allowed."""
@@ -166,7 +167,7 @@ def _camera_params(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int, int]
             raise UnknownKeyError(message, f"remove it, or use one of: {', '.join(_INIT_PARAMS)}")
     values = {**_INIT_PARAMS, **given}
     for key in ("camera_heights", "camera_widths"):
-        _check_range(f"init_params.{key}", values[key], *_SIZE_LIMITS)
+        check_range(f"init_params.{key}", values[key], *_SIZE_LIMITS)
     names = values["camera_names"]
     if isinstance(names, str) or not names:
         raise ConfigError(
@@ -174,7 +175,7 @@ def _camera_params(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int, int]
             "set env.train.init_params.camera_names=[agentview]",
         )
     for name in names:
-        _check_name("camera", name, CAMERAS, "env.train.init_params.camera_names")
+        check_name("camera", name, CAMERAS, "env.train.init_params.camera_names")
     return tuple(names), values["camera_heights"], values["camera_widths"]
 
 
@@ -182,20 +183,10 @@ def _choose(tasks: list[LiberoTask], suite: str, task_ids: Sequence[int] | None)
     if task_ids is None:
         return tasks
     for task_id in task_ids:
-        _check_range(f"task_ids of {suite}", task_id, 0, len(tasks) - 1)
+        check_range(f"task_ids of {suite}", task_id, 0, len(tasks) - 1)
     if not task_ids or len(set(task_ids)) < len(task_ids):
         raise ConfigError(
             f"env.train.task_ids is {list(task_ids)}, expected different ids",
             "set env.train.task_ids=null for all tasks",
         )
     return [tasks[task_id] for task_id in task_ids]
-
-
-def _check_name(what: str, got: str, known: Sequence[str] | Mapping[str, Any], key: str) -> None:
-    if got not in known:
-        raise unknown_name(what, str(got), known, key)
-
-
-def _check_range(what: str, got: Any, low: int, high: int) -> None:
-    if isinstance(got, bool) or not isinstance(got, int) or not low <= got <= high:
-        raise ConfigError(f"{what} is {got!r}, expected a whole number from {low} to {high}", f"change {what}")

@@ -24,10 +24,10 @@ from embodied.errors import (
     SpecMismatchError,
     UnknownKeyError,
     did_you_mean,
-    unknown_name,
 )
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
+from ._common import check_name, check_range
 from ._maniskill_experts import CONTROL_MODES, EXPERTS
 from ._maniskill_facts import INSTRUCTIONS, SimParams, TaskFacts, ask, check_task, facts_of
 from ._maniskill_rendering import DEVICES, VulkanChoice, check_vulkan
@@ -94,13 +94,13 @@ class ManiSkillEnv:
         objects: Sequence[int] | None = None,
         renderer: str = "auto",
     ) -> None:
-        _check_name("renderer", renderer, ("auto", *DEVICES), "env.train.renderer")
+        check_name("renderer", renderer, ("auto", *DEVICES), "env.train.renderer")
         self._params = _sim_params(init_params, task_file)
         self._cameras, self._height, self._width = _camera_params(init_params)
         for key, path in (("task_file", task_file), ("objects_file", objects_file)):
             _check_file(self._params.id, key, path)
         if num_init_states is not None:
-            _check_range("env.train.num_init_states", num_init_states, 1, SEED_STREAM)
+            check_range("env.train.num_init_states", num_init_states, 1, SEED_STREAM)
         if init_state_option and num_init_states is None:
             raise ConfigError(
                 f"env.train.init_state_option is {init_state_option!r} and num_init_states is not set",
@@ -123,9 +123,9 @@ class ManiSkillEnv:
 
     def _make_spec(self, facts: TaskFacts, tasks: tuple[str, ...]) -> EnvSpec:
         for camera in self._cameras:
-            _check_name(f"camera of {self._params.id}", camera, facts.cameras, "env.train.init_params.camera_names")
+            check_name(f"camera of {self._params.id}", camera, facts.cameras, "env.train.init_params.camera_names")
         for name in self._state:
-            _check_name(f"state of {self._params.id}", name, facts.state, "env.train.state")
+            check_name(f"state of {self._params.id}", name, facts.state, "env.train.state")
         obs = {"images": ArraySpec((len(self._cameras), self._height, self._width, 3), "uint8")}
         if self._state:
             obs["state"] = ArraySpec((sum(facts.state[name] for name in self._state),), "float32")
@@ -162,9 +162,9 @@ class ManiSkillEnv:
         return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=versions)
 
     def reset(self, start: Start) -> None:
-        _check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
+        check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
         last = self._spec.num_init_states[start.task_id] - 1
-        _check_range("init_state_id of a start", start.init_state_id, 0, last)
+        check_range("init_state_id of a start", start.init_state_id, 0, last)
         self._sim.begin(*self._seed_and_options(start))
 
     def _seed_and_options(self, start: Start) -> tuple[int, dict[str, int]]:
@@ -231,14 +231,14 @@ def _sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
             f"env.train.init_params.id is {given.get('id')!r}, expected a task's name",
             "set env.train.init_params.id=PickCube-v1",
         )
-    _check_name("obs_mode", given.get("obs_mode", "rgb"), ("rgb", "rgb+segmentation"), "env.train.init_params.obs_mode")
+    check_name("obs_mode", given.get("obs_mode", "rgb"), ("rgb", "rgb+segmentation"), "env.train.init_params.obs_mode")
     return SimParams(**{key: given[key] for key in _SIM_KEYS if key in given}, task_file=task_file)
 
 
 def _camera_params(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int, int]:
     values = {**_CAMERA_KEYS, **{key: given[key] for key in _CAMERA_KEYS if key in given}}
     for key in ("camera_heights", "camera_widths"):
-        _check_range(f"env.train.init_params.{key}", values[key], *_SIZE_LIMITS)
+        check_range(f"env.train.init_params.{key}", values[key], *_SIZE_LIMITS)
     names = values["camera_names"]
     if isinstance(names, str) or not names:
         raise ConfigError(
@@ -289,13 +289,3 @@ def _instructions(
             f"set env.train.objects=[0,{len(names)}]",
         )
     return tuple(instruction.replace("{name}", name) for name in names[first:end])
-
-
-def _check_name(what: str, got: str, known: Sequence[str] | Mapping[str, Any], key: str) -> None:
-    if got not in known:
-        raise unknown_name(what, str(got), known, key)
-
-
-def _check_range(what: str, got: Any, low: int, high: int) -> None:
-    if isinstance(got, bool) or not isinstance(got, int) or not low <= got <= high:
-        raise ConfigError(f"{what} is {got!r}, expected a whole number from {low} to {high}", f"change {what}")

@@ -7,6 +7,7 @@ import shutil
 
 from embodied.errors import ConfigError
 from embodied.schema.actor import FsdpConfig, ModelConfig, Precision
+from embodied.schema.algorithm import AlgorithmConfig
 from embodied.schema.config import Config
 
 
@@ -16,20 +17,9 @@ def episodes_per_iteration(config: Config) -> int:
 
 def check(config: Config) -> None:
     """Refuse combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
-    algorithm, episodes = config.algorithm, episodes_per_iteration(config)
     _check_patterns(config.actor.model)
-    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
-    if (config.env.num_workers or 1) > slots:
-        raise ConfigError(
-            f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would be idle",
-            f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
-        )
+    _check_workers(config)
     _check_rollout_schedule(config)
-    if config.env.python is not None and shutil.which(config.env.python) is None:
-        raise ConfigError(
-            f"env.python is {config.env.python}, which is no program that can be run",
-            "set it to the interpreter of an environment that has the simulator, e.g. /path/to/bin/python, or null",
-        )
     if config.runner.only_eval or config.runner.task_type == "demos":
         return
     _check_batches(config)
@@ -37,27 +27,48 @@ def check(config: Config) -> None:
     if config.runner.task_type == "sft":
         _check_sft(config)
         return
-    if episodes % algorithm.group_size:
+    _check_groups(config)
+    _check_levels(config.algorithm)
+    _check_filter(config.algorithm)
+    _check_kl(config)
+    _check_weights(config.algorithm)
+    _check_rounds(config)
+
+
+def _check_workers(config: Config) -> None:
+    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    if (config.env.num_workers or 1) > slots:
         raise ConfigError(
-            f"group_size {algorithm.group_size} does not divide {episodes} episodes "
-            f"(rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {config.env.train.total_num_envs})",
-            "change algorithm.group_size, algorithm.rollout_epoch or env.train.total_num_envs so that it does",
+            f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would be idle",
+            f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
         )
-    if algorithm.adv_type in GROUP_ADVANTAGES:
-        _check_groups(config)
+    if config.env.python is not None and shutil.which(config.env.python) is None:
+        raise ConfigError(
+            f"env.python is {config.env.python}, which is no program that can be run",
+            "set it to the interpreter of an environment that has the simulator, e.g. /path/to/bin/python, or null",
+        )
+
+
+def _check_levels(algorithm: AlgorithmConfig) -> None:
     if algorithm.reward_type == "action_level" and algorithm.logprob_type == "chunk_level":
         raise ConfigError(
             "algorithm.reward_type action_level gives an advantage to each action, and algorithm.logprob_type "
             "chunk_level has one ratio for all of them",
             "set algorithm.logprob_type=action_level or algorithm.reward_type=chunk_level",
         )
+
+
+def _check_filter(algorithm: AlgorithmConfig) -> None:
     if algorithm.filter_rewards and algorithm.rewards_lower_bound > algorithm.rewards_upper_bound:
         raise ConfigError(
             f"algorithm.rewards_lower_bound {algorithm.rewards_lower_bound} is above rewards_upper_bound "
             f"{algorithm.rewards_upper_bound}: no group would be left",
             "exchange algorithm.rewards_lower_bound and algorithm.rewards_upper_bound",
         )
-    _check_kl(config)
+
+
+def _check_weights(algorithm: AlgorithmConfig) -> None:
+    """What trains nothing or weighs nothing."""
     if algorithm.critic_warmup_steps and algorithm.adv_type != "gae":
         raise ConfigError(
             f"algorithm.critic_warmup_steps {algorithm.critic_warmup_steps} trains the value head alone, and "
@@ -69,12 +80,6 @@ def check(config: Config) -> None:
             "algorithm.behav_imp_weight_mode is mask, and behav_imp_weight_cap is null: no weight would be masked",
             "set algorithm.behav_imp_weight_cap, e.g. to 2.0, or algorithm.behav_imp_weight_mode=cap",
         )
-    if algorithm.unbiased_kl_estimate and algorithm.kl_penalty_type not in ("k3", "low_var_kl"):
-        raise ConfigError(
-            f"algorithm.unbiased_kl_estimate corrects low_var_kl, and kl_penalty_type is {algorithm.kl_penalty_type}",
-            "set algorithm.kl_penalty_type=low_var_kl or algorithm.unbiased_kl_estimate=false",
-        )
-    _check_rounds(config)
 
 
 def _check_batches(config: Config) -> None:
@@ -186,6 +191,11 @@ def _check_kl(config: Config) -> None:
             "iteration: the weight would change by more than a fifth at a time",
             f"set algorithm.kl_ctrl.horizon to {episodes} or more; 100 iterations are {100 * episodes}",
         )
+    if algorithm.unbiased_kl_estimate and algorithm.kl_penalty_type not in ("k3", "low_var_kl"):
+        raise ConfigError(
+            f"algorithm.unbiased_kl_estimate corrects low_var_kl, and kl_penalty_type is {algorithm.kl_penalty_type}",
+            "set algorithm.kl_penalty_type=low_var_kl or algorithm.unbiased_kl_estimate=false",
+        )
 
 
 def _check_rollout_schedule(config: Config) -> None:
@@ -238,6 +248,18 @@ GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 
 
 def _check_groups(config: Config) -> None:
+    algorithm, episodes = config.algorithm, episodes_per_iteration(config)
+    if episodes % algorithm.group_size:
+        raise ConfigError(
+            f"group_size {algorithm.group_size} does not divide {episodes} episodes "
+            f"(rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {config.env.train.total_num_envs})",
+            "change algorithm.group_size, algorithm.rollout_epoch or env.train.total_num_envs so that it does",
+        )
+    if algorithm.adv_type in GROUP_ADVANTAGES:
+        _check_comparable(config)
+
+
+def _check_comparable(config: Config) -> None:
     algorithm = config.algorithm
     if algorithm.group_size == 1:
         raise ConfigError(

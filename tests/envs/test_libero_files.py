@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embodied.envs import _libero_files
+from embodied.envs import _common, _libero_files
 from embodied.envs._libero_files import instruction_of, locate, read_init_states, read_tasks
 from embodied.envs.libero import LiberoEnv
 
@@ -134,8 +134,8 @@ def test_config_file_is_in_the_cache_and_is_yaml(monkeypatch, tmp_path):
 def test_cache_folder_falls_back_when_home_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(_libero_files.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert _libero_files.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
+    monkeypatch.setattr(_common.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert _common.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
