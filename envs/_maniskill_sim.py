@@ -21,6 +21,7 @@ from embodied.errors import AssetsMissingError, ConfigError, SpecMismatchError, 
 from embodied.types import StepResult
 
 from ._common import axis_angle
+from ._maniskill_cameras import Cameras
 from ._maniskill_experts import Waypoints, action_towards, hand_of
 from ._maniskill_facts import SimParams
 
@@ -148,8 +149,7 @@ class TaskSimulator:
     """One ManiSkill env and the episode that runs in it.
 
     Args:
-        cameras: names of ManiSkill's sensors that are rendered, and no others.
-        size: height and width of each, pixels.
+        cameras: ManiSkill's sensors that are rendered, and no others.
         show_goal: draw what ManiSkill hides from the robot's cameras (PickCube's goal sphere).
         info_reward: weights of entries of ManiSkill's ``info``, whose sum is the reward; empty: normalized_dense.
     """
@@ -158,8 +158,7 @@ class TaskSimulator:
         self,
         params: SimParams,
         render_backend: str,
-        cameras: Sequence[str],
-        size: tuple[int, int],
+        cameras: Cameras,
         show_goal: bool,
         info_reward: Mapping[str, float],
     ) -> None:
@@ -167,9 +166,8 @@ class TaskSimulator:
 
         self._torch = torch
         _keep_renderer(render_backend)
-        sensors = {"height": size[0], "width": size[1], "shader_pack": params.shader_pack}
-        self.env = make_env(params, render_backend, sensors)
-        self._cameras, self._show_goal, self._info_reward = tuple(cameras), show_goal, dict(info_reward)
+        self.env = make_env(params, render_backend, cameras.sensor_configs(params.shader_pack))
+        self._cameras, self._show_goal, self._info_reward = cameras.names, show_goal, dict(info_reward)
         self._through_env = params.obs_mode != "rgb"
         self._begun: tuple[int, dict[str, Any]] = (0, {})
         self._actions: list[np.ndarray] = []

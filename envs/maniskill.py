@@ -28,14 +28,13 @@ from embodied.errors import (
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
 from ._common import check_name, check_range
+from ._maniskill_cameras import Cameras
 from ._maniskill_experts import CONTROL_MODES, EXPERTS
 from ._maniskill_facts import INSTRUCTIONS, SimParams, TaskFacts, ask, check_task, facts_of
 from ._maniskill_rendering import DEVICES, VulkanChoice, check_vulkan
 from ._maniskill_sim import TaskSimulator, prepare_process
 
 _SIM_KEYS = ("id", "control_mode", "robot_uids", "obs_mode", "shader_pack", "sim_config", "task_kwargs")
-_CAMERA_KEYS = {"camera_names": ("base_camera",), "camera_heights": 128, "camera_widths": 128}
-_SIZE_LIMITS = (16, 2048)
 SEED_STREAM = 2**30
 """Seeds of evaluation starts begin here (``embodied.runtime.plan``), so bit 30 of a seed tells the two apart."""
 
@@ -60,7 +59,8 @@ class ManiSkillEnv:
     Args:
         init_params: ``id`` (any registered task), ``control_mode``, ``robot_uids``, ``obs_mode``, ``shader_pack``,
             ``sim_config``, ``task_kwargs`` (what the task's class takes), as in ``gym.make``; ``camera_names``,
-            ``camera_heights``, ``camera_widths`` (pixels).
+            ``camera_heights``, ``camera_widths`` (pixels); ``camera_views``: for a camera that is to stand elsewhere
+            than the task has it, ``{name: {eye: [x, y, z], target: [x, y, z], fov: …}}`` (m, rad).
         instruction: what the policy is told; None = a known task's own.
         state: fields of ``state``; empty = no such observation.
         show_goal: draw what ManiSkill hides from the robot's cameras, such as the goal that PickCube's cube is to
@@ -96,7 +96,7 @@ class ManiSkillEnv:
     ) -> None:
         check_name("renderer", renderer, ("auto", *DEVICES), "env.train.renderer")
         self._params = _sim_params(init_params, task_file)
-        self._cameras, self._height, self._width = _camera_params(init_params)
+        self._cameras = Cameras.of(init_params)
         for key, path in (("task_file", task_file), ("objects_file", objects_file)):
             _check_file(self._params.id, key, path)
         if num_init_states is not None:
@@ -122,16 +122,17 @@ class ManiSkillEnv:
             self.expert = self._expert  # so that an env without one does not offer it
 
     def _make_spec(self, facts: TaskFacts, tasks: tuple[str, ...]) -> EnvSpec:
-        for camera in self._cameras:
+        for camera in self._cameras.names:
             check_name(f"camera of {self._params.id}", camera, facts.cameras, "env.train.init_params.camera_names")
         for name in self._state:
             check_name(f"state of {self._params.id}", name, facts.state, "env.train.state")
-        obs = {"images": ArraySpec((len(self._cameras), self._height, self._width, 3), "uint8")}
+        cameras = self._cameras
+        obs = {"images": ArraySpec((len(cameras.names), cameras.height, cameras.width, 3), "uint8")}
         if self._state:
             obs["state"] = ArraySpec((sum(facts.state[name] for name in self._state),), "float32")
         return EnvSpec(
             obs=obs,
-            cameras=self._cameras,
+            cameras=cameras.names,
             action_dim=len(facts.action_low),
             action_low=facts.action_low,
             action_high=facts.action_high,
@@ -178,9 +179,8 @@ class ManiSkillEnv:
     @property
     def _sim(self) -> TaskSimulator:
         if self._simulator is None:
-            size = (self._height, self._width)
             self._simulator = TaskSimulator(
-                self._params, self._renderer, self._cameras, size, self._show_goal, self._info_reward
+                self._params, self._renderer, self._cameras, self._show_goal, self._info_reward
             )
         return self._simulator
 
@@ -188,13 +188,13 @@ class ManiSkillEnv:
         return self._sim.step(action)
 
     def observe(self, out: Obs) -> None:
-        for index, camera in enumerate(self._cameras):
+        for index, camera in enumerate(self._cameras.names):
             out["images"][index] = self._sim.picture(camera)
         if self._state:
             out["state"][:] = self._sim.state(self._state)
 
     def frame(self) -> np.ndarray:
-        return self._sim.picture(self._cameras[0]).copy()
+        return self._sim.picture(self._cameras.names[0]).copy()
 
     def get_state(self) -> dict[str, Any]:
         return self._sim.get_state()
@@ -220,7 +220,7 @@ def _prepare_once(renderer: str) -> tuple[VulkanChoice, dict[str, str]]:
 
 
 def _sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
-    known = (*_SIM_KEYS, *_CAMERA_KEYS)
+    known = (*_SIM_KEYS, *Cameras.KEYS)
     for key in given:
         if key not in known:
             message = f"unknown key 'env.train.init_params.{key}'.{did_you_mean(key, known)}"
@@ -233,19 +233,6 @@ def _sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
         )
     check_name("obs_mode", given.get("obs_mode", "rgb"), ("rgb", "rgb+segmentation"), "env.train.init_params.obs_mode")
     return SimParams(**{key: given[key] for key in _SIM_KEYS if key in given}, task_file=task_file)
-
-
-def _camera_params(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int, int]:
-    values = {**_CAMERA_KEYS, **{key: given[key] for key in _CAMERA_KEYS if key in given}}
-    for key in ("camera_heights", "camera_widths"):
-        check_range(f"env.train.init_params.{key}", values[key], *_SIZE_LIMITS)
-    names = values["camera_names"]
-    if isinstance(names, str) or not names:
-        raise ConfigError(
-            f"env.train.init_params.camera_names is {names!r}, expected a list of names",
-            "set env.train.init_params.camera_names=[base_camera]",
-        )
-    return tuple(names), int(values["camera_heights"]), int(values["camera_widths"])
 
 
 def _check_file(task: str, key: str, path: str | None) -> None:

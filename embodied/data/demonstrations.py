@@ -91,11 +91,17 @@ def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) ->
     Args:
         kwargs: of the env; if they choose a controller and the file says one as well, these are compared.
     """
-    made, now = found.made_with.get("control_mode"), control_mode(kwargs)
+    made, now = found.made_with.get("control_mode"), choices(kwargs)["control_mode"]
     if None not in (made, now) and made != now:
         raise _misfit(
             found, f"were made with control_mode {made}, and the env has {now}",
             f"give env.train and env.eval the control_mode {made}, or replay the demonstrations",
+        )  # fmt: skip
+    made, now = found.made_with.get("camera_views"), choices(kwargs)["camera_views"]
+    if "camera_views" in found.made_with and made != now:
+        raise _misfit(
+            found, f"were seen with init_params.camera_views {made}, and the env has {now}",
+            "give env.train and env.eval the camera_views of the demonstrations, or make them anew",
         )  # fmt: skip
     first = found.episodes[0]
     if first.actions.shape[1] != env.action_dim:
@@ -145,9 +151,10 @@ def _misfit(found: Demonstrations, what: str, remedy: str) -> SpecMismatchError:
     return SpecMismatchError(f"the demonstrations in {found.path} {what}", remedy)
 
 
-def control_mode(kwargs: Mapping[str, Any]) -> object:
-    """The controller that an env's keyword arguments choose, if it has such a choice."""
-    return kwargs.get("control_mode") or (kwargs.get("init_params") or {}).get("control_mode")
+def choices(kwargs: Mapping[str, Any]) -> dict[str, object]:
+    """What an env's keyword arguments choose that demonstrations depend on and their sizes do not show."""
+    given = {**(kwargs.get("init_params") or {}), **kwargs}
+    return {name: given.get(name) for name in ("control_mode", "camera_views")}
 
 
 def no_camera(path: Path, camera: str, known: Sequence[str]) -> SpecMismatchError:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from embodied.data import pictures
-from embodied.data.demonstrations import Demonstration, Demonstrations, Wanted, control_mode, no_camera, package
+from embodied.data.demonstrations import Demonstration, Demonstrations, Wanted, choices, no_camera, package
 from embodied.errors import DatasetError, SpecMismatchError
 from embodied.types import EnvSpec, Start
 
@@ -292,8 +292,8 @@ def read(folder: Path, wanted: Wanted) -> Demonstrations:
     episodes = []
     for name, rows in by_file.items():
         episodes += _read_file(folder / name, rows, info["features"], columns)
-    env = info.get("embodied", {}).get("env", {})
-    return Demonstrations(folder, episodes, {"control_mode": control_mode(env)})
+    env = info.get("embodied", {}).get("env")
+    return Demonstrations(folder, episodes, choices(env) if env else {})
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_what_was_written_is_read_back_bit_by_bit(tmp_path):
     made = [recording(0), recording(1, length=5, task=1)]
     write(tmp_path, *made)
     found = demonstrations.read(tmp_path, WANTED)
-    assert found.made_with == {"control_mode": "delta"}
+    assert found.made_with == {"control_mode": "delta", "camera_views": None}
     assert [episode.instruction for episode in found.episodes] == list(SPEC.tasks)
     for number, (episode, original) in enumerate(zip(found.episodes, made, strict=True)):
         assert np.array_equal(episode.actions, original.actions)
@@ -182,6 +182,11 @@ def test_videos_are_refused(tmp_path):
             {"size": 12},
             {"init_params": {"control_mode": "position"}},
             "made with control_mode delta, and the env has position",
+        ),
+        (
+            {"size": 12},
+            {"init_params": {"camera_views": {"top": {"fov": 0.6}}}},
+            r"seen with init_params.camera_views None, and the env has \{'top': \{'fov': 0.6\}\}",
         ),
     ],
 )

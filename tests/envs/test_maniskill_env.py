@@ -144,6 +144,20 @@ def test_pictures_are_upright_and_show_the_cube_where_it_is(pick, look):
     assert np.abs(_pixel(pick, cube) - [columns.mean(), rows.mean()]).max() < 4
 
 
+def test_a_camera_can_stand_elsewhere(pick, look):
+    view = {"eye": [0.55, 0.0, 0.45], "target": [0.03, 0.0, 0.02], "fov": 0.65}
+    env = make("PickCube-v1", init_params={"camera_views": {"base_camera": view}})
+    env.reset(Start(0, 0, 1))
+    look(env)
+    at_target, beside = _pixel(env, np.array(view["target"])), _pixel(env, np.array([0.03, 0.1, 0.02]))
+    height, width = SIZE["camera_heights"], SIZE["camera_widths"]
+    assert np.allclose(at_target, [width / 2, height / 2], atol=0.01)
+    distance = np.linalg.norm(np.subtract(view["eye"], view["target"]))
+    expected = height / 2 / np.tan(view["fov"] / 2) * 0.1 / distance  # pixels that 10 cm take up in the middle
+    assert abs(np.linalg.norm(beside - at_target) - expected) < 0.01 * expected
+    env.close()
+
+
 def test_the_goal_is_drawn_when_asked_for(pick, look):
     pick.reset(Start(0, 0, 1))
     hidden = look(pick)["images"][0].astype(int)

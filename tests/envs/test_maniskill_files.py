@@ -51,6 +51,10 @@ def test_names_are_read_from_the_package_and_the_users_file(tmp_path):
     check_task(SimParams("Mine-v1", task_file=str(file)))
 
 
+def base(view):
+    return {"base_camera": view}
+
+
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
@@ -63,6 +67,19 @@ def test_names_are_read_from_the_package_and_the_users_file(tmp_path):
             "camera_widths is 8, expected a whole number from",
         ),
         ({"init_params": {**PICK, "camera_names": []}}, ConfigError, "expected a list of names"),
+        (
+            {"init_params": {**PICK, "camera_views": {"top": {"fov": 1}}}},
+            UnknownNameError,
+            "unknown camera 'top'",
+        ),
+        ({"init_params": {**PICK, "camera_views": base({"eyes": 1})}}, UnknownKeyError, "Did you mean 'eye'?"),
+        ({"init_params": {**PICK, "camera_views": base({"eye": [1, 0, 1]})}}, ConfigError, "has eye alone"),
+        (
+            {"init_params": {**PICK, "camera_views": base({"eye": [1, 0], "target": [0, 0, 0]})}},
+            ConfigError,
+            "eye is [1, 0], expected three numbers",
+        ),
+        ({"init_params": {**PICK, "camera_views": base({"fov": 60})}}, ConfigError, "fov is 60, expected radians"),
         (
             {"init_params": {**PICK, "camera_names": ["hand_camera"]}},
             UnknownNameError,
