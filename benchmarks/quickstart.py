@@ -1,0 +1,241 @@
+"""The proof that a run learns: demonstrations, a cloned policy, then GRPO and PPO from it, three seeds each.
+
+    python benchmarks/quickstart.py --out /tmp/quickstart            # everything, then the report
+    python benchmarks/quickstart.py --out /tmp/quickstart --report   # the report of what is there
+
+Each step is a command of README's, printed before it runs, in a process of its own; a step that is complete is not run
+again, one that was interrupted goes on. ``--jobs 2`` runs two trainings side by side, a core each. The report is
+written to docs/results/ (curves, pictures of episodes, and the tables in quickstart.md) and benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from _measure import machine, save
+
+DOCS = Path(__file__).parents[1] / "docs" / "results"
+BEGIN, END = "<!-- written by benchmarks/quickstart.py -->", "<!-- end -->"
+ALGORITHMS = ("grpo", "ppo")
+SEEDS = (1, 2, 3)
+EPISODES = 200  # of an evaluation before and after
+DEMONSTRATIONS = {"quickstart_pullcube": 300, "quickstart_pushcube": 20}
+SFT = "quickstart-sft"
+
+
+class Steps:
+    """Runs commands in a folder and remembers how long each took."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        out.mkdir(parents=True, exist_ok=True)
+
+    def run(self, name: str, module: str, *arguments: str) -> float:
+        """Seconds of wall clock, now or when it was run; an error ends everything."""
+        done = self.out / f"{name}.json"
+        if done.exists():
+            return float(json.loads(done.read_text())["wall_s"])
+        command = [sys.executable, "-m", f"embodied.{module}", *arguments]
+        print("$ python " + " ".join(command[1:]), flush=True)
+        begun = time.monotonic()
+        with (self.out / f"{name}.log").open("w") as log:
+            status = subprocess.run(command, cwd=self.out, stdout=log, stderr=subprocess.STDOUT).returncode
+        if status:
+            raise SystemExit(f"{name} ended with status {status}: {self.out / name}.log")
+        wall = time.monotonic() - begun
+        load = os.getloadavg()[1]
+        done.write_text(json.dumps({"command": command[1:], "wall_s": wall, "load": load}) + "\n")
+        return wall
+
+    def evaluate(self, name: str, experiment: str, checkpoint: Path, *more: str) -> None:
+        self.run(
+            name, "eval", f"experiment={experiment}", f"runner.experiment_name={name}", f"runner.ckpt_path={checkpoint}",
+            f"env.eval.episodes_per_task={EPISODES}", "env.eval.video_cfg.max_videos=4", *more,
+        )  # fmt: skip
+
+
+def newest(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir())
+
+
+def prepare(steps: Steps) -> Path:
+    """Demonstrations and the cloned policy; its checkpoint, relative to the folder."""
+    for env, episodes in DEMONSTRATIONS.items():
+        steps.run(f"demos-{env}", "tools.demos", f"env={env}", f"episodes={episodes}", "noise_std=0.3")
+    steps.run(SFT, "sft", "experiment=quickstart_sft")
+    checkpoint = newest(steps.out / "runs" / SFT).relative_to(steps.out)
+    steps.evaluate("before", "quickstart_grpo", checkpoint)
+    return checkpoint
+
+
+def learn(steps: Steps, algorithm: str, seed: int, checkpoint: Path) -> None:
+    name = f"quickstart-{algorithm}-{seed}"
+    experiment = f"quickstart_{algorithm}"
+    steps.run(
+        name, "train", f"experiment={experiment}", f"runner.experiment_name={name}", f"runner.seed={seed}",
+        f"runner.ckpt_path={checkpoint}",
+    )  # fmt: skip
+    last = newest(steps.out / "runs" / name).relative_to(steps.out)
+    steps.evaluate(f"after-{algorithm}-{seed}", experiment, last)
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def success(out: Path, name: str) -> dict[str, Any]:
+    """Successes, episodes, rate, low, high of an evaluation of all tasks."""
+    found = json.loads(next((out / "runs" / name / "eval").glob("*.json")).read_text())
+    row = found["tasks"][-1]
+    return {key: row[key] for key in ("successes", "episodes", "success_rate", "low", "high")}
+
+
+def history(out: Path, name: str) -> list[dict[str, float]]:
+    """Metrics of each iteration, and the minutes since the run began."""
+    rows = [json.loads(line) for line in (out / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    minutes = 0.0
+    for row in rows:
+        minutes += row.get("time/iteration_s", 0.0) / 60
+        row["minutes"] = minutes
+    return rows
+
+
+def collect(out: Path) -> dict[str, Any]:
+    """What the report shows, of the runs that are complete."""
+    runs = {}
+    for algorithm in ALGORITHMS:
+        for seed in SEEDS:
+            name = f"quickstart-{algorithm}-{seed}"
+            if (out / f"after-{algorithm}-{seed}.json").exists():
+                runs[f"{algorithm} {seed}"] = {
+                    "after": success(out, f"after-{algorithm}-{seed}"),
+                    **{key: json.loads((out / f"{name}.json").read_text())[key] for key in ("wall_s", "load")},
+                    "iterations": [_short(row) for row in history(out, name)],
+                }
+    names = [*(f"demos-{env}" for env in DEMONSTRATIONS), SFT]
+    prepared = {name: json.loads((out / f"{name}.json").read_text())["wall_s"] for name in names}
+    return {"prepared_s": prepared, "before": success(out, "before"), "runs": runs}
+
+
+def _short(row: dict[str, float]) -> dict[str, float]:
+    kept = (
+        "minutes", "rollout/success_rate", "eval/success_rate", "rollout/episode_length_mean", "train/approx_kl",
+        "train/entropy", "rollout/env_steps_per_s", "time/rollout_s", "time/train_s",
+    )  # fmt: skip
+    return {key: round(row[key], 4) for key in kept if key in row}
+
+
+def percent(row: dict[str, Any]) -> str:
+    return f"{row['successes']}/{row['episodes']} = {row['success_rate']:.0%} ({row['low']:.0%} to {row['high']:.0%})"
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Markdown: success before and after, then each iteration's success in training."""
+    lines = [
+        f"Before: {percent(result['before'])}. After:",
+        "",
+        "| run | success on unseen starts (95 % interval) | wall clock | iterations |",
+        "|---|---|---|---|",
+    ]
+    for name, run in result["runs"].items():
+        minutes, count = run["wall_s"] / 60, len(run["iterations"])
+        lines.append(f"| {name} | {percent(run['after'])} | {minutes:.1f} min | {count} |")
+    lines += ["", "Success of the sampled episodes of each iteration, %; in brackets greedy evaluations on unseen starts:"]
+    lines += ["", "| iteration | " + " | ".join(result["runs"]) + " |", "|---" * (len(result["runs"]) + 1) + "|"]
+    longest = max((len(run["iterations"]) for run in result["runs"].values()), default=0)
+    for index in range(longest):
+        cells = [_cell(run["iterations"], index) for run in result["runs"].values()]
+        lines.append(f"| {index + 1} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(iterations: Sequence[dict[str, float]], index: int) -> str:
+    if index >= len(iterations):
+        return ""
+    row = iterations[index]
+    greedy = f" ({100 * row['eval/success_rate']:.0f})" if "eval/success_rate" in row else ""
+    return f"{100 * row['rollout/success_rate']:.0f}{greedy}"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Success in training and in evaluations against minutes, a panel for each algorithm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(ALGORITHMS), figsize=(9, 3.4), sharey=True)
+    for panel, algorithm in zip(panels, ALGORITHMS, strict=True):
+        of_it = {name: run for name, run in result["runs"].items() if name.startswith(algorithm)}
+        for color, (name, run) in zip(("C0", "C1", "C2"), of_it.items(), strict=False):
+            rows = run["iterations"]
+            panel.plot(
+                [row["minutes"] for row in rows], [row["rollout/success_rate"] for row in rows],
+                color=color, alpha=0.45, linewidth=1,
+            )  # fmt: skip
+            greedy = [(row["minutes"], row["eval/success_rate"]) for row in rows if "eval/success_rate" in row]
+            greedy = [(0.0, result["before"]["success_rate"]), *greedy]
+            panel.plot(*zip(*greedy, strict=True), color=color, marker="o", markersize=4, label=f"seed {name.split()[1]}")
+        panel.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
+        panel.set(title=algorithm.upper(), xlabel="minutes on two cores", ylim=(0, 1))
+        panel.grid(alpha=0.2)
+        panel.legend(loc="lower right", frameon=False)
+    panels[0].set_ylabel("success rate")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def strips(out: Path, path: Path) -> None:
+    """Frames of the first recorded episodes before and after."""
+    import imageio.v3 as iio
+    import numpy as np
+
+    rows = []
+    for name in ("before", *(f"after-{algorithm}-{SEEDS[0]}" for algorithm in ALGORITHMS)):
+        videos = sorted((out / "videos" / name).rglob("*.mp4"))[:2]
+        for video in videos:
+            frames = iio.imread(video)
+            picks = np.linspace(0, min(len(frames) - 1, 14), 8).astype(int)
+            rows.append(np.concatenate([frames[i] for i in picks], axis=1))
+    if rows:
+        iio.imwrite(path, np.concatenate(rows)[::2, ::2])
+
+
+def report(out: Path) -> None:
+    facts = machine(["torch", "mani_skill", "sapien", "numpy"])
+    result = {**facts, **collect(out)}
+    DOCS.mkdir(parents=True, exist_ok=True)
+    draw(result, DOCS / "quickstart.png")
+    strips(out, DOCS / "quickstart_episodes.png")
+    page = DOCS / "quickstart.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}")
+    print(save("quickstart", result))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of data, runs and videos")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--report", action="store_true", help="only write the report")
+    args = parser.parse_args()
+    steps = Steps(args.out.resolve())
+    if not args.report:
+        checkpoint = prepare(steps)
+        with ThreadPoolExecutor(args.jobs) as pool:
+            started = [pool.submit(learn, steps, a, s, checkpoint) for s in SEEDS for a in ALGORITHMS]
+            for future in started:
+                future.result()
+    report(steps.out)
+
+
+if __name__ == "__main__":
+    main()
