@@ -86,8 +86,9 @@ class Ring:
     HEADER = 128  # head and tail, each on a cache line of its own
 
     def __init__(self, message: type, memory: memoryview, capacity: int, event: int) -> None:
-        self._message, self._capacity, self.event = message, capacity, event
-        self._layout, self._memory = _layout(message), memory
+        self._capacity, self.event, self._memory = capacity, event, memory
+        self._layout, self._make = _layout(message), message._make  # type: ignore[attr-defined]
+        self._places = [self.HEADER + number * self._layout.size for number in range(capacity)]  # of the messages
         self._head, self._tail = memory[:8].cast("Q"), memory[64:72].cast("Q")
         self._unannounced = 0
 
@@ -104,7 +105,7 @@ class Ring:
                 f"a channel of {self._capacity} messages is full",
                 "raise env.channel.queue_size and rollout.channel.queue_size, or set them to 0",
             )
-        self._layout.pack_into(self._memory, self._offset(head), *message)
+        self._layout.pack_into(self._memory, self._places[head % self._capacity], *message)
         self._head[0] = head + 1
         self._unannounced += 1
         if announce:
@@ -122,16 +123,14 @@ class Ring:
             count = os.eventfd_read(self.event)
         except BlockingIOError:
             return []
-        return [self._pop() for _ in range(count)]
+        first = self._tail[0]
+        messages = [self._read(number) for number in range(first, first + count)]
+        self._tail[0] = first + count
+        return messages
 
-    def _pop(self) -> Command | Completion:
-        tail = self._tail[0]
-        kind, *values = self._layout.unpack_from(self._memory, self._offset(tail))
-        self._tail[0] = tail + 1
-        return self._message(_KINDS[kind], *values)
-
-    def _offset(self, number: int) -> int:
-        return self.HEADER + number % self._capacity * self._layout.size
+    def _read(self, number: int) -> Command | Completion:
+        kind, *values = self._layout.unpack_from(self._memory, self._places[number % self._capacity])
+        return self._make((_KINDS[kind], *values))
 
 
 @dataclass(frozen=True)
