@@ -1,15 +1,17 @@
-"""What it costs to get observations out of env processes, against gymnasium's AsyncVectorEnv(shared_memory=True).
+"""What it costs to get observations out of env processes, against gymnasium's AsyncVectorEnv and other libraries.
 
     python benchmarks/transport.py --rounds 3
 
 A frame is one observation of one env: two 224×224 pictures and 8 numbers, 301,088 bytes, returned for one action.
 - ``free``: the env only draws. 16 envs, 2 workers; drawn into the slab (``slab``), or into the env's own arrays and
-  copied (``copy``); the peer has its one process an env.
+  copied (``copy``); the peer is gymnasium's AsyncVectorEnv(shared_memory=True), its one process an env.
 - ``busy``: each step computes 5 ms. What is left over the same env in this process is the overhead.
 - ``sleep``: each step sleeps 5 ms (log-normal), one process an env, as where a simulator waits for a GPU.
-- ``chunk``: 8 steps of 0.6 ms an answer: a chunk in the worker with one picture, against 8 steps from outside.
+- ``chunk``: 8 steps of 0.6 ms an answer: a chunk in the worker with one picture, against 8 steps from outside, and
+  against a peer whose env is wrapped so that it runs the chunk itself.
 - ``memory``: an iteration's records in the slab: PSS of all processes over the bytes of the observations, minor page
   faults a frame, CPU of idle workers.
+- ``peers``: ``free`` and ``chunk`` against the libraries of ``peers/``, as many of them as are installed.
 
 All ways of a cell are open at the same time and measured in turn, medians over rounds. CPU time of the process tree
 (/proc schedstat) a frame stands beside the wall clock, since it repeats on a machine that is shared.
@@ -19,202 +21,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
-from pathlib import Path
-from statistics import median
-from typing import Any, Protocol
+from contextlib import closing
+from functools import partial
+from typing import Any
 
-import gymnasium
-import numpy as np
-from _envs import NO_LIMIT, CostEnv
+from _envs import CostEnv
 from _measure import cpu_seconds, machine, minor_faults, pss_bytes, save, spread
-
-from embodied.runtime.channel import Command, Kind
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
-from embodied.runtime.slab import Slab, runtime_fields
-from embodied.types import ArraySpec, Start
-
-PATIENT = Deadlines(300, 300, 300)
-
-
-class Way(Protocol):
-    def round(self) -> int:
-        """One answer to every env; how many there are."""
-        ...
-
-    def pids(self) -> list[int]: ...
-
-    def close(self) -> None: ...
-
-
-class PoolWay:
-    """This project's pool, in rounds (``ready=False``), or each env again as soon as it has answered."""
-
-    def __init__(
-        self, env: dict[str, Any], envs: int, workers: int, chunk: int = 1, ready: bool = False, rows: int = 0
-    ) -> None:
-        spec = CostEnv(**env).spec
-        fields = {**spec.obs, "actions": ArraySpec((chunk, spec.action_dim), "float32"), **runtime_fields(chunk)}
-        self.slab, self._envs, self._ready = Slab.create(fields, rows or 2 * envs), envs, ready
-        folder = Path(tempfile.mkdtemp())
-        config = PoolConfig(envs, workers, "_envs.CostEnv", env, ShapedReward(), PATIENT, folder)
-        self.pool = Pool(config, self.slab)
-        self._next = envs  # row of the next observation
-        self._row = list(range(envs))
-        for slot in range(envs):
-            self.pool.send(Command(Kind.RESET, slot, next_row=slot, task_id=0, seed=slot, max_steps=NO_LIMIT))
-        self._wait(envs)
-
-    def _wait(self, count: int) -> list[int]:
-        done: list[int] = []
-        while len(done) < count:
-            done += [event.slot for event in self.pool.recv(count - len(done))]
-        return done
-
-    def _send(self, slot: int) -> None:
-        row = self._row[slot]
-        self._row[slot] = self._next if self.slab.rows > 2 * self._envs else (row + self._envs) % self.slab.rows
-        self._next = (self._next + 1) % self.slab.rows
-        self.pool.send(Command(Kind.STEP, slot, row=row, next_row=self._row[slot]))
-
-    def round(self) -> int:
-        if not self._ready:
-            for slot in range(self._envs):
-                self._send(slot)
-            return len(self._wait(self._envs))
-        if not getattr(self, "_flying", False):
-            self._flying = True
-            for slot in range(self._envs):
-                self._send(slot)
-        count = 0
-        while count < self._envs:
-            done = self._wait(1)
-            for slot in done:
-                self._send(slot)
-            count += len(done)
-        return count
-
-    def pids(self) -> list[int]:
-        return self.pool.pids
-
-    def close(self) -> None:
-        self.pool.close()
-        self.slab.close()
-
-
-class GymEnv(gymnasium.Env):
-    """The same env with gymnasium's interface."""
-
-    def __init__(self, env: dict[str, Any]) -> None:
-        self._env = CostEnv(**env)
-        self._out = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self._env.spec.obs.items()}
-        boxes = {
-            name: gymnasium.spaces.Box(0 if array.dtype == np.uint8 else -np.inf, 255, array.shape, array.dtype.type)
-            for name, array in self._out.items()
-        }
-        self.observation_space = gymnasium.spaces.Dict(boxes)
-        self.action_space = gymnasium.spaces.Box(-1, 1, (self._env.spec.action_dim,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
-        self._env.reset(Start(0, 0, seed or 0))
-        self._env.observe(self._out)
-        return self._out, {}
-
-    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
-        result = self._env.step(action)
-        self._env.observe(self._out)
-        return self._out, result.reward, False, False, {}
-
-
-class GymWay:
-    """AsyncVectorEnv, one process an env; a chunk is that many steps."""
-
-    def __init__(self, env: dict[str, Any], envs: int, chunk: int = 1, shared_memory: bool = True) -> None:
-        makers = [lambda: GymEnv(env)] * envs
-        self._vector = gymnasium.vector.AsyncVectorEnv(makers, shared_memory=shared_memory)
-        self._vector.reset(seed=list(range(envs)))
-        self._envs, self._chunk = envs, chunk
-        self._actions = np.zeros((envs, CostEnv(**env).spec.action_dim), np.float32)
-
-    def round(self) -> int:
-        for _ in range(self._chunk):
-            self._vector.step(self._actions)
-        return self._envs
-
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._vector.processes]
-
-    def close(self) -> None:
-        self._vector.close()
-
-
-class InProcess:
-    """The same work in this process: the floor under every transport."""
-
-    def __init__(self, env: dict[str, Any], chunk: int = 1) -> None:
-        self._env, self._chunk = CostEnv(**env), chunk
-        self._env.reset(Start(0, 0, 0))
-        self._out = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self._env.spec.obs.items()}
-        self._action = np.zeros(self._env.spec.action_dim, np.float32)
-
-    def round(self) -> int:
-        for _ in range(self._chunk):
-            self._env.step(self._action)
-        self._env.observe(self._out)
-        return 1
-
-    def pids(self) -> list[int]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
-def measure(way: Way, seconds: float) -> dict[str, float]:
-    """Frames a second and CPU-µs and minor faults a frame over all processes of ``way`` and this one."""
-    pids = [os.getpid(), *way.pids()]
-    way.round()
-    frames, faults = 0, minor_faults(pids)
-    cpu, began = cpu_seconds(pids), time.perf_counter()
-    while (wall := time.perf_counter() - began) < seconds:
-        frames += way.round()
-    return {
-        "frames_per_s": frames / wall,
-        "cpu_us_per_frame": 1e6 * (cpu_seconds(pids) - cpu) / frames,
-        "minor_faults_per_frame": (minor_faults(pids) - faults) / frames,
-    }
-
-
-def interleaved(ways: dict[str, Callable[[], Way]], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
-    """Way → figure → a value for each round."""
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
-    with ExitStack() as opened:
-        ready = {name: opened.enter_context(closing(make())) for name, make in ways.items()}
-        for way in ready.values():
-            measure(way, min(0.5, seconds))
-        for number in range(rounds):
-            for name, way in ready.items():
-                got = measure(way, seconds)
-                for figure, value in got.items():
-                    found[name].setdefault(figure, []).append(value)
-                print(
-                    f"  round {number + 1}  {name:14s} {got['frames_per_s']:9.0f} frames/s "
-                    f"{got['cpu_us_per_frame']:9.1f} CPU-µs a frame",
-                    flush=True,
-                )
-    return found
-
-
-def median_of(found: dict[str, dict[str, list[float]]], way: str, figure: str) -> float:
-    return median(found[way][figure])
-
-
-def ratio(found: dict[str, dict[str, list[float]]], way: str, to: str, figure: str) -> float:
-    return median_of(found, way, figure) / median_of(found, to, figure)
+from _ways import GymWay, InProcess, PoolWay, Way, interleaved, median_of, ratio
+from peers import PEERS, installed, versions
 
 
 def free(args: argparse.Namespace) -> dict[str, Any]:
@@ -279,7 +95,8 @@ def chunk(args: argparse.Namespace) -> dict[str, Any]:
     found = interleaved(
         {
             "slab": lambda: PoolWay(env, args.envs, args.workers, chunk=8),
-            "gym shm": lambda: GymWay(env, args.envs, chunk=8),
+            "gym shm": lambda: GymWay(env, args.envs, steps=8),
+            "gym shm, chunk in env": lambda: GymWay(env, args.envs, chunk=8),
             "in process": lambda: InProcess(env, chunk=8),
         },
         args.rounds, 2 * args.seconds,
@@ -318,7 +135,55 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     return {"found": {"observation bytes": observations, "pss bytes": pss}, "bars": bars}
 
 
-CELLS = {"memory": memory, "free": free, "busy": busy, "sleep": sleep, "chunk": chunk}  # memory: before others use any
+def peers(args: argparse.Namespace) -> dict[str, Any]:
+    libraries = [peer for peer in installed() if peer.name in args.peers]
+    result: dict[str, Any] = {"found": {}, "bars": {}, "versions": versions(libraries)}
+    result["how"] = {peer.name: peer.how for peer in libraries}
+
+    def ways(env: dict[str, Any], **answer: int) -> dict[str, Callable[[], Way]]:
+        return {
+            "gym shm": partial(GymWay, env, args.envs, **answer),
+            "gym shm, no copy": partial(GymWay, env, args.envs, copy=False, **answer),
+            **{peer.name: partial(peer.open, env, args.envs, args.workers, **answer) for peer in libraries},
+        }
+
+    env: dict[str, Any] = {"size": args.size, "action_dim": 56}
+    ours = {
+        "slab": partial(PoolWay, env, args.envs, args.workers),
+        "slab, 1 worker": partial(PoolWay, env, args.envs, 1),
+        "copy": partial(PoolWay, {**env, "in_place": False}, args.envs, args.workers),
+    }
+    _against(result, "free", ours, ways(env), args, args.seconds)
+    env = {"work": "busy", "step_s": 0.0006, "size": args.size}
+    ours = {"slab": partial(PoolWay, env, args.envs, args.workers, chunk=8)}
+    inside = {f"{name}, chunk in env": way for name, way in ways(env, chunk=8).items()}
+    others = {**ways(env, steps=8), **inside}
+    forking_first = dict(sorted(others.items(), key=lambda item: item[0].startswith("Ray")))
+    _against(result, "chunk", ours, forking_first, args, 2 * args.seconds)
+    return result
+
+
+def _against(
+    result: dict[str, Any], cell: str, ours: dict[str, Callable[[], Way]], others: dict[str, Callable[[], Way]],
+    args: argparse.Namespace, seconds: float,
+) -> None:  # fmt: skip
+    """Measure all and add to ``result`` how ours stand to the fastest of the others, and to the one with least CPU."""
+    print(f" {cell}")
+    found = interleaved({**ours, **others}, args.rounds, seconds)
+    result["found"] |= {f"{cell}: {way}": figures for way, figures in found.items()}
+    fastest = max(others, key=lambda way: median_of(found, way, "frames_per_s"))
+    leanest = min(others, key=lambda way: median_of(found, way, "cpu_us_per_frame"))
+    print(f"  fastest peer {fastest}, least CPU {leanest}")
+    result["found"] |= {f"{cell}: fastest peer": fastest, f"{cell}: peer with least CPU": leanest}
+    for way in ours:
+        result["bars"] |= {
+            f"{cell}, {way}: frames/s over the fastest peer": ratio(found, way, fastest, "frames_per_s"),
+            f"{cell}, {way}: CPU over the peer with least": ratio(found, way, leanest, "cpu_us_per_frame"),
+        }
+
+
+CELLS = {"memory": memory, "free": free, "busy": busy, "sleep": sleep, "chunk": chunk, "peers": peers}
+"""Memory comes before others use any; Ray last, because its threads must not be there when others fork."""
 
 BARS = {
     "slab: frames/s over gym shm": (">=", 2.0),
@@ -329,6 +194,8 @@ BARS = {
     "slab: frames/s over gym shm, 16 envs": (">=", 1.0),
     "slab: frames/s over gym shm, 64 envs": (">=", 1.15),
     "slab: CPU overhead over that of gym shm": ("<=", 0.25),
+    "free, slab: frames/s over the fastest peer": (">=", 1.0),
+    "chunk, slab: frames/s over the fastest peer": (">=", 1.0),
     "PSS of all processes over the observations": ("<=", 1.10),
     "minor faults a frame": ("<=", 1.0),
     "cores used by idle workers": ("<=", 0.01),
@@ -347,6 +214,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--busy-s", type=float, default=0.005)
     parser.add_argument("--sleepers", type=int, nargs="+", default=[16, 64], help="envs of the sleep cell")
     parser.add_argument("--records", type=int, default=256, help="of each env in the memory cell")
+    parser.add_argument("--peers", nargs="*", default=[peer.name for peer in PEERS], help="of the peers cell, by name")
     parser.add_argument("--name", default="transport", help="of the result's file")
     return parser.parse_args(argv)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -30,14 +31,51 @@ def run(name: str, folder: Path, *arguments: str) -> dict:
 def test_transport(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     small = ("--rounds", "1", "--seconds", "0.05", "--envs", "4", "--size", "16", "--sleepers", "2", "--records", "4")
-    cells = run("transport", tmp_path, *small, "--busy-s", "0.001")["cells"]
-    assert list(cells) == ["memory", "free", "busy", "sleep", "chunk"]
+    cells = run("transport", tmp_path, *small, "--busy-s", "0.001", "--peers")["cells"]
+    assert list(cells) == ["memory", "free", "busy", "sleep", "chunk", "peers"]
+    assert cells["peers"]["found"].pop("free: fastest peer").startswith("gym shm")
     for cell in ("free", "busy", "sleep", "chunk"):
         for figures in cells[cell]["found"].values():
             assert figures["frames_per_s"]["median"] > 0
             assert figures["cpu_us_per_frame"]["median"] > 0
     assert cells["memory"]["bars"]["slab over the observations"] >= 1
     assert cells["memory"]["bars"]["PSS of all processes over the observations"] > 1
+
+
+PEER = """
+import dataclasses, json, pathlib, sys, _measure, peers, transport
+_measure.RESULTS = pathlib.Path(sys.argv[1])
+gym = dataclasses.replace(peers.PEERS[0], name="here", distribution="gymnasium", way=("stand_in", "Way"))
+missing = dataclasses.replace(gym, name="not here", distribution="nothing-of-this-name", way=("no_such_module", "Way"))
+peers.PEERS = (missing, gym)
+transport.main(sys.argv[2:])
+"""
+
+STAND_IN = """
+from _ways import GymWay
+class Way(GymWay):
+    def __init__(self, env, envs, workers, steps, chunk):
+        super().__init__(env, envs, steps, chunk)
+"""
+
+
+def test_a_peer_is_measured_and_one_that_is_not_installed_is_named_and_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "stand_in.py").write_text(STAND_IN)
+    extend = f"import peers; peers.__path__.append({str(tmp_path / 'peers')!r})\n"
+    environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
+    small = ("--cells", "peers", "--rounds", "1", "--seconds", "0.05", "--envs", "2", "--size", "16")
+    command = [sys.executable, "-c", extend + PEER, str(tmp_path), *small, "--peers", "here", "not here"]
+    said = subprocess.run(command, check=True, env=environment, timeout=120, capture_output=True, text=True).stdout
+    assert "without nothing-of-this-name" in said
+    assert "pip install nothing-of-this-name" in said
+    cell = json.loads((tmp_path / "transport.json").read_text())["cells"]["peers"]
+    assert list(cell["how"]) == ["here"]
+    assert cell["versions"] == {"gymnasium": importlib.metadata.version("gymnasium")}
+    for way in ("free: here", "chunk: here", "chunk: here, chunk in env"):
+        assert cell["found"][way]["frames_per_s"]["median"] > 0
+    assert not any("not here" in way for way in cell["found"])
 
 
 def test_scheduler(tmp_path: Path) -> None:
