@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -76,6 +76,20 @@ def machine(packages: Iterable[str]) -> dict[str, Any]:
 
 def spread(values: list[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def judge(values: Mapping[str, float], bars: Mapping[str, tuple[str, float]]) -> dict[str, bool]:
+    """Print each value with its bar, if it has one; which bars are kept.
+
+    Args:
+        bars: ``(">=" or "<=", limit)`` by the value's name.
+    """
+    kept = {name: (value >= bars[name][1]) == (bars[name][0] == ">=") for name, value in values.items() if name in bars}
+    for name, value in values.items():
+        sign, limit = bars.get(name, ("", 0.0))
+        said = f"  (bar {sign} {limit:g}: {'kept' if kept[name] else 'MISSED'})" if name in kept else ""
+        print(f"  {name}: {value:.3g}{said}", flush=True)
+    return kept
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from _envs import CostEnv
-from _measure import cpu_seconds, machine, minor_faults, pss_bytes, save, spread
+from _measure import cpu_seconds, judge, machine, minor_faults, pss_bytes, save, spread
 from _ways import GymWay, InProcess, PoolWay, Way, interleaved, median_of, ratio
 from peers import PEERS, installed, versions
 
@@ -225,10 +225,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for cell in args.cells:
         print(cell)
         got = CELLS[cell](args)
-        for name, value in got["bars"].items():
-            sign, bar = BARS.get(name, ("", 0.0))
-            kept = "" if not sign else ("kept" if (value >= bar) == (sign == ">=") else "MISSED")
-            print(f"  {name}: {value:.3g}  {f'(bar {sign} {bar:g}: {kept})' if sign else ''}")
+        got["kept"] = judge(got["bars"], BARS)
         got["found"] = {
             way: {figure: spread(values) for figure, values in figures.items()}
             if isinstance(figures, dict)

@@ -80,12 +80,14 @@ def test_a_peer_is_measured_and_one_that_is_not_installed_is_named_and_left_out(
 
 def test_scheduler(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--slots", "4", "--workers", "2", "--te", "0.002", "--records", "6", "--r", "0.5")
-    cells = run("scheduler", tmp_path, *small)["cells"]
+    result = run("scheduler", tmp_path, *small, "--episodes", "16")
+    cells = result["cells"]
     assert list(cells) == ["constant", "varied", "resets", "episodes"]
     for cell in ("constant", "varied", "resets"):
         assert set(cells[cell]["0.5"]) == {"lockstep", "2-stage", "ready"}
         assert all(row["real"]["median"] > 0 and row["model"] > 0 for row in cells[cell]["0.5"].values())
     assert cells["episodes"]["0.5"]["gain"] > 0
+    assert len(result["kept"]) == 7, "each bar is judged"
 
 
 @pytest.fixture(scope="module")
