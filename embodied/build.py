@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and most mistakes are found 
     from embodied.learn.trainer import Trainer
     from embodied.observe.trackers import Trackers
     from embodied.protocols import Policy
+    from embodied.runtime.fork_server import ForkServer
     from embodied.runtime.pool import Pool
     from embodied.runtime.rollout import Rollout
     from embodied.runtime.slab import Slab
@@ -365,6 +366,9 @@ def build(checked: Checked, console: Console) -> Parts:
     with ExitStack() as stack:
         folder = _open_folder(checked)
         stack.callback(folder.close)
+        server = _fork_server(checked, folder.path, console)
+        if server is not None:
+            stack.callback(server.close)
         policy, device = build_policy(checked)
         stack.enter_context(world.connected(device.type == "cuda", config.cluster.timeout_s))
         check_same_weights(policy, world)
@@ -385,7 +389,9 @@ def build(checked: Checked, console: Console) -> Parts:
         said: set[str] = set()
 
         def open_collector(side: EnvSide, rows: int) -> Collector:
-            return _collector(side, rows, checked, policy, device, numbers, sections, folder.path, console, said)
+            return _collector(
+                side, rows, checked, policy, device, numbers, sections, folder.path, console, said, server
+            )
 
         return Parts(
             checked,
@@ -401,6 +407,18 @@ def build(checked: Checked, console: Console) -> Parts:
             open_collector,
             stack.pop_all(),
         )
+
+
+def _fork_server(checked: Checked, folder: Path, console: Console) -> ForkServer | None:
+    """Started before the policy is built: the simulator is imported meanwhile."""
+    from embodied.runtime.fork_server import ForkServer
+
+    config, world = checked.config, checked.world
+    if config.env.start_method == "spawn" or config.runner.dry_run:
+        return None
+    envs = {side.config.target: side.kwargs for side in (checked.eval, checked.train)}
+    logs, gpus = _of_rank(folder / "logs", world), _render_gpus(config, world)
+    return ForkServer([*envs.items()], logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
 
 
 def _cloner(checked: Checked, policy: Policy, device: torch.device) -> Cloner | None:
@@ -424,7 +442,7 @@ def _open_folder(checked: Checked) -> RunFolder:
 
 def _collector(
     side: EnvSide, rows: int, checked: Checked, policy: Policy, device: torch.device, numbers: Sizes,
-    sections: Sections, folder: Path, console: Console, said: set[str],
+    sections: Sections, folder: Path, console: Console, said: set[str], server: ForkServer | None,
 ) -> Collector:  # fmt: skip
     from embodied.runtime.pool import Pool
     from embodied.runtime.rollout import Rollout
@@ -438,7 +456,7 @@ def _collector(
     slots = slots_of(config, world) if shared else world.divide(side.config.total_num_envs)
     slab = Slab.create(numbers.fields, rows, f"{config.env.channel.name}.slab")
     try:
-        pool = Pool(pool_config(side, slots, config, logs, world), slab, console.say)
+        pool = Pool(replace(pool_config(side, slots, config, logs, world), server=server), slab, console.say)
     except BaseException:
         slab.close()
         raise
@@ -484,12 +502,10 @@ def first_observations(
 
 
 def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, world: World) -> Any:
-    from embodied.runtime.hosting import gpus_of_rank, visible_gpus
     from embodied.runtime.pool import Deadlines, PoolConfig
     from embodied.runtime.reward import ShapedReward
 
     env, commands, completions = config.env, config.rollout.channel, config.env.channel
-    gpus = visible_gpus() if env.render_gpus is None else tuple(env.render_gpus)
     return PoolConfig(
         num_slots=slots, num_workers=workers_of(config, slots, world), env_target=side.config.target,
         env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
@@ -498,8 +514,16 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, wo
         env_channel=(completions.name, completions.queue_name, completions.queue_size),
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
         max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
-        gpus=gpus_of_rank(gpus, world.local_rank, world.local_size), rank=world.local_rank, ranks=world.local_size,
+        gpus=_render_gpus(config, world), rank=world.local_rank, ranks=world.local_size,
     )  # fmt: skip
+
+
+def _render_gpus(config: schema.Config, world: World) -> tuple[int, ...]:
+    """Those that this process's workers render on."""
+    from embodied.runtime.hosting import gpus_of_rank, visible_gpus
+
+    wanted = config.env.render_gpus
+    return gpus_of_rank(visible_gpus() if wanted is None else wanted, world.local_rank, world.local_size)
 
 
 def _schedule(config: schema.Config, slots: int) -> Any:

@@ -86,6 +86,19 @@ class Expert(Protocol):
         ...
 
 
+class Preloads(Protocol):
+    """What an env may offer beside :class:`Env`: what workers inherit with ``env.start_method: forkserver``."""
+
+    def preload(self) -> None:
+        """Called once, on an instance in the process that forks the workers: import the simulator, as
+        :meth:`Env.prepare` does. That is still called in each worker, whose environment variables may be others.
+
+        It must start no thread, open no device and make no GL context: a fork of those is broken. Threads and open
+        devices are found, and the workers then import for themselves.
+        """
+        ...
+
+
 class Policy(Protocol):
     """A network that answers observations with chunks of actions. Implementations are ``torch.nn.Module``s.
 

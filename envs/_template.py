@@ -57,4 +57,6 @@ class TemplateEnv:
     def set_state(self, state: tuple[int, np.ndarray]) -> None:
         self._task_id, self._dot = state[0], state[1].copy()
 
-    def close(self) -> None: ...  # optional beside these: expert(), a scripted solution (embodied.protocols.Expert)
+    def close(self) -> None: ...  # optional beside these: expert(), a scripted solution (embodied.protocols.Expert),
+
+    # and preload(), imports that forked workers inherit (embodied.protocols.Preloads)

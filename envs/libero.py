@@ -98,8 +98,12 @@ class LiberoEnv:
     def preflight(self) -> None:
         check_renderer(self._renderer)
 
+    def preload(self) -> None:
+        """What :meth:`prepare` does: it tries the renderer in a process of its own, and makes no GL context."""
+        self.prepare()
+
     def prepare(self) -> WorkerFacts:
-        choice, found = _prepare_once(self._paths, self._renderer)
+        choice, found = _prepare_once(self._paths, self._renderer, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
         return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=found)
 
     def reset(self, start: Start) -> None:
@@ -154,8 +158,9 @@ class LiberoEnv:
 
 
 @functools.cache
-def _prepare_once(paths: LiberoPaths, renderer: str) -> tuple[RendererChoice, dict[str, str]]:
-    """A worker may host several slots; the process is prepared by the first."""
+def _prepare_once(paths: LiberoPaths, renderer: str, gpu: str | None) -> tuple[RendererChoice, dict[str, str]]:
+    """A worker may host several slots; the process is prepared by the first, or was before it was forked. ``gpu`` is
+    the device that the renderer was tried on; another is tried again."""
     choice = check_renderer(renderer)
     return choice, prepare_process(paths, choice.name)
 

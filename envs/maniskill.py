@@ -157,6 +157,10 @@ class ManiSkillEnv:
                 "pip install mani_skill==3.0.1",
             )
 
+    def preload(self) -> None:
+        """What :meth:`prepare` does: it tries the renderer in a process of its own, and only imports the simulator."""
+        self.prepare()
+
     def prepare(self) -> WorkerFacts:
         choice, versions = _prepare_once(self._renderer)
         self._renderer = choice.name

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+START = Path(__file__).with_name("start_worker.py")
 NODES = Path("/sys/devices/system/node")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 
@@ -85,6 +86,23 @@ def render_environment(gpu: int | None, egl: Mapping[int, int], environ: Mapping
     if gpu in egl:
         wanted["MUJOCO_EGL_DEVICE_ID"] = str(egl[gpu])
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def worker_environment(worker: int, gpus: Sequence[int], python: str | None) -> dict[str, str]:
+    """A worker's environment: one thread each unless the user says otherwise, as there is about one worker a core, and
+    the GPU that it should render on.
+
+    Args:
+        python: the workers' interpreter; None = the launcher's.
+    """
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    gpu = gpu_of(worker, gpus)
+    rendering = render_environment(gpu, {} if gpu is None else egl_indices(), os.environ)
+    environment = {**threads, **os.environ, **rendering, "PYTHONUNBUFFERED": "1"}
+    if python is not None:  # these are about the launcher's interpreter
+        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+            environment.pop(name, None)
+    return environment
 
 
 @cache

@@ -10,20 +10,20 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.runtime.channel import Channel, Command, Kind
-from embodied.runtime.hosting import cores_of, egl_indices, gpu_of, module_folders, numa_nodes, render_environment
+from embodied.runtime.fork_server import ForkedProcess, ForkServer
+from embodied.runtime.hosting import START, cores_of, module_folders, numa_nodes, worker_environment
+from embodied.runtime.last_words import how_it_ended, tail
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab
 from embodied.types import WorkerFacts
 
-START = Path(__file__).with_name("start_worker.py")
-LOG_TAIL = 4000  # characters of a worker's log that an error shows
 STACK_S = 0.2  # between asking a hung worker for its stack and killing it: faulthandler has to write it
 
 
@@ -59,6 +59,7 @@ class PoolConfig:
     gpus: tuple[int, ...] = ()  # that the workers render on, in turn
     rank: int = 0  # among the processes of this machine that have a pool each, of which there are `ranks`
     ranks: int = 1
+    server: ForkServer | None = None  # that forks the workers; None = each starts as an interpreter of its own
 
 
 @dataclass
@@ -67,7 +68,7 @@ class WorkerProcess:
 
     index: int
     slots: tuple[int, ...]
-    process: subprocess.Popen
+    process: subprocess.Popen | ForkedProcess
     pidfd: int
     socket: socket.socket
     channel: Channel
@@ -132,6 +133,8 @@ class WorkerProcess:
         if self.words is not None and self.words.error is not None:
             return self.words.error  # type: ignore[return-value]
         who = f"env worker {self.index} (pid {self.process.pid}, slots {list(self.slots)})"
+        if isinstance(self.process, ForkedProcess) and self.process.orphaned:
+            return _died_with_its_server(who, self.process.orphaned, self.log)
         if self.overdue is not None and self.words is None:
             return _hung(who, self.overdue, deadlines.of(self.overdue), self.log)
         return _died(who, code, self.log, self.words.traceback if self.words else tail(self.log))
@@ -144,11 +147,18 @@ class WorkerProcess:
 
 
 def _died(who: str, code: int, log: Path, detail: str) -> WorkerError:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     return WorkerDiedError(
-        f"{who} {how}",
+        f"{who} {how_it_ended(code)}",
         f"see {log}; SIGKILL without a traceback is usually the kernel out of memory: lower env.num_workers",
         detail,
+    )
+
+
+def _died_with_its_server(who: str, server: str, log: Path) -> WorkerError:
+    return WorkerDiedError(
+        f"{who} ended because {server}",
+        f"see {log}; env.start_method=spawn needs no such server",
+        tail(log),
     )
 
 
@@ -168,17 +178,20 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     log = config.log_dir / (f"worker-{index:02d}.{attempt}.log" if attempt else f"worker-{index:02d}.log")
     handles = channel.handles
     inherited = (theirs.fileno(), slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
+    environment = worker_environment(index, config.gpus, config.python)
+    process: subprocess.Popen | ForkedProcess
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [config.python or sys.executable, str(START), str(theirs.fileno())],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=_environment(config, index),
-        )  # fmt: skip
+        if config.server is None:
+            process, pidfd, names = _spawn(config.python, inherited, output.fileno(), environment)
+        else:
+            process, pidfd, names = config.server.fork(inherited, output.fileno(), environment)
     theirs.close()
-    pidfd = os.pidfd_open(process.pid)
     worker = WorkerProcess(index, slots, process, pidfd, ours, channel, log, since=time.monotonic())
+    _, slab_fd, memory_fd, go_fd, done_fd = names
     setup = WorkerSetup(
         index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,
-        slab_fd=slab.fd, slab_fields=slab.fields, slab_rows=slab.rows, channel=handles,
+        slab_fd=slab_fd, slab_fields=slab.fields, slab_rows=slab.rows,
+        channel=replace(handles, memory_fd=memory_fd, go_fd=go_fd, done_fd=done_fd),
         info_on_video=config.info_on_video,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
@@ -186,6 +199,18 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     with suppress(OSError):  # it is dead already; its pidfd says so
         send(ours, setup)
     return worker
+
+
+def _spawn(
+    python: str | None, inherited: tuple[int, ...], output: int, environment: Mapping[str, str]
+) -> tuple[subprocess.Popen, int, tuple[int, ...]]:
+    """A worker as a fresh interpreter: the process, its pidfd, and what ``inherited`` is called in it (the same).
+    The first of ``inherited`` is its end of the socket."""
+    process = subprocess.Popen(
+        [python or sys.executable, str(START), str(inherited[0])],
+        stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=environment,
+    )  # fmt: skip
+    return process, os.pidfd_open(process.pid), inherited
 
 
 def _make_channel(config: PoolConfig, index: int, slots: int) -> Channel:
@@ -199,22 +224,3 @@ def _cores(config: PoolConfig, index: int) -> tuple[int, ...]:
     """Of a pinned worker, among those of all ranks of this machine."""
     before = config.rank * config.num_workers
     return cores_of(before + index, config.ranks * config.num_workers, numa_nodes())
-
-
-def _environment(config: PoolConfig, index: int) -> dict[str, str]:
-    """The worker's environment: one thread each unless the user says otherwise, as there is about one worker a core,
-    and the GPU that it should render on (:mod:`embodied.runtime.hosting`)."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    gpu = gpu_of(index, config.gpus)
-    rendering = render_environment(gpu, {} if gpu is None else egl_indices(), os.environ)
-    environment = {**threads, **os.environ, **rendering, "PYTHONUNBUFFERED": "1"}
-    if config.python is not None:  # these are about the launcher's interpreter
-        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-            environment.pop(name, None)
-    return environment
-
-
-def tail(log: Path) -> str:
-    """The end of a log, for an error."""
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return text[-LOG_TAIL:] or "(its log is empty)"

@@ -1,4 +1,5 @@
-"""What an env worker's interpreter is given to run: ``PYTHON …/start_worker.py FD``.
+"""What an env worker's interpreter is given to run: ``PYTHON …/start_worker.py FD``; or that of a server which forks
+workers (:mod:`embodied.runtime.forking`): ``PYTHON …/start_worker.py --serve FD FD``.
 
 It imports the launcher's own ``embodied``, from where this file lies, and nothing else of its environment: not
 its site-packages (another interpreter may have other versions), not what happens to lie in the current folder. The
@@ -23,6 +24,10 @@ def main() -> None:
         assert spec.loader is not None
         sys.modules["embodied"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["embodied"])
+    if sys.argv[1] == "--serve":
+        from embodied.runtime import forking
+
+        forking.main()  # it returns in each worker
     from embodied.runtime import worker
 
     code = worker.main()

@@ -84,6 +84,12 @@ class EnvConfig(Section):
         description="Python interpreter of the workers, e.g. of another virtual environment that has the simulator "
         "(3.10 or newer, with numpy); null = that of the launching process.",
     )
+    start_method: Literal["spawn", "forkserver"] = Field(
+        "spawn",
+        description="How workers start, also those that replace failed ones: spawn = a fresh interpreter each; "
+        "forkserver = forks of one process that has imported the simulator, which saves each of them its imports and "
+        "their memory. embodied.tools.demos and .bench always spawn.",
+    )
     pin_workers: bool = Field(
         False, description="Pin each worker to cores of its own, shared out evenly over the NUMA nodes."
     )

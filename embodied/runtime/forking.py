@@ -1,0 +1,246 @@
+"""The fork server from the inside: a process that imports what is slow once, and forks env workers that have it.
+
+Started by :mod:`embodied.runtime.fork_server` through :mod:`embodied.runtime.start_worker`. It has one thread and no
+simulator, GL context or open device, so that nothing of its state is broken in a fork: what it imports is looked at
+after each step, and if a thread or a device has come with it, the process begins anew without that step
+(an import cannot be undone) and workers import it for themselves.
+
+It imports nothing but the standard library by itself: numpy is a step like the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+MESSAGE_BYTES = 2**16
+MAX_FDS = 16
+DEVICES = ("/dev/dri/", "/dev/nvidia", "/dev/kfd")
+ENDING_S = 0.2
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What the server is told at its start, in a memfd, so that it can read it again when it begins anew."""
+
+    envs: tuple[tuple[str, Mapping[str, Any]], ...]  # target and arguments of each env class
+    sys_path: tuple[str, ...]  # as in embodied.runtime.messages.WorkerSetup
+
+
+class Serving(NamedTuple):
+    """Its first message."""
+
+    imported: tuple[str, ...]  # the steps that workers inherit
+    refused: str  # why there are not more; empty = there are
+
+
+class Request(NamedTuple):
+    """Fork a worker. With it come its end of the socket, what else it inherits, and last its log."""
+
+    environment: Mapping[str, str | None]  # what differs from the server's at its start; None = not set
+
+
+class Forked(NamedTuple):
+    """The answer. With it comes a pidfd, which stays right when the pid is given to another process."""
+
+    pid: int
+    fds: tuple[int, ...]  # what the descriptors of the request are called in the worker
+    error: str = ""  # the kernel's, if there is no worker
+
+
+class Ended(NamedTuple):
+    """A worker has ended; it is reaped."""
+
+    pid: int
+    code: int  # as subprocess counts: negative is a signal
+
+
+def main() -> None:
+    """Returns in each worker, with ``sys.argv`` as a fresh interpreter would have it; the server itself never does."""
+    control = socket.socket(fileno=int(sys.argv[2]))
+    _end_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the launcher asks a hung server where it stands
+    for stop in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole process group, and the launcher's to handle
+        signal.signal(stop, signal.SIG_IGN)
+    limit, refused = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (None, "")
+    imported = _import_all(_hello(int(sys.argv[3])), limit)
+    os.close(int(sys.argv[3]))
+    gc.collect()
+    gc.freeze()  # a collection in a worker would write to, and so copy, every page that it has inherited
+    ctypes.CDLL(None).fflush(None)  # what C libraries have printed and not written yet would come from each worker
+    try:
+        control.send(pickle.dumps(Serving(imported, refused)))
+        launcher_end = _serve(control)
+    except ConnectionError:  # the launcher is gone
+        os._exit(0)
+    sys.argv = [sys.argv[0], str(launcher_end)]
+
+
+def _hello(fd: int) -> Hello:
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return pickle.load(file)
+
+
+# -- importing -------------------------------------------------------------------------------------------------------
+
+
+def _import_all(hello: Hello, limit: int | None) -> tuple[str, ...]:
+    """The steps that were made; begins anew with fewer if one of them left something that a fork would break."""
+    sys.path += [folder for folder in hello.sys_path if folder not in sys.path]
+    done: list[str] = []
+    for name, act in [*_steps(hello)][:limit]:
+        try:
+            act()
+            found = hazards()
+        except Exception as error:  # noqa: BLE001  a worker meets it again, and reports it
+            traceback.print_exc()
+            found = f"{type(error).__name__}: {error}"
+        if found:
+            _begin_anew(len(done), f"{name}: {found}")
+        done.append(name)
+    return tuple(done)
+
+
+def _steps(hello: Hello) -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "embodied.runtime.worker", lambda: importlib.import_module("embodied.runtime.worker")
+    for target, kwargs in hello.envs:
+        yield target, lambda target=target, kwargs=kwargs: _import_env(target, kwargs)  # type: ignore[misc]
+
+
+def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
+    """The module of an env's class, and what the env offers to import (:class:`embodied.protocols.Preloads`)."""
+    from embodied.targets import load_target
+
+    make = load_target(target, "env._target_")
+    if hasattr(make, "preload"):
+        make(**kwargs).preload()
+
+
+def hazards() -> str:
+    """What this process has that a fork of it would find broken; empty if nothing."""
+    found = []
+    threads = _threads()
+    if threads:
+        time.sleep(ENDING_S)  # those that were only for the import may be about to end
+        threads = _threads()
+    if threads:
+        found.append(f"{len(threads)} threads ({', '.join(threads)})")
+    devices = sorted({link for link in map(_link, os.listdir("/proc/self/fd")) if link.startswith(DEVICES)})
+    if devices:
+        found.append(f"open devices {', '.join(devices)}")
+    return "; ".join(found)
+
+
+def _threads() -> list[str]:
+    """Names of the threads beside this one, which is the main thread."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # it has just ended
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return sorted(names)[: len(names) - 1]
+
+
+def _link(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # the one that listed them
+        return ""
+
+
+def _begin_anew(limit: int, refused: str) -> NoReturn:
+    kept = {int(sys.argv[2]), int(sys.argv[3])}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept and _link(str(fd)):
+            fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    print(f"the fork server begins anew: {refused}", flush=True)
+    os.execv(sys.executable, [sys.executable, *sys.argv[:4], str(limit), refused])
+
+
+# -- serving ---------------------------------------------------------------------------------------------------------
+
+
+def _serve(control: socket.socket) -> int:
+    """Fork and reap until the launcher is gone. Returns in each worker: its end of the socket."""
+    children: dict[int, int] = {}  # pidfd → pid
+    server = os.getpid()
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd in children:
+                poll.unregister(fd)
+                os.close(fd)
+                pid, status = os.waitpid(children.pop(fd), 0)
+                control.send(pickle.dumps(Ended(pid, os.waitstatus_to_exitcode(status))))
+                continue
+            data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                raise ConnectionResetError("the launcher has closed its end")
+            pid, pidfd = _fork(control, fds)
+            if pid == 0:
+                _end_with_parent(server)
+                for inherited in children:
+                    os.close(inherited)
+                control.close()
+                _become_worker(pickle.loads(data), fds[-1])
+                return fds[0]
+            if pid > 0:
+                children[pidfd] = pid
+                poll.register(pidfd, select.POLLIN)
+
+
+def _fork(control: socket.socket, fds: Sequence[int]) -> tuple[int, int]:
+    """``(pid, pidfd)``; pid 0 in the child, and −1 if the kernel refused."""
+    try:
+        pid = os.fork()
+    except OSError as error:
+        control.send(pickle.dumps(Forked(-1, (), str(error))))
+        pid, pidfd = -1, -1
+    else:
+        if pid == 0:
+            return 0, -1
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [pickle.dumps(Forked(pid, tuple(fds)))], [pidfd])
+    for fd in fds:
+        os.close(fd)
+    return pid, pidfd
+
+
+def _become_worker(request: Request, log: int) -> None:
+    """In the child: write to its own log, see its own environment."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for name, value in request.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if "numpy" in sys.modules:  # else all workers would draw the same from its global generator
+        sys.modules["numpy"].random.seed()
+
+
+def _end_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to end this process with its parent, and end it now if that is not ``parent`` any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
