@@ -416,6 +416,8 @@ def _fork_server(checked: Checked, folder: Path, console: Console) -> ForkServer
     config, world = checked.config, checked.world
     if config.env.start_method == "spawn" or config.runner.dry_run:
         return None
+    if config.runner.deterministic:
+        reproducible_arithmetic()
     envs = {side.config.target: side.kwargs for side in (checked.eval, checked.train)}
     logs, gpus = _of_rank(folder / "logs", world), _render_gpus(config, world)
     return ForkServer([*envs.items()], logs, config.env.init_timeout_s, gpus, config.env.python, console.say)

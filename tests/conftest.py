@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rig import Rig, open_rig
 
 from embodied.build import reproducible_arithmetic
+from embodied.runtime.fork_server import ForkServer
 
 CONFIG_DIR = Path(__file__).parent / "config"
 
@@ -21,11 +23,30 @@ reproducible_arithmetic()
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """One for all tests that do not harm it."""
+    server = ForkServer([("embodied.testing.FakeEnv", {})], tmp_path_factory.mktemp("fork-server"), 60.0)
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+def start_method(request: pytest.FixtureRequest) -> str:
+    """Of the workers of ``make_rig``; :data:`rig.BOTH_STARTS` gives another."""
+    return getattr(request, "param", "spawn")
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path, start_method: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
     """:func:`rig.open_rig`, closed after the test."""
+    forks = {"server": request.getfixturevalue("fork_server")} if start_method == "forkserver" else {}
     with ExitStack() as opened:
-        yield lambda **options: opened.enter_context(open_rig(tmp_path / "logs", **options))
+
+        def make(pool: Mapping[str, Any] | None = None, **options: Any) -> Rig:
+            return opened.enter_context(open_rig(tmp_path / "logs", pool={**forks, **(pool or {})}, **options))
+
+        yield make
 
 
 @pytest.fixture(scope="module")

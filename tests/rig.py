@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from embodied.observe.timing import Sections
@@ -21,6 +22,8 @@ from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import EpisodeResult, Sampling
 
 CPU = torch.device("cpu")
+BOTH_STARTS = pytest.mark.parametrize("start_method", ["spawn", "forkserver"], indirect=True)
+"""For tests with ``make_rig``: once with spawned workers, once with forked ones."""
 FAST = Deadlines(init=30.0, reset=10.0, step=10.0)
 
 

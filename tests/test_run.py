@@ -294,11 +294,14 @@ def test_a_worker_that_fails_ends_the_run_with_its_traceback(capsys):
     assert "fix: " in error
 
 
-@pytest.mark.parametrize("fault", ["exception", "kill"])
-def test_a_worker_that_fails_once_changes_no_number(capsys, fault):
+@pytest.mark.parametrize(("fault", "start_method"), [("exception", "spawn"), ("kill", "spawn"), ("kill", "forkserver")])
+def test_a_worker_that_fails_once_changes_no_number(capsys, fault, start_method):
     assert run("rollout.trace=true", name="calm") == 0
     options = ("env.train._target_=broken_envs.FailsOnce", "env.train.marker=failed", f"env.train.fault={fault}")
-    assert run(*options, name="wild") == 0
+    before = children()
+    assert run(*options, f"env.start_method={start_method}", name="wild") == 0
+    assert children() == before
+    assert Path("runs/wild/logs/fork-server.log").exists() == (start_method == "forkserver")
     calm, wild = lasting(rows("calm")), lasting(rows("wild"))
     assert [row.pop("rollout/worker_restarts") for row in calm] == [0, 0]
     assert sum(row.pop("rollout/worker_restarts") for row in wild) == 1

@@ -151,12 +151,12 @@ def hazards() -> str:
 
 
 def _threads() -> list[str]:
-    """Names of the threads beside this one, which is the main thread."""
+    """Names of the threads beside the main one."""
     names = []
-    for task in os.listdir("/proc/self/task"):
+    for task in set(os.listdir("/proc/self/task")) - {str(os.getpid())}:
         with suppress(OSError):  # it has just ended
             names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
-    return sorted(names)[: len(names) - 1]
+    return sorted(names)
 
 
 def _link(fd: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from rig import records
+from rig import BOTH_STARTS, records
 
 from embodied.runtime.plan import train_plan
 from embodied.runtime.pool import Deadlines
@@ -50,7 +50,12 @@ def disturbed(rig, seed, signals=(signal.SIGKILL, signal.SIGSTOP)):
         thread.join(60)
 
 
-@pytest.mark.parametrize("schedule", [{"min_batch": 2}, {"lockstep": True, "stages": 2}], ids=["ready", "two stages"])
+@pytest.mark.parametrize(
+    ("schedule", "start_method"),
+    [({"min_batch": 2}, "spawn"), ({"lockstep": True, "stages": 2}, "spawn"), ({"min_batch": 2}, "forkserver")],
+    ids=["ready", "two stages", "ready, forked"],
+    indirect=["start_method"],
+)
 def test_random_kills_and_stops_change_no_bit(make_rig, schedule):
     calm = make_rig(**SHAPE)
     expected = [collect(calm, iteration)[:3] for iteration in range(2)]
@@ -65,17 +70,25 @@ def test_random_kills_and_stops_change_no_bit(make_rig, schedule):
     assert restarts >= 2
 
 
-def zombies():
-    children = [p.read_text().split() for p in Path(f"/proc/{os.getpid()}/task").glob("*/children")]
+def zombies(parents):
+    children = [p.read_text().split() for parent in parents for p in Path(f"/proc/{parent}/task").glob("*/children")]
     states = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for group in children for pid in group
     ]
     return states.count("Z")
 
 
-def test_a_hundred_iterations_with_failures_leave_nothing(make_rig):
+def descriptors(parents):
+    return [len(os.listdir(f"/proc/{parent}/fd")) for parent in parents]
+
+
+@BOTH_STARTS
+def test_a_hundred_iterations_with_failures_leave_nothing(make_rig, start_method, request):
     """No zombie, file descriptor, thread or shared memory more than before; a worker is killed every tenth time."""
     rig = make_rig(slots=2, workers=2, rows=32, max_restarts=3)
+    parents = [os.getpid()]
+    if start_method == "forkserver":
+        parents.append(request.getfixturevalue("fork_server").pid)
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=2, group_size=2)
     counts, rollout = [], rig.rollout()
     for iteration in range(100):
@@ -87,20 +100,23 @@ def test_a_hundred_iterations_with_failures_leave_nothing(make_rig):
                 rig.pool.recv(1)
             rollout.collect(plan, rig.job(max_steps=4))  # forgives both
             gc.collect()
-            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count(), zombies()))
+            counts.append((*descriptors(parents), threading.active_count(), zombies(parents)))
     assert rig.pool.supervisor.total == 10
     assert set(counts) == {counts[0]}
-    assert counts[0][2] == 0
+    assert counts[0][-1] == 0
 
 
 LAUNCHER = """
 import sys
 from pathlib import Path
 from rig import open_rig
+from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.plan import train_plan
-with open_rig(Path(sys.argv[1]), slots=4, workers=2, max_restarts=9, step_s=0.01) as rig:
+folder = Path(sys.argv[1])
+server = ForkServer([("embodied.testing.FakeEnv", {})], folder, 60.0) if sys.argv[2] == "forkserver" else None
+with open_rig(folder, slots=4, workers=2, max_restarts=9, step_s=0.01, pool={"server": server}) as rig:
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=16, group_size=2)
-    print(*rig.pool.pids, flush=True)
+    print(*rig.pool.pids, *([server.pid] if server else []), flush=True)
     while True:
         rig.rollout().collect(plan, rig.job(max_steps=8))
         print("collected", flush=True)
@@ -127,19 +143,21 @@ def running(pid):
         return False
 
 
-def launch(tmp_path, *wrapper):
+def launch(tmp_path, start_method, *wrapper):
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
-    command = [*wrapper, sys.executable, "-c", LAUNCHER, str(tmp_path / "logs")]
+    command = [*wrapper, sys.executable, "-c", LAUNCHER, str(tmp_path / "logs"), start_method]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def test_a_killed_launcher_leaves_no_worker_and_no_memory(tmp_path):
+@BOTH_STARTS
+def test_a_killed_launcher_leaves_no_worker_and_no_memory(tmp_path, start_method):
     before = set(os.listdir("/dev/shm"))
-    with launch(tmp_path) as launcher:
+    with launch(tmp_path, start_method) as launcher:
         pids = [int(pid) for pid in launcher.stdout.readline().split()]
-        assert len(pids) == 2
+        workers = pids[:2]
+        assert len(pids) == (3 if start_method == "forkserver" else 2)
         assert launcher.stdout.readline() == "collected\n"
-        held = {str(pid) for pid in (launcher.pid, *pids)}
+        held = {str(pid) for pid in (launcher.pid, *workers)}
         assert held <= set(users_of("memfd:slab")), "launcher and workers share the slab"
         assert set(os.listdir("/dev/shm")) == before, "it has no name there"
         launcher.kill()
@@ -160,9 +178,12 @@ def may_unshare():
 
 
 @pytest.mark.skipif(not may_unshare(), reason="no mount namespace may be made here")
-def test_a_tiny_dev_shm_does_not_matter(tmp_path):
+@BOTH_STARTS
+def test_a_tiny_dev_shm_does_not_matter(tmp_path, start_method):
     """The slab of this run is larger than the /dev/shm that it sees."""
-    with launch(tmp_path, "unshare", "--mount", "--map-root-user", "bash", "-c", SMALL_SHM, "-") as launcher:
+    with launch(
+        tmp_path, start_method, "unshare", "--mount", "--map-root-user", "bash", "-c", SMALL_SHM, "-"
+    ) as launcher:
         try:
             lines = [launcher.stdout.readline() for _ in range(3)]
         finally:

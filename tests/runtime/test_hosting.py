@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rig import BOTH_STARTS
 
 from embodied.runtime import hosting
 from embodied.runtime.channel import Command, Kind
+from embodied.runtime.fork_server import ForkServer
 
 
 def test_examples():
@@ -69,6 +71,7 @@ def test_this_machines_egl_is_asked_without_harm():
     assert set(found) <= set(hosting.visible_gpus({}))
 
 
+@BOTH_STARTS
 def test_workers_find_their_gpu_and_cores(make_rig):
     rig = make_rig(workers=2, target="hosted_env.TellsItsHost", pool={"gpus": (4, 6), "pin": True})
     extras = [fact.extra for fact in rig.pool.facts]
@@ -91,8 +94,13 @@ def other_python(tmp_path: Path) -> str:
     return str(folder / "bin" / "python")
 
 
-def test_workers_of_another_interpreter_need_no_more_than_numpy(make_rig, other_python):
-    rig = make_rig(workers=1, target="hosted_env.TellsItsHost", pool={"python": other_python})
+@pytest.mark.parametrize("forks", [False, True], ids=["spawn", "forkserver"])
+def test_workers_of_another_interpreter_need_no_more_than_numpy(make_rig, other_python, forks, request, tmp_path):
+    pool = {"python": other_python}
+    if forks:
+        pool["server"] = ForkServer([("hosted_env.TellsItsHost", {})], tmp_path, 60.0, python=other_python)
+        request.addfinalizer(pool["server"].close)
+    rig = make_rig(workers=1, target="hosted_env.TellsItsHost", pool=pool)
     extra = rig.pool.facts[0].extra
     assert Path(extra["prefix"]) == Path(other_python).parents[1]
     assert extra["loaded"] == "[]"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rig import FAST
+from rig import BOTH_STARTS, FAST
 
 from embodied.errors import EmbodiedError, RendererUnavailableError, WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Command, Kind
@@ -49,9 +49,11 @@ def alive(pid):
         return False
 
 
-def children():
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
+def descendants(pid=None):
+    """Those of this process: workers, and those of a fork server."""
+    tasks = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
+    children = {int(child) for task in tasks for child in task.read_text().split()}
+    return children.union(*map(descendants, children))
 
 
 def wait_until(condition, seconds):
@@ -81,6 +83,7 @@ def test_a_slot_resets_steps_and_ends(make_rig):
     assert arrays["images"][4, 0, 0, 0, 1] == 4, "the picture of row 4 was taken after 4 steps"
 
 
+@BOTH_STARTS
 def test_facts_and_pids_are_those_of_the_workers(make_rig):
     rig = make_rig()
     assert [fact.pid for fact in rig.pool.facts] == rig.pool.pids
@@ -95,6 +98,7 @@ def test_recv_returns_what_there_is_when_fewer_are_busy_than_wanted(make_rig):
     assert len(rig.pool.recv(2)) == 1
 
 
+@BOTH_STARTS
 def test_an_exception_arrives_with_its_traceback(make_rig):
     rig = started(make_rig(workers=1, fault="exception"))
     step(rig, 0, 0, 1)
@@ -105,6 +109,7 @@ def test_an_exception_arrives_with_its_traceback(make_rig):
     assert "ended with status 1" in failed.value.message
 
 
+@BOTH_STARTS
 def test_a_killed_worker_is_named_at_once(make_rig):
     rig = started(make_rig(workers=2, fault="hang"))
     pid = rig.pool.pids[0]
@@ -119,6 +124,7 @@ def test_a_killed_worker_is_named_at_once(make_rig):
     assert "out of memory" in failed.value.remedy
 
 
+@BOTH_STARTS
 def test_a_worker_that_kills_itself_is_named(make_rig):
     rig = started(make_rig(workers=1, fault="kill"))
     step(rig, 0, 0, 1)
@@ -126,6 +132,7 @@ def test_a_worker_that_kills_itself_is_named(make_rig):
         rig.pool.recv(1)
 
 
+@BOTH_STARTS
 def test_a_worker_that_died_is_named_when_a_video_is_announced_to_it(make_rig):
     rig = started(make_rig(workers=1))
     os.kill(rig.pool.pids[0], signal.SIGKILL)
@@ -136,6 +143,7 @@ def test_a_worker_that_died_is_named_when_a_video_is_announced_to_it(make_rig):
         rig.pool.recv(1)
 
 
+@BOTH_STARTS
 def test_a_hung_step_shows_where_it_stands(make_rig):
     rig = started(make_rig(workers=1, fault="hang", deadlines=IMPATIENT))
     step(rig, 0, 0, 1)
@@ -148,6 +156,7 @@ def test_a_hung_step_shows_where_it_stands(make_rig):
     assert "env.step_timeout_s" in failed.value.remedy
 
 
+@BOTH_STARTS
 def test_a_stopped_worker_counts_as_hung(make_rig):
     rig = started(make_rig(workers=1, deadlines=IMPATIENT))
     pid = rig.pool.pids[0]
@@ -205,29 +214,32 @@ def test_a_hung_reset_names_its_own_key(make_rig):
         ),
     ],
 )
+@BOTH_STARTS
 def test_a_worker_that_cannot_start_says_why_and_none_stays(make_rig, options, expected, text):
-    before = children()
+    before = descendants()
     with pytest.raises(expected) as failed:
         make_rig(**options)
     assert type(failed.value) is expected or expected is EmbodiedError
     assert text in str(failed.value)
-    assert children() == before
+    assert descendants() == before
 
 
+@BOTH_STARTS
 def test_close_leaves_no_process_and_no_file_descriptor(make_rig):
     gc.collect()
-    fds, before = set(os.listdir("/proc/self/fd")), children()
+    fds, before = set(os.listdir("/proc/self/fd")), descendants()
     rig = started(make_rig())
-    assert len(children() - before) == 2
+    assert len(descendants() - before) == 2
     rig.pool.close()
     rig.slab.close()
     rig.slab.close = lambda: None  # the fixture closes again
-    assert children() == before
+    assert descendants() == before
     del rig
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= len(fds)
 
 
+@BOTH_STARTS
 def test_idle_workers_use_no_cpu(make_rig):
     rig = started(make_rig())
     before = [cpu_seconds(pid) for pid in rig.pool.pids]
@@ -236,6 +248,7 @@ def test_idle_workers_use_no_cpu(make_rig):
     assert max(used) <= 0.02
 
 
+@BOTH_STARTS
 def test_stop_signals_are_left_to_the_launcher(make_rig):
     rig = started(make_rig(workers=1))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -277,6 +290,7 @@ def test_num_workers():
     assert num_workers(8, 3) == 3
 
 
+@BOTH_STARTS
 def test_a_log_holds_what_the_simulator_printed(make_rig, tmp_path):
     with pytest.raises(WorkerDiedError):
         make_rig(workers=1, target="broken_envs.ExitsInPrepare")
