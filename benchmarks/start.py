@@ -153,8 +153,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                         kept.setdefault(figure, []).append(value)
                     shown = "  ".join(f"{figure} {value:.4g}" for figure, value in found.items())
                     print(f"round {number + 1}  {env} {workers} {method:10s} {shown}", flush=True)
-    facts["load_after"] = os.getloadavg()[0]
-    print("wrote", save("start", {"machine": facts, "settings": vars(args), "cells": summarised(cells)}))
+        facts["load_after"], facts["rounds_done"] = os.getloadavg()[0], number + 1
+        path = save("start", {"machine": facts, "settings": vars(args), "cells": summarised(cells)})
+    print("wrote", path)
 
 
 def summarised(cells: Mapping[str, Any] | list[float]) -> dict[str, Any]:
