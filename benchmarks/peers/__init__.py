@@ -22,6 +22,7 @@ class Peer:
         distribution: what pip installs.
         way: module and class, see :func:`Peer.open`.
         how: the configuration, for the reader of a result.
+        spins: it busy-waits, so it wants cores that nothing else uses.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Peer:
     way: tuple[str, str]
     how: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    spins: bool = False
 
     def open(self, env: dict[str, Any], envs: int, workers: int, steps: int = 1, chunk: int = 1) -> Any:
         """A ``_ways.Way`` of ``envs`` envs."""
@@ -46,21 +48,23 @@ PEERS = (
         "torchrl", "torchrl", ("torchrl_parallel", "ParallelWay"),
         "ParallelEnv of a SerialEnv a worker, forked, shared-memory buffers, one thread each; step(); "
         "the parent busy-waits for its workers; observations are cloned out of the buffers",
+        spins=True,
     ),
     Peer(
         "PufferLib emulated", "pufferlib", ("puffer", "PufferWay"),
         "vector.Multiprocessing, zero_copy, a gymnasium Dict env through GymnasiumPufferEnv; "
         "parent and workers busy-wait; no observation is copied out of shared memory",
+        spins=True,
     ),
     Peer(
         "PufferLib native", "pufferlib", ("puffer", "PufferWay"),
         "the same with a PufferEnv that draws into the shared memory itself",
-        {"native": True},
+        {"native": True}, spins=True,
     ),
     Peer(
         "PufferLib native, 1 worker", "pufferlib", ("puffer", "PufferWay"),
         "the same with one worker, so that it and the parent have a core each to busy-wait on",
-        {"native": True, "workers": 1},
+        {"native": True, "workers": 1}, spins=True,
     ),
     Peer(
         "Ray", "ray", ("ray_actors", "ActorsWay"),
