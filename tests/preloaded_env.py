@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -46,5 +47,12 @@ class CrashesInPreload(Preloaded):
 
 
 class HangsInPreload(Preloaded):
+    """Makes the file ``marker`` first."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self._marker = marker
+
     def preload(self) -> None:
+        Path(self._marker).touch()
         time.sleep(3600)

@@ -29,7 +29,7 @@ from embodied.runtime.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked, Hell
 from embodied.runtime.hosting import START, module_folders, worker_environment
 from embodied.runtime.last_words import how_it_ended, tail
 
-ANSWER_S = 10.0  # for a fork, and for an exit status; it takes milliseconds
+ANSWER_S = 60.0  # for a fork, and for an exit status; it takes milliseconds, but the machine may be very busy
 STACK_S = 0.2  # between asking a hung server for its stack and killing it
 
 
@@ -117,6 +117,7 @@ class ServerProcess:
         self.fate, self.hung = "", False
         self.serving: Serving | None = None
         self.log = log
+        self._requests = 0
         self._codes: dict[int, int] = {}  # pid → return code, of workers that have ended
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told = os.memfd_create("hello", os.MFD_CLOEXEC)
@@ -131,8 +132,9 @@ class ServerProcess:
         self.pid = self._process.pid
 
     def has_ended(self) -> bool:
-        if not self.fate and self._process.poll() is not None:
-            self._bury()
+        if self._process.poll() is not None:
+            while self._receive(ANSWER_S, "after its end") is not None:  # what it has said before
+                pass
         return bool(self.fate)
 
     def await_serving(self, timeout: float) -> None:
@@ -144,15 +146,16 @@ class ServerProcess:
         self, fds: Sequence[int], environment: Mapping[str, str | None]
     ) -> tuple[ForkedProcess, int, tuple[int, ...]] | None:
         """As :meth:`ForkServer.fork`, with the output last among ``fds``; None if it ends meanwhile."""
+        self._requests += 1
         self._socket.settimeout(ANSWER_S)
         try:
-            socket.send_fds(self._socket, [pickle.dumps(Request(environment))], fds)
+            socket.send_fds(self._socket, [pickle.dumps(Request(self._requests, environment))], fds)
         except OSError:
             self._bury()
             return None
         while (got := self._receive(ANSWER_S, "when asked for a worker")) is not None:
             message, received = got
-            if isinstance(message, Forked):
+            if isinstance(message, Forked) and message.number == self._requests:
                 if message.error:
                     raise WorkerDiedError(
                         f"the fork server (pid {self.pid}) could not fork a worker: {message.error}",
@@ -168,7 +171,10 @@ class ServerProcess:
         return self._codes.pop(pid, None)
 
     def _receive(self, timeout: float, when: str) -> tuple[Any, list[int]] | None:
-        """The next message with its descriptors; None if the server has ended, or was now, as it did not answer."""
+        """The next message with its descriptors; None if the server has ended, or was now, as it did not answer.
+
+        It may be the answer to an earlier request, if a signal's exception came while that was waited for; the worker
+        ends by itself, since nobody holds the other end of its socket."""
         if self.fate:
             return None
         self._socket.settimeout(timeout)

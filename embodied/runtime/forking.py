@@ -54,12 +54,14 @@ class Serving(NamedTuple):
 class Request(NamedTuple):
     """Fork a worker. With it come its end of the socket, what else it inherits, and last its log."""
 
+    number: int  # the answer has the same
     environment: Mapping[str, str | None]  # what differs from the server's at its start; None = not set
 
 
 class Forked(NamedTuple):
     """The answer. With it comes a pidfd, which stays right when the pid is given to another process."""
 
+    number: int
     pid: int
     fds: tuple[int, ...]  # what the descriptors of the request are called in the worker
     error: str = ""  # the kernel's, if there is no worker
@@ -195,31 +197,32 @@ def _serve(control: socket.socket) -> int:
             data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
             if not data:
                 raise ConnectionResetError("the launcher has closed its end")
-            pid, pidfd = _fork(control, fds)
+            request = pickle.loads(data)
+            pid, pidfd = _fork(control, request.number, fds)
             if pid == 0:
                 _end_with_parent(server)
                 for inherited in children:
                     os.close(inherited)
                 control.close()
-                _become_worker(pickle.loads(data), fds[-1])
+                _become_worker(request, fds[-1])
                 return fds[0]
             if pid > 0:
                 children[pidfd] = pid
                 poll.register(pidfd, select.POLLIN)
 
 
-def _fork(control: socket.socket, fds: Sequence[int]) -> tuple[int, int]:
+def _fork(control: socket.socket, number: int, fds: Sequence[int]) -> tuple[int, int]:
     """``(pid, pidfd)``; pid 0 in the child, and −1 if the kernel refused."""
     try:
         pid = os.fork()
     except OSError as error:
-        control.send(pickle.dumps(Forked(-1, (), str(error))))
+        control.send(pickle.dumps(Forked(number, -1, (), str(error))))
         pid, pidfd = -1, -1
     else:
         if pid == 0:
             return 0, -1
         pidfd = os.pidfd_open(pid)
-        socket.send_fds(control, [pickle.dumps(Forked(pid, tuple(fds)))], [pidfd])
+        socket.send_fds(control, [pickle.dumps(Forked(number, pid, tuple(fds)))], [pidfd])
     for fd in fds:
         os.close(fd)
     return pid, pidfd

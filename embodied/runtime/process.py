@@ -180,12 +180,11 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     inherited = (theirs.fileno(), slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
     environment = worker_environment(index, config.gpus, config.python)
     process: subprocess.Popen | ForkedProcess
-    with log.open("wb") as output:
+    with theirs, log.open("wb") as output:
         if config.server is None:
             process, pidfd, names = _spawn(config.python, inherited, output.fileno(), environment)
         else:
             process, pidfd, names = config.server.fork(inherited, output.fileno(), environment)
-    theirs.close()
     worker = WorkerProcess(index, slots, process, pidfd, ours, channel, log, since=time.monotonic())
     _, slab_fd, memory_fd, go_fd, done_fd = names
     setup = WorkerSetup(

@@ -21,8 +21,8 @@ PATIENCE = 60.0
 
 
 @contextmanager
-def serving(folder, target="preloaded_env.Preloaded", timeout=PATIENCE, say=lambda text: None):
-    server = ForkServer([(target, {})], folder, timeout, say=say)
+def serving(folder, target="preloaded_env.Preloaded", timeout=PATIENCE, say=lambda text: None, **kwargs):
+    server = ForkServer([(target, kwargs)], folder, timeout, say=say)
     try:
         yield server
     finally:
@@ -40,6 +40,13 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def wait_until(condition):
+    until = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert condition()
 
 
 def collect(rig):
@@ -106,10 +113,12 @@ def test_a_server_that_crashes_while_it_imports_is_named(tmp_path):
 
 
 def test_a_server_that_hangs_while_it_imports_shows_where(tmp_path):
-    with serving(tmp_path, "preloaded_env.HangsInPreload", timeout=2.0) as server:
+    marker = tmp_path / "hangs"
+    with serving(tmp_path, "preloaded_env.HangsInPreload", timeout=0.5, marker=str(marker)) as server:
+        wait_until(marker.exists)
         with pytest.raises(WorkerHungError) as failed, forked(tmp_path, server):
             raise AssertionError("it cannot start")
-        assert "did not answer for 2 s while importing" in failed.value.message
+        assert "did not answer for 0.5 s while importing" in failed.value.message
         assert "in preload" in failed.value.detail
         assert "env.init_timeout_s" in failed.value.remedy
         assert not alive(server.pid)
@@ -141,12 +150,17 @@ def test_a_killed_server_ends_a_run_whose_workers_are_not_replaced(tmp_path):
 
 
 def test_a_stopped_server_is_replaced_when_it_is_needed(tmp_path, monkeypatch):
-    monkeypatch.setattr(fork_server, "ANSWER_S", 0.5)
     said: list[str] = []
-    with serving(tmp_path, say=said.append) as server, forked(tmp_path, server, said.append, max_restarts=3) as rig:
+
+    def say(text):
+        said.append(text)
+        monkeypatch.setattr(fork_server, "ANSWER_S", PATIENCE)  # for those that are not stopped
+
+    with serving(tmp_path, say=say) as server, forked(tmp_path, server, say, max_restarts=3) as rig:
         expected, _ = collect(rig)
         stopped = server.pid
         os.kill(stopped, signal.SIGSTOP)
+        monkeypatch.setattr(fork_server, "ANSWER_S", 0.5)
         assert collect(rig) == (expected, 0), "workers that serve do not need it"
         os.kill(rig.pool.pids[0], signal.SIGKILL)
         assert collect(rig)[0] == expected
@@ -161,8 +175,5 @@ def test_a_closed_server_leaves_nothing(tmp_path):
         rig = forked(tmp_path, server)
         pids = [*rig.__enter__().pool.pids, server.pid]
         server.close()
-        until = time.monotonic() + PATIENCE
-        while any(map(alive, pids)) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert not any(map(alive, pids))
+        wait_until(lambda: not any(map(alive, pids)))
         rig.__exit__(None, None, None)
