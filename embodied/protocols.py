@@ -74,7 +74,8 @@ class Env(Protocol):
 
 @runtime_checkable
 class Expert(Protocol):
-    """What an env may offer beside :class:`Env`: a scripted solution, for demonstrations (``embodied.tools.demos``)."""
+    """What an env may offer beside :class:`Env`: a scripted solution, for demonstrations (``embodied.tools.demos``).
+    One that solves only some of its tasks has the method for those, and says which in a text ``experts``."""
 
     def expert(self) -> Iterator[np.ndarray]:
         """On a freshly reset env: the next action each time one is asked for, float32 [A] in the units of

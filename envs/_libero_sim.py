@@ -38,6 +38,7 @@ from embodied.errors import RendererUnavailableError
 
 from ._common import axis_angle, cache_folder
 from ._libero_files import LiberoPaths, write_config
+from ._libero_grasps import Boxes
 from ._rendering import Offscreen
 
 CONTROL_HZ = 20
@@ -282,6 +283,53 @@ class TaskSimulator:
         gripper = self._data.site_xpos[self._robot.eef_site_id]
         pairs = zip([gripper, *places[:-1]], places, strict=True)
         return float(np.mean([1.0 - math.tanh(5.0 * float(np.linalg.norm(a - b))) for a, b in pairs]))
+
+    # -- what a scripted expert reads (``_libero_experts.Scene``): as the sensors saw it, like pictures and robot_state
+
+    def hand(self) -> tuple[np.ndarray, np.ndarray]:
+        data, site = self._shown(), self._robot.eef_site_id
+        return data.site_xpos[site].copy(), data.site_xmat[site].reshape(3, 3).copy()
+
+    def goals(self) -> list[list[str]]:
+        return self._domain.parsed_problem["goal_state"]
+
+    def reached(self, goal: list[str]) -> bool:
+        return bool(self._domain._eval_predicate(goal))
+
+    def place(self, name: str) -> np.ndarray:
+        data = self._shown()
+        if name in self._domain.object_sites_dict:
+            return data.site_xpos[self._model.site(name).id].copy()
+        return data.xpos[self._domain.obj_body_id[name]].copy()
+
+    def boxes(self, name: str) -> Boxes:
+        return self._boxes(self._geoms_of(name))
+
+    def obstacles(self, name: str) -> Boxes:
+        everything = np.arange(self._model.ngeom)
+        return self._boxes(np.setdiff1d(everything, np.concatenate([self._geoms_of(name), self._robot_geoms()])))
+
+    def _geoms_of(self, name: str) -> np.ndarray:
+        """Ids; those of a region are its object's."""
+        if name in self._domain.object_sites_dict:
+            name = self._domain.object_states_dict[name].parent_name
+        return self._geoms_below(self._domain.obj_body_id[name])
+
+    def _robot_geoms(self) -> np.ndarray:
+        return self._geoms_below(self._model.body(self._robot.robot_model.root_body).id)
+
+    def _geoms_below(self, body: int) -> np.ndarray:
+        return np.flatnonzero(self._model.body_rootid[self._model.geom_bodyid] == self._model.body_rootid[body])
+
+    def _boxes(self, geoms: np.ndarray) -> Boxes:
+        """Bounding boxes of those that collide; of a plane (the floor) there is none."""
+        model, data = self._model, self._shown()
+        collide = (model.geom_contype[geoms] | model.geom_conaffinity[geoms]) > 0
+        geoms = geoms[collide & (model.geom_type[geoms] != self._mujoco.mjtGeom.mjGEOM_PLANE)]
+        axes = data.geom_xmat[geoms].reshape(-1, 3, 3)
+        bounds = model.geom_aabb[geoms]
+        centers = data.geom_xpos[geoms] + np.einsum("nij,nj->ni", axes, bounds[:, :3])
+        return Boxes(centers, axes.copy(), bounds[:, 3:])
 
     def close(self) -> None:
         if self._offscreen is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
+from . import _libero_experts
 from ._common import check_name, check_range
 from ._libero_files import MAX_STEPS, LiberoPaths, LiberoTask, locate, read_init_states, read_tasks
 from ._libero_sim import CONTROL_HZ, TaskSimulator, prepare_process
@@ -38,6 +39,8 @@ class LiberoEnv:
     predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
     gripper → object and, where the predicate names a target, object → target.
 
+    libero_object and libero_spatial have a scripted ``expert()`` (:mod:`embodied.envs._libero_experts`).
+
     Args:
         task_suite_name: libero_spatial, libero_object, libero_goal, libero_10 or libero_90.
         task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
@@ -53,6 +56,8 @@ class LiberoEnv:
         ConfigError: task id or size out of range.
         AssetsMissingError: LIBERO, its meshes or its initial states are not installed.
     """
+
+    experts = " and ".join(_libero_experts.SUITES)
 
     def __init__(
         self,
@@ -76,6 +81,8 @@ class LiberoEnv:
         self._max_cached = max_cached_simulators
         self._simulators: OrderedDict[int, TaskSimulator] = OrderedDict()  # least recently used first
         self._task_id = -1
+        if task_suite_name in _libero_experts.SUITES:
+            self.expert = self._expert  # so that an env without one does not offer it
 
     def _make_spec(self, max_episode_steps: int) -> EnvSpec:
         images = (len(self._cameras), self._height, self._width, 3)
@@ -144,6 +151,10 @@ class LiberoEnv:
 
     def frame(self) -> np.ndarray:
         return self._current.render(self._cameras[0]).copy()
+
+    def _expert(self) -> Iterator[np.ndarray]:
+        """A scripted policy that reads the objects' poses: the next action each time one is asked for."""
+        return _libero_experts.actions(self._current)
 
     def get_state(self) -> dict[str, Any]:
         return {"task_id": self._task_id, "simulator": self._current.get_state()}

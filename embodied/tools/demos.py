@@ -42,8 +42,10 @@ def make(checked: Checked, console: Console) -> None:
     """
     config, side = checked.config, checked.train
     if not isinstance(side.env, Expert):
+        known = getattr(side.env, "experts", None)
         raise ConfigError(
-            f"{side.config.target} has no expert, so nothing can demonstrate its tasks",
+            f"{side.config.target} has no expert for these tasks, so nothing can demonstrate them"
+            + (f"; it has one for {known}" if known else ""),
             "give it a method expert() (embodied.protocols.Expert), choose another env, or bring demonstrations of "
             "your own: python -m embodied.sft … data=PATH",
         )

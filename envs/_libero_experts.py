@@ -1,0 +1,159 @@
+"""A scripted pick-and-place policy for LIBERO, for demonstrations. It reads objects and obstacles from the simulator.
+
+    over the object ─▶ down ─▶ close ─▶ up ─▶ over the target ─▶ down ─▶ open ─▶ up;  again if that did not do
+
+Where to grasp follows from the boxes that objects consist of in MuJoCo's collisions (``_libero_grasps``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from ._libero_grasps import TIP, Boxes, clear_height, directions, plan, turn_to
+
+OPEN, CLOSED = -1.0, 1.0
+GAIN = 20.0  # 1/m: full speed, 1.5 cm a control step, until 5 cm before the target
+TURN_GAIN = 4.0  # 1/rad
+SAFE = 0.03  # m above what is passed over
+CLOSING, OPENING = 10, 6  # control steps
+SUITES = ("libero_object", "libero_spatial")  # whose every task is one ``in`` or ``on``, and was tried
+Move = tuple[np.ndarray, float, float]  # position of the point between the fingers (m), their angle (rad), gripper
+
+
+class Scene(Protocol):
+    """What the script reads: :class:`embodied.envs._libero_sim.TaskSimulator`. Positions in m, in the world's frame."""
+
+    def hand(self) -> tuple[np.ndarray, np.ndarray]:
+        """Position [3] of the point between the fingers, and the hand's axes [3, 3] as columns: the fingers close
+        along the first, and it points along the third."""
+        ...
+
+    def goals(self) -> list[list[str]]:
+        """Predicates, each with object and target: ``["on", "bowl_1", "plate_1"]``."""
+        ...
+
+    def reached(self, goal: list[str]) -> bool:
+        """By the last control step."""
+        ...
+
+    def place(self, name: str) -> np.ndarray:
+        """Position [3] of an object or a region."""
+        ...
+
+    def boxes(self, name: str) -> Boxes:
+        """Of an object or, for a region, of what it belongs to."""
+        ...
+
+    def obstacles(self, name: str) -> Boxes:
+        """Of everything but this object and the robot."""
+        ...
+
+
+def actions(scene: Scene) -> Iterator[np.ndarray]:
+    """OSC_POSE actions float32 [7] for the scene's goals, one after another. A scene is read anew for each."""
+    for move in PickAndPlace(scene).moves():
+        yield action_towards(move, *scene.hand())
+
+
+def action_towards(move: Move, position: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    """Action float32 [7] that brings a hand with this pose to a position, pointing down."""
+    target, angle, gripper = move
+    along, across = directions(angle)
+    wanted = np.stack([along, -across, [0, 0, -1.0]])
+    turn = np.cross(axes.T, wanted).sum(0) / 2  # axis of the rotation times the sine of its angle
+    return np.clip([*GAIN * (target - position), *TURN_GAIN * turn, gripper], -1, 1).astype(np.float32)
+
+
+class PickAndPlace:
+    """Moves for the goals of a scene; it sees in between what each led to."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        axes = scene.hand()[1]
+        self._angle = math.atan2(axes[1, 0], axes[0, 0])
+
+    def moves(self) -> Iterator[Move]:
+        for goal in self._scene.goals():
+            yield from self._transfer(*goal[1:])  # first, because goals are judged by what the last step led to
+            while not self._scene.reached(goal):
+                yield from self._transfer(*goal[1:])
+
+    def _transfer(self, thing: str, target: str) -> Iterator[Move]:
+        scene = self._scene
+        grasp = plan(scene.boxes(thing), scene.obstacles(thing), self._angle)
+        self._angle += turn_to(self._angle, grasp.angle)
+        offset = grasp.position - scene.place(thing)
+
+        def at() -> np.ndarray:
+            return scene.place(thing) + offset
+
+        yield from self._over(at, self._height_over(thing, at()), OPEN)
+        yield from self._go(at, OPEN, 0.008, 25)
+        yield from self._stay(CLOSED, CLOSING)
+        yield from self._up(0.06, CLOSED)
+        if np.linalg.norm(at() - self._hand) < 0.03:  # it came along
+            yield from self._put(thing, target)
+
+    def _height_over(self, thing: str, at: np.ndarray) -> float:
+        passed = clear_height(self._scene.obstacles(thing), self._hand, at, 0.06)
+        return max(passed, self._highest(thing)) + TIP + SAFE
+
+    def _put(self, thing: str, target: str) -> Iterator[Move]:
+        scene = self._scene
+        others = scene.obstacles(thing)
+        hanging = self._hand[2] - self._lowest(thing)
+        goal = scene.place(target)
+        over = clear_height(others, self._hand, goal, 0.09) + hanging + SAFE
+
+        def above(height: float) -> Callable[[], np.ndarray]:
+            def position() -> np.ndarray:
+                aside = self._hand - scene.place(thing)
+                return np.array([*(scene.place(target) + aside)[:2], height])
+
+            return position
+
+        yield from self._over(above(over), over, CLOSED)
+        ground = clear_height(scene.boxes(target), goal, goal, 0.01)
+        down = max(ground + hanging, self._highest(target) + TIP) + 0.005
+        yield from self._go(above(down), CLOSED, 0.01, 30)
+        yield from self._stay(OPEN, OPENING)
+        yield from self._up(0.1, OPEN)
+
+    def _over(self, target: Callable[[], np.ndarray], height: float, gripper: float) -> Iterator[Move]:
+        """Up to the height, and only then aside."""
+        for _ in range(80):
+            goal = np.array([*target()[:2], height])
+            if np.linalg.norm(goal - self._hand) < 0.02:
+                return
+            if self._hand[2] < height - 0.03:
+                goal[:2] = self._hand[:2]
+            yield goal, self._angle, gripper
+
+    def _go(self, target: Callable[[], np.ndarray], gripper: float, near: float, steps: int) -> Iterator[Move]:
+        for _ in range(steps):
+            if np.linalg.norm(target() - self._hand) < near:
+                return
+            yield target(), self._angle, gripper
+
+    def _stay(self, gripper: float, steps: int) -> Iterator[Move]:
+        here = self._hand
+        for _ in range(steps):
+            yield here, self._angle, gripper
+
+    def _up(self, metres: float, gripper: float) -> Iterator[Move]:
+        there = self._hand + np.array([0, 0, metres])
+        yield from self._go(lambda: there, gripper, 0.02, 15)
+
+    @property
+    def _hand(self) -> np.ndarray:
+        return self._scene.hand()[0]
+
+    def _highest(self, thing: str) -> float:
+        return float(self._scene.boxes(thing).corners()[:, :, 2].max())
+
+    def _lowest(self, thing: str) -> float:
+        return float(self._scene.boxes(thing).corners()[:, :, 2].min())
