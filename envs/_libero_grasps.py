@@ -109,7 +109,7 @@ def hand_points(grasp: Grasp) -> np.ndarray:
 
 def _grid(*values: object) -> np.ndarray:
     """All combinations, [n, len(values)]."""
-    return np.stack(np.meshgrid(*values, indexing="ij"), -1).reshape(-1, len(values))  # type: ignore[call-overload]
+    return np.stack(np.meshgrid(*values, indexing="ij"), -1).reshape(-1, len(values))
 
 
 def directions(angle: float) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,10 @@ class NoExpert(FakeEnv):
     expert = None  # type: ignore[assignment]
 
 
+class ExpertElsewhere(NoExpert):
+    experts = "PickFake and PushFake"
+
+
 class Moody(FakeEnv):
     """Gives up at once on odd initial states, and is slower the lower their number is."""
 

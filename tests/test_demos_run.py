@@ -127,6 +127,7 @@ def test_noise_is_executed_and_not_recorded():
     ("overrides", "text"),
     [
         ([f"{ODD}NoExpert"], "odd_experts.NoExpert has no expert"),
+        ([f"{ODD}ExpertElsewhere"], "it has one for PickFake and PushFake"),
         ([f"{ODD}Dies"], "ended with status 7"),
         ([f"{ODD}Raises"], "this expert knows nothing"),
         ([f"{ODD}NotThisTask"], "choose another task"),
