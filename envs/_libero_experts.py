@@ -20,6 +20,8 @@ GAIN = 20.0  # 1/m: full speed, 1.5 cm a control step, until 5 cm before the tar
 TURN_GAIN = 4.0  # 1/rad
 SAFE = 0.03  # m above what is passed over
 CLOSING, OPENING = 10, 6  # control steps
+PATIENCE = 8  # control steps without coming nearer, after which the hand is where it can be
+METRES_PER_TURN = 0.1  # 1 rad off is as bad as this many metres
 SUITES = ("libero_object", "libero_spatial")  # whose every task is one ``in`` or ``on``, and was tried
 Move = tuple[np.ndarray, float, float]  # position of the point between the fingers (m), their angle (rad), gripper
 
@@ -30,6 +32,10 @@ class Scene(Protocol):
     def hand(self) -> tuple[np.ndarray, np.ndarray]:
         """Position [3] of the point between the fingers, and the hand's axes [3, 3] as columns: the fingers close
         along the first, and it points along the third."""
+        ...
+
+    def base(self) -> np.ndarray:
+        """Position [3] of the robot's base."""
         ...
 
     def goals(self) -> list[list[str]]:
@@ -68,13 +74,17 @@ def action_towards(move: Move, position: np.ndarray, axes: np.ndarray) -> np.nda
     return np.clip([*GAIN * (target - position), *TURN_GAIN * turn, gripper], -1, 1).astype(np.float32)
 
 
+def heading(axes: np.ndarray) -> float:
+    """The angle along which the fingers of a hand close."""
+    return math.atan2(axes[1, 0], axes[0, 0])
+
+
 class PickAndPlace:
     """Moves for the goals of a scene; it sees in between what each led to."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        axes = scene.hand()[1]
-        self._angle = math.atan2(axes[1, 0], axes[0, 0])
+        self._angle = heading(scene.hand()[1])
 
     def moves(self) -> Iterator[Move]:
         for goal in self._scene.goals():
@@ -84,7 +94,7 @@ class PickAndPlace:
 
     def _transfer(self, thing: str, target: str) -> Iterator[Move]:
         scene = self._scene
-        grasp = plan(scene.boxes(thing), scene.obstacles(thing), self._angle)
+        grasp = plan(scene.boxes(thing), scene.obstacles(thing), self._angle, scene.base())
         self._angle += turn_to(self._angle, grasp.angle)
         offset = grasp.position - scene.place(thing)
 
@@ -125,17 +135,22 @@ class PickAndPlace:
 
     def _over(self, target: Callable[[], np.ndarray], height: float, gripper: float) -> Iterator[Move]:
         """Up to the height, and only then aside."""
-        for _ in range(80):
-            goal = np.array([*target()[:2], height])
-            if np.linalg.norm(goal - self._hand) < 0.02:
-                return
-            if self._hand[2] < height - 0.03:
-                goal[:2] = self._hand[:2]
-            yield goal, self._angle, gripper
+
+        def goal() -> np.ndarray:
+            return np.array([*target()[:2], height])
+
+        for there, angle, _ in self._go(goal, gripper, 0.02, 80):
+            aside = self._hand[2] > height - 0.03
+            yield there if aside else np.array([*self._hand[:2], height]), angle, gripper
 
     def _go(self, target: Callable[[], np.ndarray], gripper: float, near: float, steps: int) -> Iterator[Move]:
+        """Until the hand is near and turned, or comes no nearer, or for so many control steps."""
+        least, tries = math.inf, 0
         for _ in range(steps):
-            if np.linalg.norm(target() - self._hand) < near:
+            position, axes = self._scene.hand()
+            left = np.linalg.norm(target() - position) + METRES_PER_TURN * abs(turn_to(heading(axes), self._angle))
+            least, tries = (left, 0) if left < least - 0.002 else (least, tries + 1)
+            if left < near or tries == PATIENCE:
                 return
             yield target(), self._angle, gripper
 

@@ -18,6 +18,7 @@ RIM = 0.02  # how far below a rim that point goes
 MARGIN = 0.006  # kept from everything else
 ENOUGH = 0.006  # a grasp is as narrow as another if it is no more than this wider
 PER_TURN = 3.0  # turning the hand by 1 rad is as bad as this many points that meet something
+PER_METRE = 10.0  # and so is being 1 m further from the robot: an arm that is nearly straight goes where it can
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,15 @@ class Grasp:
     angle: float
 
 
-def plan(thing: Boxes, others: Boxes, heading: float) -> Grasp:
-    """Of the grasps at the object the one at which open fingers and hand meet least of the others, and for which the
-    hand turns least from its present angle."""
+def plan(thing: Boxes, others: Boxes, heading: float, base: np.ndarray) -> Grasp:
+    """Of the grasps at the object one at which open fingers and hand meet nothing of the others, for which the hand
+    turns little from its present angle, and that is near to the robot's base [3]."""
     candidates = around_it(thing) or at_its_rim(thing)
 
     def cost(grasp: Grasp) -> float:
         met = others.around(hand_points(grasp), MARGIN).sum()
-        return float(met) + PER_TURN * abs(turn_to(heading, grasp.angle))
+        far = float(np.linalg.norm((grasp.position - base)[:2]))
+        return float(met) + PER_TURN * abs(turn_to(heading, grasp.angle)) + PER_METRE * far
 
     return min(candidates, key=cost)
 

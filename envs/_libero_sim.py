@@ -290,6 +290,9 @@ class TaskSimulator:
         data, site = self._shown(), self._robot.eef_site_id
         return data.site_xpos[site].copy(), data.site_xmat[site].reshape(3, 3).copy()
 
+    def base(self) -> np.ndarray:
+        return self._shown().xpos[self._robot_body()].copy()
+
     def goals(self) -> list[list[str]]:
         return self._domain.parsed_problem["goal_state"]
 
@@ -316,7 +319,10 @@ class TaskSimulator:
         return self._geoms_below(self._domain.obj_body_id[name])
 
     def _robot_geoms(self) -> np.ndarray:
-        return self._geoms_below(self._model.body(self._robot.robot_model.root_body).id)
+        return self._geoms_below(self._robot_body())
+
+    def _robot_body(self) -> int:
+        return int(self._model.body(self._robot.robot_model.root_body).id)
 
     def _geoms_below(self, body: int) -> np.ndarray:
         return np.flatnonzero(self._model.body_rootid[self._model.geom_bodyid] == self._model.body_rootid[body])

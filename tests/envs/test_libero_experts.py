@@ -12,6 +12,7 @@ from embodied.envs._libero_experts import action_towards
 from embodied.envs._libero_grasps import Boxes, Grasp, clear_height, directions, hand_points, plan, turn_to
 from embodied.envs.libero import LiberoEnv
 
+BASE = np.array([-0.6, 0.0, 0.0])
 NOTHING = Boxes(np.zeros((0, 3)), np.zeros((0, 3, 3)), np.zeros((0, 3)))
 
 
@@ -52,36 +53,38 @@ def test_corners_and_what_is_around_a_turned_box():
 
 @pytest.mark.parametrize("angle", [0.0, 0.4, 1.2, 2.5])
 def test_a_bar_is_grasped_across_its_narrow_side_in_its_middle(angle):
-    grasp = plan(box((0.1, -0.2, 0.05), (0.06, 0.02, 0.02), angle), NOTHING, heading=0.3)
+    grasp = plan(box((0.1, -0.2, 0.05), (0.06, 0.02, 0.02), angle), NOTHING, heading=0.3, base=BASE)
     assert abs(turn_to(angle + math.pi / 2, grasp.angle)) <= math.pi / 16 + 1e-9, "sixteen angles are tried"
     assert np.allclose(grasp.position, [0.1, -0.2, 0.05], atol=1e-9)
 
 
 def test_heights_of_grasps():
     def height(half: float) -> float:
-        return plan(box((0, 0, half), (0.02, 0.03, half)), NOTHING, 0.0).position[2]
+        return plan(box((0, 0, half), (0.02, 0.03, half)), NOTHING, 0.0, BASE).position[2]
 
     assert height(0.03) == pytest.approx(0.03), "the middle"
     assert height(0.004) == pytest.approx(_libero_grasps.TIP), "the tips stay above what it lies on"
     assert height(0.075) == pytest.approx(0.15 - _libero_grasps.REACH), "the hand stays above the top"
 
 
-def test_a_bowl_is_grasped_at_its_rim_with_the_least_turn():
-    grasp = plan(bowl(0.3, 0.1), NOTHING, heading=0.1)
+def test_a_bowl_is_grasped_at_its_rim_with_little_turn_on_the_side_of_the_robot():
+    grasp = plan(bowl(0.3, 0.1), NOTHING, heading=0.1, base=BASE)
     aside = grasp.position[:2] - [0.3, 0.1]
     assert np.linalg.norm(aside) == pytest.approx(0.056, abs=0.002)
     assert abs(turn_to(math.atan2(aside[1], aside[0]), grasp.angle)) < 1e-6, "across the wall"
     assert abs(turn_to(0.1, grasp.angle)) < math.pi / 24 + 1e-6
     assert grasp.position[2] == pytest.approx(0.05 - _libero_grasps.RIM)
+    assert aside[0] < 0, "and not on the side beyond"
+    assert plan(bowl(0.3, 0.1), NOTHING, heading=0.1, base=-BASE).position[0] > 0.3
 
 
 def test_a_grasp_keeps_out_of_what_stands_beside():
     """The side that would be taken is walled, so another is; open fingers and hand meet nothing there."""
     thing = bowl(0.0, 0.0)
-    free = plan(thing, NOTHING, heading=0.0)
+    free = plan(thing, NOTHING, heading=0.0, base=BASE)
     along, _ = directions(free.angle)
     walls = together(*(box(tuple(side * 0.09 * along + [0, 0, 0.1]), (0.01, 0.05, 0.1)) for side in (-1, 1)))
-    beside = plan(thing, walls, heading=0.0)
+    beside = plan(thing, walls, heading=0.0, base=BASE)
     assert walls.around(hand_points(free), 0.0).any()
     assert not walls.around(hand_points(beside), 0.0).any()
     assert abs(turn_to(free.angle, beside.angle)) > 0.5
@@ -117,12 +120,15 @@ class FreeHand:
     """A scene without physics: the hand goes where it is told, and holds what it closes around."""
 
     def __init__(self, slips: int = 0) -> None:
-        self.position, self.axes = np.array([-0.2, 0.0, 0.3]), turned(0.2) @ np.diag([1.0, -1, -1])
+        self.position, self.angle = np.array([-0.2, 0.0, 0.3]), 0.9
         self.places = {"cube": np.array([0.0, 0.1, 0.02]), "tray": np.array([0.2, -0.2, 0.01])}
         self.slips, self._closed, self._held = slips, 0, False
 
     def hand(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.position.copy(), self.axes
+        return self.position.copy(), turned(self.angle) @ np.diag([1.0, -1, -1])
+
+    def base(self) -> np.ndarray:
+        return BASE
 
     def goals(self) -> list[list[str]]:
         return [["on", "cube", "tray"]]
@@ -144,9 +150,11 @@ class FreeHand:
         wall = self.obstacles("cube").around(self.position[None], 0.0)
         assert not wall.any(), "the hand is in the wall"
         self.position = self.position + 0.3 * action[:3] / _libero_experts.GAIN
+        self.angle += 0.3 * action[5] / _libero_experts.TURN_GAIN
         self._closed = self._closed + 1 if action[6] > 0 else 0
         near = np.linalg.norm(self.position - self.places["cube"]) < 0.02
         if self._closed == 5 and near:
+            assert abs(math.sin(2 * self.angle)) < 0.4, "across two sides of the cube"
             self._held, self.slips = self.slips == 0, max(self.slips - 1, 0)
         self._held = self._held and self._closed > 0
         if self._held:
