@@ -31,9 +31,9 @@ def run(name: str, folder: Path, *arguments: str) -> dict:
 def test_transport(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     small = ("--rounds", "1", "--seconds", "0.05", "--envs", "4", "--size", "16", "--sleepers", "2", "--records", "4")
-    cells = run("transport", tmp_path, *small, "--busy-s", "0.001", "--peers")["cells"]
-    assert list(cells) == ["memory", "free", "busy", "sleep", "chunk", "peers"]
-    assert cells["peers"]["fastest"]["free: fastest peer"].startswith("gym shm")
+    own = ["memory", "free", "busy", "sleep", "chunk"]
+    cells = run("transport", tmp_path, *small, "--busy-s", "0.001", "--cells", *own)["cells"]
+    assert list(cells) == own
     for cell in ("free", "busy", "sleep", "chunk"):
         for figures in cells[cell]["found"].values():
             assert figures["frames_per_s"]["median"] > 0
@@ -65,17 +65,18 @@ def test_a_peer_is_measured_and_one_that_is_not_installed_is_named_and_left_out(
     (tmp_path / "peers" / "stand_in.py").write_text(STAND_IN)
     extend = f"import peers; peers.__path__.append({str(tmp_path / 'peers')!r})\n"
     environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
-    small = ("--cells", "peers", "--rounds", "1", "--seconds", "0.05", "--envs", "2", "--size", "16")
-    command = [sys.executable, "-c", extend + PEER, str(tmp_path), *small, "--peers", "here", "not here"]
+    small = ("--rounds", "1", "--seconds", "0.05", "--envs", "2", "--size", "16", "--peers", "here", "not here")
+    command = [sys.executable, "-c", extend + PEER, str(tmp_path), "--cells", "peers-free", "peers-chunk", *small]
     said = subprocess.run(command, check=True, env=environment, timeout=120, capture_output=True, text=True).stdout
     assert "without nothing-of-this-name" in said
     assert "pip install nothing-of-this-name" in said
-    cell = json.loads((tmp_path / "transport.json").read_text())["cells"]["peers"]
-    assert list(cell["how"]) == ["here"]
-    assert cell["versions"] == {"gymnasium": importlib.metadata.version("gymnasium")}
-    for way in ("free: here", "chunk: here", "chunk: here, chunk in env"):
-        assert cell["found"][way]["frames_per_s"]["median"] > 0
-    assert not any("not here" in way for way in cell["found"])
+    cells = json.loads((tmp_path / "transport.json").read_text())["cells"]
+    for cell, ways in (("peers-free", ["here"]), ("peers-chunk", ["here", "here, chunk in env"])):
+        assert list(cells[cell]["how"]) == ["here"]
+        assert cells[cell]["versions"] == {"gymnasium": importlib.metadata.version("gymnasium")}
+        assert all(cells[cell]["found"][way]["frames_per_s"]["median"] > 0 for way in ways)
+        assert set(cells[cell]["fastest"].values()) <= set(cells[cell]["found"])
+        assert not any("not here" in way for way in cells[cell]["found"])
 
 
 def test_scheduler(tmp_path: Path) -> None:
