@@ -99,14 +99,6 @@ def test_start(tmp_path: Path) -> None:
         assert all(figure["median"] >= 0 for figure in figures.values())
 
 
-def test_start(tmp_path: Path) -> None:
-    cells = run("start", tmp_path, "--rounds", "1", "--envs", "fake", "--workers", "1")["cells"]
-    assert list(cells["fake"]["1"]) == ["spawn", "forkserver"]
-    for figures in cells["fake"]["1"].values():
-        assert {"ready_s", "cpu_s", "again_s", "detect_ms", "replaced_s", "pss_mb"} <= figures.keys()
-        assert all(figure["median"] >= 0 for figure in figures.values())
-
-
 @pytest.fixture(scope="module")
 def model() -> ModuleType:
     spec = importlib.util.spec_from_file_location("pipeline_model", BENCHMARKS / "pipeline_model.py")
