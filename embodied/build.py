@@ -18,7 +18,7 @@ from embodied.distributed import World
 from embodied.errors import CheckpointError, ConfigError
 from embodied.observe.console import Console
 from embodied.observe.timing import Sections
-from embodied.protocols import Env
+from embodied.protocols import Batched, Env
 from embodied.run_folder import RunFolder, check_writable
 from embodied.types import ArraySpec, EnvSpec, Sampling, WorkerFacts
 
@@ -95,7 +95,8 @@ def check(composed: Composed, world: World) -> Checked:
             f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
-    _check_queues(config, world)
+    for side in (train, evaluation):
+        _check_queues(side, config, world)
     _check_penalty(config, train)
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
         raise CheckpointError(
@@ -179,17 +180,20 @@ def slots_of(config: schema.Config, world: World) -> int:
     return world.divide(max(config.env.train.total_num_envs, config.env.eval.total_num_envs))
 
 
-def workers_of(config: schema.Config, slots: int, world: World) -> int:
-    """Env workers of a rank that host ``slots``."""
+def workers_of(side: EnvSide, config: schema.Config, slots: int, world: World) -> int:
+    """Env workers of a rank that host ``slots``; of an env that hosts all slots of a worker by itself, one a GPU."""
     from embodied.runtime.pool import num_workers
 
-    return num_workers(config.env.num_workers, slots, world.local_size)
+    requested = config.env.num_workers
+    if requested is None and isinstance(side.env, Batched):
+        requested = max(1, len(_render_gpus(config, world)))
+    return num_workers(requested, slots, world.local_size)
 
 
-def _check_queues(config: schema.Config, world: World) -> None:
+def _check_queues(side: EnvSide, config: schema.Config, world: World) -> None:
     """A slot has one message in flight, so a queue must hold as many as a worker has slots."""
     slots = slots_of(config, world)
-    workers = workers_of(config, slots, world)
+    workers = workers_of(side, config, slots, world)
     most = -(-slots // workers)
     for key, queue in (("env", config.env.channel), ("rollout", config.rollout.channel)):
         if 0 < queue.queue_size < most:
@@ -509,7 +513,7 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, wo
 
     env, commands, completions = config.env, config.rollout.channel, config.env.channel
     return PoolConfig(
-        num_slots=slots, num_workers=workers_of(config, slots, world), env_target=side.config.target,
+        num_slots=slots, num_workers=workers_of(side, config, slots, world), env_target=side.config.target,
         env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
         deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
         info_on_video=side.config.video_cfg.info_on_video,
@@ -517,6 +521,7 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, wo
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
         max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
         gpus=_render_gpus(config, world), rank=world.local_rank, ranks=world.local_size,
+        batch=isinstance(side.env, Batched),
     )  # fmt: skip
 
 

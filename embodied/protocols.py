@@ -100,6 +100,54 @@ class Preloads(Protocol):
         ...
 
 
+class BatchEnv(Protocol):
+    """One simulator for all slots of a worker, such as a GPU's that steps all copies of a task together. Made by
+    :meth:`Batched.batch`; its slots have the numbers 0 … N − 1, and are without an episode until they are reset.
+
+    Simulator and GL context are made by the first :meth:`reset`. As with :class:`Env`, a reset leaves no trace of
+    earlier episodes: in which slot an episode runs, and what runs beside it, changes nothing of it (as far as the
+    simulator's arithmetic allows). ``embodied.testing.check_batch_env`` drives every method.
+    """
+
+    def reset(self, slots: Sequence[int], starts: Sequence[Start]) -> None:
+        """Bring these slots to their starts; all others stay exactly as they are. Renders nothing."""
+        ...
+
+    def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
+        """One control step of all slots; renders nothing.
+
+        Args:
+            actions: float32 [N, A], as in :meth:`Env.step`; of slots that are not active zero, or the nearest to it.
+            active: bool [N]. The others have no episode, or have ended theirs: they may move or stay as the simulator
+                likes, and are reset before they become active again.
+
+        Returns:
+            N results; those of slots that are not active are not read.
+        """
+        ...
+
+    def observe(self, slots: Sequence[int], outs: Sequence[Obs]) -> None:
+        """Render once, and write the present observation of each of these slots into its ``out``, as
+        :meth:`Env.observe` does."""
+        ...
+
+    def frame(self, slot: int) -> np.ndarray:
+        """A picture of one slot for its video: uint8 [H, W, 3], upright."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """What an env may offer beside :class:`Env`: one object that hosts all slots of a worker. Rollouts then call
+    :attr:`Env.spec`, :meth:`Env.preflight`, :meth:`Env.prepare` (once in a worker) and this, and none of the others."""
+
+    def batch(self, num_slots: int) -> BatchEnv:
+        """Called once in a worker, after ``prepare``. As cheap as constructing an env."""
+        ...
+
+
 class Policy(Protocol):
     """A network that answers observations with chunks of actions. Implementations are ``torch.nn.Module``s.
 

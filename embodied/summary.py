@@ -167,7 +167,7 @@ def plan_lines(parts: Parts) -> list[list[str]]:
             f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
         ],
         *([["processes", f"{world.size}, {parts.parallel}"]] if world.size > 1 else []),
-        ["env slots, workers", f"{slots}, {workers_of(config, slots, world)}{each}"],
+        ["env slots, workers", f"{slots}, {workers_of(train, config, slots, world)}{each}"],
         [
             "observation",
             ", ".join(f"{name} {field.dtype}{list(field.shape)}" for name, field in train.spec.obs.items()),

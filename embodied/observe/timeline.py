@@ -2,9 +2,10 @@
 
 One lane for the policy and one for each env slot. Times of the simulators are those of the workers' own clock, which is
 that of the launcher (CLOCK_MONOTONIC, one for all processes of a machine), so a lane shows when the work was done and
-not when somebody noticed. What a lane of a slot can show: ``queued`` (its worker is busy with another slot), ``reset``,
-``step``, ``render``, ``waits for the policy``, ``in vain`` (its worker failed meanwhile), ``lost`` (until a new one
-serves it); a gap is a slot without an episode.
+not when somebody noticed. What a lane of a slot can show: ``queued`` (its worker is busy with another slot, or its
+batch waits for another's command), ``reset``, ``step``, ``render``, ``round`` (all of these, of a batch of slots
+together), ``waits for the policy``, ``in vain`` (its worker failed meanwhile), ``lost`` (until a new one serves it); a
+gap is a slot without an episode.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ class Completion(NamedTuple):
     step_s: float = 0.0
     render_s: float = 0.0
     video_s: float = 0.0
+    round_s: float = 0.0  # of a batch: seconds that the whole round took, of which those above are the slot's share
 
 
 _KINDS = {int(kind): kind for kind in Kind}

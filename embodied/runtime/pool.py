@@ -80,7 +80,7 @@ class Pool:
     # -- starting and replacing --------------------------------------------------------------------------------------
 
     def _start(self, index: int) -> None:
-        slots = tuple(range(index, self._config.num_slots, self._config.num_workers))
+        slots = slots_of(index, self._config)
         worker = process.start(self._config, self._slab, index, slots, self._attempts[index])
         self._attempts[index] += 1
         self._starting += 1
@@ -101,7 +101,7 @@ class Pool:
         events: list[Event] = list(self._completed(worker))
         self._in_flight -= len(worker.pending)
         self._starting -= worker.facts is None
-        busy_slot = worker.pending[0].slot if worker.pending else -1
+        busy = set(worker.busy)
         error = worker.error(self._config.deadlines)
         self._forget(worker)
         first_start = worker.facts is None and self._attempts[worker.index] == 1
@@ -109,7 +109,7 @@ class Pool:
             raise error
         self.supervisor.failed(worker.index, error, worker.facts is not None, worker.log)
         if worker.facts is not None:
-            events += [Lost(slot, error, slot == busy_slot) for slot in worker.slots]
+            events += [Lost(slot, error, slot in busy) for slot in worker.slots]
         self._start(worker.index)
         return events
 
@@ -136,6 +136,21 @@ class Pool:
         return sorted(slot for slot, worker in self._by_slot.items() if worker.facts is not None)
 
     @property
+    def batch(self) -> bool:
+        """Whether the slots of a worker are stepped together."""
+        return self._config.batch
+
+    def group_of(self, slot: int) -> int:
+        """Slots of one group wait for each other, so they are best answered one after another."""
+        return self._by_slot[slot].index if self.batch else 0
+
+    @property
+    def moving(self) -> set[int]:
+        """Slots with a command that will be answered whatever is sent or not; with a :attr:`batch` the others wait for
+        commands of those beside them."""
+        return {slot for worker in self._workers.values() for slot in worker.moving}
+
+    @property
     def _in_order(self) -> list[WorkerProcess]:
         return [self._workers[index] for index in sorted(self._workers)]
 
@@ -145,10 +160,9 @@ class Pool:
         """Give a slot its next command; ``video`` is the file that a RESET with ``video=True`` records to. Its worker
         is woken by the next :meth:`flush` or :meth:`recv`, once for all its slots."""
         worker = self._by_slot[command.slot]
-        worker.pending.append(command)
+        worker.give(command)
         self._in_flight += 1
-        if len(worker.pending) == 1:  # else its deadline is that of what it is doing
-            worker.since = time.monotonic()
+        if worker.batch or len(worker.pending) == 1:
             self._look_at = min(self._look_at, worker.deadline(self._config.deadlines))
         try:
             if video is not None:
@@ -224,7 +238,8 @@ class Pool:
 
     def _completed(self, worker: WorkerProcess) -> list[Completion]:
         completions = worker.channel.completions.take()
-        del worker.pending[: len(completions)]
+        for done in completions:
+            worker.answered(done)  # type: ignore[arg-type]
         self._in_flight -= len(completions)
         if completions:
             worker.since, worker.overdue = time.monotonic(), None if not worker.killed else worker.overdue
@@ -257,6 +272,15 @@ class Pool:
         self._workers, self._by_fd, self._by_slot = {}, {}, {}
         if not self._epoll.closed:
             self._epoll.close()
+
+
+def slots_of(worker: int, config: PoolConfig) -> tuple[int, ...]:
+    """The slots that a worker hosts. Neighbouring slots lie on different workers, so that each has some of any first
+    part of them; those of a batch lie together, so that half of the workers are one of two stages."""
+    slots, workers = config.num_slots, config.num_workers
+    if config.batch:
+        return tuple(range(worker * slots // workers, (worker + 1) * slots // workers))
+    return tuple(range(worker, slots, workers))
 
 
 def num_workers(requested: int | None, num_slots: int, ranks: int = 1) -> int:

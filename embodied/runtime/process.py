@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
-from embodied.runtime.channel import Channel, Command, Kind
+from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.fork_server import ForkedProcess, ForkServer
 from embodied.runtime.hosting import START, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.last_words import how_it_ended, tail
@@ -57,6 +57,7 @@ class PoolConfig:
     python: str | None = None  # the workers' interpreter; None = the launcher's
     pin: bool = False  # each worker to cores of its own
     gpus: tuple[int, ...] = ()  # that the workers render on, in turn
+    batch: bool = False  # the env hosts all slots of a worker (:class:`embodied.protocols.Batched`)
     rank: int = 0  # among the processes of this machine that have a pool each, of which there are `ranks`
     ranks: int = 1
     server: ForkServer | None = None  # that forks the workers; None = each starts as an interpreter of its own
@@ -75,7 +76,10 @@ class WorkerProcess:
     log: Path
     since: float  # monotonic time at which its present phase began
     facts: WorkerFacts | None = None
-    pending: list[Command] = field(default_factory=list)  # not yet answered, oldest first
+    batch: bool = False  # its slots are stepped together, in rounds (:mod:`embodied.runtime.batch`)
+    pending: dict[int, Command] = field(default_factory=dict)  # by slot, not yet answered, oldest first
+    resets: int = 0  # of these
+    in_episode: set[int] = field(default_factory=set)  # slots that were reset and whose episode has not ended
     words: Ready | None = None  # why it ends, in its own words
     overdue: str | None = None  # the phase that took too long
     killed: bool = False
@@ -90,9 +94,46 @@ class WorkerProcess:
         """What it should be doing: starting, resetting, stepping, or None while nothing is asked of it."""
         if self.facts is None:
             return "starting"
-        if not self.pending:
+        if not self.pending or self.waits:
             return None
-        return "resetting" if self.pending[0].kind is Kind.RESET else "stepping"
+        resetting = self.resets if self.batch else next(iter(self.pending.values())).kind is Kind.RESET
+        return "resetting" if resetting else "stepping"
+
+    @property
+    def waits(self) -> bool:
+        """Whether a batch has nothing that it can do: some slot in the middle of its episode has no command."""
+        return self.batch and not self.resets and len(self.pending) < len(self.in_episode)
+
+    @property
+    def moving(self) -> Collection[int]:
+        """Slots whose command it will answer whatever else it is told or not. While a batch resets some of its slots,
+        nobody here knows whether the steps of the others go along."""
+        if self.batch and self.resets:
+            return [slot for slot, command in self.pending.items() if command.kind is Kind.RESET]
+        return () if self.waits else self.pending.keys()
+
+    @property
+    def busy(self) -> Collection[int]:
+        """Slots that it may have been busy with when it failed: of a batch all that had a command."""
+        if self.batch:
+            return () if self.waits else self.pending.keys()
+        return [*self.pending][:1]
+
+    def give(self, command: Command) -> None:
+        """Note a command that it is given."""
+        self.pending[command.slot] = command
+        self.resets += command.kind is Kind.RESET
+        if len(self.pending) == 1 or (self.batch and not self.overdue):  # else its deadline is that of what it does
+            self.since = time.monotonic()
+
+    def answered(self, done: Completion) -> None:
+        """Note a command that it has executed."""
+        del self.pending[done.slot]
+        if done.kind is Kind.RESET:
+            self.resets -= 1
+            self.in_episode.add(done.slot)
+        elif done.ended:
+            self.in_episode.discard(done.slot)
 
     def deadline(self, deadlines: Deadlines) -> float:
         """Monotonic time at which something must be done about it."""
@@ -185,7 +226,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
             process, pidfd, names = _spawn(config.python, inherited, output.fileno(), environment)
         else:
             process, pidfd, names = config.server.fork(inherited, output.fileno(), environment)
-    worker = WorkerProcess(index, slots, process, pidfd, ours, channel, log, since=time.monotonic())
+    worker = WorkerProcess(index, slots, process, pidfd, ours, channel, log, time.monotonic(), batch=config.batch)
     _, slab_fd, memory_fd, go_fd, done_fd = names
     setup = WorkerSetup(
         index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -142,15 +142,20 @@ class _Run:
 
     def due(self) -> list[int]:
         """Slots that the policy answers now."""
-        return self._r._schedule.due([*self._ready], self._working, self._waited, self._slots)
+        return self._r._schedule.due([*self._ready], self._moving, self._waited, self._slots)
 
     def wanted(self) -> int:
         """Completions to wait for; at least one unless the policy has something to do."""
-        return 0 if self.due() else max(1, self._r._schedule.missing([*self._ready], self._working, self._slots))
+        return 0 if self.due() else max(1, self._r._schedule.missing([*self._ready], self._moving, self._slots))
 
     def patience(self) -> float | None:
         """Seconds to wait for them at most."""
         return self._r._schedule.patience([*self._ready], self._waited)
+
+    @property
+    def _moving(self) -> Collection[int]:
+        """Slots that work, and will be done even if the policy answers nobody: those of a batch wait for each other."""
+        return self._working & self._r._pool.moving if self._r._pool.batch else self._working
 
     @property
     def _waited(self) -> float:
@@ -187,7 +192,7 @@ class _Run:
     def _complete(self, done: Completion) -> list[EpisodeResult]:
         self._working.discard(done.slot)
         first = {"reset": done.reset_s} if done.kind is Kind.RESET else {"step": done.step_s + done.video_s}
-        parts = {**first, "render": done.render_s}
+        parts = {"round": done.round_s} if done.round_s else {**first, "render": done.render_s}
         self._timeline.worked(done.slot, done.began, parts, waits=not done.ended)
         result = self.episodes.book(done)
         if result is None:
@@ -227,7 +232,7 @@ class _Run:
         size, running = self._r._schedule.policy_batch, self.episodes.running
         for slot in due:
             del self._ready[slot]
-        slots = sorted(due, key=lambda slot: running[slot].episode.episode_id)
+        slots = sorted(due, key=lambda slot: (self._r._pool.group_of(slot), running[slot].episode.episode_id))
         for first in range(0, len(slots), size):
             self._act(slots[first : first + size])
 

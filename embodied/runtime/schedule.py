@@ -37,7 +37,8 @@ class Schedule:
 
         Args:
             ready: slots whose observation waits, in the order in which they came.
-            working: slots with a command in flight. Others run no episode.
+            working: slots with a command in flight that needs no answer to others. Others run no episode, or wait in
+                a batch for those of ``ready``.
             waited: seconds since the first of ``ready`` came.
             num_slots: slots of the rollout, of which the stages are equal parts.
         """

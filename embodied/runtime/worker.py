@@ -16,89 +16,92 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from embodied.errors import EmbodiedError
-from embodied.observe.video import VideoWriter
-from embodied.protocols import Env, Reward
-from embodied.runtime.channel import Channel, Command, Completion, Kind
+from embodied.protocols import Batched, Env
+from embodied.runtime.batch import Rounds
+from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.slab import Slab
+from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
 from embodied.targets import load_target
-from embodied.types import ChunkResult, Obs, Start, WorkerFacts
+from embodied.types import WorkerFacts
 
 TOGETHER_S = 0.0002
 """Chunks that take less are announced together: waking the launcher would cost more than they do."""
 
 
-class Slot:
-    """One env and the episode that runs in it."""
+class Singles:
+    """Serves the commands of slots that have an env each, one after another."""
 
-    def __init__(self, env: Env, reward: Reward, info_on_video: bool) -> None:
-        self.env, self.reward, self._info = env, reward, info_on_video
-        self._video: VideoWriter | None = None
-        self._steps = self._max_steps = 0
-        self._ignore_terminations = False
+    def __init__(
+        self, envs: Mapping[int, tuple[Env, Slot]], rows: WorkerRows, completions: Ring, next_video: Callable[[], str]
+    ) -> None:
+        self._envs, self._rows, self._completions, self._next_video = envs, rows, completions, next_video
 
-    def reset(self, command: Command, video: str | None) -> None:
-        self._discard_video()
-        self.env.reset(Start(command.task_id, command.init_state_id, command.seed))
-        self.reward.begin()
-        self._steps, self._max_steps = 0, command.max_steps
-        self._ignore_terminations = command.ignore_terminations
-        if video:
-            spec = self.env.spec
-            self._video = VideoWriter(Path(video), spec.control_hz, spec.tasks[command.task_id], info=self._info)
-            self._record(0.0, False)
+    def execute(self, commands: Sequence[Command | Completion]) -> None:
+        """One after another. What takes less than it costs to wake the launcher is announced together with the next."""
+        announced = time.monotonic()
+        for command, following in zip(commands, [*commands[1:], None], strict=True):
+            assert isinstance(command, Command)
+            done, now = self._do(command), time.monotonic()
+            quick = now - announced < TOGETHER_S and command.kind is Kind.STEP
+            together = quick and following is not None and following.kind is Kind.STEP
+            self._completions.put(done, announce=not together)
+            announced = announced if together else now
 
-    def run_chunk(self, actions: np.ndarray) -> tuple[ChunkResult, float]:
-        """Execute up to K actions; ``(result, seconds spent on the video)``. Renders nothing but video frames."""
-        rewards = np.zeros(len(actions), np.float32)
-        success = terminated = False
-        steps, video_s = 0, 0.0
+    def _do(self, command: Command) -> Completion:
+        return self._reset(command) if command.kind is Kind.RESET else self._step(command)
+
+    def _reset(self, command: Command) -> Completion:
+        env, slot = self._envs[command.slot]
+        video = self._next_video() if command.video else None
+        began = time.monotonic()
+        env.reset(start_of(command))
+        slot.begin(command, video)
+        reset_s = time.monotonic() - began
+        render_s = self._observe(env, command.next_row)
+        return Completion(Kind.RESET, command.slot, began=began, reset_s=reset_s, render_s=render_s)
+
+    def _step(self, command: Command) -> Completion:
+        env, slot = self._envs[command.slot]
+        actions = self._rows.actions(command.row)
+        began = time.monotonic()
+        slot.begin_chunk(len(actions))
         for action in actions:
-            result = self.env.step(action)
-            rewards[steps] = reward = self.reward(result)
-            steps += 1
-            self._steps += 1
-            success |= result.success
-            terminated = result.terminated and not self._ignore_terminations
-            if self._video is not None:
-                video_s += self._record(reward, success)
-            if terminated or self._steps >= self._max_steps:
+            if not slot.count(env.step(action)):
                 break
-        truncated = self._steps >= self._max_steps and not terminated
-        return ChunkResult(rewards, steps, terminated, truncated, success), video_s
+        step_s = time.monotonic() - began - slot.video_s
+        result = slot.result
+        self._rows.write(command.row, result)
+        observed = wants_observation(command, result)
+        render_s = self._observe(env, command.next_row) if observed else 0.0
+        ended = result.terminated or result.truncated
+        if ended:
+            slot.end()
+        return Completion(
+            Kind.STEP, command.slot, result.num_steps, ended, observed,
+            began=began, step_s=step_s, render_s=render_s, video_s=slot.video_s,
+        )  # fmt: skip
 
-    def _record(self, reward: float, success: bool) -> float:
-        if self._video is None:
-            return 0.0
+    def _observe(self, env: Env, row: int) -> float:
         started = time.perf_counter()
-        self._video.add(self.env.frame(), self._steps, reward, success)
+        env.observe(self._rows.observation(row))
         return time.perf_counter() - started
 
-    def end(self) -> None:
-        """The episode is over: finish its video."""
-        if self._video is not None:
-            self._video.close()
-            self._video = None
-
-    def _discard_video(self) -> None:
-        if self._video is not None:
-            self._video.abort()
-            self._video = None
-
     def close(self) -> None:
-        self._discard_video()
-        self.env.close()
+        for env, slot in self._envs.values():
+            slot.discard_video()
+            env.close()
 
 
 class Worker:
-    """Serves the commands of its slots, in order."""
+    """Makes the envs and serves the commands of its slots."""
 
     def __init__(self, setup: WorkerSetup, launcher: socket.socket) -> None:
         self._launcher = launcher
@@ -106,16 +109,34 @@ class Worker:
             os.sched_setaffinity(0, setup.cores)
         self._channel = Channel(setup.channel)
         self._slab = Slab.attach(setup.slab_fd, setup.slab_fields, setup.slab_rows)
-        self._slots: dict[int, Slot] = {}
         sys.path += [folder for folder in setup.sys_path if folder not in sys.path]
-        make = load_target(setup.env_target, "env._target_")
-        for index in setup.slots:
-            env: Env = make(**setup.env_kwargs)
-            facts = env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
-            self._slots[index] = Slot(env, replace(setup.reward), setup.info_on_video)
-        self.facts = facts
-        self._obs_fields = env.spec.obs
-        self._views: dict[int, Obs] = {}  # row → where its observation goes; made once
+        self._make = load_target(setup.env_target, "env._target_")
+        self._setup = setup
+        env, self.facts = self._prepared()
+        self._host = self._rounds(env) if isinstance(env, Batched) else self._singles(env)
+
+    def _prepared(self) -> tuple[Env, WorkerFacts]:
+        env: Env = self._make(**self._setup.env_kwargs)
+        return env, env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
+
+    def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
+        return Slot(env.spec, replace(self._setup.reward), frame, self._setup.info_on_video)
+
+    def _singles(self, first: Env) -> Singles:
+        envs = [first, *(self._prepared()[0] for _ in self._setup.slots[1:])]
+        slots = {index: (env, self._slot(env, env.frame)) for index, env in zip(self._setup.slots, envs, strict=True)}
+        rows = WorkerRows(self._slab, first.spec.obs)
+        return Singles(slots, rows, self._channel.completions, self._next_video)
+
+    def _rounds(self, env: Env) -> Rounds:
+        assert isinstance(env, Batched)
+        names, batch, spec = self._setup.slots, env.batch(len(self._setup.slots)), env.spec
+        slots = [self._slot(env, partial(batch.frame, number)) for number in range(len(names))]
+        rows = WorkerRows(self._slab, spec.obs)
+        return Rounds(batch, spec, slots, names, rows, self._channel.completions, self._next_video)
+
+    def _next_video(self) -> str:
+        return receive(self._launcher)
 
     def serve(self) -> None:
         """Until the launcher closes its end."""
@@ -126,66 +147,10 @@ class Worker:
             events = dict(poll.poll())
             if self._launcher.fileno() in events:
                 return
-            self._execute(self._channel.commands.take())
-
-    def _execute(self, commands: Sequence[Command | Completion]) -> None:
-        """One after another. What takes less than it costs to wake the launcher is announced together with the next."""
-        announced = time.monotonic()
-        for command, following in zip(commands, [*commands[1:], None], strict=True):
-            assert isinstance(command, Command)
-            done, now = self._do(command), time.monotonic()
-            quick = now - announced < TOGETHER_S and command.kind is Kind.STEP
-            together = quick and following is not None and following.kind is Kind.STEP
-            self._channel.completions.put(done, announce=not together)
-            announced = announced if together else now
-
-    def _do(self, command: Command) -> Completion:
-        return self._reset(command) if command.kind is Kind.RESET else self._step(command)
-
-    def _reset(self, command: Command) -> Completion:
-        slot = self._slots[command.slot]
-        video = receive(self._launcher) if command.video else None
-        began = time.monotonic()
-        slot.reset(command, video)
-        reset_s = time.monotonic() - began
-        render_s = self._observe(slot, command.next_row)
-        return Completion(Kind.RESET, command.slot, began=began, reset_s=reset_s, render_s=render_s)
-
-    def _step(self, command: Command) -> Completion:
-        slot, arrays, row = self._slots[command.slot], self._slab.arrays, command.row
-        began = time.monotonic()
-        result, video_s = slot.run_chunk(arrays["actions"][row])
-        step_s = time.monotonic() - began - video_s
-        arrays["rewards"][row] = result.rewards
-        arrays["num_steps"][row] = result.num_steps
-        arrays["terminated"][row] = result.terminated
-        arrays["truncated"][row] = result.truncated
-        arrays["success"][row] = result.success
-        ended = result.terminated or result.truncated
-        observed = not ended or _asks_for_the_final_observation(command, result)
-        render_s = self._observe(slot, command.next_row) if observed else 0.0
-        if ended:
-            slot.end()
-        return Completion(
-            Kind.STEP, command.slot, result.num_steps, ended, observed,
-            began=began, step_s=step_s, render_s=render_s, video_s=video_s,
-        )  # fmt: skip
-
-    def _observe(self, slot: Slot, row: int) -> float:
-        started = time.perf_counter()
-        views = self._views.get(row)
-        if views is None:
-            views = self._views[row] = self._slab.views(self._obs_fields, row)
-        slot.env.observe(views)
-        return time.perf_counter() - started
+            self._host.execute(self._channel.commands.take())
 
     def close(self) -> None:
-        for slot in self._slots.values():
-            slot.close()
-
-
-def _asks_for_the_final_observation(command: Command, result: ChunkResult) -> bool:
-    return (result.truncated and command.observe_truncated) or (result.terminated and command.observe_terminated)
+        self._host.close()
 
 
 def _end_with_launcher() -> None:

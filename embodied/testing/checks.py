@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Env, Expert
+from embodied.protocols import Batched, BatchEnv, Env, Expert
 from embodied.types import ArraySpec, EnvSpec, Start, StepResult, WorkerFacts
 
 
@@ -38,16 +41,115 @@ def check_env(env: Env, steps: int = 5) -> None:
     env.reset(Start(0, 0, 0))
     _same_obs("of an equal start", _observe(env), first)
     _equal("rewards of an equal start", [_step(env, a) for a in actions], before + after)
-    frame = env.frame()
-    _expect(
-        frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3,
-        "frame()",
-        f"{frame.dtype} {frame.shape}",
-        "uint8 [H, W, 3]",
-    )
+    _check_frame(env.frame())
     if isinstance(env, Expert):
         _check_expert(env, spec)
     env.close()
+
+
+def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: float = 0.0) -> None:
+    """Drive every method of ``env.batch(num_slots)`` and compare with the env's spec.
+
+    Checks: equal starts give equal episodes, in whichever slot and whatever runs beside them; a reset of some slots
+    leaves the others as they are; slots that are not active change nothing for the others; an observation fills every
+    field of the slots that were asked for; a frame is uint8 [H, W, 3].
+
+    Args:
+        tolerance: by which rewards, and numbers of observations other than uint8, may differ (GPU simulators place the
+            copies in one space, so that each rounds in its own way); above 0 pictures are not compared.
+
+    Raises:
+        SpecMismatchError: the field, what was got, and what was expected.
+    """
+    _expect(isinstance(env, Batched), "batch()", "none", "a method that gives a BatchEnv")
+    spec = env.spec
+    _check_spec(spec)
+    env.preflight()
+    env.prepare()
+    batch, everyone = env.batch(num_slots), range(num_slots)  # type: ignore[attr-defined]
+    last = Start(0, spec.num_init_states[0] - 1, 1)
+    starts = [last if slot == 1 else Start(0, 0, 0) for slot in everyone]
+    others = [slot for slot in everyone if slot != 1]
+    actions = np.random.default_rng(0).uniform(spec.action_low, spec.action_high, (2 * steps, spec.action_dim))
+    before, after = actions[:steps].astype(np.float32), actions[steps:].astype(np.float32)
+
+    def play(given: np.ndarray, slots: Sequence[int]) -> dict[int, list[float]]:
+        return _play_batch(batch, given, slots, num_slots)
+
+    def look() -> list[dict[str, np.ndarray]]:
+        return _observe_batch(batch, spec, num_slots)
+
+    def same(what: str, slots: Sequence[int], got: Sequence[Any], expected: Sequence[Any]) -> None:
+        for slot in slots:
+            _same_numbers(f"{what}, slot {slot}", got[slot], expected[slot], tolerance)
+
+    batch.reset(everyone, starts)
+    first = look()
+    rewards = play(before, everyone)
+    middle = look()
+    rest = play(after, everyone)
+    end = look()
+    for name, episode in (("observation", first), ("rewards", rewards), ("rewards", rest), ("observation", end)):
+        same(f"{name} of equal starts in two slots", others, [episode[others[0]]] * num_slots, episode)
+    batch.reset(everyone, starts)
+    same("observation of an equal start", everyone, look(), first)
+    same("rewards of an equal start", everyone, play(before, everyone), rewards)
+    if num_slots > 1:
+        batch.reset([1], starts[:1])
+        now = look()
+        same("observation after a reset of slot 1", others, now, middle)
+        same("observation of an equal start", [1], [first[0]] * 2, now)
+        same("rewards while slot 1 is not active", others, play(after, others), rest)
+        same("observation while slot 1 is not active", others, look(), end)
+    _check_frame(batch.frame(num_slots - 1))
+    batch.close()
+
+
+def _play_batch(
+    batch: BatchEnv, actions: np.ndarray, slots: Sequence[int], num_slots: int
+) -> dict[int, list[float]]:  # fmt: skip
+    """The same actions in some slots; rewards by slot."""
+    active = np.zeros(num_slots, bool)
+    active[list(slots)] = True
+    rewards: dict[int, list[float]] = {slot: [] for slot in slots}
+    for action in actions:
+        results = batch.step(np.where(active[:, None], action, np.float32(0)), active)
+        _expect(len(results) == num_slots, "step()", f"{len(results)} results", f"{num_slots}, one a slot")
+        for slot in slots:
+            rewards[slot].append(_reward(results[slot]))
+    return rewards
+
+
+def _observe_batch(batch: BatchEnv, spec: EnvSpec, num_slots: int) -> list[dict[str, np.ndarray]]:
+    """As :func:`_observe`, of all slots together and then of each alone."""
+
+    def over(value: int, slots: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        outs = [{name: np.full(f.shape, value, f.dtype) for name, f in spec.obs.items()} for _ in slots]
+        batch.observe(slots, outs)
+        return outs
+
+    filled, alone = over(0, range(num_slots)), [over(1, [slot])[0] for slot in range(num_slots)]
+    for slot in range(num_slots):
+        for name, spec_of in spec.obs.items():
+            what = f"observation '{name}' of slot {slot}: written by observe()"
+            _same(what, filled[slot][name], alone[slot][name], spec_of)
+    return filled
+
+
+def _same_numbers(what: str, got: Any, expected: Any, tolerance: float) -> None:
+    if isinstance(got, list):
+        got, expected = {"reward": np.array(got)}, {"reward": np.array(expected)}
+    for name in got:
+        exact = np.issubdtype(got[name].dtype, np.integer)
+        if exact and tolerance:
+            continue
+        gap = np.abs(got[name].astype(np.float64) - expected[name].astype(np.float64)).max(initial=0.0)
+        _expect(bool(gap <= tolerance), f"{what}: {name}", f"differs by {gap:.3g}", f"at most {tolerance:g}")
+
+
+def _check_frame(frame: np.ndarray) -> None:
+    fits = frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
+    _expect(fits, "frame()", f"{frame.dtype} {frame.shape}", "uint8 [H, W, 3]")
 
 
 def _check_expert(env: Expert, spec: EnvSpec) -> None:
@@ -98,7 +200,10 @@ def _observe_over(env: Env, value: int) -> dict[str, np.ndarray]:
 
 
 def _step(env: Env, action: np.ndarray) -> float:
-    result = env.step(action)
+    return _reward(env.step(action))
+
+
+def _reward(result: StepResult) -> float:
     _expect(isinstance(result, StepResult), "step()", type(result).__name__, "StepResult")
     _expect(bool(np.isfinite(result.reward)), "reward of step()", str(result.reward), "a finite number")
     return float(result.reward)

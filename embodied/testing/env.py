@@ -55,7 +55,7 @@ class FakeEnv:
             control_hz=20.0,
         )
         self._point = self._goal = np.zeros(2)
-        self._steps = 0
+        self._steps, self._pace = 0, 0.0
         self._start = Start(0, 0, 0)
 
     @property
@@ -80,8 +80,11 @@ class FakeEnv:
     def step(self, action: np.ndarray) -> StepResult:
         self._steps += 1
         self._misbehave()
-        if self._step_s:
+        if self._pace:
             time.sleep(self._pace)
+        return self._move(action)
+
+    def _move(self, action: np.ndarray) -> StepResult:
         self._point = self._point + 0.1 * np.clip(action[:2], -1, 1)
         distance = float(np.linalg.norm(self._goal - self._point))
         success = distance < self._success_distance

@@ -1,0 +1,169 @@
+"""A worker's slots in one :class:`embodied.protocols.BatchEnv`: commands are executed in rounds.
+
+GPU simulators step all their copies together, so nobody may be left behind in the middle of an episode:
+
+| a round               | begins when                                                                            |
+|-----------------------|----------------------------------------------------------------------------------------|
+| of steps (and resets) | every slot that is in the middle of an episode has its command                         |
+| of resets alone       | there are any while such a slot still waits for the policy: a reset moves nobody else, |
+|                       | and the policy may be waiting for the slot that is to be reset                         |
+
+A round executes the K control steps of all STEPs together, then all RESETs, then renders once for all that need an
+observation, and completes them all at once. A slot that ends early, waits for a reset or has no episode is not
+``active``: what the simulator does with it meanwhile counts nowhere. Only an episode that ends before the chunk does,
+and whose last observation was asked for, is rendered apart, before the others move on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from embodied.protocols import BatchEnv
+from embodied.runtime.channel import Command, Completion, Kind, Ring
+from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
+from embodied.types import EnvSpec
+
+Commands = Mapping[int, Command]  # by the number of the slot in its batch
+
+
+class Rounds:
+    """Serves the commands of all slots of a worker.
+
+    Args:
+        slots: by their number in ``env``.
+        names: their indices among all slots of the pool.
+        next_video: the file of the next RESET that is to be recorded.
+    """
+
+    def __init__(
+        self, env: BatchEnv, spec: EnvSpec, slots: Sequence[Slot], names: Sequence[int], rows: WorkerRows,
+        completions: Ring, next_video: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self._env, self._slots, self._rows = env, slots, rows
+        self._completions, self._next_video = completions, next_video
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._hold = np.clip(np.zeros(spec.action_dim), spec.action_low, spec.action_high)
+        self._steps: dict[int, Command] = {}  # that wait for their round
+        self._resets: dict[int, Command] = {}
+        self._videos: dict[int, str] = {}
+        self._in_episode: set[int] = set()
+
+    def execute(self, commands: Sequence[Command | Completion]) -> None:
+        """Take commands, and execute what can be executed now."""
+        for command in commands:
+            assert isinstance(command, Command)
+            number = self._numbers[command.slot]
+            if command.kind is Kind.STEP:
+                self._steps[number] = command
+                continue
+            self._resets[number] = command
+            self._in_episode.discard(number)
+            if command.video:
+                self._videos[number] = self._next_video()
+        steps, resets = {}, self._resets
+        if self._in_episode <= self._steps.keys():
+            steps, self._steps = self._steps, {}
+        self._resets = {}
+        if steps or resets:
+            self._round(steps, resets)
+
+    def _round(self, steps: Commands, resets: Commands) -> None:
+        seen: set[int] = set()  # slots whose observation has been written
+        began = time.monotonic()
+        early_s = self._step(steps, seen)
+        stepped = time.monotonic()
+        self._reset(resets)
+        was_reset = time.monotonic()
+        rest = {number: command for number, command in {**steps, **resets}.items() if number not in seen}
+        self._observe(rest, seen)
+        ended = time.monotonic()
+        video_s = sum(self._slots[number].video_s for number in steps)
+        whole = Completion(
+            Kind.RESET, -1, began=began, round_s=ended - began,
+            reset_s=_share(was_reset - stepped, resets),
+            step_s=_share(stepped - began - early_s - video_s, steps),
+            render_s=_share(ended - was_reset + early_s, seen),
+        )  # fmt: skip
+        for number, command in (*steps.items(), *resets.items()):
+            self._complete(number, command, number in seen, whole)
+        self._completions.announce()
+
+    def _step(self, steps: Commands, seen: set[int]) -> float:
+        """Execute the chunks; seconds that went into observations of episodes that ended before the chunk did."""
+        if not steps:
+            return 0.0
+        numbers, early_s = list(steps), 0.0
+        chunks = np.stack([self._rows.actions(command.row) for command in steps.values()], axis=1)  # [K, n, A]
+        actions = np.empty((len(chunks), len(self._slots), chunks.shape[2]), np.float32)
+        actions[:] = self._hold
+        actions[:, numbers] = chunks
+        active = np.zeros(len(self._slots), bool)
+        active[numbers] = True
+        for number in numbers:
+            self._slots[number].begin_chunk(len(chunks))
+        for k in range(len(chunks)):
+            results = self._env.step(actions[k], active)
+            ended = [
+                number for number in np.flatnonzero(active).tolist() if not self._slots[number].count(results[number])
+            ]
+            active[ended] = False
+            actions[k + 1 :, ended] = self._hold
+            if not active.any():
+                break
+            if ended:
+                early_s += self._observe({number: steps[number] for number in ended}, seen)
+        for number, command in steps.items():
+            self._rows.write(command.row, self._slots[number].result)
+        return early_s
+
+    def _reset(self, resets: Commands) -> None:
+        if not resets:
+            return
+        self._env.reset([*resets], [start_of(command) for command in resets.values()])
+        for number, command in resets.items():
+            self._slots[number].begin(command, self._videos.pop(number, None))
+
+    def _observe(self, commands: Commands, seen: set[int]) -> float:
+        """Write the present observation of those that need one; seconds."""
+        began = time.monotonic()
+        wanted = {
+            number: command.next_row
+            for number, command in commands.items()
+            if command.kind is Kind.RESET or wants_observation(command, self._slots[number].result)
+        }
+        if wanted:
+            self._env.observe([*wanted], [self._rows.observation(row) for row in wanted.values()])
+            seen.update(wanted)
+        return time.monotonic() - began
+
+    def _complete(self, number: int, command: Command, observed: bool, whole: Completion) -> None:
+        """Say what a slot has done, with its share of the seconds of the ``whole`` round."""
+        slot = self._slots[number]
+        render_s = whole.render_s if observed else 0.0
+        if command.kind is Kind.RESET:
+            self._in_episode.add(number)
+            done = whole._replace(slot=command.slot, step_s=0.0, render_s=render_s)
+        else:
+            result = slot.result
+            ended = result.terminated or result.truncated
+            done = Completion(
+                Kind.STEP, command.slot, result.num_steps, ended, observed, began=whole.began, round_s=whole.round_s,
+                step_s=whole.step_s, render_s=render_s, video_s=slot.video_s,
+            )  # fmt: skip
+            if ended:
+                self._in_episode.discard(number)
+                slot.end()
+        self._completions.put(done, announce=False)
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.discard_video()
+        self._env.close()
+
+
+def _share(seconds: float, slots: Mapping[int, Command] | set[int]) -> float:
+    """Of one of the slots that did something together."""
+    return seconds / max(len(slots), 1)

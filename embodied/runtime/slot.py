@@ -1,0 +1,128 @@
+"""What a worker keeps of the episode in an env slot: the rewards that count, its end, its video. The same for an env
+that hosts one slot and for one that hosts a batch of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from embodied.observe.video import VideoWriter
+from embodied.protocols import Reward
+from embodied.runtime.channel import Command
+from embodied.runtime.slab import Slab
+from embodied.types import ChunkResult, EnvSpec, Obs, Start, StepResult
+
+
+class Slot:
+    """The episode that runs in one env slot.
+
+    Args:
+        reward: of its own; makes the recorded reward of the env's.
+        frame: a picture of the slot as it is, uint8 [H, W, 3].
+    """
+
+    def __init__(self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool) -> None:
+        self._spec, self._reward, self._frame, self._info = spec, reward, frame, info_on_video
+        self._video: VideoWriter | None = None
+        self._steps = self._max_steps = 0
+        self._ignore_terminations = False
+
+    def begin(self, command: Command, video: str | None) -> None:
+        """The env has just been reset for ``command``."""
+        self.discard_video()
+        self._reward.begin()
+        self._steps, self._max_steps = 0, command.max_steps
+        self._ignore_terminations = command.ignore_terminations
+        self.video_s = 0.0
+        if video:
+            instruction = self._spec.tasks[command.task_id]
+            self._video = VideoWriter(Path(video), self._spec.control_hz, instruction, info=self._info)
+            self._record(0.0, False)
+
+    def begin_chunk(self, length: int) -> None:
+        """At most ``length`` control steps follow."""
+        self._rewards = np.zeros(length, np.float32)
+        self._done, self.video_s = 0, 0.0
+        self._success = self._terminated = False
+
+    def count(self, result: StepResult) -> bool:
+        """One control step has been made; whether the episode goes on."""
+        self._rewards[self._done] = reward = self._reward(result)
+        self._done += 1
+        self._steps += 1
+        self._success |= result.success
+        self._terminated = result.terminated and not self._ignore_terminations
+        if self._video is not None:
+            self._record(reward, self._success)
+        return not self._terminated and self._steps < self._max_steps
+
+    @property
+    def result(self) -> ChunkResult:
+        """What the control steps since :meth:`begin_chunk` came to."""
+        truncated = self._steps >= self._max_steps and not self._terminated
+        return ChunkResult(self._rewards, self._done, self._terminated, truncated, self._success)
+
+    def _record(self, reward: float, success: bool) -> None:
+        assert self._video is not None
+        started = time.perf_counter()
+        self._video.add(self._frame(), self._steps, reward, success)
+        self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
+
+    def end(self) -> None:
+        """The episode is over: finish its video."""
+        if self._video is not None:
+            self._video.close()
+            self._video = None
+
+    def discard_video(self) -> None:
+        if self._video is not None:
+            self._video.abort()
+            self._video = None
+
+
+class WorkerRows:
+    """Rows of the slab as a worker uses them: it reads actions, and writes observations and results.
+
+    Args:
+        obs_fields: the names of an observation's fields.
+    """
+
+    def __init__(self, slab: Slab, obs_fields: Mapping[str, object]) -> None:
+        self._arrays, self._slab, self._obs_fields = slab.arrays, slab, obs_fields
+        self._views: dict[int, Obs] = {}  # row → where its observation goes; made once
+
+    def actions(self, row: int) -> np.ndarray:
+        """The chunk to execute, float32 [K, A]."""
+        return self._arrays["actions"][row]
+
+    def observation(self, row: int) -> Obs:
+        """Writable views of the row's observation."""
+        views = self._views.get(row)
+        if views is None:
+            views = self._views[row] = self._slab.views(self._obs_fields, row)
+        return views
+
+    def write(self, row: int, result: ChunkResult) -> None:
+        """What became of the row's chunk."""
+        arrays = self._arrays
+        arrays["rewards"][row] = result.rewards
+        arrays["num_steps"][row] = result.num_steps
+        arrays["terminated"][row] = result.terminated
+        arrays["truncated"][row] = result.truncated
+        arrays["success"][row] = result.success
+
+
+def start_of(command: Command) -> Start:
+    """Where a RESET is to go."""
+    return Start(command.task_id, command.init_state_id, command.seed)
+
+
+def wants_observation(command: Command, result: ChunkResult) -> bool:
+    """Whether a STEP's ``next_row`` is to get the observation after it: while the episode goes on, and of its end if
+    that was asked for."""
+    if result.truncated:
+        return command.observe_truncated
+    return command.observe_terminated if result.terminated else True
