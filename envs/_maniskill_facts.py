@@ -34,7 +34,7 @@ from ._common import cache_folder
 from ._maniskill_rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0
-_FORMAT = 2  # of the answers in the cache folder; another one is asked for again
+_FORMAT = 3  # of the answers in the cache folder; another one is asked for again
 _ANSWERS = {error.__name__: error for error in (AssetsMissingError, ConfigError, UnknownNameError)}
 _REGISTERED = re.compile(r"register_env\(\s*[\"']([^\"']+)[\"']")
 
@@ -78,6 +78,7 @@ class TaskFacts:
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
     state: Mapping[str, int]  # fields of ManiSkill's own observation beside the pictures: numbers each
+    rebuilds: bool = False  # another scene for each start, so that copies of it cannot be reset each for itself
 
 
 def _panda_state(**extra: int) -> dict[str, int]:
@@ -99,6 +100,7 @@ _TASKS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {  # steps, cam
     "StackPyramid-v1": (250, _BOTH, _panda_state()),
     "RollBall-v1": (80, _BASE, _panda_state()),
 }
+_REBUILT = ("PegInsertionSide-v1",)
 _PANDA_DIMS = {  # control modes of the Panda whose every dimension is scaled to [−1, 1]
     "pd_ee_delta_pose": 7,
     "pd_ee_delta_pos": 4,
@@ -154,7 +156,8 @@ def _from_table(params: SimParams) -> TaskFacts | None:
     steps, cameras, state = _TASKS[params.id]
     target = {"target_pose": 7} if "_ee_target_" in params.control_mode else {}
     dim = _PANDA_DIMS[params.control_mode]
-    return TaskFacts(steps, 20.0, cameras, (-1.0,) * dim, (1.0,) * dim, {**state, **target})
+    rebuilds = params.id in _REBUILT
+    return TaskFacts(steps, 20.0, cameras, (-1.0,) * dim, (1.0,) * dim, {**state, **target}, rebuilds)
 
 
 def ask(params: SimParams) -> TaskFacts:

@@ -27,7 +27,7 @@ def describe(params: SimParams) -> TaskFacts:
     space = env.single_action_space
     with torch.inference_mode():
         env.reset(seed=0)
-        state = {name: len(values) for name, values in read_state(env).items()}
+        state = {name: values.shape[1] for name, values in read_state(env).items()}
     return TaskFacts(
         max_episode_steps=int(REGISTERED_ENVS[params.id].max_episode_steps or 0),
         control_hz=float(env.control_freq),
@@ -35,6 +35,7 @@ def describe(params: SimParams) -> TaskFacts:
         action_low=tuple(map(float, space.low)),
         action_high=tuple(map(float, space.high)),
         state=state,
+        rebuilds=env.reconfiguration_freq != 0,
     )
 
 

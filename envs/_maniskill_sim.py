@@ -1,7 +1,8 @@
 """ManiSkill's simulator of one task. Only for the worker: imports mani_skill, SAPIEN and torch when it is used.
 
 Stepping is that of ``BaseEnv.step`` without its observation; pictures are taken when they are asked for. On a CPU
-without a GPU's help one picture costs as much as seven to fifteen control steps.
+without a GPU's help one picture costs as much as seven to fifteen control steps. One copy on the CPU and many on a GPU
+are the same code: N is 1 there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,9 +27,13 @@ from ._maniskill_cameras import Cameras
 from ._maniskill_experts import Waypoints, action_towards, hand_of
 from ._maniskill_facts import SimParams
 
+UNMOVED = 1e-3  # m, rad, m/s or rad/s: rounding of what is read from a GPU and written back is less
 
-def make_env(params: SimParams, render_backend: str, sensors: Mapping[str, Any]) -> Any:
-    """ManiSkill's env without its wrappers, on the CPU.
+
+def make_env(
+    params: SimParams, render_backend: str, sensors: Mapping[str, Any], sim_backend: str = "physx_cpu", copies: int = 1
+) -> Any:
+    """ManiSkill's env without its wrappers. Several copies need a GPU (``physx_cuda:0``) and are built alike.
 
     Raises:
         AssetsMissingError: the task's or the robot's files were not downloaded.
@@ -47,13 +53,14 @@ def make_env(params: SimParams, render_backend: str, sensors: Mapping[str, Any])
     rewards = REGISTERED_ENVS[params.id].cls.SUPPORTED_REWARD_MODES
     robot: dict[str, Any] = {} if params.robot_uids is None else {"robot_uids": params.robot_uids}
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), _built_alike():
             made = gymnasium.make(
                 params.id,
+                num_envs=copies,
                 obs_mode="none" if params.obs_mode == "rgb" else params.obs_mode,
                 reward_mode="normalized_dense" if "normalized_dense" in rewards else "none",
                 control_mode=params.control_mode,
-                sim_backend="physx_cpu",
+                sim_backend=sim_backend,
                 render_backend=render_backend,
                 sensor_configs=dict(sensors),
                 sim_config=dict(params.sim_config),
@@ -70,6 +77,24 @@ def make_env(params: SimParams, render_backend: str, sensors: Mapping[str, Any])
     except AssertionError as error:
         raise _unknown_control_mode(params, str(error)) from None
     return made.unwrapped
+
+
+@contextmanager
+def _built_alike() -> Iterator[None]:
+    """Meanwhile copies of a task are built with one seed, that of a single one. ManiSkill builds each with its own, and
+    what a task draws while it builds (a valve's shape) would tell in which copy an episode runs."""
+    from mani_skill.envs.sapien_env import BaseEnv
+
+    usual = BaseEnv.reset
+
+    def reset(env: Any, seed: Any = None, options: Any = None) -> Any:
+        return usual(env, seed=[seed[0]] * len(seed) if isinstance(seed, list) else seed, options=options)
+
+    BaseEnv.reset = reset
+    try:
+        yield
+    finally:
+        BaseEnv.reset = usual
 
 
 def load_file(path: str) -> ModuleType:
@@ -124,31 +149,44 @@ def _unknown_control_mode(params: SimParams, said: str) -> Exception:
 
 
 def read_state(env: Any) -> dict[str, np.ndarray]:
-    """What ManiSkill gives beside the pictures in its visual observation modes, each float32 [n].
+    """What ManiSkill gives beside the pictures in its visual observation modes, each [N, n] of N copies.
 
     The robot's proprioception, and what belongs to the task (``goal_pos``); poses of objects are not among it.
-    ``proprio`` is made of it: gripper position, axis-angle and both fingers, as LIBERO's state.
+    ``proprio`` is made of it: gripper position, axis-angle and both fingers, as LIBERO's state. One copy from a device.
     """
-    found: dict[str, np.ndarray] = {}
-    _flatten({**env._get_obs_agent(), **env._get_obs_extra(env.get_info())}, found)
-    if len(found.get("tcp_pose", ())) == 7 and len(found["qpos"]) > 2:
-        w, x, y, z = map(float, found["tcp_pose"][3:])
-        found["proprio"] = np.concatenate([found["tcp_pose"][:3], axis_angle(x, y, z, w), found["qpos"][-2:]])
+    import torch
+
+    seen: dict[str, Any] = {}
+    _flatten({**env._get_obs_agent(), **env._get_obs_extra(env.get_info())}, seen)
+    columns = [
+        torch.as_tensor(value, device=env.device).to(torch.float32).reshape(env.num_envs, -1) for value in seen.values()
+    ]
+    ends = np.cumsum([column.shape[1] for column in columns])
+    values = torch.cat(columns, dim=1).cpu().numpy()
+    found = dict(zip(seen, np.split(values, ends[:-1], axis=1), strict=True))
+    if "tcp_pose" in found and found["tcp_pose"].shape[1] == 7 and found["qpos"].shape[1] > 2:
+        found["proprio"] = np.stack([_proprio(*row) for row in zip(found["tcp_pose"], found["qpos"], strict=True)])
     return found
 
 
-def _flatten(tree: Mapping[str, Any], found: dict[str, np.ndarray]) -> None:
+def _proprio(tcp_pose: np.ndarray, qpos: np.ndarray) -> np.ndarray:
+    w, x, y, z = map(float, tcp_pose[3:])
+    return np.concatenate([tcp_pose[:3], axis_angle(x, y, z, w), qpos[-2:]])
+
+
+def _flatten(tree: Mapping[str, Any], found: dict[str, Any]) -> None:
     for name, value in tree.items():
         if isinstance(value, Mapping):
             _flatten(value, found)
         else:
-            found[name] = np.asarray(value, np.float32).reshape(-1)
+            found[name] = value
 
 
 class TaskSimulator:
-    """One ManiSkill env and the episode that runs in it.
+    """N copies of a ManiSkill task that are stepped together, and the episodes that run in them. N = 1 on the CPU.
 
     Args:
+        device: what simulates: "cpu", or a GPU ("cuda:0"), which then renders as well.
         cameras: ManiSkill's sensors that are rendered, and no others.
         show_goal: draw what ManiSkill hides from the robot's cameras (PickCube's goal sphere).
         info_reward: weights of entries of ManiSkill's ``info``, whose sum is the reward; empty: normalized_dense.
@@ -161,17 +199,27 @@ class TaskSimulator:
         cameras: Cameras,
         show_goal: bool,
         info_reward: Mapping[str, float],
+        device: str = "cpu",
+        copies: int = 1,
     ) -> None:
         import torch
 
-        self._torch = torch
+        self._torch, self._params, self._on_gpu = torch, params, device != "cpu"
+        if self._on_gpu:
+            torch.cuda.set_device(device)  # ManiSkill now and then says only "cuda"
+            render_backend = f"sapien_{device}"
         _keep_renderer(render_backend)
-        self.env = make_env(params, render_backend, cameras.sensor_configs(params.shader_pack))
+        self.env = make_env(
+            params, render_backend, cameras.sensor_configs(params.shader_pack), f"physx_{device}", copies
+        )
         self._cameras, self._show_goal, self._info_reward = cameras.names, show_goal, dict(info_reward)
         self._through_env = params.obs_mode != "rgb"
-        self._begun: tuple[int, dict[str, Any]] = (0, {})
-        self._actions: list[np.ndarray] = []
-        self._pictures: dict[str, np.ndarray] = {}
+        self._seeds = [0] * copies  # of the present episodes
+        self._options: dict[str, Any] = {}  # of the last that was begun
+        self._actions: list[np.ndarray] = []  # of the episode, where a state can be saved
+        self._pictures: dict[str, Any] = {}  # of the present state: camera → uint8 [N, H, W, 3], on the device
+        self._begin_episode = self.env._initialize_episode
+        self.env._initialize_episode = self._one_after_another
         self._check_info_reward()
 
     def _check_info_reward(self) -> None:
@@ -182,44 +230,128 @@ class TaskSimulator:
                 raise unknown_name("entry of ManiSkill's info", name, known, "env.train.info_reward")
 
     @property
+    def copies(self) -> int:
+        return int(self.env.num_envs)
+
+    @property
     def action_dim(self) -> int:
         return int(self.env.single_action_space.shape[0])
 
-    def begin(self, seed: int, options: Mapping[str, Any]) -> None:
-        """``env.reset(seed, options)``; renders nothing, and nothing of earlier episodes stays."""
-        self._begun, self._actions, self._pictures = (seed, dict(options)), [], {}
-        with self._torch.inference_mode():
-            given = {name: self._torch.tensor([value]) for name, value in options.items()}
-            self.env.reset(seed=seed, options=given)
+    # -- resets ------------------------------------------------------------------------------------------------------
 
-    def step(self, action: np.ndarray) -> StepResult:
-        """One control step: ``BaseEnv.step`` without its observation."""
-        self._actions.append(np.array(action, np.float32))
-        self._pictures = {}
-        env = self.env
+    def begin(self, slots: Sequence[int], seeds: Sequence[int], options: Sequence[Mapping[str, int]]) -> None:
+        """``env.reset(seed, options)`` of some copies, each as if it were alone; renders nothing, and nothing of
+        earlier episodes stays. The other copies stay as they are.
+
+        Raises:
+            ConfigError: the task moves all copies while it sets up some.
+        """
+        self._actions, self._pictures, self._options = [], {}, dict(options[-1])
+        for slot, seed in zip(slots, seeds, strict=True):
+            self._seeds[slot] = seed
+        others = sorted({*range(self.copies)} - {*slots})
         with self._torch.inference_mode():
-            batch = env._step_action(self._torch.from_numpy(self._actions[-1]))
+            before = self.env.get_state()[others] if others else None
+            chosen = self._torch.tensor(slots, device=self.env.device)
+            given = {
+                name: self._torch.tensor([own[name] for own in options], device=self.env.device) for name in options[-1]
+            }
+            with self._controllers_reset(chosen):
+                self.env.reset(seed=list(self._seeds), options={**given, "env_idx": chosen})
+            if before is not None:
+                self._check_unmoved(before, self.env.get_state()[others])
+
+    def _one_after_another(self, env_idx: Any, options: dict[str, Any]) -> None:
+        """In the place of the task's ``_initialize_episode``, which draws what belongs to all copies from one generator
+        (that of the first one's seed): a start would depend on which others are reset with it."""
+        env, mask = self.env, self.env.scene._reset_mask
+        per_copy = [name for name in self._options if name in options]
+        for place, slot in enumerate(env_idx.tolist()):
+            own = slice(place, place + 1)
+            env.scene._reset_mask = self._torch.zeros_like(mask)
+            env.scene._reset_mask[slot] = True
+            env._episode_rng = env._batched_episode_rng[slot]
+            self._torch.manual_seed(self._seeds[slot])  # inside fork_rng of env.reset
+            chosen = {name: options[name][own] for name in per_copy}
+            self._begin_episode(env_idx[own], {**options, **chosen, "env_idx": env_idx[own]})
+        env.scene._reset_mask = mask
+
+    @contextmanager
+    def _controllers_reset(self, chosen: Any) -> Iterator[None]:
+        """Meanwhile controllers forget the targets of these copies only. ``env.reset`` has them forget all: copies in
+        the middle of an episode with a target controller would go on from where they are, not from where they aim."""
+        scene, agent = self.env.scene, self.env.agent
+        rebuilt = self.env.reconfiguration_freq != 0  # then there is one copy, and its controllers are new ones
+        found = {} if rebuilt or agent is None else agent.controller
+        controllers = list(found.values()) if isinstance(found, Mapping) else [found]
+
+        def masked(reset: Callable[[], None]) -> None:
+            before, scene._reset_mask = scene._reset_mask, self._torch.zeros_like(scene._reset_mask)
+            scene._reset_mask[chosen] = True
+            reset()
+            scene._reset_mask = before
+
+        for controller in controllers:
+            controller.reset = functools.partial(masked, controller.reset)
+        try:
+            yield
+        finally:
+            for controller in controllers:
+                del controller.reset
+
+    def _check_unmoved(self, before: Any, after: Any) -> None:
+        moved = float((before - after).abs().nan_to_num().max())
+        if moved > UNMOVED:
+            raise ConfigError(
+                f"a reset of some copies of {self._params.id} moved others by {moved:.3g}: the task steps the "
+                "simulator while it sets an episode up",
+                "set env.train.sim_backend=cpu and env.eval.sim_backend=cpu",
+            )
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, actions: np.ndarray) -> list[StepResult]:
+        """One control step with float32 [N, A]: ``BaseEnv.step`` without its observation. One copy from a device."""
+        if not self._on_gpu:
+            self._actions.append(np.array(actions[0], np.float32))
+        self._pictures = {}
+        env, torch = self.env, self._torch
+        with torch.inference_mode():
+            given = env._step_action(torch.from_numpy(np.array(actions, np.float32)).to(env.device))
             env._elapsed_steps += 1
             info = env.get_info()
-            success, fail = (bool(info[name].item()) if name in info else False for name in ("success", "fail"))
-            reward = self._reward(batch, info)
-        return StepResult(reward, terminated=success or fail, success=success)
+            success, fail = (self._of_info(info, name) for name in ("success", "fail"))
+            table = torch.stack([self._reward(given, info), success, fail]).cpu().tolist()
+        return [StepResult(reward, bool(won or lost), bool(won)) for reward, won, lost in zip(*table, strict=True)]
 
-    def _reward(self, action: Any, info: Mapping[str, Any]) -> float:
+    def _of_info(self, info: Mapping[str, Any], name: str) -> Any:
+        """An entry of ManiSkill's ``info``, float64 [N]; zeros if the task has none."""
+        torch, env = self._torch, self.env
+        if name not in info:
+            return torch.zeros(env.num_envs, dtype=torch.float64, device=env.device)
+        return torch.as_tensor(info[name], device=env.device).to(torch.float64).reshape(env.num_envs)
+
+    def _reward(self, action: Any, info: Mapping[str, Any]) -> Any:
+        """float64 [N]"""
         if self._info_reward:
-            return sum(weight * float(info[name].item()) for name, weight in self._info_reward.items())
+            return sum(weight * self._of_info(info, name) for name, weight in self._info_reward.items())
         if self.env.reward_mode == "none":
-            return float(bool(info["success"].item())) if "success" in info else 0.0
-        return float(self.env.get_reward(obs={}, action=action, info=info).item())
+            return (self._of_info(info, "success") != 0).to(self._torch.float64)
+        reward = self.env.get_reward(obs={}, action=action, info=info)
+        return reward.to(self._torch.float64).reshape(self.env.num_envs)
 
-    def picture(self, camera: str) -> np.ndarray:
-        """uint8 [H, W, 3], upright. All cameras are rendered together, once for each state."""
-        if not self._pictures:
-            with self._torch.inference_mode():
+    # -- observations ------------------------------------------------------------------------------------------------
+
+    def pictures(self, slots: Sequence[int], cameras: Sequence[str]) -> np.ndarray:
+        """uint8 [n, C, H, W, 3], upright, of some copies. All are rendered together, once for each state; what was
+        asked for leaves the device in one copy."""
+        with self._torch.inference_mode():
+            if not self._pictures:
                 self._pictures = self._through_get_obs() if self._through_env else self._rendered()
-        return self._pictures[camera]
+            chosen = [self._pictures[name][list(slots)] for name in cameras]
+            return self._torch.stack(chosen, dim=1).cpu().numpy()
 
-    def _rendered(self) -> dict[str, np.ndarray]:
+    def _rendered(self) -> dict[str, Any]:
         env = self.env
         for thing in env._hidden_objects:
             thing.show_visual() if self._show_goal else thing.hide_visual()
@@ -228,18 +360,23 @@ class TaskSimulator:
         for sensor in sensors.values():
             sensor.capture()
         only_rgb = {"rgb": True, "depth": False, "position": False, "segmentation": False}
-        return {name: sensor.get_obs(**only_rgb)["rgb"][0].cpu().numpy() for name, sensor in sensors.items()}
+        found = {name: sensor.get_obs(**only_rgb)["rgb"] for name, sensor in sensors.items()}
+        if self._on_gpu:
+            self._torch.cuda.synchronize()  # as ManiSkill does: the renderer has streams of its own
+        return found
 
-    def _through_get_obs(self) -> dict[str, np.ndarray]:
+    def _through_get_obs(self) -> dict[str, Any]:
         """For tasks that change the cameras' pictures (a photograph as background)."""
         seen = self.env.get_obs(self.env.get_info())["sensor_data"]
-        return {name: seen[name]["rgb"][0].to(self._torch.uint8).cpu().numpy() for name in self._cameras}
+        return {name: seen[name]["rgb"].to(self._torch.uint8) for name in self._cameras}
 
     def state(self, fields: Sequence[str]) -> np.ndarray:
-        """float32 [S]: these fields of :func:`read_state`, one after another."""
+        """float32 [N, S]: these fields of :func:`read_state`, one after another."""
         with self._torch.inference_mode():
             found = read_state(self.env)
-        return np.concatenate([found[name] for name in fields]).astype(np.float32)
+        return np.concatenate([found[name] for name in fields], axis=1).astype(np.float32)
+
+    # -- one copy on the CPU -----------------------------------------------------------------------------------------
 
     def expert(self, waypoints: Callable[[Any], Waypoints]) -> Iterator[np.ndarray]:
         """Actions of a script of ``_maniskill_experts``, each seen from where the last one led."""
@@ -254,22 +391,36 @@ class TaskSimulator:
             yield action
 
     def physics(self) -> np.ndarray:
-        """ManiSkill's flat state of all bodies, float32 [n]."""
+        """ManiSkill's flat state of all bodies of the first copy, float32 [n]."""
         with self._torch.inference_mode():
             return self.env.get_state().cpu().numpy()[0].copy()
 
     def get_state(self) -> dict[str, Any]:
         """The way here. PhysX keeps contacts and link poses that cannot be written back: restoring positions,
-        velocities and targets goes on with other numbers from the first step on; the same actions do not."""
+        velocities and targets goes on with other numbers from the first step on; the same actions do not.
+
+        Raises:
+            ConfigError: on a GPU, where the same actions lead elsewhere.
+        """
+        if self._on_gpu:
+            raise ConfigError(
+                "ManiSkill's GPU simulation cannot save a state: PhysX keeps contacts that cannot be written back, and "
+                "on a GPU the same actions do not lead to the same state bit by bit",
+                "set sim_backend=cpu",
+            )
         actions = np.stack(self._actions) if self._actions else np.zeros((0, self.action_dim), np.float32)
-        seed, options = self._begun
-        return {"seed": seed, "options": dict(options), "actions": actions, "physics": self.physics()}
+        return {
+            "seed": self._seeds[0],
+            "options": dict(self._options),
+            "actions": actions,
+            "physics": self.physics(),
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes the way again (3 to 6 ms a control step), and checks where it led."""
-        self.begin(state["seed"], state["options"])
+        self.begin([0], [state["seed"]], [state["options"]])
         for action in state["actions"]:
-            self.step(action)
+            self.step(action[None])
         if not np.array_equal(self.physics(), state["physics"]):
             raise SpecMismatchError(
                 f"{type(self.env).__name__}: the same start and {len(state['actions'])} actions led to another state",
@@ -286,7 +437,8 @@ def _keep_renderer(render_backend: str) -> Any:
     last scene; as long as one render system lives it is computed once a process."""
     import sapien.render
 
-    return sapien.render.RenderSystem(sapien.Device({"gpu": "cuda"}.get(render_backend, render_backend)))
+    device = {"gpu": "cuda"}.get(render_backend, render_backend.removeprefix("sapien_"))
+    return sapien.render.RenderSystem(sapien.Device(device))
 
 
 def prepare_process() -> dict[str, str]:

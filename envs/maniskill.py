@@ -1,10 +1,9 @@
-"""ManiSkill 3 (arXiv 2410.00425) as an :class:`embodied.protocols.Env`: any of its tasks, simulated on the CPU.
+"""ManiSkill 3 (arXiv 2410.00425) as an :class:`embodied.protocols.Env`: any of its tasks, simulated on the CPU, or
+many copies of it in one process on a GPU (:class:`embodied.protocols.Batched`).
 
-States, rewards, success and pictures equal those of ``gym.make`` bit by bit (``tests/envs/test_maniskill_exact.py``).
-
-ManiSkill's GPU simulation steps hundreds of copies of a task in one process. That needs an env that answers for a batch
-of slots with one call, which neither the protocol nor the worker have yet: ``Env.step`` would take actions [N, A] and
-``Env.observe`` N rows, and a reset of a part of the copies would have to leave the others as they are.
+On the CPU states, rewards, success and pictures equal those of ``gym.make`` bit by bit
+(``tests/envs/test_maniskill_env.py``). GPU simulation is the same code with N copies, and has not been run
+(``docs/architecture.md``). Its pictures stay on the GPU until those that are wanted are copied, once a render.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFac
 
 from ._common import check_name, check_range
 from ._maniskill_cameras import Cameras
+from ._maniskill_cuda import REMEDY, SIM_BACKENDS, check_cuda, device_of, wants_gpu
 from ._maniskill_experts import CONTROL_MODES, EXPERTS
 from ._maniskill_facts import INSTRUCTIONS, SimParams, TaskFacts, ask, check_task, facts_of
 from ._maniskill_rendering import DEVICES, VulkanChoice, check_vulkan
@@ -54,7 +54,8 @@ class ManiSkillEnv:
     there are only N: the seed is ``init_state_id``, plus 2³⁰ in an evaluation. Seeds of evaluation begin at 2³⁰ and
     those of training stay below, so an evaluation shows scenes that training never does.
 
-    PickCube, PushCube, PullCube and StackCube with pd_ee_delta_pos and pd_ee_delta_pose have a scripted ``expert()``.
+    PickCube, PushCube, PullCube and StackCube with pd_ee_delta_pos and pd_ee_delta_pose have a scripted ``expert()`` on
+    the CPU.
 
     Args:
         init_params: ``id`` (any registered task), ``control_mode``, ``robot_uids``, ``obs_mode``, ``shader_pack``,
@@ -72,11 +73,15 @@ class ManiSkillEnv:
         objects_file: JSON file of ``{object: {"name": …}}``: one task for each of ``objects`` of them.
         objects: [first, last + 1] of ``objects_file``.
         renderer: "gpu", "cpu" (software), or "auto": the first of both that works.
+        sim_backend: "cpu": an env a slot. "gpu": all slots of a worker in one simulator, for which ``env.num_workers``
+            should be 1 or 2 a GPU; it renders on the GPU as well. "auto": gpu if this machine and the task can. Which
+            slot an episode runs in then changes its numbers by rounding, and tasks that build a scene for each start
+            (PegInsertionSide) cannot be simulated so.
 
     Raises:
         UnknownNameError: task, camera, control mode, robot, field of the state, or renderer.
         UnknownKeyError: a key of ``init_params``.
-        ConfigError: a size out of range, or no instruction.
+        ConfigError: a size out of range, no instruction, or a task that cannot be simulated on a GPU.
         AssetsMissingError: ManiSkill, or a file of the task, is not installed.
     """
 
@@ -93,8 +98,10 @@ class ManiSkillEnv:
         objects_file: str | None = None,
         objects: Sequence[int] | None = None,
         renderer: str = "auto",
+        sim_backend: str = "cpu",
     ) -> None:
         check_name("renderer", renderer, ("auto", *DEVICES), "env.train.renderer")
+        check_name("sim_backend", sim_backend, SIM_BACKENDS, "env.train.sim_backend")
         self._params = _sim_params(init_params, task_file)
         self._cameras = Cameras.of(init_params)
         for key, path in (("task_file", task_file), ("objects_file", objects_file)):
@@ -117,9 +124,28 @@ class ManiSkillEnv:
         tasks = _instructions(self._params.id, instruction, objects_file, self._objects)
         self._facts = facts_of(self._params)
         self._spec = self._make_spec(self._facts, tasks)
-        self._simulator: TaskSimulator | None = None
-        if self._params.id in EXPERTS and self._params.control_mode in CONTROL_MODES:
-            self.expert = self._expert  # so that an env without one does not offer it
+        self._on_gpu = wants_gpu(sim_backend, self._facts.rebuilds)
+        self._one = ManiSkillBatch(self, 1)
+        if self._on_gpu:
+            self._check_gpu()
+            self.batch = self._batch  # what an env does not offer it does not have
+        elif self._params.id in EXPERTS and self._params.control_mode in CONTROL_MODES:
+            self.expert = self._expert
+
+    def _check_gpu(self) -> None:
+        if self._facts.rebuilds:
+            raise ConfigError(
+                f"{self._params.id} builds another scene for each start, and the copies of a GPU simulation are built "
+                "once, together",
+                REMEDY,
+            )
+        if self._renderer == "cpu":
+            raise ConfigError(
+                "env.train.sim_backend is gpu and env.train.renderer cpu: pictures of a GPU simulation are rendered on "
+                "the GPU",
+                "set env.train.renderer=auto and env.eval.renderer=auto, or sim_backend=cpu",
+            )
+        self._renderer = "gpu"
 
     def _make_spec(self, facts: TaskFacts, tasks: tuple[str, ...]) -> EnvSpec:
         for camera in self._cameras.names:
@@ -148,6 +174,8 @@ class ManiSkillEnv:
 
     def preflight(self) -> None:
         """Asks for a renderer, and the simulator (the first time, then a file) whether it is what the spec says."""
+        if self._on_gpu:
+            check_cuda()
         check_vulkan(self._renderer)
         found = ask(self._params)
         if self._make_spec(found, self._spec.tasks) != self._spec:
@@ -164,15 +192,25 @@ class ManiSkillEnv:
     def prepare(self) -> WorkerFacts:
         choice, versions = _prepare_once(self._renderer)
         self._renderer = choice.name
-        return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=versions)
+        extra = {**versions, "simulation": f"PhysX on {device_of()}"} if self._on_gpu else versions
+        return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=extra)
 
-    def reset(self, start: Start) -> None:
+    def _batch(self, num_slots: int) -> ManiSkillBatch:
+        """All slots of a worker in one simulator (:class:`embodied.protocols.Batched`)."""
+        return ManiSkillBatch(self, num_slots)
+
+    def make_simulator(self, copies: int) -> TaskSimulator:
+        """A new one, of so many copies of the task. Seconds."""
+        device = device_of() if self._on_gpu else "cpu"
+        return TaskSimulator(
+            self._params, self._renderer, self._cameras, self._show_goal, self._info_reward, device, copies
+        )
+
+    def seed_and_options(self, start: Start) -> tuple[int, dict[str, int]]:
+        """What ``env.reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
         check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
         last = self._spec.num_init_states[start.task_id] - 1
         check_range("init_state_id of a start", start.init_state_id, 0, last)
-        self._sim.begin(*self._seed_and_options(start))
-
-    def _seed_and_options(self, start: Start) -> tuple[int, dict[str, int]]:
         if self._num_starts is None:
             return start.seed, {}
         stream = start.seed & SEED_STREAM
@@ -181,24 +219,27 @@ class ManiSkillEnv:
         return stream, {self._start_option: start.task_id * self._num_starts + start.init_state_id}
 
     @property
+    def state_fields(self) -> tuple[str, ...]:
+        """Fields of ManiSkill's observation that make ``state``, in their order; none without it."""
+        return self._state
+
+    # -- one slot: a batch of one ------------------------------------------------------------------------------------
+
+    @property
     def _sim(self) -> TaskSimulator:
-        if self._simulator is None:
-            self._simulator = TaskSimulator(
-                self._params, self._renderer, self._cameras, self._show_goal, self._info_reward
-            )
-        return self._simulator
+        return self._one.simulator
+
+    def reset(self, start: Start) -> None:
+        self._one.reset([0], [start])
 
     def step(self, action: np.ndarray) -> StepResult:
-        return self._sim.step(action)
+        return self._sim.step(action[None])[0]
 
     def observe(self, out: Obs) -> None:
-        for index, camera in enumerate(self._cameras.names):
-            out["images"][index] = self._sim.picture(camera)
-        if self._state:
-            out["state"][:] = self._sim.state(self._state)
+        self._one.observe([0], [out])
 
     def frame(self) -> np.ndarray:
-        return self._sim.picture(self._cameras.names[0]).copy()
+        return self._one.frame(0)
 
     def get_state(self) -> dict[str, Any]:
         return self._sim.get_state()
@@ -209,6 +250,42 @@ class ManiSkillEnv:
     def _expert(self) -> Iterator[np.ndarray]:
         """A scripted policy that reads the objects' poses: the next action each time one is asked for."""
         return self._sim.expert(EXPERTS[self._params.id])
+
+    def close(self) -> None:
+        self._one.close()
+
+
+class ManiSkillBatch:
+    """N slots in one simulator (:class:`embodied.protocols.BatchEnv`), which the first reset makes."""
+
+    def __init__(self, env: ManiSkillEnv, num_slots: int) -> None:
+        self._env, self._num_slots = env, num_slots
+        self._simulator: TaskSimulator | None = None
+
+    @property
+    def simulator(self) -> TaskSimulator:
+        if self._simulator is None:
+            self._simulator = self._env.make_simulator(self._num_slots)
+        return self._simulator
+
+    def reset(self, slots: Sequence[int], starts: Sequence[Start]) -> None:
+        seeds, options = zip(*map(self._env.seed_and_options, starts), strict=True)
+        self.simulator.begin(slots, seeds, options)
+
+    def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
+        return self.simulator.step(actions)
+
+    def observe(self, slots: Sequence[int], outs: Sequence[Obs]) -> None:
+        pictures = self.simulator.pictures(slots, self._env.spec.cameras)
+        fields = self._env.state_fields
+        states = self.simulator.state(fields) if fields else None
+        for slot, images, out in zip(slots, pictures, outs, strict=True):
+            out["images"][:] = images
+            if states is not None:
+                out["state"][:] = states[slot]
+
+    def frame(self, slot: int) -> np.ndarray:
+        return self.simulator.pictures([slot], self._env.spec.cameras[:1])[0, 0]
 
     def close(self) -> None:
         if self._simulator is not None:

@@ -188,10 +188,10 @@ def test_state_is_the_robots_and_the_goal(pick, look):
 
 def test_proprio_is_position_axis_angle_and_fingers(pick):
     pick.reset(Start(0, 0, 0))
-    robot, tcp = pick._sim.state(["proprio"]), pick._sim.state(["tcp_pose"])
+    robot, tcp = pick._sim.state(["proprio"])[0], pick._sim.state(["tcp_pose"])[0]
     assert np.array_equal(robot[:3], tcp[:3])
     assert np.linalg.norm(robot[3:6]) == pytest.approx(np.pi, abs=0.2)  # the hand points down
-    assert np.array_equal(robot[6:], pick._sim.state(["qpos"])[7:])
+    assert np.array_equal(robot[6:], pick._sim.state(["qpos"])[0][7:])
 
 
 def reach_and_close(env, steps: int) -> list:
