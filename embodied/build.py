@@ -97,6 +97,7 @@ def check(composed: Composed, world: World) -> Checked:
         )
     for side in (train, evaluation):
         _check_queues(side, config, world)
+        _check_stages(side, config, world)
     _check_penalty(config, train)
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
         raise CheckpointError(
@@ -202,6 +203,18 @@ def _check_queues(side: EnvSide, config: schema.Config, world: World) -> None:
                 f"({slots} env slots on {workers} workers)",
                 f"set {key}.channel.queue_size to {most} or more, or to 0; or raise env.num_workers",
             )
+
+
+def _check_stages(side: EnvSide, config: schema.Config, world: World) -> None:
+    """The slots of a batch wait for each other, so that stages are made of whole workers."""
+    slots, stages = slots_of(config, world), config.rollout.pipeline_stage_num
+    workers = workers_of(side, config, slots, world)
+    if isinstance(side.env, Batched) and stages > 1 and (workers % stages or slots % workers):
+        raise ConfigError(
+            f"rollout.pipeline_stage_num {stages} cannot divide {slots} env slots on {workers} workers: each worker "
+            f"steps all of its slots together ({side.config.target})",
+            f"set env.num_workers, env.train.total_num_envs and env.eval.total_num_envs to multiples of {stages}",
+        )
 
 
 def _side(name: str, side: schema.EnvSideConfig) -> EnvSide:

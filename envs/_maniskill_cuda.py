@@ -25,7 +25,7 @@ if not hasattr(sapien.physx, "enable_gpu"):
     raise RuntimeError(f"sapien {{sapien.__version__}} has no GPU simulation")
 library = pathlib.Path.home() / ".sapien" / "physx" / sapien.physx.version() / "{_LIBRARY}"
 if not library.exists():
-    raise FileNotFoundError(f"Error: there is no {{library}}")
+    raise FileNotFoundError(f"there is no {{library}}")
 sapien.physx.enable_gpu()
 sapien.Device("cuda")
 print("CUDA_DEVICE=" + torch.cuda.get_device_name(0))
@@ -60,9 +60,10 @@ def check_cuda() -> str:
     ok, text = try_in_process(_TRIAL, (), {}, "CUDA_DEVICE=")
     if ok:
         return text
-    if _LIBRARY in text and "there is no" in text:
+    text = text.partition("Error: ")[2] or text
+    if text.startswith("there is no"):
         raise AssetsMissingError(
-            f"GPU simulation needs PhysX's library: {text.partition('Error: ')[2]}",
+            f"GPU simulation needs PhysX's library: {text}",
             'python -c "import sapien.physx; sapien.physx.enable_gpu()" (downloads it)',
         )
     raise ConfigError(f"ManiSkill cannot simulate on a GPU here: {text}", f"{REMEDY}, or run on a machine with one")

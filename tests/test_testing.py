@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import broken_batches
 import broken_envs
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from broken_policies import Altered, NoField, UnusedParameter, WrongLogProbs
 
 from embodied.errors import SpecMismatchError
-from embodied.testing import FakeEnv, FakePolicy, check_env, check_policy
+from embodied.testing import FakeBatchEnv, FakeEnv, FakePolicy, check_batch_env, check_env, check_policy
 from embodied.types import Start
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +49,43 @@ def test_a_broken_env_is_named_by_what_is_broken(env, message):
         check_env(getattr(broken_envs, env)())
     assert message in failed.value.message
     assert "embodied/protocols.py" in failed.value.remedy
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_the_fake_batch_is_right(slots):
+    check_batch_env(FakeBatchEnv(success_distance=0.5), num_slots=slots)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ("_ResetsAll", "observation after a reset of slot 1, slot 0: images: got a difference of"),
+        ("_OneNumberForAll", "observation of equal starts in two slots, slot 2: state: got a difference of"),
+        ("_HeedsTheInactive", "rewards while slot 1 is not active, slot 0: reward: got a difference of"),
+        ("_ForgetsASlot", "observation 'images' of slot 2: written by observe()"),
+        ("_TooFew", "step(): got 2 results, expected 3, one a slot"),
+        ("_FloatFrame", "frame(): got float64 (16, 16, 3), expected uint8 [H, W, 3]"),
+    ],
+)
+def test_a_broken_batch_is_named_by_what_is_broken(batch, message):
+    with pytest.raises(SpecMismatchError) as failed:
+        check_batch_env(broken_batches.env_of(getattr(broken_batches, batch)))
+    assert message in failed.value.message
+
+
+def test_rounding_may_be_allowed_in_a_batch():
+    class Rounded(broken_batches.FakeBatch):
+        def step(self, actions, active):
+            return super().step(actions + 1e-6 * np.arange(len(actions))[:, None], active)
+
+    with pytest.raises(SpecMismatchError, match="of equal starts in two slots"):
+        check_batch_env(broken_batches.env_of(Rounded))
+    check_batch_env(broken_batches.env_of(Rounded), tolerance=1e-4)
+
+
+def test_an_env_without_a_batch_is_told_so():
+    with pytest.raises(SpecMismatchError, match=r"batch\(\): got none"):
+        check_batch_env(FakeEnv())
 
 
 @pytest.mark.parametrize(

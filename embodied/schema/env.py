@@ -65,7 +65,8 @@ class EnvConfig(Section):
     num_workers: int | None = Field(
         None,
         ge=1,
-        description="Env workers of each process that trains; null = one a slot, at most one a CPU core.",
+        description="Env workers of each process that trains; null = one a slot, at most one a CPU core; of an env "
+        "that hosts all slots of a worker in one simulator (GPU simulation) one a GPU.",
     )
     init_timeout_s: float = Field(120.0, gt=0, description="Deadline for a worker to start and choose its renderer.")
     reset_timeout_s: float = Field(

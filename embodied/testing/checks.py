@@ -144,7 +144,7 @@ def _same_numbers(what: str, got: Any, expected: Any, tolerance: float) -> None:
         if exact and tolerance:
             continue
         gap = np.abs(got[name].astype(np.float64) - expected[name].astype(np.float64)).max(initial=0.0)
-        _expect(bool(gap <= tolerance), f"{what}: {name}", f"differs by {gap:.3g}", f"at most {tolerance:g}")
+        _expect(bool(gap <= tolerance), f"{what}: {name}", f"a difference of {gap:.3g}", f"at most {tolerance:g}")
 
 
 def _check_frame(frame: np.ndarray) -> None:

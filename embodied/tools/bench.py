@@ -24,8 +24,9 @@ import numpy as np
 from embodied import build
 from embodied.compose import compose, parse_argv
 from embodied.distributed import World
-from embodied.errors import EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError
 from embodied.observe.console import Console, make_console
+from embodied.protocols import Batched
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool import Pool
 from embodied.runtime.slab import Slab, available_memory, runtime_fields
@@ -98,6 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(checked: build.Checked, console: Console) -> None:
     config = checked.config
+    if isinstance(checked.train.env, Batched):
+        raise ConfigError(
+            f"{checked.train.config.target} hosts all slots of a worker in one simulator, and this measures one slot",
+            "set env.num_workers to 1 or 2 a GPU, and env.train.total_num_envs as large as its memory allows",
+        )
     policy, device = build.build_policy(checked)
     with tempfile.TemporaryDirectory() as folder:
         console.say("one env worker: starting, building the simulator, two episodes' beginnings …")
