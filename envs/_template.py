@@ -59,4 +59,4 @@ class TemplateEnv:
 
     def close(self) -> None: ...  # optional beside these: expert(), a scripted solution (embodied.protocols.Expert),
 
-    # and preload(), imports that forked workers inherit (embodied.protocols.Preloads)
+    # preload(), imports that forked workers inherit (Preloads), and batch(), all slots in one simulator (Batched)

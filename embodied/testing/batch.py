@@ -44,7 +44,7 @@ class FakeBatch:
             self._copies[slot].reset(start)
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
-        if pace := max((self._copies[slot].pace for slot in np.flatnonzero(active)), default=0.0):
+        if pace := max((self._copies[slot].pace for slot in np.flatnonzero(active).tolist()), default=0.0):
             time.sleep(pace)
         return [one.advance(*given) for one, *given in zip(self._copies, actions, active, strict=True)]
 

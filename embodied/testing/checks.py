@@ -79,7 +79,7 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
     def look() -> list[dict[str, np.ndarray]]:
         return _observe_batch(batch, spec, num_slots)
 
-    def same(what: str, slots: Sequence[int], got: Sequence[Any], expected: Sequence[Any]) -> None:
+    def same(what: str, slots: Sequence[int], got: Any, expected: Any) -> None:
         for slot in slots:
             _same_numbers(f"{what}, slot {slot}", got[slot], expected[slot], tolerance)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rig import records
+from rig import BOTH_STARTS, records
 
 from embodied.errors import WorkerDiedError
 from embodied.runtime.channel import Command, Completion, Kind
@@ -263,6 +263,7 @@ def kill_at(rig, number):
 
 @pytest.mark.parametrize("schedule", [{"min_batch": 3}, {"lockstep": True}, {"lockstep": True, "stages": 2}], ids=str)
 @pytest.mark.parametrize("number", [1, 7, 23])
+@BOTH_STARTS
 def test_all_slots_of_a_killed_worker_are_redone(make_rig, expected, number, schedule):
     said: list[str] = []
     rig = make_rig(slots=6, workers=2, rows=128, max_restarts=3, say=said.append, **BATCH, **NEAR)
