@@ -1,4 +1,4 @@
-"""The proof that a run learns: demonstrations, a cloned policy, then GRPO and PPO from it, three seeds each.
+"""The proof that a run learns: a cloned policy, a camera that was moved, then GRPO and PPO with three seeds each.
 
     python benchmarks/quickstart.py --out /tmp/quickstart            # everything, then the report
     python benchmarks/quickstart.py --out /tmp/quickstart --report   # the report of what is there
@@ -28,8 +28,12 @@ BEGIN, END = "<!-- written by benchmarks/quickstart.py -->", "<!-- end -->"
 ALGORITHMS = ("grpo", "ppo")
 SEEDS = (1, 2, 3)
 EPISODES = 200  # of an evaluation before and after
-DEMONSTRATIONS = {"quickstart_pullcube": 300, "quickstart_pushcube": 20}
-SFT = "quickstart-sft"
+ENV = "quickstart_pullcube"
+DEMONSTRATIONS = 1500
+CLONED = {
+    "quickstart-sft": 1234,
+    "quickstart-sft-2": 7,
+}  # runs of supervised training and their seeds, one after the other
 
 
 class Steps:
@@ -56,10 +60,11 @@ class Steps:
         done.write_text(json.dumps({"command": command[1:], "wall_s": wall, "load": load}) + "\n")
         return wall
 
-    def evaluate(self, name: str, experiment: str, checkpoint: Path, *more: str) -> None:
+    def evaluate(self, name: str, experiment: str, checkpoint: Path) -> None:
         self.run(
-            name, "eval", f"experiment={experiment}", f"runner.experiment_name={name}", f"runner.ckpt_path={checkpoint}",
-            f"env.eval.episodes_per_task={EPISODES}", "env.eval.video_cfg.max_videos=4", *more,
+            name, "eval", f"experiment={experiment}", f"runner.experiment_name={name}",
+            f"runner.ckpt_path={checkpoint}", f"env.eval.episodes_per_task={EPISODES}",
+            "env.eval.video_cfg.max_videos=4",
         )  # fmt: skip
 
 
@@ -68,11 +73,16 @@ def newest(run: Path) -> Path:
 
 
 def prepare(steps: Steps) -> Path:
-    """Demonstrations and the cloned policy; its checkpoint, relative to the folder."""
-    for env, episodes in DEMONSTRATIONS.items():
-        steps.run(f"demos-{env}", "tools.demos", f"env={env}", f"episodes={episodes}", "noise_std=0.3")
-    steps.run(SFT, "sft", "experiment=quickstart_sft")
-    checkpoint = newest(steps.out / "runs" / SFT).relative_to(steps.out)
+    """Demonstrations and the cloned policy, evaluated before and after the camera moves; its checkpoint."""
+    steps.run("demos", "tools.demos", f"env={ENV}", f"episodes={DEMONSTRATIONS}", "noise_std=0.3")
+    begun: list[str] = []
+    for name, seed in CLONED.items():
+        steps.run(
+            name, "sft", "experiment=quickstart_sft", f"runner.experiment_name={name}", f"runner.seed={seed}", *begun
+        )
+        checkpoint = newest(steps.out / "runs" / name).relative_to(steps.out)
+        begun = [f"runner.ckpt_path={checkpoint}"]
+    steps.evaluate("unmoved", "quickstart_sft", checkpoint)
     steps.evaluate("before", "quickstart_grpo", checkpoint)
     return checkpoint
 
@@ -120,9 +130,9 @@ def collect(out: Path) -> dict[str, Any]:
                     **{key: json.loads((out / f"{name}.json").read_text())[key] for key in ("wall_s", "load")},
                     "iterations": [_short(row) for row in history(out, name)],
                 }
-    names = [*(f"demos-{env}" for env in DEMONSTRATIONS), SFT]
-    prepared = {name: json.loads((out / f"{name}.json").read_text())["wall_s"] for name in names}
-    return {"prepared_s": prepared, "before": success(out, "before"), "runs": runs}
+    prepared = {name: json.loads((out / f"{name}.json").read_text())["wall_s"] for name in ("demos", *CLONED)}
+    evaluated = {name: success(out, name) for name in ("unmoved", "before")}
+    return {"prepared_s": prepared, **evaluated, "runs": runs}
 
 
 def _short(row: dict[str, float]) -> dict[str, float]:
@@ -140,16 +150,16 @@ def percent(row: dict[str, Any]) -> str:
 def tables(result: dict[str, Any]) -> str:
     """Markdown: success before and after, then each iteration's success in training."""
     lines = [
-        f"Before: {percent(result['before'])}. After:",
-        "",
         "| run | success on unseen starts (95 % interval) | wall clock | iterations |",
         "|---|---|---|---|",
+        f"| cloned, camera as in the demonstrations | {percent(result['unmoved'])} | | |",
+        f"| cloned, camera moved | {percent(result['before'])} | | |",
     ]
     for name, run in result["runs"].items():
         minutes, count = run["wall_s"] / 60, len(run["iterations"])
         lines.append(f"| {name} | {percent(run['after'])} | {minutes:.1f} min | {count} |")
-    lines += ["", "Success of the sampled episodes of each iteration, %; in brackets greedy evaluations on unseen starts:"]
-    lines += ["", "| iteration | " + " | ".join(result["runs"]) + " |", "|---" * (len(result["runs"]) + 1) + "|"]
+    lines += ["", "Success of an iteration's sampled episodes, %; in brackets: greedy, on unseen starts.", ""]
+    lines += ["| iteration | " + " | ".join(result["runs"]) + " |", "|---" * (len(result["runs"]) + 1) + "|"]
     longest = max((len(run["iterations"]) for run in result["runs"].values()), default=0)
     for index in range(longest):
         cells = [_cell(run["iterations"], index) for run in result["runs"].values()]
@@ -183,7 +193,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
             )  # fmt: skip
             greedy = [(row["minutes"], row["eval/success_rate"]) for row in rows if "eval/success_rate" in row]
             greedy = [(0.0, result["before"]["success_rate"]), *greedy]
-            panel.plot(*zip(*greedy, strict=True), color=color, marker="o", markersize=4, label=f"seed {name.split()[1]}")
+            label = f"seed {name.split()[1]}"
+            panel.plot(*zip(*greedy, strict=True), color=color, marker="o", markersize=4, label=label)
         panel.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
         panel.set(title=algorithm.upper(), xlabel="minutes on two cores", ylim=(0, 1))
         panel.grid(alpha=0.2)
