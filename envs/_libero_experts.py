@@ -2,7 +2,8 @@
 
     over the object ─▶ down ─▶ close ─▶ up ─▶ over the target ─▶ down ─▶ open ─▶ up;  again if that did not do
 
-Where to grasp follows from the boxes that objects consist of in MuJoCo's collisions (``_libero_grasps``).
+Where to grasp follows from the boxes that objects consist of in MuJoCo's collisions (``_libero_grasps``). An episode
+takes 70 to 130 control steps. With noise of 0.1 the flat cream cheese was grasped, with 0.3 not within 280 steps.
 """
 
 from __future__ import annotations
