@@ -257,8 +257,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             for way, figures in got["found"].items()
         }
         result["cells"][cell] = got
-    result["load_after"] = os.getloadavg()[0]
-    print("wrote", save(args.name, result))
+        result["load_after"] = os.getloadavg()[0]
+        print("wrote", save(args.name, result))  # what is there stays, should a later cell fail
     return result
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+import multiprocessing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,19 +75,21 @@ PEERS = (
 )  # fmt: skip
 
 
-def installed() -> Iterator[Peer]:
+def installed() -> list[Peer]:
     """Those whose library is here, the others are named with what installs them. Ray comes last: its threads must not
     be there when others fork."""
-    missing: dict[str, str] = {}
+    found, missing = [], {}
     for peer in PEERS:
         try:
             importlib.import_module(f"peers.{peer.way[0]}")
         except ImportError as error:
             missing[peer.distribution] = str(error)
         else:
-            yield peer
+            found.append(peer)
+    multiprocessing.set_start_method("fork", force=True)  # torchrl's import makes it spawn, for the others as well
     for distribution, why in missing.items():
         print(f"  without {distribution}: {why} (pip install {distribution})")
+    return found
 
 
 def versions(peers: list[Peer]) -> dict[str, str]:
