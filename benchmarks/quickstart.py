@@ -27,7 +27,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "results"
 BEGIN, END = "<!-- written by benchmarks/quickstart.py -->", "<!-- end -->"
 ALGORITHMS = ("grpo", "ppo")
 SEEDS = (1, 2, 3)
-EPISODES = 200  # of an evaluation before and after
+EPISODES = 200  # of the evaluations before
 ENV = "quickstart_pullcube"
 DEMONSTRATIONS = 1500
 CLONED = {
@@ -89,21 +89,18 @@ def prepare(steps: Steps) -> Path:
 
 def learn(steps: Steps, algorithm: str, seed: int, checkpoint: Path) -> None:
     name = f"quickstart-{algorithm}-{seed}"
-    experiment = f"quickstart_{algorithm}"
     steps.run(
-        name, "train", f"experiment={experiment}", f"runner.experiment_name={name}", f"runner.seed={seed}",
+        name, "train", f"experiment=quickstart_{algorithm}", f"runner.experiment_name={name}", f"runner.seed={seed}",
         f"runner.ckpt_path={checkpoint}",
     )  # fmt: skip
-    last = newest(steps.out / "runs" / name).relative_to(steps.out)
-    steps.evaluate(f"after-{algorithm}-{seed}", experiment, last)
 
 
 # -- the report ------------------------------------------------------------------------------------------------------
 
 
 def success(out: Path, name: str) -> dict[str, Any]:
-    """Successes, episodes, rate, low, high of an evaluation of all tasks."""
-    found = json.loads(next((out / "runs" / name / "eval").glob("*.json")).read_text())
+    """Successes, episodes, rate, low, high of a run's last evaluation."""
+    found = json.loads(max((out / "runs" / name / "eval").glob("*.json")).read_text())
     row = found["tasks"][-1]
     return {key: row[key] for key in ("successes", "episodes", "success_rate", "low", "high")}
 
@@ -124,9 +121,9 @@ def collect(out: Path) -> dict[str, Any]:
     for algorithm in ALGORITHMS:
         for seed in SEEDS:
             name = f"quickstart-{algorithm}-{seed}"
-            if (out / f"after-{algorithm}-{seed}.json").exists():
+            if (out / f"{name}.json").exists():
                 runs[f"{algorithm} {seed}"] = {
-                    "after": success(out, f"after-{algorithm}-{seed}"),
+                    "after": success(out, name),
                     **{key: json.loads((out / f"{name}.json").read_text())[key] for key in ("wall_s", "load")},
                     "iterations": [_short(row) for row in history(out, name)],
                 }
@@ -210,8 +207,9 @@ def strips(out: Path, path: Path) -> None:
     import numpy as np
 
     rows = []
-    for name in ("before", *(f"after-{algorithm}-{SEEDS[0]}" for algorithm in ALGORITHMS)):
-        videos = sorted((out / "videos" / name).rglob("*.mp4"))[:2]
+    for name in ("before", *(f"quickstart-{algorithm}-{SEEDS[0]}" for algorithm in ALGORITHMS)):
+        last = max((out / "videos" / name / "eval").iterdir())
+        videos = sorted(last.glob("*.mp4"))[:2]
         for video in videos:
             frames = iio.imread(video)
             picks = np.linspace(0, min(len(frames) - 1, 14), 8).astype(int)

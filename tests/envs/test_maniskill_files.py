@@ -134,7 +134,7 @@ def test_each_object_is_a_task_and_starts_are_numbered_object_first(tmp_path, mo
     env = stand_in(tmp_path, monkeypatch, objects=[16, 25])
     assert env.spec.tasks == tuple(f"put thing {i} on plate" for i in range(16, 25))
     assert env.spec.num_init_states == (100,) * 9
-    assert env._seed_and_options(Start(2, 7, 5)) == (0, {"episode_id": 207})
+    assert env.seed_and_options(Start(2, 7, 5)) == (0, {"episode_id": 207})
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_starts_of_training_and_evaluation_never_meet():
     assert SEED_STREAM == EVAL_SEEDS
     free, few = ManiSkillEnv(PICK), ManiSkillEnv(PICK, num_init_states=3)
     for env, states in ((free, [0]), (few, [0, 1, 2])):
-        trained = {env._seed_and_options(Start(0, i, seed))[0] for i in states for seed in range(20)}
-        evaluated = {env._seed_and_options(Start(0, i, EVAL_SEEDS + seed))[0] for i in states for seed in range(20)}
+        trained = {env.seed_and_options(Start(0, i, seed))[0] for i in states for seed in range(20)}
+        evaluated = {env.seed_and_options(Start(0, i, EVAL_SEEDS + seed))[0] for i in states for seed in range(20)}
         assert not trained & evaluated
         assert len(trained) == len(evaluated) == (20 if env is free else 3)
 
