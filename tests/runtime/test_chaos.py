@@ -50,17 +50,26 @@ def disturbed(rig, seed, signals=(signal.SIGKILL, signal.SIGSTOP)):
         thread.join(60)
 
 
+BATCH = {"target": "embodied.testing.FakeBatchEnv", "pool": {"batch": True}}
+
+
 @pytest.mark.parametrize(
-    ("schedule", "start_method"),
-    [({"min_batch": 2}, "spawn"), ({"lockstep": True, "stages": 2}, "spawn"), ({"min_batch": 2}, "forkserver")],
-    ids=["ready", "two stages", "ready, forked"],
+    ("schedule", "start_method", "hosting"),
+    [
+        ({"min_batch": 2}, "spawn", {}),
+        ({"lockstep": True, "stages": 2}, "spawn", {}),
+        ({"min_batch": 2}, "forkserver", {}),
+        ({"min_batch": 4}, "spawn", BATCH),
+        ({"lockstep": True, "stages": 3}, "spawn", BATCH),
+    ],
+    ids=["ready", "two stages", "ready, forked", "batches", "batches in stages"],
     indirect=["start_method"],
 )
-def test_random_kills_and_stops_change_no_bit(make_rig, schedule):
+def test_random_kills_and_stops_change_no_bit(make_rig, schedule, hosting):
     calm = make_rig(**SHAPE)
     expected = [collect(calm, iteration)[:3] for iteration in range(2)]
     calm.pool.close()
-    rig = make_rig(**SHAPE, max_restarts=1000, deadlines=PATIENT)
+    rig = make_rig(**SHAPE, **hosting, max_restarts=1000, deadlines=PATIENT)
     restarts = 0
     with disturbed(rig, seed=len(schedule)):
         for iteration in range(2):
