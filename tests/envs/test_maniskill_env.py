@@ -8,10 +8,10 @@ import pytest
 from embodied.envs import _maniskill_facts
 from embodied.envs._maniskill_facts import INSTRUCTIONS, SimParams
 from embodied.envs._maniskill_rendering import check_vulkan
-from embodied.envs.maniskill import ManiSkillEnv
+from embodied.envs.maniskill import ManiSkillBatch, ManiSkillEnv
 
 from embodied.errors import AssetsMissingError, ConfigError, RendererUnavailableError, UnknownNameError
-from embodied.testing import check_env
+from embodied.testing import check_batch_env, check_env
 from embodied.types import Start
 
 pytestmark = pytest.mark.sim
@@ -61,6 +61,12 @@ def play(env, given: np.ndarray) -> list:
 def test_keeps_the_protocol(pick, monkeypatch):
     monkeypatch.setattr(pick, "close", lambda: None)
     check_env(pick)
+
+
+def test_a_batch_of_one_keeps_the_protocol_of_batches(pick, monkeypatch):
+    """What a GPU would run, with one copy on the CPU."""
+    monkeypatch.setattr(pick, "batch", lambda slots: ManiSkillBatch(pick, slots), raising=False)
+    check_batch_env(pick, num_slots=1)
 
 
 def test_prepare_says_what_it_took(pick):
