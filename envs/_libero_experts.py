@@ -149,11 +149,14 @@ class PickAndPlace:
         least, tries = math.inf, 0
         for _ in range(steps):
             position, axes = self._scene.hand()
-            left = np.linalg.norm(target() - position) + METRES_PER_TURN * abs(turn_to(heading(axes), self._angle))
+            left = float(np.linalg.norm(target() - position)) + self._turn_left(axes)
             least, tries = (left, 0) if left < least - 0.002 else (least, tries + 1)
             if left < near or tries == PATIENCE:
                 return
             yield target(), self._angle, gripper
+
+    def _turn_left(self, axes: np.ndarray) -> float:
+        return METRES_PER_TURN * abs(turn_to(heading(axes), self._angle))
 
     def _stay(self, gripper: float, steps: int) -> Iterator[Move]:
         here = self._hand

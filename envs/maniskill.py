@@ -85,6 +85,8 @@ class ManiSkillEnv:
         AssetsMissingError: ManiSkill, or a file of the task, is not installed.
     """
 
+    experts = f"{', '.join(sorted(EXPERTS))} with {' or '.join(CONTROL_MODES)}"
+
     def __init__(
         self,
         init_params: Mapping[str, Any],
