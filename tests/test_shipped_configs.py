@@ -1,0 +1,44 @@
+"""Every group file that is shipped composes into a configuration that the schema accepts."""
+
+from pathlib import Path
+
+import pytest
+
+from embodied.compose import compose
+
+CONFIG = Path(__file__).parents[1] / "config"
+PATH = "actor.model.model_path=/a/checkpoint"  # released models are nothing without one
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", names("env"))
+def test_env(name):
+    composed = compose([f"env={name}"])
+    assert composed.resolved["env"]["train"]["_target_"].startswith("embodied.envs.")
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_experiment(name):
+    compose([f"experiment={name}", PATH], "sft" if name.endswith("_sft") else "train")
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_model(name):
+    assert compose([f"model={name}", PATH]).resolved["actor"]["model"]["_target_"]
+
+
+def test_the_quickstart_trains_with_the_moved_camera_what_it_cloned_with_the_other():
+    cloned = compose(["experiment=quickstart_sft"], "sft").resolved
+    for name in ("grpo", "ppo"):
+        trained = compose([f"experiment=quickstart_{name}"]).resolved
+        assert trained["actor"]["model"] == cloned["actor"]["model"]
+        before, after = (c["env"]["train"]["init_params"]["camera_views"] for c in (cloned, trained))
+        assert before["base_camera"]["fov"] == after["base_camera"]["fov"]
+        moved = [b - a for a, b in zip(before["base_camera"]["eye"], after["base_camera"]["eye"], strict=True)]
+        assert moved == [0, 0.06, 0]
+        for side in ("train", "eval"):
+            assert trained["env"][side]["init_params"]["camera_views"] == after
+            assert trained["env"][side]["state"] == cloned["env"][side]["state"]
