@@ -57,6 +57,4 @@ class TemplateEnv:
     def set_state(self, state: tuple[int, np.ndarray]) -> None:
         self._task_id, self._dot = state[0], state[1].copy()
 
-    def close(self) -> None: ...  # optional beside these: expert(), a scripted solution (embodied.protocols.Expert),
-
-    # preload(), imports that forked workers inherit (Preloads), and batch(), all slots in one simulator (Batched)
+    def close(self) -> None: ...  # optional beside these: Expert, Preloads and Batched of embodied.protocols
