@@ -195,7 +195,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         panel.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
         panel.set(title=algorithm.upper(), xlabel="minutes on two cores", ylim=(0, 1))
         panel.grid(alpha=0.2)
-        panel.legend(loc="lower right", frameon=False)
+        if of_it:
+            panel.legend(loc="lower right", frameon=False)
     panels[0].set_ylabel("success rate")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -208,8 +209,8 @@ def strips(out: Path, path: Path) -> None:
 
     rows = []
     for name in ("before", *(f"quickstart-{algorithm}-{SEEDS[0]}" for algorithm in ALGORITHMS)):
-        last = max((out / "videos" / name / "eval").iterdir())
-        videos = sorted(last.glob("*.mp4"))[:2]
+        evaluations = sorted((out / "videos" / name / "eval").glob("*"))
+        videos = sorted(evaluations[-1].glob("*.mp4"))[:2] if evaluations else []
         for video in videos:
             frames = iio.imread(video)
             picks = np.linspace(0, min(len(frames) - 1, 14), 8).astype(int)
@@ -219,7 +220,10 @@ def strips(out: Path, path: Path) -> None:
 
 
 def report(out: Path) -> None:
-    facts = machine(["torch", "mani_skill", "sapien", "numpy"])
+    facts = {
+        **machine(["torch", "mani_skill", "sapien", "numpy"]),
+        "command": "python benchmarks/quickstart.py --out FOLDER",
+    }
     result = {**facts, **collect(out)}
     DOCS.mkdir(parents=True, exist_ok=True)
     draw(result, DOCS / "quickstart.png")
