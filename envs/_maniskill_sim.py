@@ -24,6 +24,7 @@ from embodied.types import StepResult
 
 from ._common import axis_angle
 from ._maniskill_cameras import Cameras
+from ._maniskill_culling import Culling
 from ._maniskill_experts import Waypoints, action_towards, hand_of
 from ._maniskill_facts import SimParams
 
@@ -218,6 +219,8 @@ class TaskSimulator:
         self._options: dict[str, Any] = {}  # of the last that was begun
         self._actions: list[np.ndarray] = []  # of the episode, where a state can be saved
         self._pictures: dict[str, Any] = {}  # of the present state: camera → uint8 [N, H, W, 3], on the device
+        self._may_cull = not self._on_gpu and params.shader_pack == "minimal"
+        self._culling: Culling | None = None
         self._begin_episode = self.env._initialize_episode
         self.env._initialize_episode = self._one_after_another
         self._check_info_reward()
@@ -355,8 +358,13 @@ class TaskSimulator:
         env = self.env
         for thing in env._hidden_objects:
             thing.show_visual() if self._show_goal else thing.hide_visual()
-        env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
         sensors = {name: env.scene.sensors[name] for name in self._cameras}
+        if self._may_cull:
+            if self._culling is None or self._culling.scene is not env.scene:
+                seen_by = [sensor.camera._render_cameras[0] for sensor in sensors.values()]
+                self._culling = Culling(env.scene, seen_by)
+            self._culling.apply()
+        env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
         for sensor in sensors.values():
             sensor.capture()
         only_rgb = {"rgb": True, "depth": False, "position": False, "segmentation": False}

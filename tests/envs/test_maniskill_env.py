@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from embodied.envs import _maniskill_facts
+from embodied.envs._maniskill_cameras import Cameras
 from embodied.envs._maniskill_facts import INSTRUCTIONS, SimParams
 from embodied.envs._maniskill_rendering import check_vulkan
 from embodied.envs.maniskill import ManiSkillBatch, ManiSkillEnv
@@ -266,14 +267,14 @@ def test_experts_solve_nineteen_of_twenty(vulkan, task, mode):
 # -- against the original --------------------------------------------------------------------------------------------
 
 
-def original(task: str, mode: str, seed: int, given: np.ndarray) -> dict[str, list]:
+def original(task: str, mode: str, seed: int, given: np.ndarray, views: dict | None = None, **more) -> dict[str, list]:
     """An episode through ``gym.make``, observed at every step."""
     import gymnasium
 
-    sensors = {"width": SIZE["camera_widths"], "height": SIZE["camera_heights"], "shader_pack": "minimal"}
+    sensors = Cameras.of({**SIZE, "camera_views": views}).sensor_configs("minimal")
     env = gymnasium.make(
         task, obs_mode="rgb", reward_mode="normalized_dense", control_mode=mode, sim_backend="physx_cpu",
-        render_backend=check_vulkan().name, sensor_configs=sensors,
+        render_backend=check_vulkan().name, sensor_configs=sensors, **more,
     )  # fmt: skip
     seen, _ = env.reset(seed=seed)
     trace: dict[str, list] = {"obs": [seen], "physics": [], "results": []}
@@ -286,8 +287,8 @@ def original(task: str, mode: str, seed: int, given: np.ndarray) -> dict[str, li
     return trace
 
 
-def compare(env, look, task: str, mode: str, seed: int, given: np.ndarray) -> None:
-    theirs = original(task, mode, seed, given)
+def compare(env, look, task: str, mode: str, seed: int, given: np.ndarray, **more) -> None:
+    theirs = original(task, mode, seed, given, **more)
     env.reset(Start(0, 0, seed))
     seen = [look(env)]
     for index, action in enumerate(given):
@@ -325,6 +326,37 @@ def test_other_tasks_equal_the_original(pick, look, task, mode, cameras):
     env.reset(Start(0, 0, 9))
     play(env, actions(env, 11, seed=9))  # an earlier episode must not show
     compare(env, look, task, mode, 3, actions(env, 40, seed=1))
+    env.close()
+
+
+NEAR = {"base_camera": {"eye": [0.55, 0.0, 0.45], "target": [0.03, 0.0, 0.02], "fov": 0.65}}
+
+
+def test_bodies_outside_the_picture_are_not_drawn_and_the_picture_is_the_original(pick, look):
+    """From near most of the arm is outside, and comes in as it reaches forwards."""
+    env = make("PullCube-v1", "pd_ee_delta_pos", state=("qpos", "tcp_pose"), init_params={"camera_views": NEAR})
+    hidden = []
+
+    def look_and_note(env):
+        seen = look(env)
+        hidden.append(env._sim._culling.hidden)
+        return seen
+
+    given = actions(env, 48)
+    given[:24, 0], given[24:, 0] = 1, -1
+    compare(env, look_and_note, "PullCube-v1", "pd_ee_delta_pos", 5, given, views=NEAR)
+    print(hidden)
+    assert len(hidden[0]) >= 5
+    assert len({tuple(names) for names in hidden}) > 2
+    env.close()
+
+
+def test_with_shadows_everything_is_drawn(pick, look):
+    """What throws a shadow into the picture may stand beside it."""
+    shadows = {"camera_views": NEAR, "task_kwargs": {"enable_shadow": True}}
+    env = make("PullCube-v1", "pd_ee_delta_pos", state=("qpos", "tcp_pose"), init_params=shadows)
+    compare(env, look, "PullCube-v1", "pd_ee_delta_pos", 5, actions(env, 8), views=NEAR, enable_shadow=True)
+    assert env._sim._culling.hidden == []
     env.close()
 
 

@@ -1,0 +1,99 @@
+"""Bodies that no camera of ManiSkill sees are not drawn. The picture is the same to the bit, and cheaper: in software each
+triangle costs, in the picture or not, and a Panda has 155,000."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MARGIN = 1.0  # pixels around the picture that count as seen
+
+
+class Culling:
+    """Hides the bodies of one CPU scene that lie outside all pictures, and shows those that come into one.
+
+    Only for shaders without reflections ("minimal"). Where a light throws shadows nothing is hidden: a shadow may lie in
+    a picture and what throws it beside it. Bodies that are hidden or half transparent at the beginning stay as they are.
+
+    Args:
+        scene: a ManiSkillScene with one sub-scene.
+        cameras: SAPIEN's camera components that pictures are taken with.
+    """
+
+    def __init__(self, scene: Any, cameras: Sequence[Any]) -> None:
+        self.scene, self._cameras = scene, cameras
+        self._bodies = _bodies(scene)
+        self._boxes = np.stack([_box(body) for body in self._bodies]) if self._bodies else np.zeros((0, 8, 4))
+        self._hidden = np.zeros(len(self._bodies), bool)
+
+    def apply(self) -> None:
+        """Before a picture, with all bodies and cameras where they are in it."""
+        if not self._bodies:
+            return
+        poses = np.stack([body.entity.pose.to_transformation_matrix() for body in self._bodies])
+        corners = np.einsum("nij,nkj->nki", poses, self._boxes)
+        hide = np.logical_and.reduce([Frustum.of(camera).misses(corners) for camera in self._cameras])
+        for index in np.flatnonzero(hide != self._hidden):
+            self._bodies[index].visibility = 0.0 if hide[index] else 1.0
+        self._hidden = hide
+
+    @property
+    def hidden(self) -> list[str]:
+        """Names of the bodies that are not drawn at the moment."""
+        return [self._bodies[index].entity.name for index in np.flatnonzero(self._hidden)]
+
+
+@dataclass(frozen=True)
+class Frustum:
+    """What a camera sees: half-spaces in the scene's frame."""
+
+    planes: np.ndarray  # float64 [6, 4]: inside is planes @ (x, y, z, 1) >= 0
+
+    @classmethod
+    def of(cls, camera: Any) -> Frustum:
+        """Of a SAPIEN camera: pinhole, x to the right, y down, z forward."""
+        fx, fy, cx, cy = camera.fx, camera.fy, camera.cx + MARGIN, camera.cy + MARGIN
+        width, height = camera.width + 2 * MARGIN, camera.height + 2 * MARGIN
+        in_camera = np.array(
+            [
+                [fx, 0, cx, 0],  # column of the picture >= 0
+                [-fx, 0, width - cx, 0],
+                [0, fy, cy, 0],
+                [0, -fy, height - cy, 0],
+                [0, 0, 1, -camera.near],
+                [0, 0, -1, camera.far],
+            ]
+        )
+        to_camera = np.eye(4)
+        to_camera[:3] = np.asarray(camera.get_extrinsic_matrix())[:3]
+        return cls(in_camera @ to_camera)
+
+    def misses(self, corners: np.ndarray) -> np.ndarray:
+        """Boxes' corners [n, 8, 4] → bool [n], that a box lies wholly on the other side of some plane."""
+        return ((corners @ self.planes.T) < 0).all(axis=1).any(axis=1)
+
+
+def _bodies(scene: Any) -> list[Any]:
+    """Render bodies that may be hidden; none where there are shadows."""
+    from sapien.render import RenderBodyComponent, RenderLightComponent
+
+    found = []
+    for entity in scene.sub_scenes[0].entities:
+        for component in entity.components:
+            if isinstance(component, RenderLightComponent) and component.shadow:
+                return []
+            if isinstance(component, RenderBodyComponent) and component.render_shapes and component.visibility == 1.0:
+                found.append(component)
+    return found
+
+
+def _box(body: Any) -> np.ndarray:
+    """Corners [8, 4] (x, y, z, 1), in the entity's frame, of a box around the body."""
+    low, high = np.asarray(body.compute_global_aabb_tight(), float)
+    corners = np.array(
+        [[x, y, z, 1.0] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])]
+    )
+    return corners @ np.linalg.inv(body.entity.pose.to_transformation_matrix()).T
