@@ -1,5 +1,5 @@
-"""Bodies that no camera of ManiSkill sees are not drawn. The picture is the same to the bit, and cheaper: in software each
-triangle costs, in the picture or not, and a Panda has 155,000."""
+"""Bodies that no camera of ManiSkill sees are not drawn. The picture is the same to the bit, and cheaper: in software
+each triangle costs, in the picture or not, and a Panda has 155,000."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MARGIN = 1.0  # pixels around the picture that count as seen
 class Culling:
     """Hides the bodies of one CPU scene that lie outside all pictures, and shows those that come into one.
 
-    Only for shaders without reflections ("minimal"). Where a light throws shadows nothing is hidden: a shadow may lie in
-    a picture and what throws it beside it. Bodies that are hidden or half transparent at the beginning stay as they are.
+    Only for shaders without reflections ("minimal"). Where a light throws shadows nothing is hidden: a shadow may lie
+    in a picture and what throws it beside it. Bodies hidden or half transparent at the beginning stay as they are.
 
     Args:
         scene: a ManiSkillScene with one sub-scene.
