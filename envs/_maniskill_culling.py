@@ -1,15 +1,13 @@
-"""Bodies that no camera of ManiSkill sees are not drawn. The picture is the same to the bit, and cheaper: in software
-each triangle costs, in the picture or not, and a Panda has 155,000."""
+"""Bodies that no camera of ManiSkill sees are not drawn. The picture is the same to the bit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-MARGIN = 1.0  # pixels around the picture that count as seen
+from ._frustum import Frustum, corners
 
 
 class Culling:
@@ -34,8 +32,8 @@ class Culling:
         if not self._bodies:
             return
         poses = np.stack([body.entity.pose.to_transformation_matrix() for body in self._bodies])
-        corners = np.einsum("nij,nkj->nki", poses, self._boxes)
-        hide = np.logical_and.reduce([Frustum.of(camera).misses(corners) for camera in self._cameras])
+        boxes = np.einsum("nij,nkj->nki", poses, self._boxes)
+        hide = np.logical_and.reduce([_frustum(camera).misses(boxes) for camera in self._cameras])
         for index in np.flatnonzero(hide != self._hidden):
             self._bodies[index].visibility = 0.0 if hide[index] else 1.0
         self._hidden = hide
@@ -46,34 +44,10 @@ class Culling:
         return [self._bodies[index].entity.name for index in np.flatnonzero(self._hidden)]
 
 
-@dataclass(frozen=True)
-class Frustum:
-    """What a camera sees: half-spaces in the scene's frame."""
-
-    planes: np.ndarray  # float64 [6, 4]: inside is planes @ (x, y, z, 1) >= 0
-
-    @classmethod
-    def of(cls, camera: Any) -> Frustum:
-        """Of a SAPIEN camera: pinhole, x to the right, y down, z forward."""
-        fx, fy, cx, cy = camera.fx, camera.fy, camera.cx + MARGIN, camera.cy + MARGIN
-        width, height = camera.width + 2 * MARGIN, camera.height + 2 * MARGIN
-        in_camera = np.array(
-            [
-                [fx, 0, cx, 0],  # column of the picture >= 0
-                [-fx, 0, width - cx, 0],
-                [0, fy, cy, 0],
-                [0, -fy, height - cy, 0],
-                [0, 0, 1, -camera.near],
-                [0, 0, -1, camera.far],
-            ]
-        )
-        to_camera = np.eye(4)
-        to_camera[:3] = np.asarray(camera.get_extrinsic_matrix())[:3]
-        return cls(in_camera @ to_camera)
-
-    def misses(self, corners: np.ndarray) -> np.ndarray:
-        """Boxes' corners [n, 8, 4] → bool [n], that a box lies wholly on the other side of some plane."""
-        return ((corners @ self.planes.T) < 0).all(axis=1).any(axis=1)
+def _frustum(camera: Any) -> Frustum:
+    to_camera = np.eye(4)
+    to_camera[:3] = np.asarray(camera.get_extrinsic_matrix())[:3]
+    return Frustum.of_pinhole(to_camera, (camera.fx, camera.fy), (camera.cx, camera.cy), (camera.width, camera.height))
 
 
 def _bodies(scene: Any) -> list[Any]:
@@ -91,9 +65,6 @@ def _bodies(scene: Any) -> list[Any]:
 
 
 def _box(body: Any) -> np.ndarray:
-    """Corners [8, 4] (x, y, z, 1), in the entity's frame, of a box around the body."""
+    """Corners [8, 4], in the entity's frame, of a box around the body."""
     low, high = np.asarray(body.compute_global_aabb_tight(), float)
-    corners = np.array(
-        [[x, y, z, 1.0] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])]
-    )
-    return corners @ np.linalg.inv(body.entity.pose.to_transformation_matrix()).T
+    return corners(low, high) @ np.linalg.inv(body.entity.pose.to_transformation_matrix()).T

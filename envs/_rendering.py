@@ -18,6 +18,7 @@ import numpy as np
 from embodied.errors import RendererUnavailableError, unknown_name
 
 from ._common import try_in_process
+from ._frustum import Frustum, corners
 
 BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
 REMEDY = (
@@ -83,6 +84,9 @@ def _try_backend(name: str) -> tuple[bool, str]:
     return try_in_process(_TRIAL, [], {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}, "GL_RENDERER=")
 
 
+_NOT_DRAWN = 5  # a group of geometry that MuJoCo leaves out of pictures
+
+
 class Offscreen:
     """Pictures of one MuJoCo model, in a GL context of its own. Only for the worker, after MUJOCO_GL is set.
 
@@ -103,6 +107,8 @@ class Offscreen:
         self._camera, self._option = mujoco.MjvCamera(), mujoco.MjvOption()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._option.geomgroup[0], self._option.geomgroup[1] = 0, 1  # collision shapes off, visual meshes on
+        self._boxes = np.stack([corners(box[:3] - box[3:], box[:3] + box[3:]) for box in model.geom_aabb])
+        self._bounded, self._may_cull = model.geom_rbound > 0, _may_cull(mujoco, model)
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         _release_pages(model.tex_data)
@@ -116,16 +122,44 @@ class Offscreen:
         mujoco = self._mujoco
         self._gl.make_current()  # other simulators of this process have contexts too
         self._camera.fixedcamid = camera_id
-        everything = mujoco.mjtCatBit.mjCAT_ALL
+        everything, groups = mujoco.mjtCatBit.mjCAT_ALL, self._model.geom_group
+        outside = self._outside(data, camera_id)
+        before, groups[outside] = groups[outside], _NOT_DRAWN
         mujoco.mjv_updateScene(self._model, data, self._option, None, self._camera, everything, self._scene)
+        groups[outside] = before
         mujoco.mjr_render(self._rect, self._scene, self._context)
         mujoco.mjr_readPixels(self._pixels, None, self._rect, self._context)
         return self._pixels[::-1, ::-1].copy()
+
+    def _outside(self, data: Any, camera_id: int) -> np.ndarray:
+        """bool [ngeom]: geometry that this camera cannot see, so that the picture is the same without it."""
+        if not self._may_cull:
+            return np.zeros(self._model.ngeom, bool)
+        place = np.zeros((self._model.ngeom, 4, 4))
+        place[:, :3, :3], place[:, :3, 3] = data.geom_xmat.reshape(-1, 3, 3), data.geom_xpos
+        place[:, 3, 3] = 1
+        boxes = np.einsum("nij,nkj->nki", place, self._boxes)
+        to_camera = np.eye(4)
+        to_camera[:3, :3] = (data.cam_xmat[camera_id].reshape(3, 3) * [1, -1, -1]).T  # MuJoCo looks along −z, y upwards
+        to_camera[:3, 3] = -to_camera[:3, :3] @ data.cam_xpos[camera_id]
+        width, height = self._rect.width, self._rect.height
+        focal = height / 2 / np.tan(np.deg2rad(self._model.cam_fovy[camera_id]) / 2)
+        frustum = Frustum.of_pinhole(to_camera, (focal, focal), (width / 2, height / 2), (width, height))
+        return self._bounded & frustum.misses(boxes)
 
     def close(self) -> None:
         self._gl.make_current()
         self._context.free()
         self._gl.free()
+
+
+def _may_cull(mujoco: Any, model: Any) -> bool:
+    """Whether nothing beside a picture can be seen in it, as a shadow or in a mirror."""
+    flat = np.isin(model.geom_type, [mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_BOX])
+    shown = flat & np.isin(model.geom_group, [1, 2]) & (model.geom_matid >= 0)
+    mirrors = model.mat_reflectance[model.geom_matid[shown]] > 0
+    known = not model.cam_sensorsize.any()  # cameras given by their field of view
+    return known and not mirrors.any() and not model.light_castshadow.any()
 
 
 def _release_pages(array: np.ndarray) -> None:

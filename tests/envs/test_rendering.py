@@ -1,6 +1,9 @@
 import os
+import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from embodied.envs import _rendering
 from embodied.envs._rendering import check_renderer
@@ -67,3 +70,36 @@ def test_honours_what_the_user_set(monkeypatch):
 def test_unknown_renderer_has_a_suggestion():
     with pytest.raises(UnknownNameError, match="Did you mean 'osmesa'"):
         check_renderer("mesa")
+
+
+# -- what is not drawn -----------------------------------------------------------------------------------------------
+
+PLACES = ("3 0 1", "0.9 0 0.2", "0 0.5 0.2", "0 0 4")  # of a ball, in a scene with a box behind the camera
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Pictures with and without culling, from a process of its own: GL can be set up once in a process."""
+    pytest.importorskip("mujoco")
+    path = tmp_path_factory.mktemp("drawn") / "pictures.npz"
+    name = check_renderer().name
+    environment = {**os.environ, "MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}
+    script = Path(__file__).parent / "culled_scene.py"
+    subprocess.run([sys.executable, script, path, *PLACES], env=environment, check=True, timeout=120)
+    return np.load(path)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("place", PLACES)
+def test_geometry_outside_the_picture_is_not_drawn_and_the_picture_is_the_same(drawn, place):
+    picture, hidden = drawn[f"{place} culled"], set(drawn[f"{place} hidden"])
+    assert np.array_equal(picture, drawn[f"{place} whole"])
+    green = (picture[..., 1] > 1.5 * picture[..., 0]) & (picture[..., 1] > 1.5 * picture[..., 2])
+    assert ("ball" in hidden) != green.any()
+    assert hidden - {"ball"} == {"behind"}
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("scene", ["mirror", "shadow"])
+def test_everything_is_drawn_where_a_mirror_or_a_shadow_could_show_it(drawn, scene):
+    assert drawn[f"{scene} hidden"].size == 0
