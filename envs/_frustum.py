@@ -1,4 +1,4 @@
-"""Which boxes lie outside a camera's picture. What does not lie in it need not be drawn: in software each triangle costs."""
+"""Which boxes lie outside a camera's picture. They need not be drawn, and in software each triangle costs."""
 
 from __future__ import annotations
 

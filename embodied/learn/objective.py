@@ -72,6 +72,7 @@ class Terms(NamedTuple):
     policy_loss: Tensor  # []
     value_loss: Tensor  # []
     entropy: Tensor  # []
+    entropy_weight: Tensor  # [], sum of the weights in ``entropy``
     positive_nll: Tensor  # []
     kl: Tensor  # []
     new: Tensor  # float32 [m, M], log-probs now
@@ -173,6 +174,7 @@ class Objective:
             (policy.per_token * weights).sum(),
             self._value_term(result, records, elements),
             (entropy * elements.entropy_weights).sum(),
+            elements.entropy_weights.sum(),
             -(new * elements.nll_weights).sum(),
             torch.zeros((), device=new.device) if kl is None else (kl * elements.weights).sum(),
             new,

@@ -23,9 +23,8 @@ class UpdateTotals:
     stats: PolicyStats | None = None
     batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
     value_loss: float | None = None  # None: no value head is trained
-    entropy: float = 0.0
     gap: float | None = None
-    means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count of elements
+    means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count or weight
     samples: int = 0  # records that went forward and backward, each time that they did
     flops: float = 0.0  # of these passes; 0 if the policy does not say
     stalest: int | None = None  # most optimizer updates between acting and training
@@ -43,7 +42,9 @@ class UpdateTotals:
 
     def average(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Elements of the metric ``name`` that ``mask`` keeps, both [m, M]."""
-        found = sum_and_count(values, mask)
+        self._add_to_mean(name, sum_and_count(values, mask))
+
+    def _add_to_mean(self, name: str, found: Tensor) -> None:
         self.means[name] = found if name not in self.means else self.means[name] + found
 
     def mean(self, name: str) -> float | None:
@@ -59,7 +60,8 @@ class UpdateTotals:
         stats = policy_stats(terms.policy, mask)
         self.batch_stats = stats if self.batch_stats is None else self.batch_stats + stats
         self.stats = stats if self.stats is None else self.stats + stats
-        self.entropy += terms.entropy.item()
+        weighed = torch.stack([terms.entropy.detach(), terms.entropy_weight])
+        self._add_to_mean("train/entropy", weighed.double().cpu())
         if terms.value_loss.requires_grad:
             self.value_loss = (self.value_loss or 0.0) + terms.value_loss.item()
         if terms.kl_elements is not None:
@@ -81,14 +83,14 @@ class UpdateTotals:
         if world.size == 1:
             return self
         means = {name: found.cpu() for name, found in self.means.items()}
-        sums = np.array([self.entropy, self.samples, self.flops])
+        sums = np.array([self.samples, self.flops])
         parts = world.gather((on_cpu(self.stats), self.value_loss, self.gap, self.stalest, sums, means))
         stats, values, gaps, stalest, added, every = zip(*parts, strict=True)
-        entropy, samples, flops = np.sum(added, axis=0).tolist()
+        samples, flops = np.sum(added, axis=0).tolist()
         names = dict.fromkeys(name for found in every for name in found)
         return replace(
             self, stats=add_stats(stats), value_loss=_total(values), gap=_largest(gaps), stalest=_largest(stalest),
-            entropy=entropy, samples=int(samples), flops=flops,
+            samples=int(samples), flops=flops,
             means={name: sum(found.get(name, torch.zeros(2)) for found in every) for name in names},
         )  # fmt: skip
 
@@ -96,7 +98,6 @@ class UpdateTotals:
         taken = max(self.steps, 1)
         return {
             "train/loss": self.loss / taken,
-            "train/entropy": self.entropy / max(self.batches, 1),
             "train/grad_norm": self.grad_norm / taken,
             "train/optimizer_steps": self.steps,
             "train/skipped_records": self.skipped,

@@ -47,7 +47,7 @@ METRICS: dict[str, str] = {
     "train/kl_reference": "mean KL estimate of an element (logprob_type) towards the reference (kl_beta), nats",
     "train/kl_beta": "weight of that KL in the iteration (kl_ctrl)",
     "train/behaviour_weight_mean": "mean weight that corrects for the acting policy (loss_type tis); 1 = no difference",
-    "train/entropy": "mean entropy of the action distribution at algorithm.entropy_type, nats",
+    "train/entropy": "mean entropy of the actions of what was trained on, at algorithm.entropy_type, nats",
     "train/skipped_records": "records left out of the forward pass because their advantage is 0, count",
     "train/optimizer_steps": "optimizer updates in the iteration, count",
     "train/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",

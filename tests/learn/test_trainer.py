@@ -171,6 +171,14 @@ def test_an_entropy_bonus_trains_on_every_record(collected):
     assert 2.0 < metrics["train/entropy"] <= np.log(16), "16 bins of a policy that was not trained"
 
 
+def test_groups_without_an_advantage_do_not_lower_the_entropy_that_is_shown(collected):
+    env, arrays, results = collected
+    everything, _ = trainer(env).update(arrays, results, iteration=0)
+    fewer, _ = trainer(env).update(*with_equal_returns(arrays, results, groups={0, 2}), iteration=0)
+    assert fewer["train/skipped_records"] > 0
+    assert fewer["train/entropy"] == pytest.approx(everything["train/entropy"], rel=0.1)
+
+
 def test_trainer_and_rollout_agree_about_log_probs(collected):
     env, arrays, results = collected
     metrics, _ = trainer(env).update(arrays, results, iteration=0)

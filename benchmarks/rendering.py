@@ -1,0 +1,173 @@
+"""What rendering wastes: CPU time of a picture as the simulators' own code draws it, and without what nobody sees.
+
+    python benchmarks/rendering.py                      # LIBERO's suites and ManiSkill's cameras
+    python benchmarks/rendering.py --libero libero_10 --maniskill
+
+One process, the same states for all variants, which take turns; medians over states of CPU time and of the ratio to
+``everything``. ``culled`` is what the adapters do: no geometry outside the picture, and the same picture to the bit.
+LIBERO's ``no_antialiasing`` (one sample a pixel instead of four) is another picture: how many pixels differ, and by how
+much, stands beside it. ``copies`` is what it costs to turn the picture and to write it into the slab.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _measure import machine, save
+
+CHUNK = 8
+PICTURES = 3  # of one state and variant, for one value
+NEAR = {"base_camera": {"eye": [0.55, 0.0, 0.45], "target": [0.03, 0.0, 0.02], "fov": 0.65}}
+MANISKILL = {  # name → task, size, views
+    "PickCube-v1, the task's view, 128": ("PickCube-v1", 128, {}),
+    "PullCube-v1, from near (quickstart), 64": ("PullCube-v1", 64, NEAR),
+}
+
+
+class Table:
+    """CPU-ms and pictures of the variants, state after state."""
+
+    def __init__(self) -> None:
+        self.cost: dict[str, list[float]] = {}
+        self.differ: dict[str, list[tuple[float, float]]] = {}  # share of pixels, mean difference of these
+
+    def measure(self, variants: dict[str, Callable[[], np.ndarray]]) -> None:
+        pictures = {}
+        for name, draw in variants.items():
+            draw()
+            begun = time.process_time()
+            for _ in range(PICTURES):
+                pictures[name] = draw()
+            self.cost.setdefault(name, []).append((time.process_time() - begun) / PICTURES * 1e3)
+        reference = pictures["everything"].astype(int)
+        for name, picture in pictures.items():
+            if name not in ("everything", "copies"):
+                off = np.abs(picture - reference).max(axis=-1)
+                self.differ.setdefault(name, []).append(((off > 0).mean(), off[off > 0].mean() if off.any() else 0.0))
+
+    def summary(self) -> dict[str, Any]:
+        whole = np.array(self.cost["everything"])
+        return {
+            name: {
+                "cpu_ms": median(values),
+                "ratio": median((np.array(values) / whole).tolist()),
+                **({"pixels_that_differ": float(np.mean([share for share, _ in self.differ[name]])),
+                    "their_difference": float(np.mean([size for _, size in self.differ[name]]))}
+                   if name in self.differ else {}),
+            }
+            for name, values in self.cost.items()
+        }  # fmt: skip
+
+
+def libero(suite: str, size: int, states: int) -> dict[str, Any]:
+    """Both cameras of the suite's first task."""
+    from embodied.envs.libero import LiberoEnv
+
+    from embodied.types import Start
+
+    params = {"camera_heights": size, "camera_widths": size}
+    envs = [LiberoEnv(suite, task_ids=[0], init_params=params, renderer="osmesa") for _ in range(2)]
+    sims = []
+    for samples, env in zip((4, 0), envs, strict=True):
+        env.prepare()
+        env.reset(Start(0, 0, 0))
+        sim = next(iter(env._simulators.values()))
+        sim._model.vis.quality.offsamples = samples
+        sims.append(sim)
+    sim, rough = sims
+    slab = np.zeros((size, size, 3), np.uint8)
+    tables = {camera: Table() for camera in sim._camera_ids}
+    drawn = np.random.default_rng(0).uniform(-1, 1, (states * CHUNK, 7)).astype(np.float32)
+    for state in range(states):
+        for camera, table in tables.items():
+            sim.render(camera), rough.render(camera)  # the GL contexts
+
+            def draw(which: Any, cull: bool, camera: str = camera) -> np.ndarray:
+                offscreen, may = which._offscreen, which._offscreen._may_cull
+                offscreen._may_cull = may and cull
+                picture = offscreen.render(which._shown(), which._camera_ids[camera])
+                offscreen._may_cull = may
+                return picture
+
+            def copies() -> np.ndarray:
+                slab[:] = slab[::-1, ::-1].copy()
+                return slab
+
+            table.measure(
+                {
+                    "everything": lambda draw=draw: draw(sim, False),
+                    "culled": lambda draw=draw: draw(sim, True),
+                    "no_antialiasing": lambda draw=draw: draw(rough, True),
+                    "copies": copies,
+                }
+            )
+        for action in drawn[state * CHUNK : (state + 1) * CHUNK]:
+            for env in envs:
+                env.step(action)
+    for env in envs:
+        env.close()
+    return {f"{suite}, {camera}, {size}": table.summary() for camera, table in tables.items()}
+
+
+def maniskill(name: str, states: int) -> dict[str, Any]:
+    from embodied.envs._maniskill_cameras import Cameras
+    from embodied.envs._maniskill_facts import SimParams
+    from embodied.envs._maniskill_sim import TaskSimulator, prepare_process
+
+    prepare_process()
+    task, size, views = MANISKILL[name]
+    cameras = Cameras.of({"camera_heights": size, "camera_widths": size, "camera_views": views})
+    params = SimParams(id=task, control_mode="pd_ee_delta_pos")
+    ours, whole = (TaskSimulator(params, "cpu", cameras, False, {}) for _ in range(2))
+    whole._may_cull = False
+    table = Table()
+    drawn = np.random.default_rng(0).uniform(-1, 1, (states * CHUNK, 1, ours.action_dim)).astype(np.float32)
+    for sim in (ours, whole):
+        sim.begin([0], [0], [{}])
+
+    def draw(sim: TaskSimulator) -> np.ndarray:
+        sim._pictures = {}
+        return sim.pictures([0], cameras.names)[0, 0]
+
+    for state in range(states):
+        table.measure({"everything": lambda: draw(whole), "culled": lambda: draw(ours)})
+        for action in drawn[state * CHUNK : (state + 1) * CHUNK]:
+            for sim in (ours, whole):
+                sim.step(action)
+    for sim in (ours, whole):
+        sim.close()
+    return {name: table.summary()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--libero", nargs="*", default=["libero_10", "libero_object", "libero_spatial", "libero_goal"])
+    parser.add_argument("--maniskill", nargs="*", default=list(MANISKILL), help="some of: " + "; ".join(MANISKILL))
+    parser.add_argument("--size", type=int, default=224, help="LIBERO's camera height and width, pixels")
+    parser.add_argument("--states", type=int, default=7)
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    facts = machine(["mujoco", "mani_skill", "sapien", "numpy"])
+    cells: dict[str, Any] = {}
+    for found in (
+        *(maniskill(name, args.states) for name in args.maniskill),
+        *(libero(suite, args.size, args.states) for suite in args.libero),
+    ):
+        cells |= found
+    for cell, variants in cells.items():
+        print(cell)
+        for name, row in variants.items():
+            other = row.get("pixels_that_differ", 0.0)
+            said = f"  {other:.1%} of the pixels differ, by {row['their_difference']:.1f} of 255" if other else ""
+            print(f"  {name:16s} {row['cpu_ms']:7.2f} CPU-ms  {row['ratio']:.3f}{said}", flush=True)
+    print(f"written: {save('rendering', {'arguments': vars(args), 'machine': facts, 'cells': cells})}")
+
+
+if __name__ == "__main__":
+    main()
