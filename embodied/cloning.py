@@ -10,7 +10,8 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from time import monotonic
 
-from embodied.build import Collector, Parts
+from embodied.build import Parts
+from embodied.collector import Collector
 from embodied.evaluation import evaluate
 from embodied.learn.cloning import Cloner
 from embodied.loop import due, run, save, save_due

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from embodied import schema
-from embodied.build import Parts, policy_batch
+from embodied.build import Parts
+from embodied.collector import policy_batch
 from embodied.errors import DeviceMemoryError
 
 Phase = Literal["rollout", "update"]

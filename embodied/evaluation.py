@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from embodied.build import Collector, Parts, sampling
+from embodied.build import Parts, sampling
+from embodied.collector import Collector
 from embodied.device_memory import explained
 from embodied.meeting import in_order, meet
 from embodied.observe.statistics import wilson

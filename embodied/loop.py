@@ -19,7 +19,8 @@ from pathlib import Path
 from time import monotonic
 
 from embodied import rounds, summary
-from embodied.build import Collector, Parts, sampling
+from embodied.build import Parts, sampling
+from embodied.collector import Collector
 from embodied.device_memory import explained
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate

@@ -7,7 +7,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from embodied.build import FIRST_OBSERVATIONS, Parts
+from embodied.build import Parts
+from embodied.collector import FIRST_OBSERVATIONS
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.types import Episode, EpisodeResult
 

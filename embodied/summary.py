@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from embodied.build import Collector, Parts, workers_of
+from embodied.build import Parts
+from embodied.checks import workers_of
+from embodied.collector import Collector
 from embodied.distributed import World
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from embodied import build
+from embodied.build import build
+from embodied.checks import check
 from embodied.compose import as_yaml, compose, parse_argv
 from embodied.distributed import World, ended_by
 from embodied.errors import EmbodiedError
@@ -38,13 +39,13 @@ def run(argv: Sequence[str], config_name: str, world: World) -> int:
             print(as_yaml(composed), end="")
         return 0
     console = make_console() if world.is_main else NullConsole()
-    checked = build.check(composed, world)
+    checked = check(composed, world)
     if composed.config.runner.task_type == "demos":
         from embodied.tools import demos
 
         demos.make(checked, console)
         return 0
-    with closing(build.build(checked, console)) as parts:
+    with closing(build(checked, console)) as parts:
         from embodied import cloning, evaluation, loop, summary
 
         job = cloning if composed.config.runner.task_type == "sft" else loop

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from embodied import train
-from embodied.build import check, pool_config
+from embodied.checks import check
+from embodied.collector import pool_config
 from embodied.compose import compose
 from embodied.distributed import World
 

@@ -109,6 +109,7 @@ def test_there_are_adapters():
         "embodied.runtime.pool",
         "embodied.testing",
         "embodied.compose",
+        "embodied.checks",
         "embodied.build",
         "embodied.train",
     ],

@@ -458,7 +458,7 @@ def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
     monkeypatch.setattr("torch.save", slow)
     monkeypatch.setattr(Checkpoints, "wait", wait_for_the_disk)
     monkeypatch.setattr(loop, "collect", interrupted)
-    monkeypatch.setattr("embodied.build.Collector.close", close)
+    monkeypatch.setattr("embodied.collector.Collector.close", close)
     assert run("runner.save_interval=1", "runner.max_epochs=5") == 0
     assert seen == [[".writing-000001"]]
     assert checkpoints() == ["000001"]

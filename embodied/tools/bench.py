@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodied import build
+from embodied.build import build_policy
+from embodied.build import sampling as sampling_of
+from embodied.checks import Checked, check
+from embodied.collector import MAX_POLICY_BATCH, pool_config
 from embodied.compose import compose, parse_argv
 from embodied.distributed import World
 from embodied.errors import ConfigError, EmbodiedError
@@ -90,21 +93,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for an error that is explained."""
     try:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
-        run(build.check(compose(overrides, "train", folders), World()), make_console())
+        run(check(compose(overrides, "train", folders), World()), make_console())
     except EmbodiedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def run(checked: build.Checked, console: Console) -> None:
+def run(checked: Checked, console: Console) -> None:
     config = checked.config
     if isinstance(checked.train.env, Batched):
         raise ConfigError(
             f"{checked.train.config.target} hosts all slots of a worker in one simulator, and this measures one slot",
             "set env.num_workers to 1 or 2 a GPU, and env.train.total_num_envs as large as its memory allows",
         )
-    policy, device = build.build_policy(checked)
+    policy, device = build_policy(checked)
     with tempfile.TemporaryDirectory() as folder:
         console.say("one env worker: starting, building the simulator, two episodes' beginnings …")
         env, obs = measure_env(checked, policy, Path(folder))
@@ -126,7 +129,7 @@ def run(checked: build.Checked, console: Console) -> None:
 # -- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure_env(checked: build.Checked, policy: Policy, folder: Path) -> tuple[EnvCost, dict[str, np.ndarray]]:
+def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost, dict[str, np.ndarray]]:
     """One worker with one slot: start, two resets of one task, chunks of random actions; an observation at the end."""
     side, spec = checked.train, policy.spec
     fields = {**side.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
@@ -135,7 +138,7 @@ def measure_env(checked: build.Checked, policy: Policy, folder: Path) -> tuple[E
     actions = np.random.default_rng(0).uniform(low, high, (CHUNKS, spec.num_action_chunks, spec.action_dim))
     try:
         began = time.monotonic()
-        pool = Pool(replace(build.pool_config(side, 1, checked.config, folder, World()), max_restarts=0), slab)
+        pool = Pool(replace(pool_config(side, 1, checked.config, folder, World()), max_restarts=0), slab)
         try:
             start_s = time.monotonic() - began
             resets = [_reset(pool, side.max_steps), _reset(pool, side.max_steps)]
@@ -180,13 +183,13 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def measure_policy(
-    checked: build.Checked, policy: Policy, device: torch.device, obs: Mapping[str, np.ndarray]
+    checked: Checked, policy: Policy, device: torch.device, obs: Mapping[str, np.ndarray]
 ) -> dict[int, float]:
     """Seconds of a call by its rows: the median of at least three."""
     import torch
 
     policy.bind(checked.train.spec)
-    sampling = build.sampling(checked.config.algorithm.sampling_params)
+    sampling = sampling_of(checked.config.algorithm.sampling_params)
     tokens = policy.spec.decision["action_tokens"].shape[0]
     seconds = {}
     with torch.inference_mode():
@@ -271,7 +274,7 @@ def _workers(env: EnvCost, machine: Machine, reasons: dict[str, str]) -> int:
 def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) -> float:
     """Seconds in which the policy answers ``rows`` of ``slots``: in calls of at most ``rollout.policy_batch`` rows,
     which are filled up where their shape is fixed."""
-    most = config.rollout.policy_batch or min(slots, build.MAX_POLICY_BATCH)
+    most = config.rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
     fixed = config.runner.deterministic or not config.rollout.enforce_eager
     whole, rest = divmod(rows, most)
     return whole * _seconds(calls, most) + (_seconds(calls, most if fixed else rest) if rest else 0.0)

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from embodied.build import Checked, EnvSide
+from embodied.checks import Checked, EnvSide
 from embodied.data.lerobot import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
 from embodied.observe.console import Console
