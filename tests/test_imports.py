@@ -18,13 +18,15 @@ LAYERS = {
     "protocols": 1, "targets": 1, "distributed": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "testing": 2, "data": 2,
     "runtime": 3, "learn": 3,
-    "compose": 4, "run_folder": 4, "meeting": 4, "device_memory": 4, "build": 4, "evaluation": 4, "summary": 4,
-    "loop": 4, "rounds": 4, "cloning": 4,
-    "train": 5, "eval": 5, "sft": 5, "tools": 5,
+    "compose": 4, "run_folder": 4,
+    "checks": 5,
+    "collector": 6,
+    "build": 7, "meeting": 7, "device_memory": 7, "evaluation": 7, "summary": 7, "loop": 7, "rounds": 7, "cloning": 7,
+    "train": 8, "eval": 8, "sft": 8, "tools": 8,
 }  # fmt: skip
 """A part may import parts of lower layers, and of its own layer only in the layer of the loop and of the entries."""
 
-SHARED_LAYERS = (0, 4, 5)
+SHARED_LAYERS = (0, 4, 7, 8)
 
 
 def part(path: Path) -> str:
