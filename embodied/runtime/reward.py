@@ -10,23 +10,19 @@ from embodied.types import StepResult
 @dataclass
 class ShapedReward:
     """``reward_coef`` times the success (``sparse``) or the env's own reward (``dense``); with ``use_rel_reward`` the
-    change of that since the previous control step. ``progress``: by how much the env's own reward is above its best so
-    far in the episode, or 0, so that the return is the best: how near a failed episode came, whatever it did then.
+    change of that since the previous control step.
 
     An episode that succeeds at its last step has a return of ``reward_coef`` in sparse mode, relative or not.
 
     >>> reward = ShapedReward("dense", reward_coef=5.0, use_rel_reward=True); reward.begin()
     >>> [reward(StepResult(r, False, False)) for r in (0.25, 0.75, 0.5)]
     [1.25, 2.5, -1.25]
-    >>> reward = ShapedReward("progress"); reward.begin()
-    >>> [reward(StepResult(r, False, False)) for r in (0.25, 0.75, 0.5, 1.0)]
-    [0.25, 0.5, 0.0, 0.25]
     """
 
     reward_mode: str = "sparse"
     reward_coef: float = 1.0
     use_rel_reward: bool = False
-    _previous: float = 0.0  # the best with ``progress``
+    _previous: float = 0.0
 
     def begin(self) -> None:
         self._previous = 0.0
@@ -34,8 +30,6 @@ class ShapedReward:
     def __call__(self, result: StepResult) -> float:
         value = float(result.success) if self.reward_mode == "sparse" else result.reward
         scaled = self.reward_coef * value
-        if self.reward_mode == "progress":
-            scaled = max(scaled, self._previous)
         change = scaled - self._previous
         self._previous = scaled
-        return change if self.use_rel_reward or self.reward_mode == "progress" else scaled
+        return change if self.use_rel_reward else scaled

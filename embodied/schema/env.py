@@ -39,15 +39,11 @@ class EnvSideConfig(OpenSection):
     seed: int = Field(
         0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state."
     )
-    reward_mode: Literal["sparse", "dense", "progress"] = Field(
-        "sparse",
-        description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress; "
-        "progress = what that gains over its best so far, so that the return is the best.",
+    reward_mode: Literal["sparse", "dense"] = Field(
+        "sparse", description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress."
     )
     reward_coef: float = Field(1.0, description="Factor on the reward.")
-    use_rel_reward: bool = Field(
-        False, description="Record the change of the reward since the previous control step; progress is one."
-    )
+    use_rel_reward: bool = Field(False, description="Record the change of the reward since the previous control step.")
     video_cfg: VideoConfig
 
 

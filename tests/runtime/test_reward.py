@@ -17,8 +17,6 @@ STEPS = [StepResult(0.25, False, False), StepResult(0.75, False, False), StepRes
         ("sparse", True, [0.0, 0.0, 4.0]),
         ("dense", False, [1.0, 3.0, 4.0]),
         ("dense", True, [1.0, 2.0, 1.0]),
-        ("progress", False, [1.0, 2.0, 1.0]),
-        ("progress", True, [1.0, 2.0, 1.0]),
     ],
 )
 def test_modes(mode, relative, expected):
@@ -32,9 +30,3 @@ def test_success_that_is_lost_is_taken_back_when_relative():
     reward = ShapedReward("sparse", use_rel_reward=True)
     reward.begin()
     assert [reward(StepResult(0.0, False, s)) for s in (True, True, False, True)] == [1.0, 0.0, -1.0, 1.0]
-
-
-def test_what_is_lost_and_gained_again_is_no_progress():
-    reward = ShapedReward("progress", reward_coef=2.0)
-    reward.begin()
-    assert [reward(StepResult(r, False, False)) for r in (0.25, 0.5, 0.125, 0.5, 0.75)] == [0.5, 0.5, 0.0, 0.0, 0.5]
