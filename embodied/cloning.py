@@ -14,8 +14,10 @@ from embodied.build import Parts
 from embodied.collector import Collector
 from embodied.evaluation import evaluate
 from embodied.learn.cloning import Cloner
+from embodied.learn.threads import training_threads
 from embodied.loop import due, run, save, save_due
 from embodied.runtime.signals import Stopped, StopSignal
+from embodied.summary import threads
 
 
 def train(parts: Parts) -> int:
@@ -33,7 +35,7 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
         while iteration < runner.max_epochs:
             sections.reset()
             with stop.hold():
-                with sections("time/train"):
+                with sections("time/train"), training_threads(parts.config.actor.num_threads):
                     metrics = cloner.iterate(iteration) | cloner.validate()
                 iteration += 1
                 if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
@@ -87,7 +89,7 @@ def plan_lines(parts: Parts) -> list[list[str]]:
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *(note.split(": ", 1) for note in cloner.notes),
         ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
-        ["device", f"{parts.device}, {config.runner.num_threads} threads"],
+        ["device", f"{parts.device}, {threads(config)}"],
         ["run folder", str(parts.folder.path)],
     ]
     if without := [task for task in parts.checked.eval.spec.tasks if task not in told]:

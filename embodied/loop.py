@@ -25,6 +25,7 @@ from embodied.device_memory import explained
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
 from embodied.learn import checkpoint, ranks
+from embodied.learn.threads import training_threads
 from embodied.learn.trainer import Trainer
 from embodied.meeting import meet, run_shared
 from embodied.observe.trackers import make_trackers
@@ -63,7 +64,7 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
             (collector,) = made
             with sections("time/rollout"), explained(parts, "rollout"), parts.parallel.acting():
                 collected = collect(parts, collector, iteration, stop)
-            with sections("time/train"), explained(parts, "update"):
+            with sections("time/train"), explained(parts, "update"), training_threads(parts.config.actor.num_threads):
                 arrays, baselines = collector.slab.arrays, collected.baselines
                 metrics, batch = trainer.update(arrays, collected.results, iteration, baselines)
             iteration += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from embodied import schema
 from embodied.build import Parts
 from embodied.checks import workers_of
 from embodied.collector import Collector
@@ -176,9 +177,15 @@ def plan_lines(parts: Parts) -> list[list[str]]:
         ],
         ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB{each}"],
         ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
-        ["device", f"{parts.device}, {config.runner.num_threads} threads, {_peak(parts)}"],
+        ["device", f"{parts.device}, {threads(config)}, {_peak(parts)}"],
         ["run folder", str(parts.folder.path)],
     ]
+
+
+def threads(config: schema.Config) -> str:
+    """Of torch on the CPU, for a line of the plan."""
+    training = config.actor.num_threads
+    return f"{config.runner.num_threads} threads" + ("" if training is None else f", {training} in training")
 
 
 def _peak(parts: Parts) -> str:

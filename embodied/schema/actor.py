@@ -136,6 +136,12 @@ class FsdpConfig(Section):
 class ActorConfig(Section):
     global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step, over all processes.")
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass of a process.")
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        description="CPU threads of the policy's process while it trains and the simulators wait; null = "
+        "runner.num_threads. Another number rounds differently.",
+    )
     model: ModelConfig
     optim: OptimConfig = OptimConfig()
     lr_sched: LrScheduleConfig = LrScheduleConfig()

@@ -82,7 +82,8 @@ class RunnerConfig(Section):
     num_threads: int = Field(
         1,
         ge=1,
-        description="CPU threads of the policy's process. More than one beside busy simulators is many times slower.",
+        description="CPU threads of the policy's process. More than one beside busy simulators is many times slower "
+        "(for training alone: actor.num_threads).",
     )
     peak_tflops: Literal["measure"] | Annotated[float, Field(gt=0)] | None = Field(
         None,
