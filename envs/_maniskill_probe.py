@@ -12,8 +12,9 @@ from typing import Any
 
 from embodied.errors import EmbodiedError
 
+from ._maniskill_build import make_env
 from ._maniskill_facts import SimParams, TaskFacts
-from ._maniskill_sim import make_env, read_state
+from ._maniskill_sim import read_state
 
 
 def describe(params: SimParams) -> TaskFacts:
