@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=7)
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("MUJOCO_GL", "osmesa")  # ManiSkill imports mujoco too
     facts = machine(["mujoco", "mani_skill", "sapien", "numpy"])
     cells: dict[str, Any] = {}
     for found in (
