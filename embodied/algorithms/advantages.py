@@ -4,7 +4,8 @@ E episodes with one return each; episodes of equal ``group_id`` are compared. Id
 is read from an episode's place in the batch. The caller hands over *all* episodes of an iteration, of all processes.
 
 Departure from the papers: a group whose returns are all equal gets exactly 0, not the rounding error of ``R − mean``
-divided by 1e-6. "Exactly" matters, because records of advantage 0 are skipped in training.
+divided by 1e-6. "Exactly" matters, because records of advantage 0 are skipped in training. A return is a sum of float32
+rewards, and with relative ones the same end is reached by other sums: a difference below :data:`ROUNDING` is none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+ROUNDING = 1e-6
+"""Share of 1 + |R| by which two returns differ that mean the same."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,17 @@ def raw(returns: Tensor, group_ids: Tensor) -> Advantages:
 def remax(returns: Tensor, baselines: Tensor, group_ids: Tensor) -> Advantages:
     """``R − R_greedy``: ReMax (arXiv 2310.10505), equation 6. Groups are only counted.
 
-    The two returns are sums of float32 rewards, added up in different ways: a difference below their rounding is 0.
-
     Args:
         baselines: the return of the episode in which each chunk is the likeliest one, from the same start; float [E].
     """
     difference = returns.double() - baselines.double()
-    rounding = 1e-6 * (1 + baselines.double().abs())
-    return _Groups.of(returns, group_ids).finish(torch.where(difference.abs() < rounding, 0.0, difference))
+    equal = nearly_equal(returns.double(), baselines.double())
+    return _Groups.of(returns, group_ids).finish(torch.where(equal, 0.0, difference))
+
+
+def nearly_equal(low: Tensor, high: Tensor) -> Tensor:
+    """Whether returns float64 [n] differ by no more than the rounding of their sums, bool [n]."""
+    return (high - low).abs() <= ROUNDING * (1 + high.abs())
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class _Groups:
         low = torch.zeros_like(mean).scatter_reduce(0, index, exact, "amin", include_self=False)
         high = torch.zeros_like(mean).scatter_reduce(0, index, exact, "amax", include_self=False)
         # The mean of three times 0.1 is not 0.1, hence the comparison instead of trusting the subtraction.
-        return cls(index, counts, torch.where((low == high)[index], 0.0, exact - mean[index]))
+        return cls(index, counts, torch.where(nearly_equal(low, high)[index], 0.0, exact - mean[index]))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sums of the groups: [E] → [G]."""

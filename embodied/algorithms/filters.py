@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodied.algorithms.advantages import nearly_equal
+
 
 def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float) -> Tensor:
     """Episodes of groups whose mean return lies in ``lower … upper``, both included: DAPO's filter (arXiv 2503.14476),
@@ -28,8 +30,8 @@ def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float
 
 
 def informative(scores: Tensor, group_ids: Tensor) -> Tensor:
-    """Episodes of groups whose scores are not all equal, so that their advantages are not all 0: DAPO's dynamic
-    sampling (arXiv 2503.14476, section 3.2) keeps only these.
+    """Episodes of groups whose scores differ by more than rounding, so that their advantages are not all 0: DAPO's
+    dynamic sampling (arXiv 2503.14476, section 3.2) keeps only these.
 
     Args:
         scores: float [E].
@@ -42,4 +44,4 @@ def informative(scores: Tensor, group_ids: Tensor) -> Tensor:
     exact = scores.double()
     low = torch.zeros(len(counts), dtype=exact.dtype).scatter_reduce(0, index, exact, "amin", include_self=False)
     high = torch.zeros(len(counts), dtype=exact.dtype).scatter_reduce(0, index, exact, "amax", include_self=False)
-    return (low < high)[index]
+    return ~nearly_equal(low, high)[index]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,9 +75,22 @@ def test_equal_returns_are_zero_where_their_mean_is_rounded(name):
 
 
 def test_large_returns_keep_their_differences():
-    # 2²⁴ and 2²⁴ + 2 are float32, their mean 2²⁴ + 1 is not: with a rounded mean the deviations would be 0 and 2.
-    got = adv.dr_grpo(torch.tensor([2.0**24, 2.0**24 + 2]), torch.tensor([0, 0]))
-    assert got.values.tolist() == [-1.0, 1.0]
+    # The sum 33 · 2²⁰ + 2 is no float32: with a mean of float32 the first 32 would be 0.
+    returns = torch.tensor([2.0**20] * 32 + [2.0**20 + 2])
+    got = adv.dr_grpo(returns, torch.zeros(33, dtype=torch.long))
+    torch.testing.assert_close(got.values, torch.tensor([-2 / 33] * 32 + [64 / 33]), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_returns_that_reach_the_same_end_by_other_sums_are_equal(name):
+    random = np.random.default_rng(0)
+    paths = [np.append(random.uniform(0, 0.9, 27), 1.0) for _ in range(8)]
+    changes = [np.diff(path, prepend=0.0).astype(np.float32) for path in paths]
+    returns = torch.tensor([float(change.sum(dtype=np.float64)) for change in changes], dtype=torch.float64)
+    assert len(returns.unique()) > 1
+    got = getattr(adv, name)(returns, torch.zeros(8, dtype=torch.long))
+    assert got.values.tolist() == [0.0] * 8
+    assert got.zero_groups == 1
 
 
 def test_no_episodes_are_no_groups():

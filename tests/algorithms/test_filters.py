@@ -36,3 +36,4 @@ def test_groups_whose_scores_are_all_equal_teach_nothing():
     # Group 5: 1, 0. Group 3: three times .1. Group 9: one episode.
     ids, scores = torch.tensor([5, 3, 3, 5, 9, 3]), torch.tensor([1.0, 0.1, 0.1, 0.0, 1.0, 0.1])
     assert informative(scores, ids).tolist() == [True, False, False, True, False, False]
+    assert not informative(torch.tensor([1.0, 1 + 2**-23]), torch.tensor([0, 0])).any()  # rounding
