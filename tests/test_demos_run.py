@@ -16,7 +16,7 @@ import pytest
 
 from embodied.data import demonstrations
 from embodied.data.demonstrations import Demonstration, Wanted
-from embodied.data.lerobot import Writer
+from embodied.data.lerobot_writer import Writer
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 from embodied.types import Start

@@ -2,7 +2,7 @@
 
 | file | layout |
 |---|---|
-| ``lerobot.py`` | LeRobot v3.0, as ``embodied.tools.demos`` and others write it: parquet files with pictures in them |
+| ``lerobot.py``, ``lerobot_writer.py`` | LeRobot v3.0, pictures in parquet files: what ``tools.demos`` writes |
 | ``libero_hdf5.py`` | LIBERO's own demonstrations (robomimic's layout) |
 | ``maniskill_h5.py`` | trajectories that ManiSkill recorded, replayed with pictures |
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from embodied.data import pictures
-from embodied.data.lerobot import Recording
+from embodied.data.lerobot_writer import Recording
 from embodied.errors import EmbodiedError, WorkerDiedError, WorkerHungError
 from embodied.protocols import Env, Expert
 from embodied.targets import load_target

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.checks import Checked, EnvSide
-from embodied.data.lerobot import Recording, Writer
+from embodied.data.lerobot_writer import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
 from embodied.observe.console import Console
 from embodied.protocols import Expert

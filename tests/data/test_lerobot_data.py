@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embodied.data import demonstrations, lerobot, pictures
+from embodied.data import demonstrations, lerobot_writer, pictures
 from embodied.data.demonstrations import Wanted, check_fit
 from embodied.errors import DatasetError, SpecMismatchError
 from embodied.testing import FakeEnv
@@ -24,9 +24,9 @@ def picture(episode: int, t: int, camera: int) -> np.ndarray:
     return np.random.default_rng([episode, t, camera]).integers(0, 256, (12, 12, 3), dtype=np.uint8)
 
 
-def recording(number: int, length: int = 3, task: int = 0) -> lerobot.Recording:
+def recording(number: int, length: int = 3, task: int = 0) -> lerobot_writer.Recording:
     random = np.random.default_rng(number)
-    return lerobot.Recording(
+    return lerobot_writer.Recording(
         Start(task, 2, 30 + number), attempt=2 * number,
         pictures=[[pictures.encode(picture(number, t, c)) for t in range(length)] for c in range(2)],
         fields={"state": random.normal(size=(length, 8)).astype(np.float32)},
@@ -35,8 +35,8 @@ def recording(number: int, length: int = 3, task: int = 0) -> lerobot.Recording:
     )  # fmt: skip
 
 
-def write(folder: Path, *recordings: lerobot.Recording) -> lerobot.Writer:
-    writer = lerobot.Writer(folder, SPEC, {"env": {"control_mode": "delta"}})
+def write(folder: Path, *recordings: lerobot_writer.Recording) -> lerobot_writer.Writer:
+    writer = lerobot_writer.Writer(folder, SPEC, {"env": {"control_mode": "delta"}})
     for one in recordings:
         writer.append(one)
     writer.finish()
@@ -85,7 +85,7 @@ def test_a_writer_goes_on_after_the_last_whole_episode(tmp_path):
     write(tmp_path / "b", recording(0), recording(1))
     torn = tmp_path / "b/data/chunk-000/file-002.parquet"  # killed between the rows and meta/episodes
     torn.write_bytes(b"half of it")
-    writer = lerobot.Writer(tmp_path / "b", SPEC, {"env": {"control_mode": "delta"}})
+    writer = lerobot_writer.Writer(tmp_path / "b", SPEC, {"env": {"control_mode": "delta"}})
     assert (len(writer), writer.attempts) == (2, [0, 2])
     writer.append(recording(2))
     writer.finish()
@@ -97,7 +97,7 @@ def test_a_writer_goes_on_after_the_last_whole_episode(tmp_path):
 def test_other_features_are_refused(tmp_path):
     write(tmp_path, recording(0))
     with pytest.raises(DatasetError, match=r"observation.images.camera0 \[12, 12, 3\]"):
-        lerobot.Writer(tmp_path, FakeEnv(size=16).spec, {})
+        lerobot_writer.Writer(tmp_path, FakeEnv(size=16).spec, {})
 
 
 def as_one_file(folder: Path) -> None:
