@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from embodied import sft, train
-from embodied.learn.checkpoint import read_meta
+from embodied.learn.checkpoint_meta import read_meta
 from embodied.runtime import pool
 from embodied.tools import demos
 

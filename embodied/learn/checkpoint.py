@@ -22,9 +22,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +36,16 @@ from torch.distributed.tensor import DTensor
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
 from embodied.learn import ranks
+from embodied.learn.checkpoint_meta import (
+    EARLIER,
+    FORMAT,
+    Meta,
+    check_files,
+    check_same_groups,
+    meta_for,
+    read_meta,
+    shapes,
+)
 from embodied.learn.state import (
     Learner,
     load_optimizer,
@@ -49,33 +58,9 @@ from embodied.learn.state import (
 )
 from embodied.protocols import Policy, Settles
 
-FORMAT = 2
-SHOWN = 5  # names that an error lists
-EARLIER = "give an earlier one, or remove this folder: the run then goes on from the one before it"
-
 # DCP warns at each save and load without process group; that is how it is meant here. For good, and not around each
 # call: the list of filters is shared by all threads.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-
-
-@dataclass(frozen=True)
-class Meta:
-    """``meta.json``: what can be said of a checkpoint without loading it."""
-
-    format: int
-    iteration: int  # iterations done: with runner.seed it is the place in the plan
-    parameters: dict[str, list[int]]  # trainable parameter → shape
-    policy: dict[str, str]  # Policy.describe()
-    settled: dict[str, str]  # what Policy.probe found out, for a Settles policy
-    optimizer: dict[str, Any]  # plain values of state.optimizer_tree
-    trainer: dict[str, Any]  # plain values of Trainer.state_dict()
-    trackers: dict[str, str]  # tracker → the id under which it knows the run
-    ranks: int  # processes that trained
-    files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
-
-    @property
-    def weight_version(self) -> int:
-        return int(self.trainer["weight_version"])
 
 
 @dataclass(frozen=True)
@@ -165,7 +150,7 @@ class Checkpoints:
         for path in reversed(self.all()):
             try:
                 meta = read_meta(path)
-                _check_files(path, meta)
+                check_files(path, meta)
             except DamagedCheckpointError as error:
                 say(f"{error.message}; trying the one before it")
                 damaged += 1
@@ -225,7 +210,7 @@ def load(path: Path, policy: Policy) -> Meta:
     Raises:
         CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
     """
-    meta = _meta_for(path, policy)
+    meta = meta_for(path, policy)
     kept = any(name.startswith("average.") for name in meta.trainer)
     prefix = "trainer/average." if kept else "policy/"
     like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in trainable(policy)}
@@ -246,8 +231,8 @@ def resume(path: Path, learner: Learner) -> Meta:
     own = f"rng/{ranks.here()}/"
 
     def read() -> tuple[Meta, dict[str, Tensor]]:
-        meta = _meta_for(path, policy)
-        _check_same_groups(path, meta, optimizer_tree(policy, optimizer))
+        meta = meta_for(path, policy)
+        check_same_groups(path, meta, optimizer_tree(policy, optimizer))
         like: dict[str, Tensor] = dict(trainable(policy))
         pack(learner.state_dict(), "trainer", like)
         return meta, _read(path, ("policy/", "optimizer/", "trainer/", own), like)
@@ -261,34 +246,13 @@ def resume(path: Path, learner: Learner) -> Meta:
     return meta
 
 
-def read_meta(path: Path) -> Meta:
-    """Raises :class:`CheckpointError` if there is no checkpoint, or of a format that this version does not know."""
-    try:
-        fields = json.loads((path / "meta.json").read_text())
-        written = fields["format"]
-        meta = Meta(**fields) if written == FORMAT else None
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"no checkpoint at {path} (no meta.json)",
-            "give the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
-        ) from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise DamagedCheckpointError(f"checkpoint {path}: meta.json is damaged: {error}", EARLIER) from error
-    if meta is None:
-        raise CheckpointError(
-            f"checkpoint {path} has format {written}, this version reads {FORMAT}",
-            "use the version of embodied that wrote it, or start anew under another runner.experiment_name",
-        )
-    return meta
-
-
 def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str]) -> Snapshot:
     policy, optimizer = learner.policy, learner.optimizer
     tensors: dict[str, Tensor] = {f"policy/{name}": p.detach() for name, p in trainable(policy)}
     meta = Meta(
         FORMAT,
         iteration,
-        _shapes(policy),
+        shapes(policy),
         dict(policy.describe()),
         dict(policy.settled()) if isinstance(policy, Settles) else {},
         pack(optimizer_tree(policy, optimizer), "optimizer", tensors),
@@ -356,56 +320,6 @@ def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor], prefix: str
         parameter.copy_(tensors[f"{prefix}{name}"])
     if meta.settled and isinstance(policy, Settles):
         policy.settle(meta.settled)
-
-
-def _meta_for(path: Path, policy: Policy) -> Meta:
-    meta = read_meta(path)
-    _check_same_model(path, meta, policy)
-    _check_files(path, meta)
-    return meta
-
-
-def _check_files(path: Path, meta: Meta) -> None:
-    for name, size in meta.files.items():
-        there = (path / name).stat().st_size if (path / name).is_file() else 0
-        if there != size:
-            raise DamagedCheckpointError(
-                f"checkpoint {path} is damaged: {name} has {there} bytes instead of {size}", EARLIER
-            )
-
-
-def _shapes(policy: Policy) -> dict[str, list[int]]:
-    return {name: list(p.shape) for name, p in trainable(policy)}
-
-
-def _check_same_model(path: Path, meta: Meta, policy: Policy) -> None:
-    ours, theirs = _shapes(policy), meta.parameters
-    missing = sorted(set(ours) - set(theirs))
-    extra = sorted(set(theirs) - set(ours))
-    other = sorted(n for n in set(ours) & set(theirs) if ours[n] != theirs[n])
-    if not (missing or extra or other):
-        return
-    lines = [
-        *(f"  {n}: {theirs[n]} there, {ours[n]} in this model" for n in other[:SHOWN]),
-        *(f"  {n}: not in the checkpoint" for n in missing[:SHOWN]),
-        *(f"  {n}: only in the checkpoint" for n in extra[:SHOWN]),
-    ]
-    writer = ", ".join(f"{key} {value}" for key, value in meta.policy.items())
-    raise CheckpointError(
-        f"checkpoint {path} is of another model: {len(other)} parameters differ in shape, {len(missing)} are missing, "
-        f"{len(extra)} are unknown:\n" + "\n".join(lines),
-        f"use the model that wrote it ({writer}): model=…, actor.model.*",
-    )
-
-
-def _check_same_groups(path: Path, meta: Meta, ours: Mapping[str, Any]) -> None:
-    there, here = ([group["params"] for group in tree["groups"]] for tree in (meta.optimizer, ours))
-    if there != here:
-        raise CheckpointError(
-            f"checkpoint {path}: its optimizer has groups of {list(map(len, there))} parameters, this one of "
-            f"{list(map(len, here))}, or they come in another order",
-            "go on with the version of embodied that wrote it, or start from its weights alone: runner.ckpt_path",
-        )
 
 
 def _reason(error: CheckpointException) -> str:

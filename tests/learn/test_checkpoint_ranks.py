@@ -27,7 +27,8 @@ from torch.distributed.tensor import DTensor
 
 from embodied import loop
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint import Checkpoints, load, read_meta, resume
+from embodied.learn.checkpoint import Checkpoints, load, resume
+from embodied.learn.checkpoint_meta import read_meta
 
 WORLD = 2
 WAIT = 120  # seconds until the ranks must be through

@@ -17,7 +17,8 @@ from learner import learner, save_and_wait, state, trained, update
 
 from embodied.errors import CheckpointError
 from embodied.learn import checkpoint
-from embodied.learn.checkpoint import Checkpoints, load, read_meta, resume
+from embodied.learn.checkpoint import Checkpoints, load, resume
+from embodied.learn.checkpoint_meta import read_meta
 from embodied.testing import FakePolicy
 
 
