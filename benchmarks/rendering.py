@@ -15,18 +15,21 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import yaml
 from _measure import machine, save
 
 CHUNK = 8
 PICTURES = 3  # of one state and variant, for one value
-NEAR = {"base_camera": {"eye": [0.55, 0.0, 0.45], "target": [0.03, 0.0, 0.02], "fov": 0.65}}
-MANISKILL = {  # name → task, size, views
-    "PickCube-v1, the task's view, 128": ("PickCube-v1", 128, {}),
-    "PullCube-v1, from near (quickstart), 64": ("PullCube-v1", 64, NEAR),
+QUICKSTART = Path(__file__).parents[1] / "config" / "env" / "quickstart_pullcube.yaml"
+MANISKILL = {  # name → task, init_params of its cameras
+    "PickCube-v1, the task's view, 128": ("PickCube-v1", {"camera_heights": 128, "camera_widths": 128}),
+    "PullCube-v1, from near (quickstart), 64": ("PullCube-v1", yaml.safe_load(QUICKSTART.read_text())["init_params"]),
 }
 
 
@@ -79,34 +82,21 @@ def libero(suite: str, size: int, states: int) -> dict[str, Any]:
         env.reset(Start(0, 0, 0))
         sim = next(iter(env._simulators.values()))
         sim._model.vis.quality.offsamples = samples
+        sim.render(env.spec.cameras[0])  # makes the GL context
         sims.append(sim)
-    sim, rough = sims
+    smooth, rough = sims
     slab = np.zeros((size, size, 3), np.uint8)
-    tables = {camera: Table() for camera in sim._camera_ids}
+    tables = {camera: Table() for camera in envs[0].spec.cameras}
     drawn = np.random.default_rng(0).uniform(-1, 1, (states * CHUNK, 7)).astype(np.float32)
     for state in range(states):
         for camera, table in tables.items():
-            sim.render(camera), rough.render(camera)  # the GL contexts
-
-            def draw(which: Any, cull: bool, camera: str = camera) -> np.ndarray:
-                offscreen, may = which._offscreen, which._offscreen._may_cull
-                offscreen._may_cull = may and cull
-                picture = offscreen.render(which._shown(), which._camera_ids[camera])
-                offscreen._may_cull = may
-                return picture
-
-            def copies() -> np.ndarray:
-                slab[:] = slab[::-1, ::-1].copy()
-                return slab
-
-            table.measure(
-                {
-                    "everything": lambda draw=draw: draw(sim, False),
-                    "culled": lambda draw=draw: draw(sim, True),
-                    "no_antialiasing": lambda draw=draw: draw(rough, True),
-                    "copies": copies,
-                }
-            )
+            variants = {
+                "everything": partial(libero_picture, smooth, camera, False),
+                "culled": partial(libero_picture, smooth, camera, True),
+                "no_antialiasing": partial(libero_picture, rough, camera, True),
+                "copies": partial(copies, slab),
+            }
+            table.measure(variants)
         for action in drawn[state * CHUNK : (state + 1) * CHUNK]:
             for env in envs:
                 env.step(action)
@@ -115,34 +105,47 @@ def libero(suite: str, size: int, states: int) -> dict[str, Any]:
     return {f"{suite}, {camera}, {size}": table.summary() for camera, table in tables.items()}
 
 
+def libero_picture(sim: Any, camera: str, cull: bool) -> np.ndarray:
+    offscreen = sim._offscreen
+    may = offscreen._may_cull
+    offscreen._may_cull = may and cull
+    picture = offscreen.render(sim._shown(), sim._camera_ids[camera])
+    offscreen._may_cull = may
+    return picture
+
+
+def copies(slab: np.ndarray) -> np.ndarray:
+    slab[:] = slab[::-1, ::-1].copy()
+    return slab
+
+
 def maniskill(name: str, states: int) -> dict[str, Any]:
     from embodied.envs._maniskill_cameras import Cameras
     from embodied.envs._maniskill_facts import SimParams
     from embodied.envs._maniskill_sim import TaskSimulator, prepare_process
 
     prepare_process()
-    task, size, views = MANISKILL[name]
-    cameras = Cameras.of({"camera_heights": size, "camera_widths": size, "camera_views": views})
-    params = SimParams(id=task, control_mode="pd_ee_delta_pos")
-    ours, whole = (TaskSimulator(params, "cpu", cameras, False, {}) for _ in range(2))
+    task, given = MANISKILL[name]
+    cameras, params = Cameras.of(given), SimParams(id=task, control_mode="pd_ee_delta_pos")
+    ours, whole = sims = [TaskSimulator(params, "cpu", cameras, False, {}) for _ in range(2)]
     whole._may_cull = False
     table = Table()
     drawn = np.random.default_rng(0).uniform(-1, 1, (states * CHUNK, 1, ours.action_dim)).astype(np.float32)
-    for sim in (ours, whole):
+    for sim in sims:
         sim.begin([0], [0], [{}])
-
-    def draw(sim: TaskSimulator) -> np.ndarray:
-        sim._pictures = {}
-        return sim.pictures([0], cameras.names)[0, 0]
-
     for state in range(states):
-        table.measure({"everything": lambda: draw(whole), "culled": lambda: draw(ours)})
+        table.measure({"everything": partial(maniskill_picture, whole), "culled": partial(maniskill_picture, ours)})
         for action in drawn[state * CHUNK : (state + 1) * CHUNK]:
-            for sim in (ours, whole):
+            for sim in sims:
                 sim.step(action)
-    for sim in (ours, whole):
+    for sim in sims:
         sim.close()
     return {name: table.summary()}
+
+
+def maniskill_picture(sim: Any) -> np.ndarray:
+    sim._pictures = {}
+    return sim.pictures([0], ["base_camera"])[0, 0]
 
 
 def main() -> None:

@@ -239,10 +239,7 @@ class TaskSimulator:
             thing.show_visual() if self._show_goal else thing.hide_visual()
         sensors = {name: env.scene.sensors[name] for name in self._cameras}
         if self._may_cull:
-            if self._culling is None or self._culling.scene is not env.scene:
-                seen_by = [sensor.camera._render_cameras[0] for sensor in sensors.values()]
-                self._culling = Culling(env.scene, seen_by)
-            self._culling.apply()
+            self._cull([sensor.camera._render_cameras[0] for sensor in sensors.values()])
         env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
         for sensor in sensors.values():
             sensor.capture()
@@ -251,6 +248,11 @@ class TaskSimulator:
         if self._on_gpu:
             self._torch.cuda.synchronize()  # as ManiSkill does: the renderer has streams of its own
         return found
+
+    def _cull(self, cameras: Sequence[Any]) -> None:
+        if self._culling is None or self._culling.scene is not self.env.scene:  # the task has built another one
+            self._culling = Culling(self.env.scene, cameras)
+        self._culling.apply()
 
     def _through_get_obs(self) -> dict[str, Any]:
         """For tasks that change the cameras' pictures (a photograph as background)."""

@@ -2,9 +2,11 @@
 
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from embodied.envs import _maniskill_facts
 from embodied.envs._maniskill_cameras import Cameras
 from embodied.envs._maniskill_facts import INSTRUCTIONS, SimParams
@@ -329,7 +331,8 @@ def test_other_tasks_equal_the_original(pick, look, task, mode, cameras):
     env.close()
 
 
-NEAR = {"base_camera": {"eye": [0.55, 0.0, 0.45], "target": [0.03, 0.0, 0.02], "fov": 0.65}}
+QUICKSTART = Path(__file__).parents[2] / "config" / "env" / "quickstart_pullcube.yaml"
+NEAR = yaml.safe_load(QUICKSTART.read_text())["init_params"]["camera_views"]
 
 
 def test_bodies_outside_the_picture_are_not_drawn_and_the_picture_is_the_original(pick, look):
@@ -345,7 +348,6 @@ def test_bodies_outside_the_picture_are_not_drawn_and_the_picture_is_the_origina
     given = actions(env, 48)
     given[:24, 0], given[24:, 0] = 1, -1
     compare(env, look_and_note, "PullCube-v1", "pd_ee_delta_pos", 5, given, views=NEAR)
-    print(hidden)
     assert len(hidden[0]) >= 5
     assert len({tuple(names) for names in hidden}) > 2
     env.close()
