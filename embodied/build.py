@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from embodied import schema
 from embodied.checks import Checked, EnvSide, render_gpus_of, slots_of
-from embodied.collector import Collector, folder_of_rank, open_collector
+from embodied.collector import Collector, Collectors, folder_of_rank
 from embodied.distributed import World
 from embodied.errors import ConfigError
 from embodied.observe.console import Console
@@ -191,13 +191,7 @@ def build(checked: Checked, console: Console) -> Parts:
         kept = config.runner.checkpoint
         checkpoints = Checkpoints(folder.path / "checkpoints", kept.max_keep, kept.async_save)
         stack.callback(checkpoints.close, console.say)
-        said: set[str] = set()
-
-        def collector(side: EnvSide, rows: int) -> Collector:
-            return open_collector(
-                side, rows, checked, policy, device, numbers.fields, sections, folder.path, console, said, server
-            )
-
+        collectors = Collectors(checked, policy, device, numbers.fields, sections, folder.path, console, server)
         return Parts(
             checked,
             policy,
@@ -209,7 +203,7 @@ def build(checked: Checked, console: Console) -> Parts:
             parallel,
             console,
             sections,
-            collector,
+            collectors.open,
             stack.pop_all(),
         )
 

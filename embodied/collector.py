@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,40 +43,58 @@ class Collector:
         self.slab.close()
 
 
-def open_collector(
-    side: EnvSide, rows: int, checked: Checked, policy: Policy, device: torch.device, fields: Mapping[str, ArraySpec],
-    sections: Sections, folder: Path, console: Console, said: set[str], server: ForkServer | None,
-) -> Collector:  # fmt: skip
-    """Starts the workers of a side; ``said``: what the console has been told already."""
-    from embodied.runtime.pool import Pool
-    from embodied.runtime.rollout import Rollout
-    from embodied.runtime.slab import Slab
+@dataclass
+class Collectors:
+    """Opens the collectors of a run; all of them drive one policy."""
 
-    config, world = checked.config, checked.world
-    shared = checked.train.identity == checked.eval.identity
-    logs = folder_of_rank(folder / "logs", world)
-    if not shared and side.name != "train":
-        logs /= side.name
-    slots = slots_of(config, world) if shared else world.divide(side.config.total_num_envs)
-    slab = Slab.create(fields, rows, f"{config.env.channel.name}.slab")
-    try:
-        pool = Pool(replace(pool_config(side, slots, config, logs, world), server=server), slab, console.say)
-    except BaseException:
-        slab.close()
-        raise
-    _say_once([*_renderers(pool.facts), *_eager_note(config, device)], console, said)
+    checked: Checked
+    policy: Policy
+    device: torch.device
+    fields: Mapping[str, ArraySpec]  # of a record
+    sections: Sections
+    folder: Path  # the run's
+    console: Console
+    server: ForkServer | None  # what forks the workers; None: each is started by itself
+    _said: set[str] = field(default_factory=set)  # what the console knows already
+    _probed: bool = False
 
-    def probe_once(obs: Mapping[str, torch.Tensor]) -> None:
-        if "probe" not in said:
-            said.add("probe")
-            seen = first_observations(obs, device, world)
-            _say_once(policy.probe(seen) if seen else (), console, said)
+    def open(self, side: EnvSide, rows: int) -> Collector:
+        """Starts the workers of a side, with a slab of ``rows`` records."""
+        from embodied.runtime.pool import Pool
+        from embodied.runtime.rollout import Rollout
+        from embodied.runtime.slab import Slab
 
-    rollout = Rollout(
-        pool, slab, policy, side.spec, _schedule(config, slots), device, sections, probe_once,
-        trace=folder_of_rank(folder / "trace", world) if config.rollout.trace else None,
-    )  # fmt: skip
-    return Collector(side.identity, pool, slab, rollout)
+        config, world = self.checked.config, self.checked.world
+        shared = self.checked.train.identity == self.checked.eval.identity
+        logs = folder_of_rank(self.folder / "logs", world)
+        if not shared and side.name != "train":
+            logs /= side.name
+        slots = slots_of(config, world) if shared else world.divide(side.config.total_num_envs)
+        slab = Slab.create(self.fields, rows, f"{config.env.channel.name}.slab")
+        try:
+            workers = replace(pool_config(side, slots, config, logs, world), server=self.server)
+            pool = Pool(workers, slab, self.console.say)
+        except BaseException:
+            slab.close()
+            raise
+        self._say_once([*_renderers(pool.facts), *_eager_note(config, self.device)])
+        rollout = Rollout(
+            pool, slab, self.policy, side.spec, _schedule(config, slots), self.device, self.sections, self._probe_once,
+            trace=folder_of_rank(self.folder / "trace", world) if config.rollout.trace else None,
+        )  # fmt: skip
+        return Collector(side.identity, pool, slab, rollout)
+
+    def _probe_once(self, obs: Mapping[str, torch.Tensor]) -> None:
+        if not self._probed:
+            self._probed = True
+            seen = first_observations(obs, self.device, self.checked.world)
+            self._say_once(self.policy.probe(seen) if seen else ())
+
+    def _say_once(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if text not in self._said:
+                self._said.add(text)
+                self.console.say(text)
 
 
 def folder_of_rank(folder: Path, world: World) -> Path:
@@ -127,7 +145,7 @@ def _schedule(config: schema.Config, slots: int) -> Any:
     return Schedule(
         lockstep=rollout.schedule == "lockstep",
         min_batch=rollout.min_batch or max(1, slots // 8),
-        policy_batch=_policy_batch(rollout, slots),
+        policy_batch=policy_batch(rollout, slots),
         fixed_shape=config.runner.deterministic or not rollout.enforce_eager,
         enforce_eager=rollout.enforce_eager,
         stages=rollout.pipeline_stage_num,
@@ -135,12 +153,8 @@ def _schedule(config: schema.Config, slots: int) -> Any:
     )
 
 
-def policy_batch(config: schema.Config, world: World) -> int:
-    """Rows of one policy call on a rank."""
-    return _policy_batch(config.rollout, slots_of(config, world))
-
-
-def _policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:
+def policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:
+    """Rows of one policy call, for the slots of a rank."""
     return rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
 
 
@@ -155,10 +169,3 @@ def _eager_note(config: schema.Config, device: torch.device) -> list[str]:
     if config.rollout.enforce_eager or device.type == "cuda":
         return []
     return [f"rollout.enforce_eager=false changes nothing on {device}: CUDA graphs need a GPU"]
-
-
-def _say_once(texts: Iterable[str], console: Console, said: set[str]) -> None:
-    for text in texts:
-        if text not in said:
-            said.add(text)
-            console.say(text)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from embodied import schema
 from embodied.build import Parts
+from embodied.checks import slots_of
 from embodied.collector import policy_batch
 from embodied.errors import DeviceMemoryError
 
@@ -40,7 +41,7 @@ def remedies(parts: Parts, phase: Phase) -> list[str]:
     found = []
     if phase == "update" and actor.micro_batch_size > 1:
         found.append(_lower("actor.micro_batch_size", actor.micro_batch_size) + " (the result stays the same)")
-    if phase == "rollout" and (rows := policy_batch(config, parts.world)) > 1:
+    if phase == "rollout" and (rows := policy_batch(config.rollout, slots_of(config, parts.world))) > 1:
         found.append(_lower("rollout.policy_batch", rows))
     if phase == "update" and model.get("gradient_checkpointing") is False:
         found.append("set actor.model.gradient_checkpointing=true (now false)")

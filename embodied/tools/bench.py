@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodied.build import build_policy
-from embodied.build import sampling as sampling_of
+from embodied.build import build_policy, sampling
 from embodied.checks import Checked, check
-from embodied.collector import MAX_POLICY_BATCH, pool_config
+from embodied.collector import policy_batch, pool_config
 from embodied.compose import compose, parse_argv
 from embodied.distributed import World
 from embodied.errors import ConfigError, EmbodiedError
@@ -189,7 +188,7 @@ def measure_policy(
     import torch
 
     policy.bind(checked.train.spec)
-    sampling = sampling_of(checked.config.algorithm.sampling_params)
+    drawn = sampling(checked.config.algorithm.sampling_params)
     tokens = policy.spec.decision["action_tokens"].shape[0]
     seconds = {}
     with torch.inference_mode():
@@ -199,7 +198,7 @@ def measure_policy(
             uniform = torch.rand(rows, tokens, device=device)
 
             def call(batch: Any = batch, uniform: torch.Tensor = uniform) -> None:
-                decision = policy.act(batch, uniform, sampling)
+                decision = policy.act(batch, uniform, drawn)
                 decision.fields["actions"].cpu()  # waits for the device, as the rollout does
 
             seconds[rows] = _median_seconds(call)
@@ -274,7 +273,7 @@ def _workers(env: EnvCost, machine: Machine, reasons: dict[str, str]) -> int:
 def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) -> float:
     """Seconds in which the policy answers ``rows`` of ``slots``: in calls of at most ``rollout.policy_batch`` rows,
     which are filled up where their shape is fixed."""
-    most = config.rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
+    most = policy_batch(config.rollout, slots)
     fixed = config.runner.deterministic or not config.rollout.enforce_eager
     whole, rest = divmod(rows, most)
     return whole * _seconds(calls, most) + (_seconds(calls, most if fixed else rest) if rest else 0.0)
