@@ -21,7 +21,7 @@ MAY_CHANGE = (
     "runner.checkpoint", "env.eval", "env.num_workers", "env.init_timeout_s", "env.reset_timeout_s",
     "env.step_timeout_s", "env.max_worker_restarts", "env.python", "env.start_method",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
-    "actor.fsdp_config",
+    "actor.fsdp_config", "actor.num_threads",
 )  # fmt: skip
 """Keys that a resumed run may have other values of: they change no number of the training."""
 
