@@ -24,6 +24,25 @@ def action_towards(target: np.ndarray, hand: np.ndarray, gripper: float, dims: i
     return np.concatenate([move, np.zeros(dims - 4), [gripper]]).astype(np.float32)
 
 
+def within_reach(sim: Any, action: np.ndarray) -> np.ndarray:
+    """The action, or the largest of its half, quarter and eighth that the arm can follow: ManiSkill's controller does not
+    move at all towards a point that it finds no joint positions for, and near the end of its reach a whole step asks for
+    one. An expert that went on asking would stand still, and teach to stand still.
+    """
+    arm = sim.agent.controller.controllers["arm"]
+    for share in (1.0, 0.5, 0.25, 0.125):
+        shorter = np.concatenate([share * action[:-1], action[-1:]]).astype(np.float32)
+        asked = arm._preprocess_action(arm.qpos.new_tensor(shorter[None, :-1]))
+        here = arm.ee_pose_at_base
+        found = arm.kinematics.compute_ik(
+            pose=arm.compute_target_pose(here, asked), q0=arm.articulation.get_qpos(), current_pose=here,
+            solver_config=arm.config.delta_solver_config,
+        )  # fmt: skip
+        if found is not None:
+            return shorter
+    return action
+
+
 def hand_of(sim: Any) -> np.ndarray:
     """Position of the point between the fingers, m."""
     return _position(sim.agent.tcp)

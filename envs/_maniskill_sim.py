@@ -22,7 +22,7 @@ from ._common import axis_angle
 from ._maniskill_build import make_env
 from ._maniskill_cameras import Cameras
 from ._maniskill_culling import Culling
-from ._maniskill_experts import Waypoints, action_towards, hand_of
+from ._maniskill_experts import Waypoints, action_towards, hand_of, within_reach
 from ._maniskill_facts import SimParams
 
 UNMOVED = 1e-3  # m, rad, m/s or rad/s: rounding of what is read from a GPU and written back is less
@@ -276,7 +276,8 @@ class TaskSimulator:
                     target, gripper = next(script)
                 except StopIteration:
                     return
-                action = action_towards(target, hand_of(self.env), gripper, self.action_dim)
+                wanted = action_towards(target, hand_of(self.env), gripper, self.action_dim)
+                action = within_reach(self.env, wanted)
             yield action
 
     def physics(self) -> np.ndarray:
