@@ -25,9 +25,10 @@ def action_towards(target: np.ndarray, hand: np.ndarray, gripper: float, dims: i
 
 
 def within_reach(sim: Any, action: np.ndarray) -> np.ndarray:
-    """The action, or the largest of its half, quarter and eighth that the arm can follow: ManiSkill's controller does not
-    move at all towards a point that it finds no joint positions for, and near the end of its reach a whole step asks for
-    one. An expert that went on asking would stand still, and teach to stand still.
+    """The action, or the largest of its half, quarter and eighth that the arm can follow.
+
+    ManiSkill's controller does not move at all towards a point for which it finds no joint positions, and near the end
+    of its reach a whole step asks for one. An expert that went on asking would stand still, and teach to stand still.
     """
     arm = sim.agent.controller.controllers["arm"]
     for share in (1.0, 0.5, 0.25, 0.125):

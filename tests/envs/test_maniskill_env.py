@@ -257,6 +257,19 @@ def test_the_expert_solves_the_task(pick):
     assert pick._sim._pictures == {}
 
 
+def test_an_expert_does_not_stand_still_at_the_end_of_its_reach(vulkan):
+    env = make("PullCube-v1", "pd_ee_delta_pos")
+    for seed in (19, 27, 30):  # cubes far from the robot, where a whole step beyond them asks for too much
+        env.reset(Start(0, 0, seed))
+        success, steps = False, 0
+        for action in env.expert():
+            success, steps = env.step(action).success, steps + 1
+            if success or steps == 20:
+                break
+        assert success
+    env.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["pd_ee_delta_pos", "pd_ee_delta_pose"])
 @pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "PullCube-v1", "StackCube-v1"])
