@@ -58,6 +58,14 @@ def test_a_key_of_the_command_line_wins_over_the_experiment_and_it_over_the_grou
     assert config().env.train.use_rel_reward is True
 
 
+def test_an_experiment_wins_over_the_sizes_of_supervised_training():
+    usual = compose([*FAKE, "data.train_data_paths=[demos/fake]"], "sft", [HERE]).config
+    chosen = compose(["experiment=quickstart_sft"], "sft").config
+    assert (usual.runner.task_type, usual.runner.max_epochs, usual.actor.global_batch_size) == ("sft", 20, 64)
+    assert (chosen.runner.task_type, chosen.runner.max_epochs, chosen.actor.global_batch_size) == ("sft", 12, 32)
+    assert chosen.actor.lr_sched.lr_decay_style == usual.actor.lr_sched.lr_decay_style == "cosine"
+
+
 def test_an_experiment_of_ones_own_wins_over_the_groups(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
