@@ -21,6 +21,7 @@ from embodied.types import StepResult
 from ._common import axis_angle
 from ._maniskill_build import make_env
 from ._maniskill_cameras import Cameras
+from ._maniskill_controller import look_once
 from ._maniskill_culling import Culling
 from ._maniskill_experts import Waypoints, action_towards, hand_of, within_reach
 from ._maniskill_facts import SimParams
@@ -100,6 +101,7 @@ class TaskSimulator:
         self._pictures: dict[str, Any] = {}  # of the present state: camera → uint8 [N, H, W, 3], on the device
         self._may_cull = not self._on_gpu and params.shader_pack == "minimal"
         self._culling: Culling | None = None
+        self._quick: Any = None  # the robot whose controllers look once
         self._begin_episode = self.env._initialize_episode
         self.env._initialize_episode = self._one_after_another
         self._check_info_reward()
@@ -198,6 +200,9 @@ class TaskSimulator:
             self._actions.append(np.array(actions[0], np.float32))
         self._pictures = {}
         env, torch = self.env, self._torch
+        if env.agent is not self._quick:  # the task has built another one
+            look_once(env.agent)
+            self._quick = env.agent
         with torch.inference_mode():
             given = env._step_action(torch.from_numpy(np.array(actions, np.float32)).to(env.device))
             env._elapsed_steps += 1
