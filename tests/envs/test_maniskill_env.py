@@ -233,6 +233,18 @@ def test_a_start_out_of_range_is_refused(pick):
         pick.reset(Start(0, 1, 0))
 
 
+def test_the_controller_looks_once_an_action_where_the_hand_is(pick, monkeypatch):
+    from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
+
+    looks, usual = [], PDEEPosController.ee_pose_at_base.fget
+    monkeypatch.setattr(PDEEPosController, "ee_pose_at_base", property(lambda self: looks.append(self) or usual(self)))
+    pick.reset(Start(0, 0, 0))
+    before = len(looks)
+    for count in (1, 2, 3):
+        pick.step(np.zeros(pick.spec.action_dim, np.float32))
+        assert len(looks) == before + count
+
+
 # -- experts -----------------------------------------------------------------------------------------------------------
 
 
