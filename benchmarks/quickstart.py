@@ -30,10 +30,7 @@ SEEDS = (1, 2, 3)
 EPISODES = 200  # of the evaluations before
 ENV = "quickstart_pullcube"
 DEMONSTRATIONS = 1500
-CLONED = {
-    "quickstart-sft": 1234,
-    "quickstart-sft-2": 7,
-}  # runs of supervised training and their seeds, one after the other
+CLONED = "quickstart-sft"
 
 
 class Steps:
@@ -74,14 +71,9 @@ def newest(run: Path) -> Path:
 
 def prepare(steps: Steps) -> Path:
     """Demonstrations and the cloned policy, evaluated before and after the camera moves; its checkpoint."""
-    steps.run("demos", "tools.demos", f"env={ENV}", f"episodes={DEMONSTRATIONS}", "noise_std=0.3")
-    begun: list[str] = []
-    for name, seed in CLONED.items():
-        steps.run(
-            name, "sft", "experiment=quickstart_sft", f"runner.experiment_name={name}", f"runner.seed={seed}", *begun
-        )
-        checkpoint = newest(steps.out / "runs" / name).relative_to(steps.out)
-        begun = [f"runner.ckpt_path={checkpoint}"]
+    steps.run("demos", "tools.demos", f"env={ENV}", f"episodes={DEMONSTRATIONS}", "noise_std=0.2")
+    steps.run(CLONED, "sft", "experiment=quickstart_sft", f"runner.experiment_name={CLONED}")
+    checkpoint = newest(steps.out / "runs" / CLONED).relative_to(steps.out)
     steps.evaluate("unmoved", "quickstart_sft", checkpoint)
     steps.evaluate("before", "quickstart_grpo", checkpoint)
     return checkpoint
@@ -115,19 +107,22 @@ def history(out: Path, name: str) -> list[dict[str, float]]:
     return rows
 
 
+def complete(out: Path, algorithm: str) -> list[str]:
+    """The runs of an algorithm that are complete."""
+    names = [f"quickstart-{algorithm}-{seed}" for seed in SEEDS]
+    return [name for name in names if (out / f"{name}.json").exists()]
+
+
 def collect(out: Path) -> dict[str, Any]:
     """What the report shows, of the runs that are complete."""
     runs = {}
-    for algorithm in ALGORITHMS:
-        for seed in SEEDS:
-            name = f"quickstart-{algorithm}-{seed}"
-            if (out / f"{name}.json").exists():
-                runs[f"{algorithm} {seed}"] = {
-                    "after": success(out, name),
-                    **{key: json.loads((out / f"{name}.json").read_text())[key] for key in ("wall_s", "load")},
-                    "iterations": [_short(row) for row in history(out, name)],
-                }
-    prepared = {name: json.loads((out / f"{name}.json").read_text())["wall_s"] for name in ("demos", *CLONED)}
+    for name in [name for algorithm in ALGORITHMS for name in complete(out, algorithm)]:
+        runs[name.removeprefix("quickstart-").replace("-", " ")] = {
+            "after": success(out, name),
+            **{key: json.loads((out / f"{name}.json").read_text())[key] for key in ("wall_s", "load")},
+            "iterations": [_short(row) for row in history(out, name)],
+        }
+    prepared = {name: json.loads((out / f"{name}.json").read_text())["wall_s"] for name in ("demos", CLONED)}
     evaluated = {name: success(out, name) for name in ("unmoved", "before")}
     return {"prepared_s": prepared, **evaluated, "runs": runs}
 
@@ -203,12 +198,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def strips(out: Path, path: Path) -> None:
-    """Frames of the first recorded episodes before and after."""
+    """Frames of the first recorded episodes, before and after the first seed that is complete of each algorithm."""
     import imageio.v3 as iio
     import numpy as np
 
     rows = []
-    for name in ("before", *(f"quickstart-{algorithm}-{SEEDS[0]}" for algorithm in ALGORITHMS)):
+    after = [names[0] for names in (complete(out, algorithm) for algorithm in ALGORITHMS) if names]
+    for name in ("before", *after):
         evaluations = sorted((out / "videos" / name / "eval").glob("*"))
         videos = sorted(evaluations[-1].glob("*.mp4"))[:2] if evaluations else []
         for video in videos:
