@@ -18,12 +18,13 @@ def look_once(agent: Any) -> None:
     combined = getattr(agent, "controller", None)
     for controller in getattr(combined, "controllers", {}).values():
         if isinstance(controller, PDEEPosController):
-            controller.__class__ = _once(type(controller))
+            kind: Any = type(controller)
+            controller.__class__ = _once(kind)
 
 
 @cache
-def _once(kind: type) -> type:
-    class Once(kind):  # type: ignore[misc, valid-type]
+def _once(kind: Any) -> Any:
+    class Once(kind):
         _seen = None
 
         @property
