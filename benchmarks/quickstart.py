@@ -28,6 +28,7 @@ BEGIN, END = "<!-- written by benchmarks/quickstart.py -->", "<!-- end -->"
 ALGORITHMS = ("grpo", "ppo")
 SEEDS = (1, 2, 3)
 EPISODES = 200  # of the evaluations before
+SHOWN = 8  # starts that are recorded before and after, for the pictures of episodes
 ENV = "quickstart_pullcube"
 DEMONSTRATIONS = 1500
 CLONED = "quickstart-sft"
@@ -57,11 +58,11 @@ class Steps:
         done.write_text(json.dumps({"command": command[1:], "wall_s": wall, "load": load}) + "\n")
         return wall
 
-    def evaluate(self, name: str, experiment: str, checkpoint: Path) -> None:
+    def evaluate(self, name: str, experiment: str, checkpoint: Path, episodes: int = EPISODES) -> None:
         self.run(
             name, "eval", f"experiment={experiment}", f"runner.experiment_name={name}",
-            f"runner.ckpt_path={checkpoint}", f"env.eval.episodes_per_task={EPISODES}",
-            "env.eval.video_cfg.max_videos=4",
+            f"runner.ckpt_path={checkpoint}", f"env.eval.episodes_per_task={episodes}",
+            f"env.eval.video_cfg.max_videos={SHOWN}",
         )  # fmt: skip
 
 
@@ -90,10 +91,14 @@ def learn(steps: Steps, algorithm: str, seed: int, checkpoint: Path) -> None:
 # -- the report ------------------------------------------------------------------------------------------------------
 
 
+def evaluation(out: Path, name: str) -> dict[str, Any]:
+    """A run's last."""
+    return json.loads(max((out / "runs" / name / "eval").glob("*.json")).read_text())
+
+
 def success(out: Path, name: str) -> dict[str, Any]:
     """Successes, episodes, rate, low, high of a run's last evaluation."""
-    found = json.loads(max((out / "runs" / name / "eval").glob("*.json")).read_text())
-    row = found["tasks"][-1]
+    row = evaluation(out, name)["tasks"][-1]
     return {key: row[key] for key in ("successes", "episodes", "success_rate", "low", "high")}
 
 
@@ -197,25 +202,36 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def strips(out: Path, path: Path) -> None:
-    """Frames of the first recorded episodes, before and after the first seed that is complete of each algorithm."""
+def record(steps: Steps) -> list[str]:
+    """Evaluations of the first starts, all recorded: before, and after the first complete seed of each algorithm."""
+    checkpoints = {"before": newest(steps.out / "runs" / CLONED)}
+    for names in (complete(steps.out, algorithm) for algorithm in ALGORITHMS):
+        checkpoints |= {name: newest(steps.out / "runs" / name) for name in names[:1]}
+    for name, checkpoint in checkpoints.items():
+        steps.evaluate(f"{name}-shown", "quickstart_grpo", checkpoint.relative_to(steps.out), SHOWN)
+    return [f"{name}-shown" for name in checkpoints]
+
+
+def strips(out: Path, names: Sequence[str], path: Path) -> None:
+    """Eight moments of two starts, as each of these recorded them: the first at which the first of them fails and the
+    others do not, and the first that all solve."""
     import imageio.v3 as iio
     import numpy as np
 
+    solved = np.array([[episode["success"] for episode in evaluation(out, name)["episodes"]] for name in names])
+    regained, kept = ~solved[0] & solved[1:].all(axis=0), solved.all(axis=0)
     rows = []
-    after = [names[0] for names in (complete(out, algorithm) for algorithm in ALGORITHMS) if names]
-    for name in ("before", *after):
-        evaluations = sorted((out / "videos" / name / "eval").glob("*"))
-        videos = sorted(evaluations[-1].glob("*.mp4"))[:2] if evaluations else []
-        for video in videos:
-            frames = iio.imread(video)
+    for start in (int(found.argmax()) for found in (regained, kept) if found.any()):
+        for name in names:
+            frames = iio.imread(out / evaluation(out, name)["episodes"][start]["video"])
             picks = np.linspace(0, min(len(frames) - 1, 14), 8).astype(int)
             rows.append(np.concatenate([frames[i] for i in picks], axis=1))
     if rows:
         iio.imwrite(path, np.concatenate(rows)[::2, ::2])
 
 
-def report(out: Path) -> None:
+def report(steps: Steps) -> None:
+    out = steps.out
     facts = {
         **machine(["torch", "mani_skill", "sapien", "numpy"]),
         "command": "python benchmarks/quickstart.py --out FOLDER",
@@ -223,7 +239,7 @@ def report(out: Path) -> None:
     result = {**facts, **collect(out)}
     DOCS.mkdir(parents=True, exist_ok=True)
     draw(result, DOCS / "quickstart.png")
-    strips(out, DOCS / "quickstart_episodes.png")
+    strips(out, record(steps), DOCS / "quickstart_episodes.png")
     page = DOCS / "quickstart.md"
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}")
@@ -243,7 +259,7 @@ def main() -> None:
             started = [pool.submit(learn, steps, a, s, checkpoint) for s in SEEDS for a in ALGORITHMS]
             for future in started:
                 future.result()
-    report(steps.out)
+    report(steps)
 
 
 if __name__ == "__main__":
