@@ -3,6 +3,7 @@
 import json
 
 import benchmark_file
+import numpy as np
 import pytest
 
 
@@ -30,7 +31,7 @@ def write_run(out, name, rates, evaluated):
 
 @pytest.fixture
 def out(tmp_path, quickstart):
-    for name in ("demos", *quickstart.CLONED):
+    for name in ("demos", quickstart.CLONED):
         (tmp_path / f"{name}.json").write_text(json.dumps({"command": [], "wall_s": 60.0, "load": 1.0}))
     write_run(tmp_path, "unmoved", [], {0: 88})
     write_run(tmp_path, "before", [], {0: 34})
@@ -54,6 +55,25 @@ def test_tables(quickstart, out):
     assert lines[-3:] == ["| 1 | 30 | 25 |", "| 2 | 50 (60) | 45 (70) |", "| 3 | 70 (85) |  |"]
 
 
+def test_the_pictures_are_of_a_start_that_was_regained_and_of_one_that_was_never_lost(quickstart, out, tmp_path):
+    iio = pytest.importorskip("imageio.v3")
+    solved = {"before": [False, False, True], "grpo": [False, True, True], "ppo": [True, True, True]}
+    for shade, (name, successes) in enumerate(solved.items()):
+        episodes = []
+        for start, success in enumerate(successes):
+            video = np.full((9, 16, 16, 3), 60 * shade + 20 * start, np.uint8)
+            iio.imwrite(tmp_path / f"{name}{start}.mp4", video, fps=5, macro_block_size=1)
+            episodes.append({"success": success, "video": f"{name}{start}.mp4"})
+        folder = tmp_path / "runs" / f"{name}-shown" / "eval"
+        folder.mkdir(parents=True)
+        (folder / "000000.json").write_text(json.dumps({"episodes": episodes}))
+    quickstart.strips(tmp_path, [f"{name}-shown" for name in solved], tmp_path / "strips.png")
+    picture = iio.imread(tmp_path / "strips.png")
+    assert picture.shape == (6 * 8, 8 * 8, 3)
+    rows = picture.reshape(6, -1).mean(axis=1)
+    assert rows == pytest.approx([20, 80, 140, 40, 100, 160], abs=6)
+
+
 def test_the_page_keeps_what_was_written_by_hand(quickstart, out, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     docs = tmp_path / "docs"
@@ -62,8 +82,9 @@ def test_the_page_keeps_what_was_written_by_hand(quickstart, out, tmp_path, monk
     saved = {}
     monkeypatch.setattr(quickstart, "DOCS", docs)
     monkeypatch.setattr(quickstart, "save", lambda name, result: saved.update({name: result}))
-    monkeypatch.setattr(quickstart, "strips", lambda out, path: None)
-    quickstart.report(out)
+    monkeypatch.setattr(quickstart, "record", lambda steps: [])
+    monkeypatch.setattr(quickstart, "strips", lambda out, names, path: None)
+    quickstart.report(quickstart.Steps(out))
     text = (docs / "quickstart.md").read_text()
     assert text.startswith("above\n")
     assert text.endswith(f"{quickstart.END}\n\nbelow\n")
