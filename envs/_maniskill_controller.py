@@ -7,7 +7,7 @@ from typing import Any
 
 
 def look_once(agent: Any) -> None:
-    """The hand's controllers of a robot look once an action where the hand is, instead of twice.
+    """The hand's controllers of a robot look once an action where the hand is, instead of twice. May be said again.
 
     ``PDEEPosController.set_action`` (mani_skill 3.0.1, ``agents/controllers/pd_ee_pose.py``) asks for the pose at which
     the movement begins, and again for the inverse kinematics; nothing moves between. A look is a dozen calls of torch
@@ -17,14 +17,15 @@ def look_once(agent: Any) -> None:
 
     combined = getattr(agent, "controller", None)
     for controller in getattr(combined, "controllers", {}).values():
-        if isinstance(controller, PDEEPosController):
-            kind: Any = type(controller)
+        kind: Any = type(controller)
+        if isinstance(controller, PDEEPosController) and not hasattr(kind, "looks_twice"):
             controller.__class__ = _once(kind)
 
 
 @cache
 def _once(kind: Any) -> Any:
     class Once(kind):
+        looks_twice = kind
         _seen = None
 
         @property

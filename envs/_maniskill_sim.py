@@ -101,7 +101,6 @@ class TaskSimulator:
         self._pictures: dict[str, Any] = {}  # of the present state: camera → uint8 [N, H, W, 3], on the device
         self._may_cull = not self._on_gpu and params.shader_pack == "minimal"
         self._culling: Culling | None = None
-        self._quick: Any = None  # the robot whose controllers look once
         self._begin_episode = self.env._initialize_episode
         self.env._initialize_episode = self._one_after_another
         self._check_info_reward()
@@ -142,6 +141,7 @@ class TaskSimulator:
             }
             with self._controllers_reset(chosen):
                 self.env.reset(seed=list(self._seeds), options={**given, "env_idx": chosen})
+            look_once(self.env.agent)  # the task may have built another one
             if before is not None:
                 self._check_unmoved(before, self.env.get_state()[others])
 
@@ -200,9 +200,6 @@ class TaskSimulator:
             self._actions.append(np.array(actions[0], np.float32))
         self._pictures = {}
         env, torch = self.env, self._torch
-        if env.agent is not self._quick:  # the task has built another one
-            look_once(env.agent)
-            self._quick = env.agent
         with torch.inference_mode():
             given = env._step_action(torch.from_numpy(np.array(actions, np.float32)).to(env.device))
             env._elapsed_steps += 1

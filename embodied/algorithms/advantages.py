@@ -86,6 +86,13 @@ def nearly_equal(low: Tensor, high: Tensor) -> Tensor:
     return (high - low).abs() <= ROUNDING * (1 + high.abs())
 
 
+def alike(returns: Tensor, index: Tensor, groups: int) -> Tensor:
+    """Groups whose returns float64 [E] are all :func:`nearly_equal`, bool [G]; ``index`` int64 [E] in 0..G−1."""
+    empty = torch.zeros(groups, dtype=returns.dtype, device=returns.device)
+    low, high = (empty.scatter_reduce(0, index, returns, end, include_self=False) for end in ("amin", "amax"))
+    return nearly_equal(low, high)
+
+
 @dataclass(frozen=True)
 class _Groups:
     """G groups of E episodes. Float64, so that the order of episodes does not show in float32."""
@@ -101,10 +108,8 @@ class _Groups:
         _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
         exact = returns.double()
         mean = torch.zeros(len(counts), dtype=exact.dtype, device=exact.device).index_add_(0, index, exact) / counts
-        low = torch.zeros_like(mean).scatter_reduce(0, index, exact, "amin", include_self=False)
-        high = torch.zeros_like(mean).scatter_reduce(0, index, exact, "amax", include_self=False)
         # The mean of three times 0.1 is not 0.1, hence the comparison instead of trusting the subtraction.
-        return cls(index, counts, torch.where(nearly_equal(low, high)[index], 0.0, exact - mean[index]))
+        return cls(index, counts, torch.where(alike(exact, index, len(counts))[index], 0.0, exact - mean[index]))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sums of the groups: [E] → [G]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from embodied.algorithms.advantages import nearly_equal
+from embodied.algorithms.advantages import alike
 
 
 def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float) -> Tensor:
@@ -41,7 +41,4 @@ def informative(scores: Tensor, group_ids: Tensor) -> Tensor:
         bool [E]
     """
     _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
-    exact = scores.double()
-    low = torch.zeros(len(counts), dtype=exact.dtype).scatter_reduce(0, index, exact, "amin", include_self=False)
-    high = torch.zeros(len(counts), dtype=exact.dtype).scatter_reduce(0, index, exact, "amax", include_self=False)
-    return ~nearly_equal(low, high)[index]
+    return ~alike(scores.double(), index, len(counts))[index]
