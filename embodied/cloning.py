@@ -17,7 +17,7 @@ from embodied.learn.cloning import Cloner
 from embodied.learn.threads import training_threads
 from embodied.loop import due, run, save, save_due
 from embodied.runtime.signals import Stopped, StopSignal
-from embodied.summary import threads
+from embodied.summary import policy_lines, threads
 
 
 def train(parts: Parts) -> int:
@@ -88,7 +88,7 @@ def plan_lines(parts: Parts) -> list[list[str]]:
         ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *(note.split(": ", 1) for note in cloner.notes),
-        ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
+        *policy_lines(parts),
         ["device", f"{parts.device}, {threads(config)}"],
         ["run folder", str(parts.folder.path)],
     ]

@@ -176,10 +176,18 @@ def plan_lines(parts: Parts) -> list[list[str]]:
             ", ".join(f"{name} {field.dtype}{list(field.shape)}" for name, field in train.spec.obs.items()),
         ],
         ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB{each}"],
-        ["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())],
+        *policy_lines(parts),
         ["device", f"{parts.device}, {threads(config)}, {_peak(parts)}"],
         ["run folder", str(parts.folder.path)],
     ]
+
+
+def policy_lines(parts: Parts) -> list[list[str]]:
+    """What the policy says of itself, and the checkpoint whose weights replaced those that it was built with."""
+    rows = [["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())]]
+    if (checkpoint := parts.config.runner.ckpt_path) is not None:
+        rows.append(["starts from the weights of", checkpoint])
+    return rows
 
 
 def threads(config: schema.Config) -> str:

@@ -149,9 +149,11 @@ def test_torn_metrics_and_a_damaged_checkpoint_are_survived(capsys):
     assert len(file.read_bytes()) > 100
 
 
-def test_training_can_start_from_the_weights_of_another_run():
+def test_training_can_start_from_the_weights_of_another_run(capsys):
     assert run("actor.optim.lr=0.1", name="first") == 0
+    assert "starts from" not in capsys.readouterr().out
     assert run("actor.optim.lr=0.1", "runner.ckpt_path=runs/first/checkpoints/000002", name="second") == 0
+    assert re.search("starts from the weights of +runs/first/checkpoints/000002", capsys.readouterr().out)
     assert rows("second")[0]["rollout/return_mean"] != rows("first")[0]["rollout/return_mean"]
     assert rows("second")[0]["train/weight_version"] == 1
 

@@ -208,7 +208,7 @@ class OpenVLAOFTPolicy(nn.Module):
         trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
         net, settings = self.model.net, self.settings
         return {
-            "model": f"OpenVLA-OFT {settings.model_path or f'{settings.size} at random, seed {settings.seed}'}",
+            "model": f"OpenVLA-OFT {settings.model_path or f'{settings.size}, built at random (seed {settings.seed})'}",
             "parameters": f"{total:,}",
             "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if settings.is_lora else ''})",
             "precision": settings.precision,
