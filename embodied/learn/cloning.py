@@ -9,9 +9,8 @@ sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from torch import Tensor
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
 from embodied.data.statistics import quantiles
-from embodied.errors import ConfigError, NumericalError
+from embodied.errors import ConfigError
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
+from embodied.learn.finite import FiniteUpdates
 from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.protocols import Clonable, Policy
 from embodied.schema import Config, SftConfig
@@ -71,8 +71,6 @@ class Cloner:
     held_out: Sequence[Demonstration]
     device: torch.device
     weight_version: int = 0
-    bad_in_a_row: int = field(default=0, init=False)
-    last_finite: str = field(default="none yet", init=False)
 
     def __post_init__(self) -> None:
         policy, config = self.policy, self.config
@@ -92,16 +90,17 @@ class Cloner:
         self._schedule = Schedule(config.actor.optim, config.actor.lr_sched, config.runner.max_epochs)
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
+        self._finite = FiniteUpdates(config.runner.max_bad_updates)
         self.bind()
 
     def state_dict(self) -> dict[str, Any]:
         """What a step depends on beside policy and optimizer, for checkpoints."""
-        return {name: getattr(self, name) for name in ("weight_version", "bad_in_a_row", "last_finite")}
+        return {"weight_version": self.weight_version, **self._finite.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        self.weight_version, self.bad_in_a_row = int(state["weight_version"]), int(state["bad_in_a_row"])
-        self.last_finite = str(state["last_finite"])
+        self.weight_version = int(state["weight_version"])
+        self._finite.load_state_dict(state)
 
     def bind(self) -> None:
         """Give the policy the demonstrations' instructions. An evaluation gives it those of its env."""
@@ -186,27 +185,15 @@ class Cloner:
         return -logprobs.mean().item(), right.mean().item()
 
     def _apply(self, loss: float, norm: float, totals: Totals) -> None:
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._reject(loss, norm, totals)
+        if not self._finite.accepts(loss, norm, self.weight_version + 1):
+            self.optimizer.zero_grad(set_to_none=True)
+            totals.bad += 1
             return
         self.optimizer.step()
         self.weight_version += 1
-        self.bad_in_a_row = 0
-        self.last_finite = f"loss {loss:.4g}, gradient norm {norm:.4g} at weight version {self.weight_version}"
         totals.steps += 1
         totals.loss += loss
         totals.grad_norm += norm
-
-    def _reject(self, loss: float, norm: float, totals: Totals) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        totals.bad += 1
-        self.bad_in_a_row += 1
-        if self.bad_in_a_row >= self.config.runner.max_bad_updates:
-            raise NumericalError(
-                f"loss {loss} and gradient norm {norm}: not finite for {self.bad_in_a_row} updates in a row; "
-                f"last finite: {self.last_finite}",
-                "lower actor.optim.lr, or set actor.model.precision=fp32; the last checkpoint is from before this",
-            )
 
 
 def _use_statistics(

@@ -270,7 +270,7 @@ def test_the_order_of_groups_changes_no_advantage(collected):
     env, arrays, results = collected
     made = trainer(env, reward={"enable": True, "buffer_length": 4}, kl_beta=0.5, use_kl_in_reward=True)
     moved(made.policy)
-    penalties = made._penalties(arrays, results, UpdateTotals())
+    penalties = made._penalties(made._own(arrays, results), UpdateTotals())
     forward = make_batch(arrays, results, made._estimator, "chunk_level", False, penalties)
     order = [6, 7, 2, 3, 0, 1, 4, 5]
     other = make_batch(arrays, [results[i] for i in order], made._estimator, "chunk_level", False, penalties)

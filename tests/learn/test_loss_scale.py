@@ -103,7 +103,7 @@ def test_an_overflow_lowers_the_scale_and_is_no_bad_update(collected) -> None:
     overflows = metrics["train/overflows"]
     assert 1 <= overflows < 24
     assert metrics["train/optimizer_steps"] == 24 - overflows == made.weight_version
-    assert metrics["train/bad_updates"] == made.bad_in_a_row == 0
+    assert metrics["train/bad_updates"] == made.finite.bad_in_a_row == 0
     assert metrics["train/loss_scale"] == 2.0 ** (24 - overflows)
     assert flat(made.policy).isfinite().all()
     plain = trainer(env, update_epoch=24 - int(overflows))

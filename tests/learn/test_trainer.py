@@ -223,7 +223,7 @@ def test_a_finite_update_begins_the_count_anew_and_too_many_in_a_row_stop(collec
     for poisoned, expected in ((True, 1), (False, 0), (True, 1)):
         made.policy.poisoned = poisoned
         metrics, _ = made.update(arrays, results, iteration=0)
-        assert made.bad_in_a_row == metrics["train/bad_updates"] == expected
+        assert made.finite.bad_in_a_row == metrics["train/bad_updates"] == expected
     with pytest.raises(NumericalError, match=r"2 updates in a row; last finite: loss .* at weight version 1"):
         made.update(arrays, results, iteration=0)
     assert made.weight_version == 1

@@ -1,0 +1,94 @@
+"""What a rank computes on: its own records of an update, in parts, and what policy and reference say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.learn.batch import gather, micro_batches
+from embodied.learn.parallel import Replicas
+from embodied.learn.reference import Reference
+from embodied.protocols import Policy
+from embodied.types import EpisodeResult, Evaluation, Sampling
+
+
+@dataclass(frozen=True)
+class OwnRecords:
+    """This rank's records of one update, as they stand in the slab.
+
+    Args:
+        arrays: the slab's.
+        results: this rank's episodes, at least one.
+        fields: names of the arrays that the policy reads.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    results: Sequence[EpisodeResult]
+    fields: Sequence[str]
+    device: torch.device
+    parallel: Replicas
+
+    def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
+        """What the policy reads of ``rows`` int64 [n], tensors [n, …]. Of none: one record, for a pass that counts
+        nothing, because other ranks have one to make."""
+        return gather(self.arrays, self.fields, rows if len(rows) else self._any, self.device)
+
+    @property
+    def _any(self) -> np.ndarray:
+        return np.asarray(self.results[0].rows[:1], np.int64)
+
+    def among(self, ranks: Tensor, chosen: Tensor) -> Tensor:
+        """Indices of this rank's among the ``chosen`` bool [n], which are records of ``ranks`` int64 [n]."""
+        return (chosen & (ranks == self.parallel.world.rank)).nonzero().flatten()
+
+    def parts(self, ranks: Tensor, chosen: Tensor, size: int, costs: Tensor | None = None) -> list[Tensor]:
+        """:meth:`among` in parts of near-equal size, those of like cost together. Where a pass is a meeting, empty
+        ones bring all ranks to the same number."""
+        own = self.among(ranks, chosen)
+        parts = micro_batches(own, size, costs) if len(own) else []
+        if self.parallel.meets:
+            most = max((-(-int(count) // size) for count in torch.bincount(ranks[chosen])), default=0)
+            parts += [own[:0]] * (most - len(parts))
+        return parts
+
+    def scan(self, size: int) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+        """All of them for passes without gradients, ``size`` at a time: rows int64 [n], and what the policy reads."""
+        rows = np.concatenate([np.asarray(result.rows, np.int64) for result in self.results])
+        with torch.no_grad():
+            for first in range(0, len(rows), size):
+                part = rows[first : first + size]
+                yield part, self.gather(part)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Forward passes of the policy and of its reference.
+
+    Args:
+        distribution: whether the whole distribution of each token is asked for, beside its log-prob.
+    """
+
+    policy: Policy
+    sampling: Sampling
+    parallel: Replicas
+    reference_weights: Reference | None
+    distribution: bool
+
+    def __call__(self, records: Mapping[str, Tensor]) -> Evaluation:
+        if self.distribution:
+            return self.policy.evaluate(records, self.sampling, distribution=True)
+        return self.policy.evaluate(records, self.sampling)
+
+    def reference(self, records: Mapping[str, Tensor]) -> Evaluation | None:
+        """What the reference says; None if there is none."""
+        if self.reference_weights is None:
+            return None
+        self.parallel.forget()
+        with self.reference_weights.acting():
+            result = self(records)
+        self.parallel.forget()
+        return result
