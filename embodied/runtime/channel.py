@@ -88,7 +88,7 @@ class Ring:
 
     def __init__(self, message: type, memory: memoryview, capacity: int, event: int) -> None:
         self._capacity, self.event, self._memory = capacity, event, memory
-        self._layout, self._make = _layout(message), message._make  # type: ignore[attr-defined]
+        self._layout, self._message = _layout(message), message
         self._places = [self.HEADER + number * self._layout.size for number in range(capacity)]  # of the messages
         self._head, self._tail = memory[:8].cast("Q"), memory[64:72].cast("Q")
         self._unannounced = 0
@@ -130,8 +130,8 @@ class Ring:
         return messages
 
     def _read(self, number: int) -> Command | Completion:
-        kind, *values = self._layout.unpack_from(self._memory, self._places[number % self._capacity])
-        return self._make((_KINDS[kind], *values))
+        values = self._layout.unpack_from(self._memory, self._places[number % self._capacity])
+        return tuple.__new__(self._message, (_KINDS[values[0]], *values[1:]))  # as _make, in 2/3 of its time
 
 
 @dataclass(frozen=True)
