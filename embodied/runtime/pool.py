@@ -31,7 +31,7 @@ class Lost:
 
     slot: int
     error: Exception
-    blamed: bool  # the worker was busy with this slot
+    suspects: int  # slots that the worker may have been busy with, if this is one of them; 0 if it is not
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Pool:
             raise error
         self.supervisor.failed(worker.index, error, worker.facts is not None, worker.log)
         if worker.facts is not None:
-            events += [Lost(slot, error, slot in busy) for slot in worker.slots]
+            events += [Lost(slot, error, len(busy) if slot in busy else 0) for slot in worker.slots]
         self._start(worker.index)
         return events
 

@@ -211,9 +211,9 @@ class _Run:
             self._idle.remove(lost.slot)
         self._r.forget_built(lost.slot)
         episode = self.episodes.strike_out(lost.slot)
-        if episode is not None and lost.blamed:
+        if episode is not None and lost.suspects:
             count = self.episodes.in_vain(episode)
-            self._r._pool.supervisor.episode_failed(lost.error, episode.episode_id, count)
+            self._r._pool.supervisor.episode_failed(lost.error, episode.episode_id, count, lost.suspects)
 
     def close(self) -> None:
         """All episodes have ended: what the run says of itself."""

@@ -53,14 +53,18 @@ class Supervisor:
             f"episodes; its log stays in {log}"
         )
 
-    def episode_failed(self, error: Exception, episode: int, count: int) -> None:
-        """The episode that a worker was busy with when it failed has been started ``count`` times in vain.
+    def episode_failed(self, error: Exception, episode: int, count: int, suspects: int = 1) -> None:
+        """An episode that a worker was busy with when it failed has been started ``count`` times in vain.
+
+        Args:
+            suspects: episodes that the worker was busy with, this among them: a batch is stepped as one.
 
         Raises:
             Exception: ``error``, if that is too often.
         """
         if count > self._max:
-            raise _too_many(error, f"episode {episode} has ended {count} workers") from error
+            others = f", or one of the {suspects - 1} stepped with it at last," if suspects > 1 else ""
+            raise _too_many(error, f"episode {episode}{others} has ended {count} workers") from error
 
 
 def _too_many(error: Exception, what: str) -> Exception:

@@ -303,15 +303,26 @@ def test_an_episode_that_ends_every_worker_ends_the_run(make_rig):
         collect(rig, plan=[*good[:4], bad, *good[4:]])
 
 
-def test_all_that_were_in_the_round_are_blamed(make_rig):
+def test_all_that_were_in_the_round_are_suspects(make_rig):
+    rig = make_rig(slots=3, workers=1, max_restarts=1, fault="kill", fault_step=1, **BATCH)
+    for slot in range(2):
+        reset(rig, slot, slot)
+    slots_done(rig, 2)
+    for slot in range(2):
+        step(rig, slot, slot, slot + 2)
+    lost = [(event.slot, event.suspects) for event in rig.pool.recv(1) if isinstance(event, Lost)]
+    assert lost == [(0, 2), (1, 2), (2, 0)]
+
+
+def test_none_is_a_suspect_of_a_round_that_was_not_made(make_rig):
     rig = make_rig(slots=3, workers=1, max_restarts=1, **BATCH)
     for slot in range(2):
         reset(rig, slot, slot)
     slots_done(rig, 2)
     rig.pool.send(Command(Kind.STEP, 1, row=1, next_row=2))
     os.kill(rig.pool.pids[0], signal.SIGKILL)
-    lost = [(event.slot, event.blamed) for event in rig.pool.recv(1) if isinstance(event, Lost)]
-    assert lost == [(0, False), (1, False), (2, False)], "it waited for slot 0"
+    lost = [(event.slot, event.suspects) for event in rig.pool.recv(1) if isinstance(event, Lost)]
+    assert lost == [(0, 0), (1, 0), (2, 0)], "it waited for slot 0"
 
 
 def test_while_it_waits_for_the_policy_no_deadline_passes(make_rig):

@@ -14,6 +14,7 @@ from embodied.errors import RendererUnavailableError, WorkerDiedError, WorkerHun
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.plan import train_plan, with_videos
 from embodied.runtime.pool import Back, Deadlines, Lost
+from embodied.runtime.supervise import Supervisor
 
 NEAR = {"step_s": 0.0005, "success_distance": 0.6}
 SHORT = Deadlines(init=30.0, reset=1.0, step=1.0)
@@ -216,6 +217,15 @@ def test_an_episode_that_ends_every_worker_ends_the_run(make_rig):
         collect(rig, plan=[*plan[:4], bad, *plan[4:]])
 
 
+def test_of_a_batch_any_episode_may_have_ended_the_workers():
+    supervisor, error = Supervisor(1, print), WorkerDiedError("it died", "mend it")
+    supervisor.episode_failed(error, episode=7, count=1, suspects=3)
+    with pytest.raises(
+        WorkerDiedError, match="episode 7, or one of the 2 stepped with it at last, has ended 2 workers"
+    ):
+        supervisor.episode_failed(error, episode=7, count=2, suspects=3)
+
+
 def test_a_finished_episode_forgives(make_rig, undisturbed):
     rig = make_rig(slots=4, workers=2, max_restarts=1, **NEAR)
     for _ in range(3):
@@ -255,7 +265,7 @@ def test_events_of_a_failure_come_in_order(make_rig):
     os.kill(rig.pool.pids[0], signal.SIGKILL)
     rig.pool.send(Command(Kind.STEP, 1, row=1, next_row=2))
     lost = rig.pool.recv(1)
-    assert [(event.slot, event.blamed) for event in lost if isinstance(event, Lost)] == [(0, False), (1, True)]
+    assert [(event.slot, event.suspects) for event in lost if isinstance(event, Lost)] == [(0, 0), (1, 1)]
     assert rig.pool.up == []
     assert [event.slot for event in rig.pool.recv(2) if isinstance(event, Back)] == [0, 1]
     assert rig.pool.up == [0, 1]
