@@ -32,8 +32,9 @@ from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
 from embodied.targets import load_target
 from embodied.types import WorkerFacts
 
-TOGETHER_S = 0.0002
-"""Chunks that take less are announced together: waking the launcher would cost more than they do."""
+TOGETHER_S = 0.0005
+"""Chunks that take less together are announced together: waking the launcher would cost more than they do, and a call of
+the policy takes longer."""
 
 
 class Singles:
