@@ -33,8 +33,8 @@ from embodied.targets import load_target
 from embodied.types import WorkerFacts
 
 TOGETHER_S = 0.0005
-"""Chunks that take less together are announced together: waking the launcher would cost more than they do, and a call of
-the policy takes longer."""
+"""Chunks that take less together are announced together: waking the launcher would cost more than they do, and a call
+of the policy takes longer."""
 
 
 class Singles:
