@@ -3,6 +3,7 @@
 import json
 
 import benchmark_file
+import imageio.v3 as iio
 import numpy as np
 import pytest
 
@@ -59,7 +60,6 @@ def test_tables(quickstart, out):
 
 
 def test_the_pictures_are_of_a_start_that_was_regained_and_of_one_that_was_never_lost(quickstart, out, tmp_path):
-    iio = pytest.importorskip("imageio.v3")
     solved = {"before": [False, False, True], "grpo": [False, True, True], "ppo": [True, True, True]}
     for shade, (name, successes) in enumerate(solved.items()):
         episodes = []

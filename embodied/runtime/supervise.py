@@ -53,7 +53,7 @@ class Supervisor:
             f"episodes; its log stays in {log}"
         )
 
-    def episode_failed(self, error: Exception, episode: int, count: int, suspects: int = 1) -> None:
+    def episode_failed(self, error: Exception, episode: int, count: int, suspects: int) -> None:
         """An episode that a worker was busy with when it failed has been started ``count`` times in vain.
 
         Args:
