@@ -25,6 +25,7 @@ from ._maniskill_controller import look_once
 from ._maniskill_culling import Culling
 from ._maniskill_experts import Waypoints, action_towards, hand_of, within_reach
 from ._maniskill_facts import SimParams
+from ._maniskill_physics import renew
 
 UNMOVED = 1e-3  # m, rad, m/s or rad/s: rounding of what is read from a GPU and written back is less
 
@@ -133,6 +134,8 @@ class TaskSimulator:
         for slot, seed in zip(slots, seeds, strict=True):
             self._seeds[slot] = seed
         others = sorted({*range(self.copies)} - {*slots})
+        if not self._on_gpu and self.env.reconfiguration_freq == 0:
+            renew(self.env)
         with self._torch.inference_mode():
             before = self.env.get_state()[others] if others else None
             chosen = self._torch.tensor(slots, device=self.env.device)
