@@ -56,7 +56,7 @@ class Rounds:
         for command in commands:
             assert isinstance(command, Command)
             number = self._numbers[command.slot]
-            if command.kind is Kind.STEP:
+            if command.kind == Kind.STEP:
                 self._steps[number] = command
                 continue
             self._resets[number] = command
@@ -132,7 +132,7 @@ class Rounds:
         wanted = {
             number: command.next_row
             for number, command in commands.items()
-            if command.kind is Kind.RESET or wants_observation(command, self._slots[number].result)
+            if command.kind == Kind.RESET or wants_observation(command, self._slots[number].result)
         }
         if wanted:
             self._env.observe([*wanted], [self._rows.observation(row) for row in wanted.values()])
@@ -143,7 +143,7 @@ class Rounds:
         """Say what a slot has done, with its share of the seconds of the ``whole`` round."""
         slot = self._slots[number]
         render_s = whole.render_s if observed else 0.0
-        if command.kind is Kind.RESET:
+        if command.kind == Kind.RESET:
             self._in_episode.add(number)
             done = whole._replace(slot=command.slot, step_s=0.0, render_s=render_s)
         else:

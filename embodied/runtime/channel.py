@@ -15,15 +15,16 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from embodied.errors import EmbodiedError
 
 
-class Kind(IntEnum):
-    RESET = 1  # go to a start and write the first observation into next_row
-    STEP = 2  # execute the chunk in row, write rewards there and the next observation into next_row
+class Kind:
+    """What a message is about. Numbers, since looking at an enum's members is a good part of handling a message."""
+
+    RESET: Final = 1  # go to a start and write the first observation into next_row
+    STEP: Final = 2  # execute the chunk in row, write rewards there and the next observation into next_row
 
 
 class Command(NamedTuple):
@@ -32,7 +33,7 @@ class Command(NamedTuple):
     Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18)``.
     """
 
-    kind: Kind
+    kind: int  # of Kind
     slot: int  # index among all slots of the pool
     row: int = -1  # STEP: row whose "actions" are executed
     next_row: int = -1  # row that the next observation is written into
@@ -49,7 +50,7 @@ class Command(NamedTuple):
 class Completion(NamedTuple):
     """What a slot has done. Rewards and flags of a STEP stand in the record's row as well."""
 
-    kind: Kind
+    kind: int  # of Kind
     slot: int
     num_steps: int = 0  # STEP: control steps executed
     ended: bool = False  # STEP: the episode is over
@@ -62,12 +63,11 @@ class Completion(NamedTuple):
     round_s: float = 0.0  # of a batch: seconds that the whole round took, of which those above are the slot's share
 
 
-_KINDS = {int(kind): kind for kind in Kind}
-_CODES = {"Kind": "i", "int": "q", "bool": "?", "float": "d"}
+_CODES = {"int": "q", "bool": "?", "float": "d"}
 
 
 def _layout(message: type) -> struct.Struct:
-    """Fields in their order; ``kind`` is the first of each message."""
+    """Fields in their order."""
     return struct.Struct("<" + "".join(_CODES[_type_name(kind)] for kind in message.__annotations__.values()))
 
 
@@ -124,14 +124,11 @@ class Ring:
             count = os.eventfd_read(self.event)
         except BlockingIOError:
             return []
-        first = self._tail[0]
-        messages = [self._read(number) for number in range(first, first + count)]
+        first, unpack, places, message = self._tail[0], self._layout.unpack_from, self._places, self._message
+        numbers = range(first, first + count)
+        values = [unpack(self._memory, places[number % self._capacity]) for number in numbers]
         self._tail[0] = first + count
-        return messages
-
-    def _read(self, number: int) -> Command | Completion:
-        values = self._layout.unpack_from(self._memory, self._places[number % self._capacity])
-        return tuple.__new__(self._message, (_KINDS[values[0]], *values[1:]))  # as _make, in 2/3 of its time
+        return [tuple.__new__(message, fields) for fields in values]  # as message._make, in 2/3 of its time
 
 
 @dataclass(frozen=True)

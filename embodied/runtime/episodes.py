@@ -73,7 +73,7 @@ class RolloutStats:
 
     def add(self, done: Completion) -> None:
         self.env_steps += done.num_steps
-        self.chunks += done.kind is Kind.STEP
+        self.chunks += done.kind == Kind.STEP
         self.reset_s += done.reset_s
         self.step_s += done.step_s
         self.render_s += done.render_s
@@ -153,7 +153,7 @@ class Episodes:
         """Note what a slot has done; the result if its episode has ended, else its next observation is there."""
         running = self.running[completion.slot]
         running.stats.add(completion)
-        if completion.kind is Kind.STEP:
+        if completion.kind == Kind.STEP:
             self._book_step(running, completion)
         if completion.ended:
             return self._end(completion.slot, completion.observed)

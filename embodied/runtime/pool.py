@@ -243,7 +243,7 @@ class Pool:
         self._in_flight -= len(completions)
         if completions:
             worker.since, worker.overdue = time.monotonic(), None if not worker.killed else worker.overdue
-        if any(done.ended and done.kind is Kind.STEP for done in completions):  # type: ignore[union-attr]
+        if any(done.ended and done.kind == Kind.STEP for done in completions):  # type: ignore[union-attr]
             self.supervisor.finished_an_episode(worker.index)
         return completions  # type: ignore[return-value]
 

@@ -96,7 +96,7 @@ class WorkerProcess:
             return "starting"
         if not self.pending or self.waits:
             return None
-        resetting = self.resets if self.batch else next(iter(self.pending.values())).kind is Kind.RESET
+        resetting = self.resets if self.batch else next(iter(self.pending.values())).kind == Kind.RESET
         return "resetting" if resetting else "stepping"
 
     @property
@@ -109,7 +109,7 @@ class WorkerProcess:
         """Slots whose command it will answer whatever else it is told or not. While a batch resets some of its slots,
         nobody here knows whether the steps of the others go along."""
         if self.batch and self.resets:
-            return [slot for slot, command in self.pending.items() if command.kind is Kind.RESET]
+            return [slot for slot, command in self.pending.items() if command.kind == Kind.RESET]
         return () if self.waits else self.pending.keys()
 
     @property
@@ -122,14 +122,14 @@ class WorkerProcess:
     def give(self, command: Command) -> None:
         """Note a command that it is given."""
         self.pending[command.slot] = command
-        self.resets += command.kind is Kind.RESET
+        self.resets += command.kind == Kind.RESET
         if len(self.pending) == 1 or (self.batch and not self.overdue):  # else its deadline is that of what it does
             self.since = time.monotonic()
 
     def answered(self, done: Completion) -> None:
         """Note a command that it has executed."""
         del self.pending[done.slot]
-        if done.kind is Kind.RESET:
+        if done.kind == Kind.RESET:
             self.resets -= 1
             self.in_episode.add(done.slot)
         elif done.ended:

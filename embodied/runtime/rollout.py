@@ -191,7 +191,7 @@ class _Run:
 
     def _complete(self, done: Completion) -> list[EpisodeResult]:
         self._working.discard(done.slot)
-        first = {"reset": done.reset_s} if done.kind is Kind.RESET else {"step": done.step_s + done.video_s}
+        first = {"reset": done.reset_s} if done.kind == Kind.RESET else {"step": done.step_s + done.video_s}
         parts = {"round": done.round_s} if done.round_s else {**first, "render": done.render_s}
         self._timeline.worked(done.slot, done.began, parts, waits=not done.ended)
         result = self.episodes.book(done)

@@ -239,7 +239,7 @@ def test_two_stages_are_two_workers(make_rig):
     rig.rollout(lockstep=True, stages=2, policy_batch=2).collect(make_plan(rig, episodes=4), rig.job())
     together: dict[int, set[int]] = {}
     for call, command in sent:
-        if command.kind is Kind.STEP:
+        if command.kind == Kind.STEP:
             together.setdefault(call, set()).add(command.slot)
     assert set(map(frozenset, together.values())) == {frozenset({0, 1}), frozenset({2, 3})}
 

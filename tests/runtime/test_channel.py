@@ -33,7 +33,7 @@ def test_every_field_of_a_message_arrives(channel):
     channel.commands.put(FULL)
     (got,) = channel.commands.take()
     assert got == FULL
-    assert got.kind is Kind.RESET
+    assert got.kind == Kind.RESET
     done = Completion(Kind.STEP, 1, 8, True, reset_s=0.1, step_s=0.2, render_s=0.3, video_s=0.4)
     channel.completions.put(done)
     assert channel.completions.take() == [done]

@@ -111,7 +111,7 @@ def test_two_stages_answer_halves_while_the_other_half_works(shared_rig):
     answered, send, act = [], rig.pool.send, rig.policy.act
 
     def sending(command, video=None):
-        if command.kind is Kind.STEP:
+        if command.kind == Kind.STEP:
             answered[-1].add(command.slot)
         send(command, video)
 
