@@ -137,6 +137,20 @@ def test_saved_state_goes_on_exactly(pick, look):
     assert len(saved) < 10_000
 
 
+def test_a_state_saved_amid_contacts_goes_on_exactly(vulkan):
+    env = make("PullCube-v1")
+    given = clumsy(env, 1)
+    env.reset(Start(0, 0, 1))
+    play(env, given[:20])
+    saved = env.get_state()
+    expected = play(env, given[20:])
+    env.reset(Start(0, 0, 2))
+    play(env, given[:21])
+    env.set_state(saved)
+    assert play(env, given[20:]) == expected
+    env.close()
+
+
 def test_a_state_that_is_not_reached_again_is_an_error(pick):
     pick.reset(Start(0, 0, 1))
     play(pick, actions(pick, 3))
