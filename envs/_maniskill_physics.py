@@ -24,8 +24,7 @@ def renew(env: Any) -> None:
     env._set_scene_config()  # settings of the process, which another env may have changed
     physics = sapien.physx.PhysxCpuSystem()
     physics.timestep = scene.px.timestep
-    kept = [] if old.render_system is None else [old.render_system]
-    new = sapien.Scene([physics, *kept])
+    new = sapien.Scene([physics, old.render_system])
     for entity in entities:
         entity.add_to_scene(new)
     for body in physics.rigid_dynamic_components:

@@ -134,7 +134,7 @@ class TaskSimulator:
         for slot, seed in zip(slots, seeds, strict=True):
             self._seeds[slot] = seed
         others = sorted({*range(self.copies)} - {*slots})
-        if not self._on_gpu and self.env.reconfiguration_freq == 0:
+        if not self._on_gpu:
             renew(self.env)
         with self._torch.inference_mode():
             before = self.env.get_state()[others] if others else None
