@@ -65,6 +65,7 @@ class Pool:
         self._by_fd: dict[int, WorkerProcess] = {}
         self._by_slot: dict[int, WorkerProcess] = {}
         self._to_wake: dict[int, WorkerProcess] = {}
+        self._quiet: dict[int, WorkerProcess] = {}  # those that may have answered without waking this process
         self._attempts = [0] * config.num_workers
         self._in_flight = self._starting = 0  # commands not answered, workers that do not serve yet
         self._look_at = 0.0  # monotonic time before which no deadline passes
@@ -115,6 +116,7 @@ class Pool:
 
     def _forget(self, worker: WorkerProcess) -> None:
         del self._workers[worker.index]
+        self._quiet.pop(worker.index, None)
         for fd in worker.fds:
             if self._by_fd.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
@@ -186,7 +188,8 @@ class Pool:
         events: list[Event] = []
         until = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
-            enough = len(events) >= min_ready or not self._busy
+            missing = min_ready - len(events)
+            enough = missing <= 0 or not self._busy or self._ask_for(missing)
             left = min(self._next_deadline(), max(0.0, until - time.monotonic()))
             events += self._poll(0.0 if enough else left)
             if len(events) >= min_ready or not self._busy or time.monotonic() >= until:
@@ -198,6 +201,29 @@ class Pool:
     def _busy(self) -> bool:
         return self._in_flight > 0 or self._starting > 0
 
+    def _ask_for(self, missing: int) -> bool:
+        """Tell the workers that this process waits for so many answers, and is to be woken once one of them has its
+        part of these: before that there cannot be enough. Returns whether some have it by now."""
+        if missing == 1 and not self._quiet:
+            return False
+        busy = [worker for worker in self._workers.values() if worker.pending]
+        part = -(-missing // len(busy)) if busy else 1
+        have = False
+        for worker in busy:
+            completions = worker.channel.completions
+            have |= completions.ask(min(part, len(worker.pending)))
+            if completions.withheld:
+                self._quiet[worker.index] = worker
+        if self._quiet:
+            self._look_at = min(self._look_at, self._next_look)
+        return have
+
+    @property
+    def _next_look(self) -> float:
+        """Monotonic time of the next look for answers that nobody has been woken for: their worker may be in a phase
+        that has a shorter deadline than the one that it was last known in."""
+        return time.monotonic() + self._config.deadlines.shortest
+
     def _poll(self, wait: float) -> list[Event]:
         events: list[Event] = []
         dead = []
@@ -208,7 +234,12 @@ class Pool:
             elif fd == worker.socket.fileno():
                 events += self._heard(worker)
             else:
+                worker.channel.completions.hush()
                 events += self._completed(worker)
+        for worker in [*self._quiet.values()]:
+            events += self._completed(worker)
+            if not worker.channel.completions.withheld:
+                del self._quiet[worker.index]
         for worker in dead:  # only now: their file descriptors may be given to those that take their places
             events += self._replace(worker)
         self._press_the_overdue()
@@ -223,6 +254,8 @@ class Pool:
                 worker.press()
         deadlines = (worker.deadline(self._config.deadlines) for worker in self._workers.values())
         self._look_at = min(deadlines, default=float("inf"))
+        if self._quiet:
+            self._look_at = min(self._look_at, self._next_look)
 
     def _heard(self, worker: WorkerProcess) -> list[Event]:
         """Its first message, or nothing more will come: its last is read when it is buried."""
@@ -242,7 +275,7 @@ class Pool:
             worker.answered(done)  # type: ignore[arg-type]
         self._in_flight -= len(completions)
         if completions:
-            worker.since, worker.overdue = time.monotonic(), None if not worker.killed else worker.overdue
+            worker.overdue = None if not worker.killed else worker.overdue
         if any(done.ended and done.kind == Kind.STEP for done in completions):  # type: ignore[union-attr]
             self.supervisor.finished_an_episode(worker.index)
         return completions  # type: ignore[return-value]

@@ -38,6 +38,11 @@ class Deadlines:
     def of(self, phase: str) -> float:
         return {"starting": self.init, "resetting": self.reset}.get(phase, self.step)
 
+    @property
+    def shortest(self) -> float:
+        """Of a worker that serves."""
+        return min(self.reset, self.step)
+
 
 @dataclass(frozen=True)
 class PoolConfig:
@@ -75,6 +80,7 @@ class WorkerProcess:
     channel: Channel
     log: Path
     since: float  # monotonic time at which its present phase began
+    told: float = 0.0  # … and at which it was given a command last
     facts: WorkerFacts | None = None
     batch: bool = False  # its slots are stepped together, in rounds (:mod:`embodied.runtime.batch`)
     pending: dict[int, Command] = field(default_factory=dict)  # by slot, not yet answered, oldest first
@@ -123,11 +129,13 @@ class WorkerProcess:
         """Note a command that it is given."""
         self.pending[command.slot] = command
         self.resets += command.kind == Kind.RESET
+        self.told = time.monotonic()
         if len(self.pending) == 1 or (self.batch and not self.overdue):  # else its deadline is that of what it does
-            self.since = time.monotonic()
+            self.since = self.told
 
     def answered(self, done: Completion) -> None:
-        """Note a command that it has executed."""
+        """Note a command that it has executed: what it does now began then, or later if it was told so later."""
+        self.since = max(self.told, done.finished)
         del self.pending[done.slot]
         if done.kind == Kind.RESET:
             self.resets -= 1

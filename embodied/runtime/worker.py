@@ -148,7 +148,9 @@ class Worker:
             events = dict(poll.poll())
             if self._launcher.fileno() in events:
                 return
-            self._host.execute(self._channel.commands.take())
+            self._channel.commands.hush()
+            if commands := self._channel.commands.take():  # else it has taken them before the bell rang for them
+                self._host.execute(commands)
 
     def close(self) -> None:
         self._host.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
@@ -55,18 +56,75 @@ def test_nothing_is_taken_from_an_empty_ring(channel):
     assert channel.commands.take() == []
 
 
+def rings(ring):
+    """How often the reader's bell has rung since the last look."""
+    try:
+        return os.eventfd_read(ring.event)
+    except BlockingIOError:
+        return 0
+
+
 def test_messages_can_be_announced_together(channel):
     commands = [Command(Kind.STEP, slot) for slot in range(3)]
     for command in commands[:2]:
         channel.commands.put(command, announce=False)
-    assert channel.commands.take() == []
+    assert rings(channel.commands) == 0
     channel.commands.announce()
+    channel.commands.announce()
+    assert rings(channel.commands) == 1
     assert channel.commands.take() == commands[:2]
     channel.commands.put(commands[2], announce=False)
     channel.commands.put(commands[0])
+    assert rings(channel.commands) == 1
     assert channel.commands.take() == [commands[2], commands[0]]
     channel.commands.announce()
-    assert channel.commands.take() == []
+    assert rings(channel.commands) == 0
+
+
+def test_a_reader_that_asks_for_several_is_woken_once_they_are_there(channel):
+    ring, done = channel.completions, [Completion(Kind.STEP, slot) for slot in range(5)]
+    assert not ring.ask(3)
+    assert ring.withheld
+    rung = []
+    for message in done[:4]:
+        ring.put(message)
+        rung.append(rings(ring))
+    assert rung == [0, 0, 1, 1], "those after are not waited for, and cost nothing that they had not cost before"
+    assert ring.take() == done[:4]
+    assert not ring.ask(3), "counted from what has been taken"
+    ring.put(done[4])
+    assert rings(ring) == 0
+    assert ring.take() == done[4:], "it may be looked for before it has rung"
+
+
+def test_a_reader_that_asks_for_fewer_is_told_what_is_there_already(channel):
+    ring = channel.completions
+    ring.ask(4)
+    for slot in range(2):
+        ring.put(Completion(Kind.STEP, slot))
+    assert not ring.ask(3)
+    assert ring.ask(2)
+    assert not ring.ask(2), "said once; the bell will not ring for it"
+    assert ring.ask(1)
+    assert not ring.withheld
+    assert rings(ring) == 0
+    ring.put(Completion(Kind.STEP, 2))
+    assert rings(ring) == 1
+
+
+def test_hushing_forgets_the_bells(channel):
+    for slot in range(2):
+        channel.completions.put(Completion(Kind.STEP, slot))
+    channel.completions.hush()
+    channel.completions.hush()
+    assert rings(channel.completions) == 0
+    assert len(channel.completions.take()) == 2
+
+
+def test_a_completion_knows_when_it_was_finished():
+    done = Completion(Kind.STEP, 0, began=100.0, step_s=1.0, render_s=0.5, video_s=0.25)
+    assert done.finished == 101.75
+    assert done._replace(round_s=3.0).finished == 103.0, "slots of a batch are finished together"
 
 
 def test_a_full_ring_says_which_key_to_raise_and_keeps_what_it_holds(channel):
@@ -103,6 +161,7 @@ os.set_blocking(go, True)
 channel = Channel(ChannelHandles(memory, go, done, 3, 5))
 left = 100
 while left:
+    channel.commands.hush()
     for command in channel.commands.take():
         channel.completions.put(Completion(Kind.STEP, command.slot, num_steps=command.seed * 2))
         left -= 1
@@ -133,12 +192,55 @@ def test_a_second_process_answers_and_sleeps_in_between(channel):
         os.set_blocking(handles.done_fd, True)
         for n in range(100):
             channel.commands.put(Command(Kind.STEP, n % 3, seed=n))
-            answers += channel.completions.take()  # blocks until there is one
+            channel.completions.hush()  # blocks until it is woken
+            answers += channel.completions.take()
             if n == 50:
                 assert falls_asleep(echo.pid), "a reader that waits must not spin"
         assert echo.stdout.readline().startswith("done")
         assert echo.wait(5) == 0
     assert [(a.slot, a.num_steps) for a in answers] == [(n % 3, 2 * n) for n in range(100)]
+
+
+ANSWERS = """
+import os, sys
+from embodied.runtime.channel import *
+memory, go, done, rounds = map(int, sys.argv[1:])
+os.set_blocking(go, True)
+channel = Channel(ChannelHandles(memory, go, done, 3, 5))
+for number in range(rounds):
+    channel.commands.hush()
+    channel.commands.take()
+    for slot in range(5):
+        channel.completions.put(Completion(Kind.STEP, slot, num_steps=number))
+"""
+
+
+ROUNDS = 3000
+
+
+def test_no_bell_is_lost_between_a_reader_that_changes_its_mind_and_a_writer_that_goes_on(channel):
+    """The reader asks for other numbers while the writer writes, and sleeps unless it was told that they are there: a
+    bell that is left out would leave both asleep."""
+    handles = channel.handles
+    fds = (handles.memory_fd, handles.go_fd, handles.done_fd)
+    process = subprocess.Popen([sys.executable, "-c", ANSWERS, *map(str, fds), str(ROUNDS)], pass_fds=fds)
+    poll = select.poll()
+    poll.register(handles.done_fd, select.POLLIN)
+    ring, asleep = channel.completions, 0
+    with process, ended_on_failure(process):
+        for number in range(ROUNDS):
+            channel.commands.put(Command(Kind.STEP, 0))
+            got: list[Completion] = []
+            while (left := 5 - len(got)) > 0:
+                ring.ask(5)
+                if not ring.ask(1 + number % left):
+                    asleep += 1
+                    assert poll.poll(20_000), f"nothing rang in round {number} with {left} messages to come"
+                    ring.hush()
+                got += ring.take()
+            assert [(done.slot, done.num_steps) for done in got] == [(slot, number) for slot in range(5)]
+        assert process.wait(20) == 0
+    assert asleep >= ROUNDS / 2, "the reader was to sleep, else nothing was tried"
 
 
 def falls_asleep(pid, samples=500):
