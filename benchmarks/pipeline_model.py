@@ -73,13 +73,13 @@ def simulate(
         working.add(slot)
 
     while pending or running:
+        waited = now - next(iter(ready.values())) if ready else 0.0
+        due = schedule.due([*ready], working, waited, slots)
         if auto_reset or not running:
             while idle and pending:
                 slot = idle.popleft()
                 running[slot], records[slot] = pending.popleft(), 0
                 send(slot, running[slot].reset_s)
-        waited = now - next(iter(ready.values())) if ready else 0.0
-        due = schedule.due([*ready], working, waited, slots)
         if due:
             calls += 1
             now += policy_s(len(due))

@@ -180,11 +180,14 @@ def _against(
     libraries: list[Peer], ours: dict[str, Callable[[], Way]], others: dict[str, Callable[[], Way]],
     args: argparse.Namespace, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """How ours stand to the fastest of the others, and to the fastest of those that do not busy-wait."""
+    """How ours stand to the fastest of the others, to the fastest of those whose number of workers is ours or that have
+    a process an env, and to the fastest of those that do not busy-wait."""
     found = interleaved({**ours, **others}, args.rounds, seconds)
     spinning = tuple(peer.name for peer in libraries if peer.spins)
+    elsewhere = tuple(p.name for p in libraries if p.options.get("workers", args.workers) != args.workers)
     fastest = {
         "fastest peer": _fastest(found, others),
+        "fastest peer of this setting": _fastest(found, [n for n in others if not n.startswith(elsewhere)]),
         "fastest peer that sleeps while it waits": _fastest(found, [n for n in others if not n.startswith(spinning)]),
     }
     bars: dict[str, float] = {}
@@ -217,6 +220,7 @@ BARS = {
     "slab: frames/s over gym shm, 64 envs": (">=", 1.15),
     "slab: CPU overhead over that of gym shm": ("<=", 0.25),
     "slab: frames/s over the fastest peer": (">=", 1.0),
+    "slab: frames/s over the fastest peer of this setting": (">=", 1.0),
     "slab: frames/s over the fastest peer that sleeps while it waits": (">=", 1.0),
     "PSS of all processes over the observations": ("<=", 1.10),
     "minor faults a frame": ("<=", 1.0),

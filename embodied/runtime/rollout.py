@@ -80,13 +80,15 @@ class Rollout:
         self._policy.bind(self._env)
         run = _Run(self, plan, job)
         with torch.inference_mode():
+            run.start_episodes()
             while run.episodes.unfinished:
-                run.start_episodes()
                 with self._sections("rollout/wait"):
                     events = self._pool.recv(run.wanted(), run.patience())
                 for result in run.take(events):
                     on_episode(result)
-                if due := run.due():
+                due = run.due()  # before episodes start, so that no stage waits for a reset that has only begun
+                run.start_episodes()  # before the policy answers, so that they are reset meanwhile
+                if due:
                     with self._sections("rollout/policy"):
                         run.act(due)
             with self._sections("rollout/policy"):
@@ -164,12 +166,14 @@ class _Run:
     # -- episodes ----------------------------------------------------------------------------------------------------
 
     def start_episodes(self) -> None:
+        """Give idle slots the next episodes of the plan."""
         if not self._job.auto_reset and self.episodes.running:
             return
         while self._idle and self.episodes.may_start:
             slot = self._idle.popleft()
             busy = {running.episode.start.task_id for running in self.episodes.running.values()}
             self._send(*self.episodes.start(slot, self._r.pick(slot, self.episodes.pending, busy)))
+        self._r._pool.flush()
 
     def _send(self, command: Command, video: str | None = None) -> None:
         self._working.add(command.slot)

@@ -9,6 +9,7 @@ import pytest
 from rig import records
 
 from embodied.errors import ConfigError
+from embodied.runtime.channel import Kind
 from embodied.runtime.plan import EVAL, noise, train_plan
 from embodied.runtime.reward import ShapedReward
 from embodied.types import EpisodeResult, Sampling
@@ -170,6 +171,40 @@ def test_with_auto_reset_a_slot_goes_on_at_once(rig):
     sent = spans(rig, make_plan(rig, episodes=12), rig.job())
     resets = [i for i, command in enumerate(sent) if command.kind == 1]
     assert any(later - earlier > 1 for earlier, later in pairwise(resets[4:]))
+
+
+@pytest.mark.parametrize("schedule", [{}, {"lockstep": True}, {"lockstep": True, "stages": 2}])
+def test_a_slot_whose_episode_ended_is_being_reset_while_the_policy_answers_others(rig, monkeypatch, schedule):
+    given = announced = ended = meanwhile = 0
+    send, flush, recv, act = rig.pool.send, rig.pool.flush, rig.pool.recv, rig.policy.act
+
+    def sends(command, video=None):
+        nonlocal given
+        given += command.kind == Kind.RESET
+        send(command, video)
+
+    def flushes():
+        nonlocal announced
+        announced = given
+        flush()
+
+    def receives(*args):
+        nonlocal ended
+        events = recv(*args)
+        ended += sum(event.ended for event in events)
+        return events
+
+    def acts(*args):
+        nonlocal meanwhile
+        assert announced == min(12, 4 + ended), "so many resets were to be under way"
+        meanwhile += announced > 4
+        return act(*args)
+
+    for owner, name, new in ((rig.pool, "send", sends), (rig.pool, "flush", flushes), (rig.pool, "recv", receives)):
+        monkeypatch.setattr(owner, name, new)
+    monkeypatch.setattr(rig.policy, "act", acts)
+    rig.rollout(**schedule).collect(make_plan(rig, episodes=12), rig.job(max_steps=14))
+    assert meanwhile > 0
 
 
 def test_a_min_batch_is_kept_while_enough_slots_run(rig):
