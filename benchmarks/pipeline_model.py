@@ -2,8 +2,9 @@
 
     python benchmarks/pipeline_model.py
 
-The rule that decides when the policy runs is the runtime's own (``embodied.runtime.schedule.Schedule``); workers serve
-their slots one after another, the policy answers all due slots in one call. Durations are functions of the episode and
+The rule that decides when the policy runs is the runtime's own (``embodied.runtime.schedule.Schedule``), and so is the
+order of things: wait, see who is due, start episodes, answer. Workers serve their slots one after another, the policy
+answers all due slots in one call. Durations are functions of the episode and
 step alone, so the model and a real run (benchmarks/scheduler.py) can be given the same ones.
 
 Closed forms for constant durations, N slots on C workers, a chunk of ``te`` seconds, T_e = N·te/C, T_p(b) = seconds of
@@ -72,26 +73,25 @@ def simulate(
         heapq.heappush(flying, (free_at[worker], slot))
         working.add(slot)
 
-    while pending or running:
-        waited = now - next(iter(ready.values())) if ready else 0.0
-        due = schedule.due([*ready], working, waited, slots)
+    def due() -> list[int]:
+        return schedule.due([*ready], working, waited(), slots)
+
+    def waited() -> float:
+        return now - next(iter(ready.values())) if ready else 0.0
+
+    def start() -> None:
         if auto_reset or not running:
             while idle and pending:
                 slot = idle.popleft()
                 running[slot], records[slot] = pending.popleft(), 0
                 send(slot, running[slot].reset_s)
-        if due:
-            calls += 1
-            now += policy_s(len(due))
-            for slot in due:
-                del ready[slot]
-                steps = running[slot].steps_s
-                send(slot, float(steps[records[slot] % len(steps)]))
-                records[slot] += 1
-                made += 1
-        else:
-            until = min(flying[0][0], now + (schedule.patience([*ready], waited) or float("inf")))
-            now = max(now, until)
+
+    start()
+    while pending or running:
+        if not due():  # else whatever has been done by now
+            wanted = max(1, schedule.missing([*ready], working, slots))
+            done = heapq.nsmallest(wanted, flying)[-1][0]
+            now = max(now, min(done, now + (schedule.patience([*ready], waited()) or float("inf"))))
         while flying and flying[0][0] <= now:
             at, slot = heapq.heappop(flying)
             working.discard(slot)
@@ -100,6 +100,17 @@ def simulate(
                 idle.append(slot)
             else:
                 ready[slot] = at
+        answered = due()
+        start()
+        if answered:
+            calls += 1
+            now += policy_s(len(answered))
+        for slot in answered:
+            del ready[slot]
+            steps = running[slot].steps_s
+            send(slot, float(steps[records[slot] % len(steps)]))
+            records[slot] += 1
+            made += 1
     return Outcome(now, made, calls)
 
 

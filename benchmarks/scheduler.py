@@ -4,7 +4,8 @@
 
 Envs and policy sleep, so that nothing but the scheduler's own doing can be lost: 16 env slots on 4 workers, one chunk
 20 ms, a policy call of 16 rows ``r`` times what the workers need for them. The same durations are given to the
-discrete-event model of pipeline_model.py. Cells:
+discrete-event model of pipeline_model.py, each longer by what a sleep takes too long on this machine (measured in
+between); the closed forms know nothing of that. Cells:
 - ``constant``: equal durations, against the closed forms.
 - ``varied``: log-normal chunks (0.4).
 - ``resets``: and resets of 50 to 300 ms between episodes of different lengths.
@@ -70,6 +71,16 @@ class SleepingPolicy:
         return Decision({n: torch.zeros(rows, *s.shape, dtype=kinds[s.dtype]) for n, s in self.spec.decision.items()})
 
 
+def oversleep(count: int = 20, asked_s: float = 0.02) -> list[float]:
+    """Seconds that sleeps took longer than asked."""
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        time.sleep(asked_s)
+        found.append(time.perf_counter() - began - asked_s)
+    return found
+
+
 class Bench:
     """A pool of sleeping envs, and the model of it."""
 
@@ -82,11 +93,18 @@ class Bench:
             slots, workers, "_envs.CostEnv", env, ShapedReward(), Deadlines(300, 300, 300), folder
         )  # fmt: skip
         self._pool = Pool(config, self._slab)
+        self._oversleeps: list[float] = []
+
+    @property
+    def oversleep_s(self) -> float:
+        """What a sleep took too long, as far as that was looked at: before each real run."""
+        return median(self._oversleeps)
 
     def real(
         self, count: int, rule: Schedule, policy_s: Callable[[int], float], whole: bool = False
     ) -> tuple[float, int]:
         """``(seconds, records)`` of ``count`` episodes. ``whole``: to the step limit, started together."""
+        self._oversleeps += oversleep()
         policy = SleepingPolicy(policy_s)
         rollout = Rollout(
             self._pool, self._slab, policy, self._env.spec, rule, torch.device("cpu"), Sections()  # type: ignore[arg-type]
@@ -104,11 +122,14 @@ class Bench:
         self, count: int, rule: Schedule, policy_s: Callable[[int], float], whole: bool = False
     ) -> tuple[float, int]:
         """The same of the model."""
-        episodes = []
+        episodes, late = [], self.oversleep_s
         for seed in range(count):
             reset, steps, records = self._env.durations(seed)
-            episodes.append(Length(float(reset), steps, self._env.spec.max_episode_steps if whole else records))
-        outcome = simulate(episodes, self._slots, self._workers, rule, policy_s, auto_reset=not whole)
+            length = self._env.spec.max_episode_steps if whole else records
+            episodes.append(Length(float(reset) + late if reset else 0.0, steps + late, length))
+        outcome = simulate(
+            episodes, self._slots, self._workers, rule, lambda rows: policy_s(rows) + late, auto_reset=not whole
+        )
         return outcome.seconds, outcome.records
 
     def close(self) -> None:
@@ -149,6 +170,7 @@ def rates(bench: Bench, args: argparse.Namespace, count: int, r: float) -> dict[
         real, model, lockstep = row["real"]["median"], row["real over model"], row["real over lockstep"]
         print(f"  policy/env {r:<4g} {name:9s} {real:7.1f} records/s", end="")
         print(f"  {model:.3f} of the model  {lockstep:.2f} times lockstep", flush=True)
+    print(f"  sleeps took {1e3 * bench.oversleep_s:.2f} ms too long")
     return rows
 
 
