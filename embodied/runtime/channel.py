@@ -3,9 +3,9 @@
     rollout ── Command ──▶ ring (commands)    ──▶ worker        one ring each way, in one memfd
     rollout ◀── Completion ── ring (completions) ◀── worker     one eventfd each way, to wake the reader
 
-A message is written, then the ring's head, then, if the reader has asked for it, the eventfd: a bell. Waking a process
+Messages are written, then the ring's head, then, if the reader has asked for it, the eventfd: a bell. Waking a process
 costs more than a message does, so a reader that waits for several asks to be woken once they are there. The order of
-these writes, as the other process sees it, is kept by a fence, so that no message is read before it is written, and no
+these writes, as the other process sees it, is kept by fences, so that no message is read before it is written, and no
 bell is left out that the reader counts on.
 Nothing spins: whoever waits sleeps in poll or epoll.
 """
@@ -112,7 +112,7 @@ class Ring:
         self._places = [self.HEADER + number * self._layout.size for number in range(capacity)]  # of the messages
         self._head, self._tail = memory[:8].cast("Q"), memory[64:72].cast("Q")  # messages written, and read
         self._ring_at = memory[128:136].cast("Q")  # head from which on the reader wants to be woken
-        self._announced = 0
+        self._written = self._head[0]  # messages, with those not announced yet
 
     @classmethod
     def nbytes(cls, message: type, capacity: int) -> int:
@@ -121,26 +121,27 @@ class Ring:
     # -- the writer --------------------------------------------------------------------------------------------------
 
     def put(self, message: Command | Completion, announce: bool = True) -> None:
-        """Append one message and wake the reader if it waits for no more, or leave that to a later :meth:`announce`.
+        """Append one message and announce it, or leave that to a later :meth:`announce`: it costs more than the message.
         Raises :class:`EmbodiedError` if the ring is full."""
-        head = self._head[0]
-        if head - self._tail[0] >= self._capacity:
+        number = self._written
+        if number - self._tail[0] >= self._capacity:
             raise EmbodiedError(
                 f"a channel of {self._capacity} messages is full",
                 "raise env.channel.queue_size and rollout.channel.queue_size, or set them to 0",
             )
-        self._layout.pack_into(self._memory, self._places[head % self._capacity], *message)
-        fence()
-        self._head[0] = head + 1
+        self._layout.pack_into(self._memory, self._places[number % self._capacity], *message)
+        self._written = number + 1
         if announce:
             self.announce()
 
     def announce(self) -> None:
-        """Wake the reader if there are messages that it has not been woken for, as many as it asked for."""
+        """Let the reader see what has been put, and wake it if that is as much as it waits for."""
+        if self._written == self._head[0]:
+            return
         fence()
-        head = self._head[0]
-        if self._announced < head >= self._ring_at[0]:
-            self._announced = head
+        self._head[0] = self._written
+        fence()
+        if self._written >= self._ring_at[0]:
             os.eventfd_write(self.event, 1)
 
     # -- the reader --------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ class Ring:
             os.eventfd_read(self.event)
 
     def take(self) -> list[Command | Completion]:
-        """All messages that have been written; does not wait."""
+        """All messages that have been announced; does not wait."""
         first, head = self._tail[0], self._head[0]
         if first == head:
             return []

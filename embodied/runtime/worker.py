@@ -149,7 +149,7 @@ class Worker:
             if self._launcher.fileno() in events:
                 return
             self._channel.commands.hush()
-            if commands := self._channel.commands.take():  # else it has taken them before the bell rang for them
+            if commands := self._channel.commands.take():  # else it took them when it was woken before
                 self._host.execute(commands)
 
     def close(self) -> None:

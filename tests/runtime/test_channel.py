@@ -69,6 +69,7 @@ def test_messages_can_be_announced_together(channel):
     for command in commands[:2]:
         channel.commands.put(command, announce=False)
     assert rings(channel.commands) == 0
+    assert channel.commands.take() == []
     channel.commands.announce()
     channel.commands.announce()
     assert rings(channel.commands) == 1
