@@ -121,7 +121,7 @@ class Ring:
     # -- the writer --------------------------------------------------------------------------------------------------
 
     def put(self, message: Command | Completion, announce: bool = True) -> None:
-        """Append one message and announce it, or leave that to a later :meth:`announce`: it costs more than the message.
+        """Append one message and announce it, or leave that, which costs more, to a later :meth:`announce`.
         Raises :class:`EmbodiedError` if the ring is full."""
         number = self._written
         if number - self._tail[0] >= self._capacity:
