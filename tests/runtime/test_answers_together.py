@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 
@@ -12,12 +13,13 @@ from rig import FAST
 from embodied.errors import WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool import Deadlines, Lost
+from embodied.types import Start
 
 WAITS = "broken_envs.WaitsForFile"
 
 
-def reset(rig, slot, task_id=0):
-    rig.pool.send(Command(Kind.RESET, slot, next_row=slot, task_id=task_id, init_state_id=0, max_steps=100))
+def reset(rig, slot, task_id=0, max_steps=100):
+    rig.pool.send(Command(Kind.RESET, slot, next_row=slot, task_id=task_id, init_state_id=0, max_steps=max_steps))
 
 
 def step(rig, slot):
@@ -26,7 +28,7 @@ def step(rig, slot):
 
 def all_reset(rig):
     for slot in range(rig.pool.num_slots):
-        reset(rig, slot)
+        reset(rig, slot, max_steps=10**6)
     assert len(rig.pool.recv(rig.pool.num_slots)) == rig.pool.num_slots
     return rig
 
@@ -118,3 +120,23 @@ def test_a_hang_after_answers_that_woke_nobody_has_the_deadline_of_what_hangs(ma
     with pytest.raises(WorkerHungError, match=r"0\.6 s while resetting"):
         rig.pool.recv(2)
     assert 0.6 <= time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("slots", "workers"), [(6, 2), (5, 3)])
+def test_every_frame_is_whole_and_the_right_one_whoever_is_waited_for(make_rig, slots, workers):
+    """Chunks given in any order; any number of answers waited for, some of them not for long."""
+    rig, chance = all_reset(make_rig(slots=slots, workers=workers)), random.Random(slots)
+    steps, rows, idle, flying, seen = [0] * slots, [*range(slots)], [*range(slots)], set(), 0
+    while seen < 1500:
+        chance.shuffle(idle)
+        for slot in [idle.pop() for _ in range(chance.randint(0 if flying else 1, len(idle)))]:
+            row, rows[slot] = rows[slot], (rows[slot] + slots) % (2 * slots)
+            rig.pool.send(Command(Kind.STEP, slot, row=row, next_row=rows[slot]))
+            flying.add(slot)
+        for done in rig.pool.recv(chance.randint(1, len(flying)), chance.choice([None, 0.0, 0.0005])):
+            flying.remove(done.slot)
+            idle.append(done.slot)
+            steps[done.slot] += done.num_steps
+            seen += 1
+            for camera, picture in enumerate(rig.slab.arrays["images"][rows[done.slot]]):
+                assert (picture == rig.env.picture(Start(0, 0, 0), steps[done.slot], camera)).all()
