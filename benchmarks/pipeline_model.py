@@ -4,8 +4,8 @@
 
 The rule that decides when the policy runs is the runtime's own (``embodied.runtime.schedule.Schedule``), and so is the
 order of things: wait, see who is due, start episodes, answer. Workers serve their slots one after another, the policy
-answers all due slots in one call. Durations are functions of the episode and
-step alone, so the model and a real run (benchmarks/scheduler.py) can be given the same ones.
+answers all due slots in one call. Durations are functions of the episode and step alone, so the model and a real run
+(benchmarks/scheduler.py) can be given the same ones.
 
 Closed forms for constant durations, N slots on C workers, a chunk of ``te`` seconds, T_e = N·te/C, T_p(b) = seconds of
 a policy call of b rows: lockstep makes N / (T_e + T_p(N)) records a second, two stages at most
@@ -59,59 +59,84 @@ def simulate(
         policy_s: seconds of a policy call by its rows.
         auto_reset: a slot takes the next episode at once; otherwise when all have ended theirs.
     """
-    now, pending, idle = 0.0, deque(episodes), deque(range(slots))
-    running: dict[int, Length] = {}
-    records = dict.fromkeys(range(slots), 0)
-    free_at, flying = [0.0] * workers, []  # type: ignore[var-annotated]
-    working: set[int] = set()
-    ready: dict[int, float] = {}
-    made = calls = 0
+    return _Run(episodes, slots, workers, schedule, policy_s, auto_reset).outcome()
 
-    def send(slot: int, seconds: float) -> None:
-        worker = slot % workers
-        free_at[worker] = max(free_at[worker], now) + seconds
-        heapq.heappush(flying, (free_at[worker], slot))
-        working.add(slot)
 
-    def due() -> list[int]:
-        return schedule.due([*ready], working, waited(), slots)
+class _Run:
+    """The rollout's state (``embodied.runtime.rollout``) with a clock instead of processes."""
 
-    def waited() -> float:
-        return now - next(iter(ready.values())) if ready else 0.0
+    def __init__(
+        self, episodes: Sequence[Length], slots: int, workers: int, schedule: Schedule,
+        policy_s: Callable[[int], float], auto_reset: bool,
+    ) -> None:  # fmt: skip
+        self._schedule, self._policy_s, self._auto_reset, self._slots = schedule, policy_s, auto_reset, slots
+        self._now, self._pending, self._idle = 0.0, deque(episodes), deque(range(slots))
+        self._running: dict[int, Length] = {}
+        self._records: dict[int, int] = {}  # of a slot's episode so far
+        self._free_at = [0.0] * workers
+        self._flying: list[tuple[float, int]] = []  # heap of when which slot will be done
+        self._ready: dict[int, float] = {}
 
-    def start() -> None:
-        if auto_reset or not running:
-            while idle and pending:
-                slot = idle.popleft()
-                running[slot], records[slot] = pending.popleft(), 0
-                send(slot, running[slot].reset_s)
+    def outcome(self) -> Outcome:
+        made = calls = 0
+        self._start()
+        while self._pending or self._running:
+            if not self._due():  # else whatever has been done by now
+                self._wait()
+            self._take()
+            due = self._due()
+            self._start()
+            if due:
+                calls, made = calls + 1, made + len(due)
+                self._answer(due)
+        return Outcome(self._now, made, calls)
 
-    start()
-    while pending or running:
-        if not due():  # else whatever has been done by now
-            wanted = max(1, schedule.missing([*ready], working, slots))
-            done = heapq.nsmallest(wanted, flying)[-1][0]
-            now = max(now, min(done, now + (schedule.patience([*ready], waited()) or float("inf"))))
-        while flying and flying[0][0] <= now:
-            at, slot = heapq.heappop(flying)
-            working.discard(slot)
-            if records[slot] >= running[slot].records:
-                del running[slot]
-                idle.append(slot)
+    @property
+    def _working(self) -> set[int]:
+        return {slot for _, slot in self._flying}
+
+    @property
+    def _waited(self) -> float:
+        return self._now - next(iter(self._ready.values())) if self._ready else 0.0
+
+    def _due(self) -> list[int]:
+        return self._schedule.due([*self._ready], self._working, self._waited, self._slots)
+
+    def _start(self) -> None:
+        if self._running and not self._auto_reset:
+            return
+        while self._idle and self._pending:
+            slot = self._idle.popleft()
+            self._running[slot], self._records[slot] = self._pending.popleft(), 0
+            self._send(slot, self._running[slot].reset_s)
+
+    def _send(self, slot: int, seconds: float) -> None:
+        worker = slot % len(self._free_at)
+        self._free_at[worker] = max(self._free_at[worker], self._now) + seconds
+        heapq.heappush(self._flying, (self._free_at[worker], slot))
+
+    def _wait(self) -> None:
+        wanted = max(1, self._schedule.missing([*self._ready], self._working, self._slots))
+        done, _ = heapq.nsmallest(wanted, self._flying)[-1]
+        patience = self._schedule.patience([*self._ready], self._waited)
+        self._now = max(self._now, done if patience is None else min(done, self._now + patience))
+
+    def _take(self) -> None:
+        while self._flying and self._flying[0][0] <= self._now:
+            at, slot = heapq.heappop(self._flying)
+            if self._records[slot] < self._running[slot].records:
+                self._ready[slot] = at
             else:
-                ready[slot] = at
-        answered = due()
-        start()
-        if answered:
-            calls += 1
-            now += policy_s(len(answered))
-        for slot in answered:
-            del ready[slot]
-            steps = running[slot].steps_s
-            send(slot, float(steps[records[slot] % len(steps)]))
-            records[slot] += 1
-            made += 1
-    return Outcome(now, made, calls)
+                del self._running[slot]
+                self._idle.append(slot)
+
+    def _answer(self, due: Sequence[int]) -> None:
+        self._now += self._policy_s(len(due))
+        for slot in due:
+            del self._ready[slot]
+            steps = self._running[slot].steps_s
+            self._send(slot, float(steps[self._records[slot] % len(steps)]))
+            self._records[slot] += 1
 
 
 def lockstep_rate(slots: int, workers: int, te: float, policy_s: Callable[[int], float]) -> float:

@@ -163,7 +163,7 @@ def rates(bench: Bench, args: argparse.Namespace, count: int, r: float) -> dict[
     rows: dict[str, dict[str, Any]] = {}
     for name, rule in schedules(args.slots).items():
         seconds, records = bench.model(count, rule, policy_s)
-        rows[name] = {"real": spread(found[name]), "model": records / seconds}
+        rows[name] = {"real": spread(found[name]), "model": records / seconds, "oversleep_s": bench.oversleep_s}
         rows[name]["real over model"] = median(found[name]) / rows[name]["model"]
         rows[name]["real over lockstep"] = median(found[name]) / median(found["lockstep"])
     for name, row in rows.items():

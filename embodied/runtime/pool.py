@@ -214,15 +214,14 @@ class Pool:
             have |= completions.ask(min(part, len(worker.pending)))
             if completions.withheld:
                 self._quiet[worker.index] = worker
-        if self._quiet:
-            self._look_at = min(self._look_at, self._next_look)
+        self._look_at = min(self._look_at, self._next_look)
         return have
 
     @property
     def _next_look(self) -> float:
         """Monotonic time of the next look for answers that nobody has been woken for: their worker may be in a phase
         that has a shorter deadline than the one that it was last known in."""
-        return time.monotonic() + self._config.deadlines.shortest
+        return time.monotonic() + self._config.deadlines.shortest if self._quiet else float("inf")
 
     def _poll(self, wait: float) -> list[Event]:
         events: list[Event] = []
@@ -253,9 +252,7 @@ class Pool:
             if now >= worker.deadline(self._config.deadlines):
                 worker.press()
         deadlines = (worker.deadline(self._config.deadlines) for worker in self._workers.values())
-        self._look_at = min(deadlines, default=float("inf"))
-        if self._quiet:
-            self._look_at = min(self._look_at, self._next_look)
+        self._look_at = min([*deadlines, self._next_look])
 
     def _heard(self, worker: WorkerProcess) -> list[Event]:
         """Its first message, or nothing more will come: its last is read when it is buried."""

@@ -74,8 +74,10 @@ class Slot:
     def end(self) -> None:
         """The episode is over: finish its video."""
         if self._video is not None:
+            started = time.perf_counter()
             self._video.close()
             self._video = None
+            self.video_s += time.perf_counter() - started
 
     def discard_video(self) -> None:
         if self._video is not None:

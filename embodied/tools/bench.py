@@ -129,7 +129,8 @@ def run(checked: Checked, console: Console) -> None:
 
 
 def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost, dict[str, np.ndarray]]:
-    """One worker with one slot: start, two resets of one task, chunks of random actions; an observation at the end."""
+    """One worker with one slot: start, resets to two starts of a task, chunks of random actions; an observation at the
+    end."""
     side, spec = checked.train, policy.spec
     fields = {**side.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
     slab = Slab.create(fields, 2, "bench.slab")
@@ -140,13 +141,13 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
         pool = Pool(replace(pool_config(side, 1, checked.config, folder, World()), max_restarts=0), slab)
         try:
             start_s = time.monotonic() - began
-            resets = [_reset(pool, side.max_steps), _reset(pool, side.max_steps)]
+            resets = [_reset(pool, side.max_steps, start) for start in (0, min(1, side.spec.num_init_states[0] - 1))]
             cpu, chunks = _cpu_seconds(pool.pids[0]), []
             for number in range(CHUNKS):
                 slab.arrays["actions"][number % 2] = actions[number]
                 chunks.append(_do(pool, Command(Kind.STEP, 0, row=number % 2, next_row=1 - number % 2)))
                 if chunks[-1].ended:
-                    _reset(pool, side.max_steps)
+                    _reset(pool, side.max_steps, 0)
             cpu = _cpu_seconds(pool.pids[0]) - cpu
             memory = proportional_memory(pool.pids[0])
             obs = {name: slab.arrays[name][:1].copy() for name in side.spec.obs}
@@ -163,9 +164,11 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
     return cost, obs
 
 
-def _reset(pool: Pool, max_steps: int) -> Completion:
+def _reset(pool: Pool, max_steps: int, start: int) -> Completion:
+    """To one of the first task's starts: going back to one costs less than the first time."""
     command = Command(
-        Kind.RESET, 0, next_row=0, task_id=0, init_state_id=0, max_steps=max_steps, ignore_terminations=True
+        Kind.RESET, 0, next_row=0, task_id=0, init_state_id=start, seed=start, max_steps=max_steps,
+        ignore_terminations=True,
     )  # fmt: skip
     return _do(pool, command)
 
@@ -247,7 +250,7 @@ def propose(env: EnvCost, calls: Mapping[int, float], machine: Machine, config: 
     batch = next((b for b in range(1, slots + 1) if b / call_s(calls, config, slots, b) >= rate), 0)
     if batch:
         why = (
-            f"the workers make {rate:.3g} records a second, and the policy answers as many from {batch} rows a call on"
+            f"the workers make {rate:.3g} records a second, and the policy answers as many with a batch of {batch}"
         )
     else:
         batch = max(1, slots // 2)
@@ -274,9 +277,13 @@ def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) ->
     """Seconds in which the policy answers ``rows`` of ``slots``: in calls of at most ``rollout.policy_batch`` rows,
     which are filled up where their shape is fixed."""
     most = policy_batch(config.rollout, slots)
-    fixed = config.runner.deterministic or not config.rollout.enforce_eager
     whole, rest = divmod(rows, most)
-    return whole * _seconds(calls, most) + (_seconds(calls, most if fixed else rest) if rest else 0.0)
+    return whole * _seconds(calls, most) + (_seconds(calls, most if _filled_up(config) else rest) if rest else 0.0)
+
+
+def _filled_up(config: Config) -> bool:
+    """Whether the policy's calls have one shape, so that smaller batches cost as much as whole ones."""
+    return config.runner.deterministic or not config.rollout.enforce_eager
 
 
 def _seconds(calls: Mapping[int, float], rows: int) -> float:
@@ -294,7 +301,7 @@ def env_rows(env: EnvCost) -> list[list[object]]:
     return [
         ["start", f"{env.start_s:.3g} s"],
         ["reset, the first of a task", f"{env.first_reset_s:.3g} s"],
-        ["reset, later", f"{env.reset_s:.3g} s"],
+        ["reset, to another start", f"{env.reset_s:.3g} s"],
         ["steps of a chunk", f"{env.step_s:.3g} s"],
         ["render of a chunk", f"{env.render_s:.3g} s"],
         ["CPU while it works", f"{env.cpu_share:.0%} of a core"],
@@ -312,8 +319,14 @@ def time_rows(
     rows: list[list[object]] = [["of a worker", "s a record", "share"]]
     rows += [[name, f"{seconds:.3g}", f"{seconds / worker:.0%}"] for name, seconds in parts.items()]
     rows.append([f"all {proposal.num_workers} workers", f"{worker / proposal.num_workers:.3g}", ""])
-    rows.append([f"policy, {proposal.min_batch} rows a call", f"{policy:.3g}", ""])
+    rows.append([f"policy, rows a call: {_rows_said(config, proposal)}", f"{policy:.3g}", ""])
     return rows
+
+
+def _rows_said(config: Config, proposal: Proposal) -> str:
+    most = policy_batch(config.rollout, proposal.total_num_envs)
+    filled = _filled_up(config) and proposal.min_batch % most
+    return f"{proposal.min_batch}, filled up to whole calls of {most}" if filled else f"{proposal.min_batch}"
 
 
 if __name__ == "__main__":
