@@ -2,54 +2,91 @@
 
     demonstrations ─▶ samples in the order of the seed ─▶ Cloner.iterate ─▶ weights ─▶ evaluation in the simulator
 
-A stop signal waits for the iteration (``sft.steps_per_iteration`` optimizer steps) to end, and leaves a checkpoint.
+A stop signal ends the run after the pass in progress, and leaves a checkpoint of the last optimizer step. What it has
+cut short, a validation or an evaluation too, is done anew by the run that goes on.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from time import monotonic
 
 from embodied.build import Parts
 from embodied.collector import Collector
 from embodied.evaluation import evaluate
 from embodied.learn.cloning import Cloner
-from embodied.learn.threads import training_threads
-from embodied.loop import due, run, save, save_due
+from embodied.loop import due, ending, resume, save, save_due
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.summary import policy_lines, threads
+from embodied.watching import Pace, training, watched
 
 
-def train(parts: Parts) -> int:
-    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
-    return run(parts, iterate)
+def train(parts: Parts, stop: StopSignal) -> str:
+    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; what to say at the end."""
+    cloner = parts.trainer
+    assert isinstance(cloner, Cloner)
+    iteration, saved = iterate(parts, resume(parts), stop)
+    stop.hold_during(lambda: _finish(parts, iteration, saved))
+    return ending(iteration, cloner.steps_done, stop)
 
 
-def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
-    """Iterations after ``iteration``, until the last or a stop signal: how many are done, how many are saved."""
+def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, tuple[int, int]]:
+    """Iterations after ``iteration``, until the last or a stop signal: how many are done, and the place of the last
+    save (iterations, and optimizer steps after them)."""
     runner, cloner, sections = parts.config.runner, parts.trainer, parts.sections
     assert isinstance(cloner, Cloner)
-    saved, saved_at = iteration, monotonic()
-    collector: Collector | None = None
-    with ExitStack() as opened, suppress(Stopped):
+    saved, saved_at = (iteration, cloner.steps_done), monotonic()
+    pace, evaluations = Pace(iteration, runner.max_epochs), _Evaluations(parts, stop)
+    with closing(evaluations), suppress(Stopped), stop.hold():
         while iteration < runner.max_epochs:
             sections.reset()
-            with stop.hold():
-                with sections("time/train"), training_threads(parts.config.actor.num_threads):
-                    metrics = cloner.iterate(iteration) | cloner.validate()
-                iteration += 1
-                if due(iteration, runner.val_check_interval, runner.max_epochs) and not stop.wanted:
-                    with suppress(Stopped), sections("time/eval"):
-                        if collector is None:
-                            with stop.cut_short():
-                                collector = open_collector(parts)
-                                opened.callback(stop.hold_during, collector.close)
-                        metrics |= evaluate(parts, iteration, collector, stop)
-                log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
-                if save_due(parts, iteration, saved_at):
-                    save(parts, iteration)
-                    saved, saved_at = iteration, monotonic()
+            watch = watched(parts, f"iteration {iteration + 1}/{runner.max_epochs}", lambda left_s: not stop.wanted)
+            with sections("time/train"), training(parts):
+                cloner.iterate(iteration, watch)
+                metrics = cloner.validate(watch)
+            if due(iteration + 1, runner.val_check_interval, runner.max_epochs):
+                with sections("time/eval"):
+                    metrics |= evaluations.run(iteration + 1)
+            metrics = cloner.close_iteration(iteration) | metrics
+            iteration += 1
+            log(parts, iteration, metrics, pace.left_s(iteration))  # before the save: what is not saved is repeated
+            if save_due(parts, iteration, saved_at):
+                save(parts, iteration)
+                saved, saved_at = (iteration, 0), monotonic()
     return iteration, saved
+
+
+def _finish(parts: Parts, iteration: int, saved: tuple[int, int]) -> None:
+    """Leave a checkpoint of where the run is: of ``iteration`` and the optimizer steps after it."""
+    cloner = parts.trainer
+    assert isinstance(cloner, Cloner)
+    with parts.console.progress("saving", brief=True):
+        if saved != (iteration, cloner.steps_done):
+            save(parts, iteration, cloner.steps_done)
+        parts.checkpoints.wait()
+
+
+class _Evaluations:
+    """Evaluates the policy in the simulator. The workers start with the first evaluation and stay for all of them."""
+
+    def __init__(self, parts: Parts, stop: StopSignal) -> None:
+        self._parts, self._stop = parts, stop
+        self._collector: Collector | None = None
+
+    def run(self, iteration: int) -> dict[str, float]:
+        """The ``eval/`` metrics after ``iteration`` iterations.
+
+        Raises:
+            Stopped: a signal has ended it.
+        """
+        if self._collector is None:
+            with self._stop.cut_short():
+                self._collector = open_collector(self._parts)
+        return evaluate(self._parts, iteration, self._collector, self._stop)
+
+    def close(self) -> None:
+        if self._collector is not None:
+            self._stop.hold_during(self._collector.close)
 
 
 def open_collector(parts: Parts) -> Collector:
@@ -58,7 +95,7 @@ def open_collector(parts: Parts) -> Collector:
     return parts.open_collector(side, 2 * side.config.total_num_envs)
 
 
-def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
+def log(parts: Parts, iteration: int, metrics: dict[str, float], left_s: float) -> None:
     """To the trackers and the console."""
     sections, batch = parts.sections, parts.config.actor.global_batch_size
     seconds = sections.seconds("time/train")
@@ -71,7 +108,8 @@ def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
     }
     assert parts.trackers is not None
     parts.trackers.log(iteration, metrics)
-    parts.console.iteration({**metrics, "iteration": iteration, "iterations": parts.config.runner.max_epochs})
+    place = {"iteration": iteration, "iterations": parts.config.runner.max_epochs, "left_s": left_s}
+    parts.console.iteration({**metrics, **place})
 
 
 def plan_lines(parts: Parts) -> list[list[str]]:

@@ -104,6 +104,10 @@ class NumericalError(EmbodiedError):
     """Loss or gradients were not finite for too many updates in a row."""
 
 
+class Stopped(BaseException):
+    """The user or the machine's scheduler wants the run to end (SIGTERM, Ctrl-C); no failure of anything."""
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the nearest of ``known``, else an empty string."""
     near = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)

@@ -17,6 +17,7 @@ from embodied.runtime.rollout import Job
 from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
 from embodied.types import Episode, EpisodeResult
+from embodied.watching import counting_successes
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,8 @@ def _run(parts: Parts, plan: Sequence[Episode], collector: Collector) -> tuple[l
         side.max_steps, keep_records=False, num_slots=parts.world.divide(side.config.total_num_envs),
         ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
     )  # fmt: skip
-    successes = 0
     with parts.console.progress(f"evaluation{parts.world.share_note}", len(plan)) as bar:
-
-        def advance(result: EpisodeResult) -> None:
-            nonlocal successes
-            successes += result.success
-            bar.advance(1, success=f"{successes}")
-
-        results, stats = collector.rollout.collect(plan, job, advance)
+        results, stats = collector.rollout.collect(plan, job, counting_successes(bar), bar.at)
     return results, stats.worker_restarts
 
 

@@ -3,8 +3,9 @@
     plan(seed, i) ─▶ rollout.collect ─▶ slab rows + returns ─▶ trainer.update ─▶ weights ─▶ rollout of i + 1
                                                                      └▶ metrics   └▶ checkpoint, evaluation
 
-A stop signal ends the loop between these steps; what is half done (a rollout, an evaluation) is dropped, what must be
-whole (an update, a save) is finished first, and a checkpoint is left from which the same command goes on.
+A stop signal ends the loop within ``runner.stop_timeout_s``: a rollout or an evaluation at once, an update between two
+passes unless it will soon be done, a save not at all. What is half done is dropped, and a checkpoint of the last whole
+iteration is left, from which the same command goes on.
 
 With several ranks (torchrun) each runs its share of the plan and then meets the others, also when a signal has ended
 its share (:mod:`embodied.meeting`): whether to stop is decided there, for all.
@@ -12,7 +13,7 @@ its share (:mod:`embodied.meeting`): whether to stop is decided there, for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,6 @@ from embodied.device_memory import explained
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
 from embodied.learn import checkpoint, ranks
-from embodied.learn.threads import training_threads
 from embodied.learn.trainer import Trainer
 from embodied.meeting import meet, run_shared
 from embodied.observe.trackers import make_trackers
@@ -34,51 +34,73 @@ from embodied.runtime.plan import TRAIN, train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.types import Episode, EpisodeResult, Sampling
+from embodied.watching import Pace, counting_successes, training, watched
 
 
-def train(parts: Parts) -> int:
-    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; the number of iterations done."""
-    return run(parts, iterate)
-
-
-def run(parts: Parts, iterate: Callable[[Parts, int, StopSignal], tuple[int, int]]) -> int:
-    """Resume, ``iterate``, and leave a checkpoint of the end, also when a stop signal comes; iterations done."""
-    begun = resume(parts)
-    with StopSignal() as stop:
-        iteration, saved = iterate(parts, begun, stop)
-        stop.hold_during(lambda: finish(parts, iteration, saved))
-    return iteration
+def train(parts: Parts, stop: StopSignal) -> str:
+    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; what to say at the end."""
+    iteration, saved = iterate(parts, resume(parts), stop)
+    done: list[int] = []
+    stop.hold_during(lambda: done.append(finish(parts, iteration, saved)))
+    return ending(done[0], 0, stop)
 
 
 def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
     """Iterations after ``iteration``, until the last or a stop signal: how many are done, how many are saved."""
-    runner, trainer, sections = parts.config.runner, parts.trainer, parts.sections
+    runner, trainer = parts.config.runner, parts.trainer
     assert isinstance(trainer, Trainer)
-    saved, saved_at = iteration, monotonic()
+    saved, saved_at = iteration - bool(trainer.unlogged), monotonic()
     with ExitStack() as opened, suppress(Stopped), stop.hold():
         made: list[Collector] = []
-        if iteration < runner.max_epochs:
+        if iteration < runner.max_epochs or trainer.unlogged:
             meet(parts, stop, lambda: made.append(_open(parts, opened, stop)))
-        sections.reset()
-        while iteration < runner.max_epochs:
-            (collector,) = made
-            with sections("time/rollout"), explained(parts, "rollout"), parts.parallel.acting():
-                collected = collect(parts, collector, iteration, stop)
-            with sections("time/train"), explained(parts, "update"), training_threads(parts.config.actor.num_threads):
-                arrays, baselines = collector.slab.arrays, collected.baselines
-                metrics, batch = trainer.update(arrays, collected.results, iteration, baselines)
-            iteration += 1
-            metrics |= summary.rollout(parts.world, collector, collected, batch, sections) | summary.training(parts)
-            if due(iteration, runner.val_check_interval, runner.max_epochs):
-                with suppress(Stopped), sections("time/eval"), trainer.evaluated():
-                    metrics |= evaluate(parts, iteration, collector, stop)
-            summary.log(parts, iteration, metrics)  # before the save: a resumed run repeats what was not saved
-            sections.reset()
+        parts.sections.reset()
+        pace = Pace(saved, runner.max_epochs)
+        while iteration < runner.max_epochs or trainer.unlogged:
+            if not trainer.unlogged:
+                if saved < iteration:
+                    parts.checkpoints.keep(trainer, iteration, run_ids(parts))
+                trainer.unlogged = _learn(parts, made[0], iteration, stop)
+                iteration += 1
+            _conclude(parts, made[0], iteration, stop, pace)
             if save_due(parts, iteration, saved_at):
-                with sections("time/save"):
+                with parts.sections("time/save"), parts.console.progress("saving", brief=True):
                     save(parts, iteration)
                 saved, saved_at = iteration, monotonic()
     return iteration, saved
+
+
+def _learn(parts: Parts, collector: Collector, iteration: int, stop: StopSignal) -> dict[str, float]:
+    """Collect and update; the metrics of both.
+
+    Raises:
+        Stopped: on all ranks; a signal has ended one of the two.
+    """
+    trainer, sections = parts.trainer, parts.sections
+    assert isinstance(trainer, Trainer)
+    with sections("time/rollout"), explained(parts, "rollout"), parts.parallel.acting():
+        collected = collect(parts, collector, iteration, stop)
+    with sections("time/train"), explained(parts, "update"), training(parts):
+        watch = watched(parts, _title(parts, iteration), stop.grants)
+        arrays, baselines = collector.slab.arrays, collected.baselines
+        metrics, batch = trainer.update(arrays, collected.results, iteration, baselines, watch)
+    return metrics | summary.rollout(parts.world, collector, collected, batch, sections) | summary.training(parts)
+
+
+def _conclude(parts: Parts, collector: Collector, iteration: int, stop: StopSignal, pace: Pace) -> None:
+    """Evaluate if that is due, and log the iteration: before it is saved, as a resumed run repeats what was not.
+
+    Raises:
+        Stopped: on all ranks; a signal has ended the evaluation. The run that goes on makes it anew.
+    """
+    trainer, runner, metrics = parts.trainer, parts.config.runner, {}
+    assert isinstance(trainer, Trainer)
+    if due(iteration, runner.val_check_interval, runner.max_epochs):
+        with parts.sections("time/eval"), trainer.evaluated():
+            metrics = evaluate(parts, iteration, collector, stop)
+    summary.log(parts, iteration, trainer.unlogged | metrics, pace.left_s(iteration))
+    trainer.unlogged = {}
+    parts.sections.reset()
 
 
 def _open(parts: Parts, opened: ExitStack, stop: StopSignal) -> Collector:
@@ -105,17 +127,18 @@ def due(iteration: int, interval: int, last: int, always_last: bool = False) -> 
 
 def resume(parts: Parts) -> int:
     """Go on from the newest whole checkpoint of this run if there is one; iterations that it has done."""
-    iteration, run_ids = 0, {}
+    iteration, ids = 0, {}
     parts.checkpoints.clean()
     found = ranks.of_first(lambda: _checkpoint_to_resume(parts))
     if found is not None:
         meta = checkpoint.resume(found, parts.trainer)
-        iteration, run_ids = meta.iteration, meta.trackers
+        iteration, ids = meta.iteration, meta.trackers
         parts.parallel.check()
         parts.console.say(f"going on after iteration {iteration}, from {found}")
     if parts.world.is_main:
         backends = parts.config.runner.logger.logger_backends
-        parts.trackers = make_trackers(backends, parts.folder.path, iteration, run_ids)
+        logged = iteration - (isinstance(parts.trainer, Trainer) and bool(parts.trainer.unlogged))
+        parts.trackers = make_trackers(backends, parts.folder.path, logged, ids)
         parts.stack.callback(parts.trackers.close)
     return iteration
 
@@ -154,7 +177,7 @@ def collect(parts: Parts, collector: Collector, iteration: int, stop: StopSignal
         title = f"{name}{_nth(sampling_round)}"
         return run_shared(parts, stop, plan, lambda: _run(parts, collector, share, own, title, found))
 
-    name, job = f"iteration {iteration + 1}/{parts.config.runner.max_epochs} rollout", _job(parts)
+    name, job = f"{_title(parts, iteration)} rollout", _job(parts)
     greedy, returned = [], None
     if algorithm.adv_type == "remax":  # first, because rows of its records need not stay
         plain = replace(
@@ -169,6 +192,10 @@ def collect(parts: Parts, collector: Collector, iteration: int, stop: StopSignal
     judge = rounds.make_judge(algorithm, penalty, side.max_steps)
     results, everything, number = rounds.fill(run, parts.sizes.groups, most, judge)
     return Collected(results, everything, rounds.add_up(found), number, greedy, returned)
+
+
+def _title(parts: Parts, iteration: int) -> str:
+    return f"iteration {iteration + 1}/{parts.config.runner.max_epochs}"
 
 
 def plan_of(parts: Parts, iteration: int, sampling_round: int = 0) -> list[Episode]:
@@ -200,14 +227,8 @@ def _run(
     parts: Parts, collector: Collector, plan: list[Episode], job: Job, name: str, found: list[RolloutStats]
 ) -> list[EpisodeResult]:
     """Run ``plan`` under a progress bar called ``name``; its statistics go into ``found``."""
-    done: list[bool] = []
     with parts.console.progress(name + parts.world.share_note, len(plan)) as bar:
-
-        def advance(result: EpisodeResult) -> None:
-            done.append(result.success)
-            bar.advance(1, success=f"{sum(done)}/{len(done)}")
-
-        results, stats = collector.rollout.collect(plan, job, advance)
+        results, stats = collector.rollout.collect(plan, job, counting_successes(bar), bar.at)
     found.append(stats)
     return results
 
@@ -216,14 +237,35 @@ def _nth(sampling_round: int) -> str:
     return f", round {sampling_round + 1}" if sampling_round else ""
 
 
-def finish(parts: Parts, iteration: int, saved: int) -> None:
-    """Leave a checkpoint of ``iteration`` on the disk, if that of ``saved`` is an earlier one."""
-    if saved < iteration:
-        save(parts, iteration)
-    parts.checkpoints.wait()
+def finish(parts: Parts, iteration: int, saved: int) -> int:
+    """Leave a checkpoint of ``iteration`` on the disk, if that of ``saved`` is an earlier one; iterations saved."""
+    assert isinstance(parts.trainer, Trainer)
+    with parts.console.progress("saving", brief=True):
+        if saved < iteration and not parts.trainer.cut_short:
+            save(parts, iteration)
+        elif saved < iteration and parts.checkpoints.save_kept() is None:
+            parts.console.say(
+                f"the update of iteration {iteration + 1} was cut short, and the checkpoint before it is of iteration "
+                f"{saved}: with runner.checkpoint.async_save=true a copy of the iterations between them is kept"
+            )
+            iteration = saved
+        parts.checkpoints.wait()
+    return iteration
 
 
-def save(parts: Parts, iteration: int) -> None:
+def ending(iterations: int, steps: int, stop: StopSignal) -> str:
+    """Where the run stands at its end, and how it goes on."""
+    more = f" and {steps} optimizer steps of the next" if steps else ""
+    how = "The same command" if stop.wanted else "The same command with a larger runner.max_epochs"
+    return f"{'stopped: ' if stop.wanted else ''}{iterations} iterations done{more}. {how} goes on from here."
+
+
+def save(parts: Parts, iteration: int, steps: int = 0) -> None:
     """All ranks save: what they all have rank 0, of what is shared out each its part."""
     parts.parallel.check()
-    parts.checkpoints.save(parts.trainer, iteration, parts.trackers.run_ids if parts.trackers else {})
+    parts.checkpoints.save(parts.trainer, iteration, run_ids(parts), steps)
+
+
+def run_ids(parts: Parts) -> dict[str, str]:
+    """The ids under which the trackers know the run, which rank 0 has."""
+    return parts.trackers.run_ids if parts.trackers else {}

@@ -18,8 +18,8 @@ from embodied.errors import RunFolderError
 MAY_CHANGE = (
     "runner.max_epochs", "runner.save_interval", "runner.val_check_interval", "runner.resume_dir", "runner.dry_run",
     "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir", "runner.logger",
-    "runner.checkpoint", "env.eval", "env.num_workers", "env.init_timeout_s", "env.reset_timeout_s",
-    "env.step_timeout_s", "env.max_worker_restarts", "env.python", "env.start_method",
+    "runner.checkpoint", "runner.stop_timeout_s", "env.eval", "env.num_workers", "env.init_timeout_s",
+    "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python", "env.start_method",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
     "actor.fsdp_config", "actor.num_threads",
 )  # fmt: skip

@@ -113,8 +113,8 @@ def device_memory(device: torch.device) -> dict[str, float]:
     return {"memory/device_peak_gb": peak / 1e9}
 
 
-def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
-    """To the trackers and the console, which rank 0 has."""
+def log(parts: Parts, iteration: int, metrics: dict[str, float], left_s: float) -> None:
+    """To the trackers and the console, which rank 0 has; ``left_s``: estimated seconds until the end of the run."""
     if not parts.world.is_main:
         return
     sections = parts.sections
@@ -128,7 +128,8 @@ def log(parts: Parts, iteration: int, metrics: dict[str, float]) -> None:
     }
     assert parts.trackers is not None
     parts.trackers.log(iteration, metrics)
-    parts.console.iteration({**metrics, "iteration": iteration, "iterations": parts.config.runner.max_epochs})
+    place = {"iteration": iteration, "iterations": parts.config.runner.max_epochs, "left_s": left_s}
+    parts.console.iteration({**metrics, **place})
     if metrics["rollout/zero_advantage_share"] == 1:
         parts.console.say(
             "  nothing was learnt: in every group all returns were equal. A policy that never (or always) succeeds "

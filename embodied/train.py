@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 
 from embodied.build import build
 from embodied.checks import check
-from embodied.compose import as_yaml, compose, parse_argv
+from embodied.compose import Composed, as_yaml, compose, parse_argv
 from embodied.distributed import World, ended_by
-from embodied.errors import EmbodiedError
-from embodied.observe.console import NullConsole, make_console
+from embodied.errors import EmbodiedError, Stopped
+from embodied.observe.console import Console, NullConsole, make_console
+from embodied.runtime.signals import StopSignal
+from embodied.runtime.wait_policy import cores_are_shared
 
 
 def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
-    """Returns the exit status: 0, 2 for an error that is explained, or 130 when stopped by Ctrl-C without a result."""
+    """Returns the exit status: 0, 2 for an error that is explained, or 128 and the signal's number (130 for Ctrl-C, 143
+    for SIGTERM) when stopped without a result."""
+    cores_are_shared()
     world = World()
     try:
         world = World.from_environment()
@@ -23,7 +28,7 @@ def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
             return run(sys.argv[1:] if argv is None else argv, config_name, world)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return 130
+        return 128 + signal.SIGINT
     except EmbodiedError as error:
         if world.speaks:
             print(f"{world.name}error: {error}", file=sys.stderr)
@@ -39,27 +44,45 @@ def run(argv: Sequence[str], config_name: str, world: World) -> int:
             print(as_yaml(composed), end="")
         return 0
     console = make_console() if world.is_main else NullConsole()
-    checked = check(composed, world)
+    stop = StopSignal(composed.config.runner.stop_timeout_s, world.name)
+    try:
+        with stop:
+            start(composed, world, console, stop)
+    except Stopped:
+        if world.speaks:
+            print(f"{world.name}stopped before there was a result to keep", file=sys.stderr)
+        return 128 + (stop.number or signal.SIGTERM)
+    return 0
+
+
+def start(composed: Composed, world: World, console: Console, stop: StopSignal) -> None:
+    """Check, build, do what ``runner.task_type`` says, and close.
+
+    Raises:
+        Stopped: by a signal, before there was anything to keep.
+    """
+    with console.progress("checking the configuration", brief=True):
+        checked = check(composed, world)
     if composed.config.runner.task_type == "demos":
         from embodied.tools import demos
 
-        demos.make(checked, console)
-        return 0
+        demos.make(checked, console, stop)
+        return
     with closing(build(checked, console)) as parts:
         from embodied import cloning, evaluation, loop, summary
 
-        job = cloning if composed.config.runner.task_type == "sft" else loop
+        runner = composed.config.runner
+        job = cloning if runner.task_type == "sft" else loop
         lines = cloning.plan_lines(parts) if job is cloning else summary.plan_lines(parts)
-        console.table(f"{composed.config.runner.experiment_name}", lines)
-        if composed.config.runner.dry_run:
-            return 0
-        if composed.config.runner.only_eval:
-            evaluation.evaluate(parts, 0, None)
+        console.table(f"{runner.experiment_name}", lines)
+        if runner.dry_run:
+            return
+        if runner.only_eval:
+            with stop.hold():
+                evaluation.evaluate(parts, 0, None, stop)
         else:
-            done = job.train(parts)
-            console.say(f"{done} iterations done. The same command with a larger runner.max_epochs goes on from here.")
+            console.say(job.train(parts, stop))
         console.table("where things are", summary.places(parts))
-    return 0
 
 
 if __name__ == "__main__":

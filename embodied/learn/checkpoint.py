@@ -1,12 +1,13 @@
 """Checkpoints: what is trainable, the optimizer, and where the run stands. Written aside and renamed, so that the
 newest complete one is always whole; the frozen base is not saved, since ``actor.model`` says how to make it again.
 
-    checkpoints/000004/           after 4 iterations
+    checkpoints/000004/           after 4 iterations; 000004+037: and 37 optimizer steps of the next one
         .metadata, __0_0.distcp   torch.distributed.checkpoint: the tensors (embodied/learn/state.py), a file a rank
         meta.json                 iteration, plain values, names and shapes of the parameters, facts of the policy
 
 With ``async_save`` the tensors are copied to host memory at once and written by a thread while the run goes on. There
-is one such writing at a time; the next save and :meth:`Checkpoints.wait` raise what went wrong in it.
+is one such writing at a time; the next save and :meth:`Checkpoints.wait` raise what went wrong in it. The same kind of
+copy is taken before an update that may be cut short (:meth:`Checkpoints.keep`), and is written only if it is.
 
 Several ranks save together: what is sharded (DTensor) each its part, what all have rank 0. They load each for itself,
 so that any number of ranks can go on from what any other number saved.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -63,6 +65,17 @@ from embodied.protocols import Policy, Settles
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
+NAME = re.compile(r"(\d+)(?:\+(\d+))?")
+"""Iterations, and optimizer steps after them."""
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """Where in its run a checkpoint was saved: iterations, and optimizer steps after them."""
+    match = NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A checkpoint that is not written yet: this rank's tensors, and meta.json but for the files' sizes."""
@@ -86,34 +99,69 @@ class Checkpoints:
         self._group: dist.ProcessGroup | None = None
         self._pending: Future[None] | None = None
         self._stage = _Stager()
+        self._kept: Snapshot | None = None
 
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(
-            (p for p in self.folder.glob("[0-9]*") if p.name.isdigit() and (p / "meta.json").is_file()),
-            key=lambda path: int(path.name),
-        )
+        found = [path for path in self.folder.glob("[0-9]*") if NAME.fullmatch(path.name)]
+        return sorted((path for path in found if (path / "meta.json").is_file()), key=_place)
 
-    def save(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None) -> Path:
+    def save(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None, steps: int = 0) -> Path:
         """Save what ``learner`` is now and delete the oldest checkpoints beyond ``max_keep``.
 
         With ``async_save`` it returns as soon as a copy was taken and the writing before this one has ended.
+
+        Args:
+            steps: optimizer steps of the next iteration that are done as well.
 
         Raises:
             CheckpointError: the disk is full or the folder cannot be written (then by now, or by the writing before);
                 what was there stays.
         """
         self.wait()
+        thread = self._opened()
+        self._kept = None
+        snapshot = _snapshot(learner, iteration, run_ids or {}, steps)
+        if self._async:
+            snapshot = self._copied(snapshot)
+            self._pending = thread.submit(self._write, snapshot)
+        else:
+            self._write(snapshot)
+        return self._path(snapshot.meta)
+
+    def keep(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None) -> None:
+        """Copy what ``learner`` is now to host memory, for :meth:`save_kept`; without ``async_save`` nothing is copied.
+
+        Raises:
+            CheckpointError: as :meth:`wait`.
+        """
+        if self._async:
+            self.wait()
+            self._kept = self._copied(_snapshot(learner, iteration, run_ids or {}, 0))
+
+    def save_kept(self) -> Path | None:
+        """Write what :meth:`keep` has copied last, unless something was saved since; None if there is nothing.
+
+        Raises:
+            CheckpointError: as :meth:`save`.
+        """
+        self.wait()
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        self._opened()
+        self._write(kept)
+        return self._path(kept.meta)
+
+    def _opened(self) -> ThreadPoolExecutor:
+        """The thread that writes, with a group of its own among the ranks. All ranks open it together."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._group = ranks.background_group()
-        snapshot = _snapshot(learner, iteration, run_ids or {})
-        if self._async:
-            snapshot = Snapshot(self._stage(snapshot.tensors), snapshot.meta)
-            self._pending = self._thread.submit(self._write, snapshot)
-        else:
-            self._write(snapshot)
-        return self._path(iteration)
+        return self._thread
+
+    def _copied(self, snapshot: Snapshot) -> Snapshot:
+        return Snapshot(self._stage(snapshot.tensors), snapshot.meta)
 
     def wait(self) -> None:
         """Until nothing is being written.
@@ -163,12 +211,12 @@ class Checkpoints:
             )
         return None
 
-    def _path(self, iteration: int) -> Path:
-        return self.folder / f"{iteration:06d}"
+    def _path(self, meta: Meta) -> Path:
+        return self.folder / (f"{meta.iteration:06d}" + (f"+{meta.steps:03d}" if meta.steps else ""))
 
     def _write(self, snapshot: Snapshot) -> None:
         """Everything that touches the disk, and only what may run beside the next rollout."""
-        final = self._path(snapshot.meta.iteration)
+        final = self._path(snapshot.meta)
         aside = final.with_name(f".writing-{final.name}")
         reason = ""
         try:
@@ -198,7 +246,7 @@ class Checkpoints:
                 f"cannot write checkpoint {final}: {error}",
                 "free space or fix the permissions, then run the same command again; earlier checkpoints are intact",
             ) from error
-        for old in [path for path in self.all() if int(path.name) <= meta.iteration][: -self._max_keep]:
+        for old in [path for path in self.all() if _place(path) <= _place(final)][: -self._max_keep]:
             with suppress(OSError):  # the new one is whole, and the next save tries again
                 _remove(old)
 
@@ -246,7 +294,7 @@ def resume(path: Path, learner: Learner) -> Meta:
     return meta
 
 
-def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str]) -> Snapshot:
+def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int) -> Snapshot:
     policy, optimizer = learner.policy, learner.optimizer
     tensors: dict[str, Tensor] = {f"policy/{name}": p.detach() for name, p in trainable(policy)}
     meta = Meta(
@@ -259,6 +307,7 @@ def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str]) -> S
         pack(learner.state_dict(), "trainer", tensors),
         dict(run_ids),
         ranks.count(),
+        steps,
     )
     rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
     if rank != 0:  # what is not sharded is the same on all

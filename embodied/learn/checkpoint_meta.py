@@ -30,6 +30,7 @@ class Meta:
     trainer: dict[str, Any]  # plain values of Trainer.state_dict()
     trackers: dict[str, str]  # tracker → the id under which it knows the run
     ranks: int  # processes that trained
+    steps: int = 0  # optimizer steps of the next iteration that are done as well (supervised training)
     files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
 
     @property

@@ -10,7 +10,7 @@ sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ from torch import Tensor
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
 from embodied.data.statistics import quantiles
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, Stopped
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
 from embodied.learn.finite import FiniteUpdates
 from embodied.learn.optimizer import Schedule, make_optimizer
+from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.protocols import Clonable, Policy
 from embodied.schema import Config, SftConfig
 from embodied.types import EnvSpec, Sampling
@@ -34,12 +35,17 @@ LIKELIEST = Sampling(do_sample=False)
 
 @dataclass
 class Totals:
-    """Sums over the optimizer steps of an iteration."""
+    """Sums over the optimizer steps of an iteration so far: ``steps`` that changed the weights, and ``bad`` ones."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
     steps: int = 0
     bad: int = 0
+
+    @property
+    def done(self) -> int:
+        """Optimizer steps of the iteration that are done, those included that were left out."""
+        return self.steps + self.bad
 
     def metrics(self) -> dict[str, float]:
         taken = max(self.steps, 1)
@@ -91,40 +97,55 @@ class Cloner:
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
         self._finite = FiniteUpdates(config.runner.max_bad_updates)
+        self._totals = Totals()
         self.bind()
 
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of the iteration in progress."""
+        return self._totals.done
+
     def state_dict(self) -> dict[str, Any]:
-        """What a step depends on beside policy and optimizer, for checkpoints."""
-        return {"weight_version": self.weight_version, **self._finite.state_dict()}
+        """What a step depends on beside policy and optimizer, for checkpoints: also of one in the midst of an
+        iteration."""
+        return {"weight_version": self.weight_version, **self._finite.state_dict(), "totals": asdict(self._totals)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self.weight_version = int(state["weight_version"])
         self._finite.load_state_dict(state)
+        self._totals = Totals(**state.get("totals", {}))  # which checkpoints of earlier versions do not have
 
     def bind(self) -> None:
         """Give the policy the demonstrations' instructions. An evaluation gives it those of its env."""
         self.policy.bind(self._spec)
 
-    def iterate(self, iteration: int) -> dict[str, float]:
-        """The optimizer steps of an iteration; ``sft/`` metrics.
+    def iterate(self, iteration: int, watch: Watch = unwatched) -> None:
+        """Takes the optimizer steps of an iteration that are not done yet. ``watch`` may end it between two passes;
+        a step that is not whole is then dropped, and the cloner is what it was after the step before.
 
         Raises:
             NumericalError: too many updates in a row were not finite.
+            Stopped: ``watch`` has ended it.
         """
         self.bind()
-        count, batch = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size
-        totals = Totals()
-        for k in range(count):
-            self._schedule.apply(self.optimizer, iteration + (k + 1) / count)
-            self._step(iteration * count + k, batch, totals)
+        count, batch, done = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size, self.steps_done
+        with watch("training", (count - done) * batch) as passed:
+            for k in range(done, count):
+                self._schedule.apply(self.optimizer, iteration + (k + 1) / count)
+                self._step(iteration * count + k, batch, passed)
+
+    def close_iteration(self, iteration: int) -> dict[str, float]:
+        """The ``sft/`` metrics of an iteration whose steps are done; the next step is the first of the next one."""
+        totals, self._totals = self._totals, Totals()
+        seen = (iteration + 1) * self.config.sft.steps_per_iteration * self.config.actor.global_batch_size
         return {
             **totals.metrics(),
             "sft/lr": self.optimizer.param_groups[0]["lr"],
-            "sft/epoch": (iteration + 1) * count * batch / len(self.samples),
+            "sft/epoch": seen / len(self.samples),
         }
 
-    def _step(self, step: int, size: int, totals: Totals) -> None:
+    def _step(self, step: int, size: int, passed: Passed) -> None:
         seed = self.config.runner.seed
         torch.manual_seed(int(np.random.default_rng([seed, step]).integers(2**63)))  # of dropout
         places = np.arange(step * size, (step + 1) * size)
@@ -136,8 +157,10 @@ class Cloner:
             share = -self._logprobs(self.samples, chosen[part], places[part])[0].sum() / counted
             share.backward()
             loss += share.item()
+            if not passed(len(part)):
+                raise Stopped
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.actor.optim.clip_grad).item()
-        self._apply(loss, norm, totals)
+        self._apply(loss, norm)
 
     @property
     def _micro(self) -> int:
@@ -163,28 +186,38 @@ class Cloner:
         likeliest = self.policy.act(records, uniform, LIKELIEST).fields["action_tokens"]
         return logprobs, (likeliest == tokens)[mask]
 
-    def validate(self) -> dict[str, float]:
-        """Loss and token accuracy on held-out demonstrations and, without augmentation, on as many of the others."""
+    def validate(self, watch: Watch = unwatched) -> dict[str, float]:
+        """Loss and token accuracy on held-out demonstrations and, without augmentation, on as many of the others.
+
+        Raises:
+            Stopped: ``watch`` has ended it.
+        """
         wanted = self.config.sft.val_samples
         if not wanted:
             return {}
         self.bind()
-        loss, accuracy = self._measure(self.samples, wanted)
-        found = {"sft/token_accuracy": accuracy, "sft/clean_loss": loss}
-        if len(self._validation):
-            found["sft/val_loss"], found["sft/val_token_accuracy"] = self._measure(self._validation, wanted)
+        clean, held_out = self.samples.spread(wanted), self._validation.spread(wanted)
+        with watch("validation", len(clean) + len(held_out)) as passed:
+            loss, accuracy = self._measure(self.samples, clean, passed)
+            found = {"sft/token_accuracy": accuracy, "sft/clean_loss": loss}
+            if len(held_out):
+                measured = self._measure(self._validation, held_out, passed)
+                found["sft/val_loss"], found["sft/val_token_accuracy"] = measured
         return found
 
     @torch.no_grad()
-    def _measure(self, samples: Samples, count: int) -> tuple[float, float]:
-        """Mean −log p and share of likeliest among the tokens that count."""
-        chosen = samples.spread(count)
-        parts = np.split(chosen, range(self._micro, len(chosen), self._micro))
-        found = [self._logprobs(samples, part, None) for part in parts]
+    def _measure(self, samples: Samples, chosen: np.ndarray, passed: Passed) -> tuple[float, float]:
+        """Mean −log p and share of likeliest among the tokens that count, of the samples ``chosen`` int64 [n]."""
+        found = []
+        for part in np.split(chosen, range(self._micro, len(chosen), self._micro)):
+            found.append(self._logprobs(samples, part, None))
+            if not passed(len(part)):
+                raise Stopped
         logprobs, right = (torch.cat(column).double() for column in zip(*found, strict=True))
         return -logprobs.mean().item(), right.mean().item()
 
-    def _apply(self, loss: float, norm: float, totals: Totals) -> None:
+    def _apply(self, loss: float, norm: float) -> None:
+        totals = self._totals
         if not self._finite.accepts(loss, norm, self.weight_version + 1):
             self.optimizer.zero_grad(set_to_none=True)
             totals.bad += 1

@@ -4,16 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.errors import Stopped
 from embodied.learn.batch import gather, micro_batches
 from embodied.learn.parallel import Replicas
 from embodied.learn.reference import Reference
+from embodied.learn.watch import Passed
 from embodied.protocols import Policy
 from embodied.types import EpisodeResult, Evaluation, Sampling
+
+Part = TypeVar("Part", Tensor, np.ndarray)
+"""Records of one pass: indices, int64 [n]."""
+
+
+def until_stopped(parts: Sequence[Part], passed: Passed, parallel: Replicas) -> Iterator[tuple[Part, bool]]:
+    """Each part, and whether it is the last. ``passed`` is told of each, and may end them. All ranks call it.
+
+    Raises:
+        Stopped: on all ranks, once ``passed`` has said so on one: with sharded weights after the same pass, else after
+            the passes that the others still have.
+    """
+    go_on = True
+    for number, part in enumerate(parts, start=1):
+        yield part, number == len(parts)
+        go_on = passed(len(part))
+        if parallel.meets:
+            _agree(go_on, parallel)
+        if not go_on:
+            break
+    _agree(go_on, parallel)
+
+
+def _agree(go_on: bool, parallel: Replicas) -> None:
+    if parallel.world.any(not go_on):
+        raise Stopped
 
 
 @dataclass(frozen=True)
@@ -55,13 +84,10 @@ class OwnRecords:
             parts += [own[:0]] * (most - len(parts))
         return parts
 
-    def scan(self, size: int) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-        """All of them for passes without gradients, ``size`` at a time: rows int64 [n], and what the policy reads."""
-        rows = np.concatenate([np.asarray(result.rows, np.int64) for result in self.results])
-        with torch.no_grad():
-            for first in range(0, len(rows), size):
-                part = rows[first : first + size]
-                yield part, self.gather(part)
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of all of them, int64 [R]."""
+        return np.concatenate([np.asarray(result.rows, np.int64) for result in self.results])
 
 
 @dataclass(frozen=True)

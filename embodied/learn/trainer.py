@@ -30,9 +30,10 @@ from embodied.learn.loss_scale import LossScale
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.parallel import Parallel, Replicas
-from embodied.learn.passes import Evaluator, OwnRecords
+from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
 from embodied.learn.reference import Average, OtherWeights, Reference
 from embodied.learn.totals import UpdateTotals, add_stats, on_cpu
+from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
 from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
@@ -65,6 +66,8 @@ class Trainer:
     samples: int = field(default=0, init=False)  # records that the last update trained on, once an epoch
     flops: float = field(default=0.0, init=False)  # of that; 0 if the policy does not say
     parallel: Parallel | None = None
+    cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
+    unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
@@ -89,7 +92,7 @@ class Trainer:
 
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
-        baselines: Mapping[Start, float] | None = None,
+        baselines: Mapping[Start, float] | None = None, watch: Watch = unwatched,
     ) -> tuple[dict[str, float], Batch]:  # fmt: skip
         """Train on the records of ``results``, which stand in the slab's ``arrays`` (of each rank its own). All ranks
         call it, and all decide the same: what depends on data is summed over ranks first.
@@ -97,22 +100,34 @@ class Trainer:
         Args:
             iteration: from 0.
             baselines: the return of a greedy episode from each start (``adv_type: remax``).
+            watch: told of each pass; may end the update between two of them.
 
         Returns:
             metrics of the ``train/`` group, and the batch of all episodes (``filter_rewards`` may train on fewer).
 
         Raises:
             NumericalError: ``max_bad_updates`` updates in a row were not finite.
+            Stopped: on all ranks; ``watch`` has ended the update on one. The trainer is :attr:`cut_short` then: what it
+                holds is no state from which a run could go on.
         """
+        self.cut_short = True
+        found = self._update(arrays, results, iteration, baselines, watch)
+        self.cut_short = False
+        return found
+
+    def _update(
+        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
+        baselines: Mapping[Start, float] | None, watch: Watch,
+    ) -> tuple[dict[str, float], Batch]:  # fmt: skip
         self._reset_reference(iteration)
         own = self._own(arrays, results)
         kept = self._kept(results)
         totals = UpdateTotals(filtered=len({r.episode.group_id for r in results} - {r.episode.group_id for r in kept}))
-        penalties = self._penalties(own, totals)
+        penalties = self._penalties(own, totals, watch)
         batch = self._batch(arrays, results, penalties, baselines)
         if kept:
             trained = batch if len(kept) == len(results) else self._batch(arrays, kept, penalties, baselines)
-            self._epochs(own, self._with_proximal(own, trained), iteration, totals)
+            self._epochs(own, self._with_proximal(own, trained, watch), iteration, totals, watch)
         totals = totals.over(self._world)
         metrics = totals.metrics()
         self.samples, self.flops = totals.samples, totals.flops
@@ -134,6 +149,7 @@ class Trainer:
             "weight_version": self.weight_version,
             **self.finite.state_dict(),
             "kl_beta": self._kl_coefficient.value,
+            "unlogged": self.unlogged,
         }
         if self.loss_scale.enabled:
             state["loss_scale"] = self.loss_scale.state_dict()
@@ -146,6 +162,7 @@ class Trainer:
         self.weight_version = int(state["weight_version"])
         self.finite.load_state_dict(state)
         self._kl_coefficient.value = float(state["kl_beta"])
+        self.unlogged = dict(state.get("unlogged", {}))  # which checkpoints of earlier versions do not have
         if self.loss_scale.enabled:
             self.loss_scale.load_state_dict(state["loss_scale"])
         for kind, weights in self._other_weights().items():
@@ -188,7 +205,7 @@ class Trainer:
             baselines, self._world,
         )  # fmt: skip
 
-    def _penalties(self, own: OwnRecords, totals: UpdateTotals) -> np.ndarray | None:
+    def _penalties(self, own: OwnRecords, totals: UpdateTotals, watch: Watch) -> np.ndarray | None:
         """What is added to the rewards of this rank's episodes, float32 [R, V]; None if nothing is."""
         overlong, reward_type = self.reward.overlong_penalty, self.algorithm.reward_type
         if not (overlong.enable or self.algorithm.use_kl_in_reward):
@@ -197,32 +214,40 @@ class Trainer:
         if overlong.enable:
             found += shaping.overlong(own.arrays, own.results, overlong, self.max_steps, reward_type)
         if self.algorithm.use_kl_in_reward:
-            found -= np.float32(self._kl_coefficient.value) * self._kl_rewards(own, totals)
+            found -= np.float32(self._kl_coefficient.value) * self._kl_rewards(own, totals, watch)
         return found
 
-    def _kl_rewards(self, own: OwnRecords, totals: UpdateTotals) -> np.ndarray:
+    def _kl_rewards(self, own: OwnRecords, totals: UpdateTotals, watch: Watch) -> np.ndarray:
         """KL of each reward's actions towards the reference, float32 [R, V]."""
         found = shaping.nothing(own.arrays, self.algorithm.reward_type)
-        spec, level = self.policy.spec, self.algorithm.logprob_type
-        for rows, records in own.scan(self._scan_size):
-            reference = self._evaluate.reference(records)
-            assert reference is not None
-            result = self._evaluate(records) if self._objective.exact_kl else reference
-            steps = torch.from_numpy(own.arrays["num_steps"][rows]).long().to(self.device)
-            rewards, elements = self._objective.kl_rewards(records, result, reference, steps)
-            mask = granularity.mask(steps, spec.num_action_chunks, spec.action_dim, level)
-            totals.average("train/kl_reference", elements, mask)
-            found[rows] = rewards.cpu().numpy()
+        rows = own.rows
+        parts = [rows[first : first + self._scan_size] for first in range(0, len(rows), self._scan_size)]
+        with torch.no_grad(), watch("KL to the reference", len(rows)) as passed:
+            for part, _ in until_stopped(parts, passed, self._parallel):
+                found[part] = self._kl_rewards_of(own, part, totals)
         return found
 
-    def _with_proximal(self, own: OwnRecords, batch: Batch) -> Batch:
+    def _kl_rewards_of(self, own: OwnRecords, rows: np.ndarray, totals: UpdateTotals) -> np.ndarray:
+        """:meth:`_kl_rewards` of ``rows`` int64 [n], float32 [n, V]."""
+        spec, level, records = self.policy.spec, self.algorithm.logprob_type, own.gather(rows)
+        reference = self._evaluate.reference(records)
+        assert reference is not None
+        result = self._evaluate(records) if self._objective.exact_kl else reference
+        steps = torch.from_numpy(own.arrays["num_steps"][rows]).long().to(self.device)
+        rewards, elements = self._objective.kl_rewards(records, result, reference, steps)
+        mask = granularity.mask(steps, spec.num_action_chunks, spec.action_dim, level)
+        totals.average("train/kl_reference", elements, mask)
+        return rewards.cpu().numpy()
+
+    def _with_proximal(self, own: OwnRecords, batch: Batch, watch: Watch) -> Batch:
         """The batch with log-probs of the policy before this iteration's first update, if the loss reads them."""
         if not self._objective.reads_proximal or self._warming_up:
             return batch
         found = torch.zeros(len(batch), *self.policy.spec.decision["logprobs"].shape)
         keep = self._objective.carries_gradient(self._objective.elements(batch, torch.arange(len(batch))))
-        with torch.no_grad():
-            for part in own.parts(batch.ranks, keep, self._scan_size):
+        parts = own.parts(batch.ranks, keep, self._scan_size)
+        with torch.no_grad(), watch("log-probs before the update", sum(map(len, parts))) as passed:
+            for part, _ in until_stopped(parts, passed, self._parallel):
                 logprobs = self._evaluate(own.gather(batch.rows[part.numpy()])).logprobs
                 found[part] = logprobs[: len(part)].float().cpu()
         return replace(batch, proximal=found)
@@ -237,18 +262,26 @@ class Trainer:
             return results
         return within_bounds(results, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
 
-    def _epochs(self, own: OwnRecords, batch: Batch, iteration: int, totals: UpdateTotals) -> None:
-        epochs, size = self.algorithm.update_epoch, self.actor.global_batch_size
-        steps = -(-len(batch) // size)
-        for epoch in range(epochs):
-            order = (self.seed, iteration, epoch)
-            for number, chosen in enumerate(optimizer_batches(len(batch), size, order), start=1):
-                self._schedule.apply(self.optimizer, iteration + (epoch * steps + number) / (epochs * steps))
-                if not self._step(own, batch, chosen, totals):
-                    totals.early_stops += 1
-                    break
+    def _epochs(self, own: OwnRecords, batch: Batch, iteration: int, totals: UpdateTotals, watch: Watch) -> None:
+        epochs = self.algorithm.update_epoch
+        keep = self._objective.carries_gradient(self._objective.elements(batch, torch.arange(len(batch))))
+        with watch("update", epochs * len(own.among(batch.ranks, keep))) as passed:
+            for epoch in range(epochs):
+                self._epoch(own, batch, (iteration, epoch, epochs), totals, passed)
 
-    def _step(self, own: OwnRecords, batch: Batch, chosen: Tensor, totals: UpdateTotals) -> bool:
+    def _epoch(
+        self, own: OwnRecords, batch: Batch, place: tuple[int, int, int], totals: UpdateTotals, passed: Passed
+    ) -> None:
+        """``place``: iteration, epoch, number of epochs."""
+        (iteration, epoch, epochs), size = place, self.actor.global_batch_size
+        steps = -(-len(batch) // size)
+        for number, chosen in enumerate(optimizer_batches(len(batch), size, (self.seed, iteration, epoch)), start=1):
+            self._schedule.apply(self.optimizer, iteration + (epoch * steps + number) / (epochs * steps))
+            if not self._step(own, batch, chosen, totals, passed):
+                totals.early_stops += 1
+                break
+
+    def _step(self, own: OwnRecords, batch: Batch, chosen: Tensor, totals: UpdateTotals, passed: Passed) -> bool:
         """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records. False: stop the epoch here."""
         elements = self._objective.elements(batch, chosen)
         keep = self._objective.carries_gradient(elements)
@@ -257,14 +290,14 @@ class Trainer:
             return True
         totals.begin_batch()
         if self._objective.reads_sequences and not self._warming_up:
-            elements = self._with_drift(own, batch, chosen, elements, keep)
+            elements = self._with_drift(own, batch, chosen, elements, keep, passed)
         measure_gap = totals.batches == 0  # the weights are still those that acted
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         passes = self._micro_batches(own, batch, chosen, keep, totals)
         with value_head_only(self.policy) if self._warming_up and not self._parallel.meets else nullcontext():
-            for number, part in enumerate(passes, start=1):
-                self._parallel.last_pass(number == len(passes))
+            for part, last in until_stopped(passes, passed, self._parallel):
+                self._parallel.last_pass(last)
                 if not len(part):
                     self._empty_pass(own, elements)
                     continue
@@ -308,11 +341,14 @@ class Trainer:
             if not name.startswith("value_head"):
                 parameter.grad = None
 
-    def _with_drift(self, own: OwnRecords, batch: Batch, chosen: Tensor, elements: Elements, keep: Tensor) -> Elements:
+    def _with_drift(
+        self, own: OwnRecords, batch: Batch, chosen: Tensor, elements: Elements, keep: Tensor, passed: Passed
+    ) -> Elements:
         """The elements with ``mean(lp − lp_old)`` of the sequences trained on, from a pass without gradients."""
         ids, sums = batch.sequence_ids[chosen], torch.zeros(len(chosen))
+        parts = own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), self.actor.micro_batch_size)
         with torch.no_grad():
-            for part in own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), self.actor.micro_batch_size):
+            for part, _ in until_stopped(parts, lambda records: passed(0), self._parallel):
                 records = own.gather(batch.rows[chosen[part].numpy()])
                 result = self.policy.evaluate(records, self.sampling)
                 if len(part):

@@ -1,34 +1,27 @@
 """What a person sees of a run: a live bar in a terminal, one line an event elsewhere (log files, CI).
 
 Three displays with the same methods: :class:`TerminalConsole`, :class:`PlainConsole`, and :class:`NullConsole` for
-tests and for processes other than the first. Nobody asks which one it got.
+tests and for processes other than the first. Nobody asks which one it got. Whatever takes long is a phase, and a phase
+is never silent for longer than half a minute.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Protocol, TextIO
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-Fact = float | str
+from embodied.observe.progress import Phase, duration, shown_number
 
 PLAIN_INTERVAL_S = 30.0
-"""A log file gets a line of progress this often; a phase that is shorter gets only its last line."""
-
-
-class Advance(Protocol):
-    """What :meth:`Console.progress` gives to its block."""
-
-    def advance(self, n: int = 1, **facts: Fact) -> None:
-        """``n`` more are done. ``facts`` are shown beside the count and stay until they are given again,
-        e.g. ``success="12/30", env_steps_per_s=812.0`` → ``success 12/30  env steps per s 812``."""
-        ...
+"""A log file gets a line of progress this often."""
 
 
 class Console(Protocol):
@@ -42,8 +35,16 @@ class Console(Protocol):
         """Rows of cells under a title, columns aligned."""
         ...
 
-    def progress(self, phase: str, total: int) -> AbstractContextManager[Advance]:
-        """``with console.progress("iteration 3/100 rollout", 64) as bar: bar.advance(1, success="1/1")``."""
+    def progress(
+        self, phase: str, total: int | None = None, done: int = 0, brief: bool = False
+    ) -> AbstractContextManager[Phase]:
+        """``with console.progress("iteration 3/100 rollout", 64) as bar: bar.advance(1, success="1/1")``.
+
+        Args:
+            total: how many there are to do; None: shows the time alone.
+            done: how many of them are there already.
+            brief: elsewhere than in a terminal, says nothing of a phase that ends within the interval.
+        """
         ...
 
     def iteration(self, summary: Mapping[str, float]) -> None:
@@ -71,12 +72,12 @@ def summary_line(summary: Mapping[str, float]) -> str:
 _PARTS: dict[str, Callable[[Mapping[str, float]], str]] = {
     "iteration": lambda s: f"iteration {s['iteration']:.0f}" + (f"/{s['iterations']:.0f}" if "iterations" in s else ""),
     "rollout/success_rate": lambda s: "success " + _successes(s, "rollout"),
-    "rollout/return_mean": lambda s: f"return {_number(s['rollout/return_mean'])}",
+    "rollout/return_mean": lambda s: f"return {shown_number(s['rollout/return_mean'])}",
     "rollout/zero_advantage_share": lambda s: f"zero-advantage {_percent(s['rollout/zero_advantage_share'])}",
-    "train/loss": lambda s: f"loss {_number(s['train/loss'])}",
-    "train/grad_norm": lambda s: f"grad {_number(s['train/grad_norm'])}",
-    "sft/loss": lambda s: f"loss {_number(s['sft/loss'])}",
-    "sft/val_loss": lambda s: f"held out {_number(s['sft/val_loss'])}",
+    "train/loss": lambda s: f"loss {shown_number(s['train/loss'])}",
+    "train/grad_norm": lambda s: f"grad {shown_number(s['train/grad_norm'])}",
+    "sft/loss": lambda s: f"loss {shown_number(s['sft/loss'])}",
+    "sft/val_loss": lambda s: f"held out {shown_number(s['sft/val_loss'])}",
     "sft/token_accuracy": lambda s: f"tokens {s['sft/token_accuracy']:.1%}".replace("%", " %"),
     "sft/val_token_accuracy": lambda s: f"held out {s['sft/val_token_accuracy']:.1%}".replace("%", " %"),
     "eval/success_rate": lambda s: "eval success " + _successes(s, "eval"),
@@ -88,6 +89,7 @@ _PARTS: dict[str, Callable[[Mapping[str, float]], str]] = {
         f"worker restarts {s['rollout/worker_restarts']:.0f}" if s["rollout/worker_restarts"] else ""
     ),
     "time/iteration_s": lambda s: f"{s['time/iteration_s']:.1f} s",
+    "left_s": lambda s: f"about {duration(s['left_s'])} left" if s["left_s"] > 0 else "",
 }
 """Metric → how it is written, in the order of the line."""
 
@@ -97,11 +99,12 @@ def _percent(share: float) -> str:
 
 
 class TerminalConsole:
-    """Text scrolls above a bar that is redrawn in place and vanishes with its phase."""
+    """Text scrolls above bars that are redrawn in place and vanish with their phases."""
 
     def __init__(self, stream: TextIO) -> None:
         # Text of a run is data: brackets in an instruction are no markup, and digits need no colour.
         self._rich = RichConsole(file=stream, markup=False, highlight=False)
+        self._display: Progress | None = None  # while a phase is open: rich allows one at a time
 
     def say(self, text: str) -> None:
         self._rich.print(text)
@@ -113,39 +116,57 @@ class TerminalConsole:
         self._rich.print(table)
 
     @contextmanager
-    def progress(self, phase: str, total: int) -> Iterator[Advance]:
+    def progress(self, phase: str, total: int | None = None, done: int = 0, brief: bool = False) -> Iterator[Phase]:
+        with self._opened() as display:
+            task = display.add_task(phase, total=total, completed=done, text="")
+
+            def changed() -> None:
+                text = "  ".join(filter(None, (bar.count, bar.facts, bar.left)))
+                display.update(task, completed=bar.share * (total or 0), text=text)
+
+            bar = Phase(phase, total, changed, done=done)
+            changed()
+            try:
+                yield bar
+            finally:
+                display.refresh()
+                display.remove_task(task)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Progress]:
+        if self._display is not None:
+            yield self._display
+            return
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=self._rich, transient=True) as display:
-            yield _Bar(display, display.add_task(phase, total=total, facts=""))
+        try:
+            with Progress(*columns, console=self._rich, transient=True) as self._display:
+                yield self._display
+        finally:
+            self._display = None
 
     def iteration(self, summary: Mapping[str, float]) -> None:
         self.say(summary_line(summary))
 
 
-class _Bar:
-    def __init__(self, display: Progress, task: TaskID) -> None:
-        self._display, self._task = display, task
-        self._facts: dict[str, Fact] = {}
-
-    def advance(self, n: int = 1, **facts: Fact) -> None:
-        self._facts |= facts
-        self._display.update(self._task, advance=n, facts=_facts(self._facts))
-
-
 class PlainConsole:
-    """One line an event. ``clock`` gives seconds; tests pass their own."""
+    """One line an event, and one each ``interval_s`` of the innermost phase. ``clock`` gives seconds; tests pass their
+    own."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
-        self._stream, self._clock = stream, clock
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float] = monotonic, interval_s: float = PLAIN_INTERVAL_S
+    ) -> None:
+        self._stream, self._clock, self._interval_s = stream, clock, interval_s
+        self._open: list[_Lines] = []
+        self._lock = threading.RLock()
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        with self._lock:
+            print(text, file=self._stream, flush=True)
 
     def table(self, title: str, rows: Sequence[Sequence[object]]) -> None:
         cells = [[str(cell) for cell in row] for row in rows]
@@ -155,34 +176,55 @@ class PlainConsole:
         self.say("\n".join([title, *(f"  {line}" for line in lines)]))
 
     @contextmanager
-    def progress(self, phase: str, total: int) -> Iterator[Advance]:
-        counter = _Lines(self, phase, total, self._clock)
+    def progress(self, phase: str, total: int | None = None, done: int = 0, brief: bool = False) -> Iterator[Phase]:
+        lines = _Lines(self, phase, total, done, self._clock, self._interval_s)
+        self._open.append(lines)
+        ended = threading.Event()
+        ticker = threading.Thread(target=self._tick, args=(lines, ended), daemon=True, name="console")
+        ticker.start()
         try:
-            yield counter
+            yield lines.phase
         finally:
-            counter.show()
+            ended.set()
+            ticker.join()
+            self._open.remove(lines)
+            if not brief or lines.said:
+                lines.show()
+
+    def _tick(self, lines: _Lines, ended: threading.Event) -> None:
+        """Says where the phase is while nothing changes in it."""
+        while not ended.wait(max(0.01, self._interval_s - lines.silent_s)):
+            if self._open[-1] is lines:
+                lines.show_if_due()
 
     def iteration(self, summary: Mapping[str, float]) -> None:
         self.say(summary_line(summary))
 
 
 class _Lines:
-    def __init__(self, console: PlainConsole, phase: str, total: int, clock: Callable[[], float]) -> None:
-        self._console, self._phase, self._total, self._clock = console, phase, total, clock
-        self._facts: dict[str, Fact] = {}
-        self._done = 0
-        self._began = self._shown = clock()
+    def __init__(
+        self, console: PlainConsole, name: str, total: int | None, done: int, clock: Callable[[], float],
+        interval_s: float,
+    ) -> None:  # fmt: skip
+        self._console, self._clock, self._interval_s = console, clock, interval_s
+        self._shown = clock()
+        self._lock = threading.Lock()
+        self.said = False  # whether a line was needed before the end
+        self.phase = Phase(name, total, self.show_if_due, clock, done)
 
-    def advance(self, n: int = 1, **facts: Fact) -> None:
-        self._done += n
-        self._facts |= facts
-        if self._clock() - self._shown >= PLAIN_INTERVAL_S:
-            self.show()
+    @property
+    def silent_s(self) -> float:
+        return self._clock() - self._shown
+
+    def show_if_due(self) -> None:
+        with self._lock:
+            if self.silent_s >= self._interval_s:
+                self.said = True
+                self.show()
 
     def show(self) -> None:
         self._shown = self._clock()
-        facts = _facts(self._facts | {"elapsed": f"{self._shown - self._began:.1f} s"})
-        self._console.say(f"{self._phase}: {self._done}/{self._total}  {facts}")
+        self._console.say(self.phase.line())
 
 
 class NullConsole:
@@ -195,15 +237,10 @@ class NullConsole:
         pass
 
     @contextmanager
-    def progress(self, phase: str, total: int) -> Iterator[Advance]:
-        yield _NullBar()
+    def progress(self, phase: str, total: int | None = None, done: int = 0, brief: bool = False) -> Iterator[Phase]:
+        yield Phase(phase, total, done=done)
 
     def iteration(self, summary: Mapping[str, float]) -> None:
-        pass
-
-
-class _NullBar:
-    def advance(self, n: int = 1, **facts: Fact) -> None:
         pass
 
 
@@ -215,14 +252,3 @@ def _successes(summary: Mapping[str, float], side: str) -> str:
         return share
     episodes = round(summary[f"{side}/episodes"])
     return f"{round(rate * episodes)}/{episodes} ({share})"
-
-
-def _facts(facts: Mapping[str, Fact]) -> str:
-    return "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in facts.items())
-
-
-def _number(value: Fact) -> str:
-    """Three significant digits, no exponent where a person would not use one: 0.0123, 1.5, 812, 12345."""
-    if isinstance(value, str):
-        return value
-    return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"

@@ -111,6 +111,7 @@ class Episodes:
         self._rows_needed = job.rows_needed(chunk)
         self._reserved = 0  # rows that running episodes may still take
         self._vain: Counter[int] = Counter()
+        self._total = len(plan)
         self.pending = list(plan)
         self.running: dict[int, Running] = {}
         self.results: list[EpisodeResult] = []
@@ -119,6 +120,12 @@ class Episodes:
     @property
     def unfinished(self) -> bool:
         return bool(self.pending or self.running)
+
+    @property
+    def share(self) -> float:
+        """Share of the plan's control steps that are done, 0 to 1; of an episode that ended early all."""
+        begun = sum(running.steps for running in self.running.values()) / self._job.max_steps
+        return (len(self.results) + begun) / self._total
 
     @property
     def may_start(self) -> bool:

@@ -40,6 +40,8 @@ from embodied.runtime.schedule import Schedule as Schedule
 from embodied.runtime.slab import Rows, Slab
 from embodied.types import EnvSpec, Episode, EpisodeResult
 
+SHARE_INTERVAL_S = 1.0
+
 
 class Rollout:
     """Runs plans of episodes on a pool, with a policy. Between two calls it keeps only which tasks a slot has built.
@@ -68,10 +70,18 @@ class Rollout:
         self._built: list[deque[int]] = [deque(maxlen=64) for _ in range(pool.num_slots)]
 
     def collect(
-        self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None] = lambda result: None
+        self,
+        plan: Sequence[Episode],
+        job: Job,
+        on_episode: Callable[[EpisodeResult], None] = lambda result: None,
+        on_share: Callable[[float], None] = lambda share: None,
     ) -> tuple[list[EpisodeResult], RolloutStats]:
         """Run every episode of ``plan``; results in the plan's order. Binds the policy to this rollout's env first: its
         task ids index other instructions than those of another env.
+
+        Args:
+            on_episode: given each episode that ends.
+            on_share: given once a second the share of the plan's control steps that are done, 0 to 1.
 
         Raises:
             ConfigError: the slab has too few rows for one episode in each slot.
@@ -81,11 +91,15 @@ class Rollout:
         run = _Run(self, plan, job)
         with torch.inference_mode():
             run.start_episodes()
+            say_at = time.monotonic() + SHARE_INTERVAL_S
             while run.episodes.unfinished:
                 with self._sections("rollout/wait"):
                     events = self._pool.recv(run.wanted(), run.patience())
                 for result in run.take(events):
                     on_episode(result)
+                if (now := time.monotonic()) >= say_at:
+                    say_at = now + SHARE_INTERVAL_S
+                    on_share(run.episodes.share)
                 due = run.due()  # before episodes start, so that no stage waits for a reset that has only begun
                 run.start_episodes()  # before the policy answers, so that they are reset meanwhile
                 if due:

@@ -1,15 +1,19 @@
-"""SIGTERM and Ctrl-C as an exception that comes only where nothing is half done."""
+"""SIGTERM and Ctrl-C: answered on the terminal at once, and raised only where nothing is half done."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from embodied.errors import Stopped as Stopped
 
-class Stopped(BaseException):
-    """The user or the machine's scheduler wants the run to end."""
+FOR_WORK = 0.5
+"""Share of the granted time in which work may still be finished; the rest is for saving and for ending the workers."""
 
 
 class StopSignal:
@@ -17,15 +21,30 @@ class StopSignal:
 
     A second SIGTERM changes nothing (launchers send it on top of the scheduler's, and the checkpoint must not suffer);
     a second Ctrl-C is Python's usual KeyboardInterrupt, at once.
+
+    Args:
+        timeout_s: seconds in which the run has to end after a signal.
+        name: what the answer on the terminal begins with, e.g. ``rank 1: ``.
     """
 
-    def __init__(self) -> None:
-        self._held = self._wanted = False
+    def __init__(self, timeout_s: float = 20.0, name: str = "") -> None:
+        self._timeout_s, self._name = timeout_s, name
+        self._held = False
+        self._came_at: float | None = None
+        self.number: int | None = None
 
     @property
     def wanted(self) -> bool:
         """Whether a signal has come."""
-        return self._wanted
+        return self.number is not None
+
+    def grants(self, left_s: float | None) -> bool:
+        """Whether work that needs ``left_s`` more seconds (None: nobody knows) may go on to its end."""
+        if self._came_at is None:
+            return True
+        if left_s is None:
+            return False
+        return time.monotonic() + left_s <= self._came_at + FOR_WORK * self._timeout_s
 
     def __enter__(self) -> StopSignal:
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -37,35 +56,48 @@ class StopSignal:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let the block run to its end first: an update or a save must be whole or not at all."""
+        """Let the block run to its end first: an optimizer step or a save must be whole or not at all."""
         self._held = True
         try:
             yield
         finally:
             self._held = False
-        if self._wanted:
+        if self.wanted:
             raise Stopped
 
     def hold_during(self, act: Callable[[], None]) -> None:
-        """``act()`` inside :meth:`hold`, with which a signal is done: there is nothing more that it would stop."""
+        """Runs ``act`` to its end inside :meth:`hold`; swallows a signal that arrives meanwhile."""
         with suppress(Stopped), self.hold():
             act()
 
     @contextmanager
     def cut_short(self) -> Iterator[None]:
-        """Inside :meth:`hold`: a signal ends this block at once with :class:`Stopped`, which the caller suppresses. One
-        that has come before does not let it begin."""
+        """Inside :meth:`hold`: a signal ends this block at once with :class:`Stopped`, which the caller suppresses. A
+        signal from before does not let the block begin."""
         self._held = False
         try:
-            if self._wanted:
+            if self.wanted:
                 raise Stopped
             yield
         finally:
             self._held = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        first, self._wanted = not self._wanted, True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if first and not self._held:
+        if self.wanted:
+            return
+        self._came_at, self.number = time.monotonic(), number
+        self._answer()
+        if not self._held:
             self._held = True  # nothing must interrupt what this one lets happen
             raise Stopped
+
+    def _answer(self) -> None:
+        """Written past Python's buffers, which the signal may have interrupted."""
+        name = signal.Signals(self.number or 0).name
+        text = (
+            f"{self._name}{name}: stopping within {self._timeout_s:g} s, or as soon as the pass in progress is done. "
+            "What can be resumed exactly is saved. Ctrl-C again ends at once, without saving.\n"
+        )
+        with suppress(OSError, ValueError):
+            os.write(sys.stderr.fileno(), text.encode())

@@ -23,7 +23,8 @@ class CheckpointConfig(Section):
     async_save: bool = Field(
         True,
         description="Write a checkpoint in the background while the run goes on, from a copy in host memory (of what "
-        "is trained and the optimizer's state); false = the run waits until it is on the disk.",
+        "is trained and the optimizer's state); false = the run waits until it is on the disk. Such a copy is kept of "
+        "each iteration that is not saved, too, so that a stop in the midst of an update loses no earlier one.",
     )
 
 
@@ -54,6 +55,12 @@ class RunnerConfig(Section):
         gt=0,
         description="Also save at the end of the first iteration that ends this many seconds after the checkpoint "
         "before (or the start); null = off.",
+    )
+    stop_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="Time in which a run ends after SIGTERM or Ctrl-C: an update that would take more than half of it "
+        "is cut short between two passes, the other half is for saving. torchrun and most schedulers grant 30 s.",
     )
     only_eval: bool = Field(False, description="Evaluate and stop; no training.")
     dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")

@@ -249,9 +249,7 @@ def propose(env: EnvCost, calls: Mapping[int, float], machine: Machine, config: 
     )
     batch = next((b for b in range(1, slots + 1) if b / call_s(calls, config, slots, b) >= rate), 0)
     if batch:
-        why = (
-            f"the workers make {rate:.3g} records a second, and the policy answers as many with a batch of {batch}"
-        )
+        why = f"the workers make {rate:.3g} records a second, and the policy answers as many with a batch of {batch}"
     else:
         batch = max(1, slots // 2)
         why = (

@@ -32,7 +32,7 @@ TRIES = 10  # attempts for each demonstration unless demos.max_attempts says oth
 PATIENCE = 10  # an episode with a picture a control step may take so many times the deadline of a chunk
 
 
-def make(checked: Checked, console: Console) -> None:
+def make(checked: Checked, console: Console, stop: StopSignal) -> None:
     """Record until ``demos.episodes`` are there, or a stop signal comes.
 
     Raises:
@@ -60,7 +60,7 @@ def make(checked: Checked, console: Console) -> None:
     console.table(f"demonstrations of {config.runner.experiment_name}", _plan(checked, path, workers))
     if config.runner.dry_run:
         return
-    with closing(RunFolder.open(path, {"env": {"train": _identity(side)}, "demos": _facts(job)})), StopSignal() as stop:
+    with closing(RunFolder.open(path, {"env": {"train": _identity(side)}, "demos": _facts(job)})):
         writer = Writer(path, side.spec, {"env": _identity(side), **_facts(job)})
         with suppress(Stopped):
             _record(checked, job, writer, workers, stop, console)
@@ -75,8 +75,7 @@ def _record(checked: Checked, job: Job, writer: Writer, workers: int, stop: Stop
     most = config.demos.max_attempts or TRIES * wanted
     first = writer.attempts[-1] + 1 if len(writer) else 0
     limit = config.env.init_timeout_s + config.env.reset_timeout_s + PATIENCE * config.env.step_timeout_s
-    with console.progress("demonstrations", wanted) as bar:
-        bar.advance(len(writer))
+    with console.progress("demonstrations", wanted, done=len(writer)) as bar:
         if len(writer) >= wanted:
             return
         tasks = ((i, _start(side, config.runner.seed, i)) for i in range(first, most))

@@ -72,7 +72,10 @@ def test_it_learns_and_a_checkpoint_brings_the_ranges_back(make, env: EnvSpec, t
     policy = make(**keys)
     cloner = Cloner(policy, env, bind(CONFIG), episodes(), episodes(1), torch.device("cpu"))
     before = cloner.validate()
-    rows = [cloner.iterate(i) for i in range(2)]
+    rows = []
+    for i in range(2):
+        cloner.iterate(i)
+        rows.append(cloner.close_iteration(i))
     after = cloner.validate()
     assert rows[1]["sft/loss"] < rows[0]["sft/loss"]
     assert after["sft/clean_loss"] < 0.9 * before["sft/clean_loss"]

@@ -1,10 +1,13 @@
 """The lines that a person reads."""
 
 import io
+import re
+import time
 
 import pytest
 
 from embodied.observe.console import NullConsole, PlainConsole, TerminalConsole, make_console, summary_line
+from embodied.observe.progress import Phase
 
 SUMMARY = {
     "iteration": 3,
@@ -66,9 +69,66 @@ def test_plain_progress_is_one_line_at_the_end_and_one_now_and_then():
             bar.advance(1, success=f"{done // 4}/{done}", env_steps_per_s=812.4)
     # 30 s are 48 episodes of 0.625 s; all 64 take 40 s.
     assert out.getvalue().splitlines() == [
-        "iteration 3/100 rollout: 48/64  success 12/48  env steps per s 812  elapsed 30.0 s",
+        "iteration 3/100 rollout: 48/64  success 12/48  env steps per s 812  elapsed 30.0 s  about 10 s left",
         "iteration 3/100 rollout: 64/64  success 16/64  env steps per s 812  elapsed 40.0 s",
     ]
+
+
+def test_a_phase_in_which_nothing_changes_is_not_silent():
+    out = io.StringIO()
+    with PlainConsole(out, interval_s=0.05).progress("iteration 3/100 update", 640, brief=True) as bar:
+        bar.advance(160)
+        time.sleep(0.4)
+    shown = out.getvalue().splitlines()
+    assert len(shown) >= 3
+    assert all(
+        re.fullmatch(r"iteration 3/100 update: 160/640  elapsed 0\.\d s  about 1 s left", line) for line in shown
+    )
+
+
+def test_only_the_innermost_phase_speaks():
+    out = io.StringIO()
+    console = PlainConsole(out, interval_s=0.05)
+    with console.progress("evaluation", 10, brief=True), console.progress("starting 8 env workers", brief=True):
+        time.sleep(0.3)
+    lines = out.getvalue().splitlines()
+    assert len(lines) >= 3
+    assert {line.split(":")[0] for line in lines} == {"starting 8 env workers"}
+
+
+def test_a_brief_phase_that_is_soon_over_says_nothing():
+    out = io.StringIO()
+    with PlainConsole(out).progress("saving", brief=True):
+        pass
+    assert out.getvalue() == ""
+
+
+def test_a_phase_in_which_single_things_take_long_counts_finer():
+    now, out = [0.0], io.StringIO()
+    with PlainConsole(out, clock=lambda: now[0]).progress("rollout", 4, brief=True) as bar:
+        now[0] = 40.0
+        bar.at(0.1)
+        assert (bar.share, bar.left_s) == (0.1, pytest.approx(360))
+    assert out.getvalue().splitlines() == ["rollout: 0/4  elapsed 40.0 s  about 6 min left"] * 2
+
+
+def test_what_was_there_before_does_not_count_as_speed():
+    now = [0.0]
+    phase = Phase("demonstrations", 100, clock=lambda: now[0], done=90)
+    assert (phase.left_s, phase.left) == (None, "")
+    now[0] = 10.0
+    phase.advance(5)
+    assert phase.left_s == pytest.approx(10)
+
+
+def test_phases_within_phases_share_one_display(terminal):
+    console = make_console(terminal)
+    with console.progress("evaluation", 2) as outer:
+        with console.progress("starting 8 env workers"):
+            console.say("worker 3 is late")
+        outer.advance(2)
+    assert "starting 8 env workers" in terminal.getvalue()
+    assert "2/2" in terminal.getvalue()
 
 
 def test_plain_progress_says_how_far_it_came_when_it_failed():
