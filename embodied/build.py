@@ -174,7 +174,8 @@ def build(checked: Checked, console: Console) -> Parts:
         server = _fork_server(checked, folder.path, console)
         if server is not None:
             stack.callback(server.close)
-        policy, device = build_policy(checked)
+        with console.progress("building the policy", brief=True):
+            policy, device = build_policy(checked)
         stack.enter_context(world.connected(device.type == "cuda", config.cluster.timeout_s))
         check_same_weights(policy, world)
         parallel = make_parallel(policy, config.actor.fsdp_config, config.algorithm, world, device)

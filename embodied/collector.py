@@ -73,7 +73,8 @@ class Collectors:
         slab = Slab.create(self.fields, rows, f"{config.env.channel.name}.slab")
         try:
             workers = replace(pool_config(side, slots, config, logs, world), server=self.server)
-            pool = Pool(workers, slab, self.console.say)
+            with self.console.progress(f"starting {workers.num_workers} env workers", brief=True):
+                pool = Pool(workers, slab, self.console.say)
         except BaseException:
             slab.close()
             raise

@@ -48,7 +48,8 @@ def command(*overrides: str, name: str = "run", size: int = 2) -> list[str]:
 def started(*overrides: str, **options) -> Iterator[subprocess.Popen]:
     """Ended with everything that it started, whatever happens."""
     with Path("out").open("w") as out, Path("error").open("w") as error:
-        quiet = {**os.environ, "OMP_NUM_THREADS": "1"}  # else torchrun sets it, with a paragraph about that
+        # else torchrun sets the number of threads, with a paragraph about that
+        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
         process = subprocess.Popen(command(*overrides, **options), stdout=out, stderr=error, env=quiet)
         try:
             yield process
@@ -131,6 +132,33 @@ def test_sigterm_ends_all_ranks_at_one_point_with_a_checkpoint(target):
     assert int(checkpoints()[-1]) == done == rows()[-1]["step"]
     assert run(*SLOW, f"runner.max_epochs={done + 1}") == 0
     assert [row["step"] for row in rows()] == list(range(1, done + 2))
+
+
+UPDATES = (
+    *USUAL, "actor.model._target_=slow_policies.Slow", "+actor.model.evaluate_s=0.2", "actor.micro_batch_size=1",
+    "runner.stop_timeout_s=1", "runner.max_epochs=2", "runner.save_interval=-1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["replicate", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["all", pytest.param("rank 1", marks=pytest.mark.slow)])
+def test_sigterm_in_an_update_ends_all_ranks_between_two_passes(strategy, target):
+    options = (*UPDATES, f"actor.fsdp_config.strategy={strategy}")
+    with started(*options) as process:
+        wait_for(lambda: lines(Path("runs/run/metrics.jsonl")) == 1 or process.poll() is not None, WAIT_S)
+        wait_for(lambda: "iteration 2/2 rollout" in Path("out").read_text() or process.poll() is not None, WAIT_S)
+        os.kill(process.pid if target == "all" else pid_of_rank(process, 1), signal.SIGTERM)
+        status = finished(process)
+    assert (status == 0) == (target != "all"), "torchrun says that it was ended"
+    assert "stopped: 1 iterations done" in Path("out").read_text()
+    assert checkpoints() == ["000001"]
+    assert "rank 1: SIGTERM: stopping within 1 s" in Path("error").read_text()
+    with started(*options) as process:
+        assert finished(process) == 0
+    with started(*options, name="whole") as process:
+        assert finished(process) == 0
+    assert lasting(rows()) == lasting(rows("whole"))
+    assert all(torch.equal(weights(2, "run")[name], expected) for name, expected in weights(2, "whole").items())
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])

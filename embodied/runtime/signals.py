@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from types import FrameType
 
 from embodied.errors import Stopped as Stopped
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FOR_WORK = 0.5
 """Share of the granted time in which work may still be finished; the rest is for saving and for ending the workers."""
 
@@ -21,6 +23,9 @@ class StopSignal:
 
     A second SIGTERM changes nothing (launchers send it on top of the scheduler's, and the checkpoint must not suffer);
     a second Ctrl-C is Python's usual KeyboardInterrupt, at once.
+
+    The answer on the terminal comes from a thread that the signal wakes: Python runs handlers between two instructions,
+    and a backward pass is one instruction of minutes.
 
     Args:
         timeout_s: seconds in which the run has to end after a signal.
@@ -40,19 +45,36 @@ class StopSignal:
 
     def grants(self, left_s: float | None) -> bool:
         """Whether work that needs ``left_s`` more seconds (None: nobody knows) may go on to its end."""
-        if self._came_at is None:
+        if not self.wanted:
             return True
-        if left_s is None:
+        if left_s is None or self._came_at is None:
             return False
         return time.monotonic() + left_s <= self._came_at + FOR_WORK * self._timeout_s
 
     def __enter__(self) -> StopSignal:
-        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._ears, self._mouth = socket.socketpair()
+        self._mouth.setblocking(False)
+        self._listener = threading.Thread(target=self._listen, daemon=True, name="stop signal")
+        self._listener.start()
+        self._wakes_before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakes_before)
+        self._mouth.close()
+        self._listener.join()
+        self._ears.close()
+
+    def _listen(self) -> None:
+        """Answers the first signal that stops the run."""
+        while number := self._ears.recv(1):
+            if number[0] in SIGNALS:
+                self._came_at = time.monotonic()
+                self._answer(signal.Signals(number[0]).name)
+                return
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -86,18 +108,15 @@ class StopSignal:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self.wanted:
             return
-        self._came_at, self.number = time.monotonic(), number
-        self._answer()
+        self.number = number
         if not self._held:
             self._held = True  # nothing must interrupt what this one lets happen
             raise Stopped
 
-    def _answer(self) -> None:
-        """Written past Python's buffers, which the signal may have interrupted."""
-        name = signal.Signals(self.number or 0).name
+    def _answer(self, name: str) -> None:
         text = (
             f"{self._name}{name}: stopping within {self._timeout_s:g} s, or as soon as the pass in progress is done. "
-            "What can be resumed exactly is saved. Ctrl-C again ends at once, without saving.\n"
+            "What can be resumed exactly is saved. Ctrl-C again ends at once, without saving."
         )
-        with suppress(OSError, ValueError):
-            os.write(sys.stderr.fileno(), text.encode())
+        with suppress(OSError, ValueError):  # nobody can be told where standard error is closed
+            print(text, file=sys.stderr, flush=True)
