@@ -27,7 +27,7 @@ def train(parts: Parts, stop: StopSignal) -> str:
     assert isinstance(cloner, Cloner)
     iteration, saved = iterate(parts, resume(parts), stop)
     stop.hold_during(lambda: _finish(parts, iteration, saved))
-    return ending(iteration, cloner.steps_done, stop)
+    return ending(parts, iteration, cloner.steps_done)
 
 
 def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, tuple[int, int]]:

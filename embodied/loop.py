@@ -42,7 +42,7 @@ def train(parts: Parts, stop: StopSignal) -> str:
     iteration, saved = iterate(parts, resume(parts), stop)
     done: list[int] = []
     stop.hold_during(lambda: done.append(finish(parts, iteration, saved)))
-    return ending(done[0], 0, stop)
+    return ending(parts, done[0])
 
 
 def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
@@ -253,11 +253,14 @@ def finish(parts: Parts, iteration: int, saved: int) -> int:
     return iteration
 
 
-def ending(iterations: int, steps: int, stop: StopSignal) -> str:
-    """Where the run stands at its end, and how it goes on."""
+def ending(parts: Parts, iterations: int, steps: int = 0) -> str:
+    """Where the run stands at its end, after so many iterations and optimizer steps of the next, and how it goes on."""
+    unlogged = isinstance(parts.trainer, Trainer) and bool(parts.trainer.unlogged)
     more = f" and {steps} optimizer steps of the next" if steps else ""
-    how = "The same command" if stop.wanted else "The same command with a larger runner.max_epochs"
-    return f"{'stopped: ' if stop.wanted else ''}{iterations} iterations done{more}. {how} goes on from here."
+    more += ", the last one not evaluated" if unlogged else ""
+    if iterations < parts.config.runner.max_epochs or unlogged:
+        return f"stopped: {iterations} iterations done{more}. The same command goes on from here."
+    return f"{iterations} iterations done. The same command with a larger runner.max_epochs goes on from here."
 
 
 def save(parts: Parts, iteration: int, steps: int = 0) -> None:

@@ -246,8 +246,9 @@ class Clonable(Settles, Protocol):
         used, so that each checkpoint carries them, and ``settle`` takes them back.
 
         Args:
-            values: ``{"action": {"q01": [A], "q99": [A]}, "proprio": {"q01": [S], "q99": [S]}}`` in the env's units,
-                1 % and 99 % quantiles; ``proprio`` may be missing.
+            values: ``{"action": {"q01": [A], "q99": [A], "min": [A], "max": [A]}, "proprio": {…: [S]}}`` in the env's
+                units: 1 % and 99 % quantiles, and extremes. A policy spreads its tokens over one of the two pairs, and
+                may be given that pair alone; ``proprio`` may be missing.
         """
         ...
 

@@ -73,6 +73,9 @@ def raw(returns: Tensor, group_ids: Tensor) -> Advantages:
 def remax(returns: Tensor, baselines: Tensor, group_ids: Tensor) -> Advantages:
     """``R − R_greedy``: ReMax (arXiv 2310.10505), equation 6. Groups are only counted.
 
+    ``R`` is the whole return at each step of an episode, also with dense rewards. verl's ``remax`` has the rewards from
+    that step on in its place; the two are the same where only the last step has a reward.
+
     Args:
         baselines: the return of the episode in which each chunk is the likeliest one, from the same start; float [E].
     """

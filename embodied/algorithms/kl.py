@@ -100,6 +100,10 @@ class Coefficient:
 class AdaptiveCoefficient(Coefficient):
     """``β ← β·(1 + clip(kl/target − 1, ±0.2)·n/horizon)``: the controller of arXiv 1909.08593, section 2.2.
 
+    ``kl`` is the mean over all elements of an iteration (``train/kl_reference``) and n the number of its episodes. verl
+    takes the mean over sequences of each sequence's mean, with n sequences; the paper and TRL take the mean over
+    sequences of each sequence's sum. For episodes of equal length the first two are the same.
+
     Example: target 0.1, horizon 100; 10 episodes with a KL of 0.3 raise β by a factor of 1 + 0.2·10/100 = 1.02.
     """
 

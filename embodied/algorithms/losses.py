@@ -137,7 +137,8 @@ def cispo(
 def aipo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, rho: float) -> PolicyLoss:
     """``−min(ρ, rho)·A``: the truncated ratio of AIPO (LlamaRL, arXiv 2505.24034), without a lower clip.
 
-    Departure: beyond ``rho`` an element has no gradient, where the paper's has ``rho · A · ∇lp`` (as :func:`cispo`).
+    Departure: beyond ``rho`` an element has no gradient, as in Cosmos-RL, where the paper's has ``rho · A · ∇lp``. The
+    paper's gradient is that of :func:`cispo` with ``clip_ratio_high = rho − 1`` and ``clip_ratio_low`` close to 1.
     """
     ratio = log_ratio(logprobs, old_logprobs).exp()
     return PolicyLoss(-ratio.clamp(max=rho) * advantages, ratio.detach(), ratio.detach() > rho)

@@ -10,8 +10,8 @@ import numpy as np
 from embodied.data.demonstrations import Demonstration
 
 
-def quantiles(episodes: Sequence[Demonstration]) -> dict[str, Any]:
-    """1 % and 99 % quantiles of each dimension of actions and state, over all control steps, as
+def ranges(episodes: Sequence[Demonstration]) -> dict[str, Any]:
+    """1 % and 99 % quantiles, minimum and maximum of each dimension of actions and state, over all control steps, as
     :meth:`embodied.protocols.Clonable.use_statistics` takes them."""
     blocks = {"action": _block(np.concatenate([episode.actions for episode in episodes]))}
     if all("state" in episode.fields for episode in episodes):
@@ -20,5 +20,7 @@ def quantiles(episodes: Sequence[Demonstration]) -> dict[str, Any]:
 
 
 def _block(values: np.ndarray) -> dict[str, list[float]]:
-    low, high = np.quantile(values.astype(np.float64), (0.01, 0.99), axis=0)
-    return {"q01": low.tolist(), "q99": high.tolist()}
+    exact = values.astype(np.float64)
+    low, high = np.quantile(exact, (0.01, 0.99), axis=0)
+    found = {"q01": low, "q99": high, "min": exact.min(axis=0), "max": exact.max(axis=0)}
+    return {name: value.tolist() for name, value in found.items()}

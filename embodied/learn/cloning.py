@@ -19,7 +19,7 @@ from torch import Tensor
 
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
-from embodied.data.statistics import quantiles
+from embodied.data.statistics import ranges
 from embodied.errors import ConfigError, Stopped
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
@@ -243,5 +243,5 @@ def _use_statistics(
         return ["ranges of action tokens: the env's"]
     if sft.statistics == "auto" and known is not None:
         return [f"ranges of action tokens: '{known['name']}', as the policy's checkpoint has them"]
-    clonable.use_statistics("demonstrations", quantiles(episodes))
-    return ["ranges of action tokens: 1 % and 99 % quantiles of the demonstrations"]
+    clonable.use_statistics("demonstrations", ranges(episodes))
+    return [f"ranges of action tokens: {statistics.kind(policy)} of the demonstrations"]

@@ -22,7 +22,14 @@ class KlControlConfig(Section):
     type: Literal["fixed", "adaptive"] = Field(
         "fixed", description="fixed = the KL's weight stays kl_beta; adaptive = it begins there and aims at target_kl."
     )
-    target_kl: float = Field(0.1, gt=0, description="adaptive: mean KL of an element (logprob_type) to aim at, nats.")
+    target_kl: float = Field(
+        0.1,
+        gt=0,
+        description="adaptive: mean KL of an element (logprob_type) to aim at, nats. The mean is over all elements of "
+        "an iteration, so that a long episode counts more than a short one. verl takes the mean of the sequences' "
+        "means; the controller's paper (arXiv 1909.08593) and TRL take the sum over a sequence, so divide their "
+        "target by the elements of an episode.",
+    )
     horizon: int = Field(
         10_000, ge=1, description="adaptive: episodes after which the weight has changed by at most a fifth."
     )
@@ -34,7 +41,9 @@ class AlgorithmConfig(Section):
     ] = Field(
         "grpo",
         description="Advantage estimator (embodied.algorithms.estimators); gae needs a value head, remax runs one more "
-        "episode a start, without sampling.",
+        "episode a start, without sampling. With remax each step of an episode has the advantage R − R_greedy of the "
+        "whole return, also with dense rewards; verl subtracts R_greedy from the rewards that are still to come. Both "
+        "are the same where only the last step has a reward.",
     )
     adv_std_ddof: int = Field(
         1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
@@ -78,7 +87,13 @@ class AlgorithmConfig(Section):
     behav_imp_weight_mode: Literal["cap", "mask"] = Field(
         "cap", description="loss_type tis: what a weight beyond the cap becomes: the cap, or 0."
     )
-    aipo_rho: float = Field(5.0, gt=1, description="loss_type aipo: largest ratio that counts.")
+    aipo_rho: float = Field(
+        5.0,
+        gt=1,
+        description="loss_type aipo: largest ratio that counts. An element with a larger ratio has no gradient, as in "
+        "Cosmos-RL. In the LlamaRL paper it keeps one of weight aipo_rho; for that, set loss_type cispo, "
+        "clip_ratio_high to the paper's limit − 1 and clip_ratio_low to 0.999.",
+    )
     off_policy_masking_delta: float | None = Field(
         None,
         gt=0,

@@ -49,8 +49,9 @@ class SftConfig(Section):
     statistics: Literal["auto", "quantiles", "env"] = Field(
         "auto",
         description="Ranges over which action tokens are spread: quantiles = 1 % and 99 % quantiles of the "
-        "demonstrations (of the state as well); env = the env's range; auto = those that the policy brings from its "
-        "checkpoint, else quantiles. They are kept with every checkpoint.",
+        "demonstrations (of the state as well), or their minimum and maximum where the policy uses those (OpenVLA-OFT "
+        "with actor.model.action_normalization: bounds); env = the env's range; auto = those that the policy brings "
+        "from its checkpoint, else quantiles. They are kept with every checkpoint.",
     )
     val_samples: int = Field(
         256, ge=0, description="Samples, spread over the held-out demonstrations, of the validation; 0 = none."

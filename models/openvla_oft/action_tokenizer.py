@@ -20,6 +20,9 @@ from .config import N_BINS
 from .constants import constant
 
 EPS = 1e-8  # of the OFT code, keeps constant dimensions finite
+BOUNDS_Q99, BOUNDS = "bounds_q99", "bounds"  # kinds of normalisation, by the names of the OFT code
+# Per kind, the entries of a dataset_statistics.json that are mapped to −1 and 1: 1 % and 99 % quantile, or extremes.
+ENTRIES = {BOUNDS_Q99: ("q01", "q99"), BOUNDS: ("min", "max")}
 
 
 class ActionTokenizer:
@@ -52,26 +55,29 @@ class ActionTokenizer:
 
 @dataclass(frozen=True)
 class Range:
-    """Maps [low, high] of each dimension to [−1, 1]; dimensions outside ``mask`` pass through unchanged."""
+    """Maps [low, high] of each dimension to [−1, 1]; dimensions outside ``mask`` are not scaled."""
 
-    low: tuple[float, ...]  # [D], 1 % quantile of the data
-    high: tuple[float, ...]  # [D], 99 % quantile
+    low: tuple[float, ...]  # [D], 1 % quantile or minimum of the data
+    high: tuple[float, ...]  # [D], 99 % quantile or maximum
     mask: tuple[bool, ...]  # [D]
+    kind: str = BOUNDS_Q99  # which of the two: a key of ENTRIES
 
     @classmethod
-    def from_statistics(cls, statistics: Mapping[str, Any], what: str) -> Range:
-        """From one block of a dataset_statistics.json: q01, q99 and, for actions, mask."""
-        try:
-            low, high = statistics["q01"], statistics["q99"]
-        except KeyError as error:
-            raise CheckpointError(
-                f"the {what} statistics have no {error}, only {sorted(statistics)}", "use a checkpoint with quantiles"
-            ) from error
+    def from_statistics(cls, statistics: Mapping[str, Any], what: str, kind: str = BOUNDS_Q99) -> Range:
+        """From one block of a dataset_statistics.json: the two entries of ``kind`` and, for actions, mask.
+
+        Raises:
+            CheckpointError: an entry is missing.
+        """
+        if any(name not in statistics for name in ENTRIES[kind]):
+            raise _missing_entries(statistics, what, kind)
+        low, high = (statistics[name] for name in ENTRIES[kind])
         mask = statistics.get("mask") or [True] * len(low)
-        return cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)))
+        return cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)), kind)
 
     def to_statistics(self) -> dict[str, list[Any]]:
-        return {"q01": list(self.low), "q99": list(self.high), "mask": list(self.mask)}
+        """The inverse of :meth:`from_statistics`."""
+        return dict(zip((*ENTRIES[self.kind], "mask"), (list(self.low), list(self.high), list(self.mask)), strict=True))
 
     def unnormalize(self, values: Tensor, eps: float = EPS) -> Tensor:
         """[…, D] in [−1, 1] → units of the data. OpenVLA before OFT has ``eps`` 0."""
@@ -79,14 +85,24 @@ class Range:
         return torch.where(mask, 0.5 * (values + 1) * (high - low + eps) + low, values)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """[…, D] in units of the data → [−1, 1], clipped where masked in."""
+        """[…, D] in units of the data → [−1, 1]. What is not scaled is clipped too, as in OFT's evaluation."""
         low, high, mask = self._tensors(values)
-        scaled = (2 * (values - low) / (high - low + EPS) - 1).clamp(-1.0, 1.0)
-        return torch.where(mask, scaled, values)
+        return torch.where(mask, 2 * (values - low) / (high - low + EPS) - 1, values).clamp(-1.0, 1.0)
 
     def _tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, high = (constant(values, like.dtype, like.device) for values in (self.low, self.high))
         return low, high, constant(self.mask, torch.bool, like.device)
+
+
+def _missing_entries(statistics: Mapping[str, Any], what: str, kind: str) -> CheckpointError:
+    others = [other for other, names in ENTRIES.items() if all(name in statistics for name in names)]
+    fix = "add the entries to dataset_statistics.json, or use a checkpoint that has them"
+    if others:
+        fix = f"set actor.model.action_normalization={others[0]} if the checkpoint was trained so; else {fix}"
+    low, high = ENTRIES[kind]
+    return CheckpointError(
+        f"the {what} statistics have {sorted(statistics)}; action_normalization {kind} needs '{low}' and '{high}'", fix
+    )
 
 
 def gripper_to_env(actions: Tensor, setup: str) -> Tensor:

@@ -20,7 +20,8 @@ from .files import read_safetensors
 from .initialize import initialize
 from .lora import TRAINED_IN_FULL, inject, load_adapter, lora_folder
 from .model import OpenVLAOFT
-from .policy import FORMATS, OpenVLAOFTPolicy, Statistics
+from .normalization import Normalization, Statistics, action_block
+from .policy import FORMATS, OpenVLAOFTPolicy
 from .processing import PixelProcessor
 from .settings import Settings, bad
 from .tokenizer import EMBEDDED, PromptTokenizer
@@ -114,9 +115,10 @@ def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> St
         if settings.unnorm_key is not None:
             reason = "there is no checkpoint with dataset statistics"
             raise bad("unnorm_key", settings.unnorm_key, reason, "set it to null, or set actor.model.model_path")
-        return Statistics()
+        return Statistics(normalization=Normalization.asked(settings.action_normalization))
     name, values = folder.statistics(settings.unnorm_key)
-    return Statistics.from_block(name, values, net)
+    key, action = settings.action_normalization, action_block(name, values)
+    return Statistics.from_block(name, values, net, Normalization.of_checkpoint(folder, action, key, net))
 
 
 def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:

@@ -9,7 +9,7 @@ Nothing but tensors and config.json is needed (no tokenizer, no statistics); siz
     with torch.no_grad():
         read = network(*inputs)          # read.hidden [B, 56, d], read.logits [B, 56, 256]
     tokens = read.logits.argmax(-1) + network.net.first_action_id
-    actions = decode(network, tokens, q01, q99, mask)                # [B, 8, 7]
+    actions = decode(network, tokens, low, high, mask)               # [B, 8, 7]; q01 and q99, or min and max
 
 - ``pixel_values`` float [B, 6·n, H, W]: of each of the n images three channels as normalised for DINOv2, then three as
   normalised for SigLIP. ``proprio`` float [B, S], normalised.
@@ -105,10 +105,15 @@ def _prompt(ids: list[int], first_action_id: int, space_id: int) -> list[int]:
 
 
 def decode(
-    network: OpenVLAOFT, tokens: Tensor, q01: Sequence[float], q99: Sequence[float], mask: Sequence[bool]
+    network: OpenVLAOFT, tokens: Tensor, low: Sequence[float], high: Sequence[float], mask: Sequence[bool]
 ) -> Tensor:
-    """Token ids [B, T] → float64 [B, K, A] in the units of the data, the gripper as the data has it."""
+    """Token ids [B, T] → float64 [B, K, A] in the units of the data, the gripper as the data has it.
+
+    Args:
+        low: q01 of the statistics, or min (see :mod:`.normalization`) [A].
+        high: q99, or max [A].
+    """
     net = network.net
     values = ActionTokenizer(net.vocab_size).decode(tokens).unflatten(-1, (net.num_action_chunks, net.action_dim))
-    ranges = Range(tuple(map(float, q01)), tuple(map(float, q99)), tuple(map(bool, mask)))
+    ranges = Range(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)))
     return ranges.unnormalize(values, 0.0 if net.autoregressive else EPS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.errors import CheckpointError, SpecMismatchError
+from embodied.errors import SpecMismatchError
 from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
 from . import sampling as drawing
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
 from .compiled import bucket, filled
-from .config import NetConfig
 from .flops import forward_flops, training_flops
 from .model import Inputs, OpenVLAOFT, ReadOut
+from .normalization import Statistics, action_block
 from .offload import activations_on_host
 from .processing import PixelProcessor
 from .settings import Settings
@@ -32,37 +31,6 @@ from .tokenizer import PromptTokenizer
 from .value_head import ValueHead
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Ranges of the training data. None: the env's action range is used, and the state is read as it is."""
-
-    name: str = "env"
-    action: Range | None = None
-    proprio: Range | None = None
-
-    @classmethod
-    def from_block(cls, name: str, values: Mapping[str, Any], net: NetConfig) -> Statistics:
-        """From one entry of a dataset_statistics.json. Raises CheckpointError if its dimensions do not fit ``net``."""
-        if "action" not in values:
-            raise CheckpointError(f"statistics '{name}' have no entry 'action'", "choose other dataset statistics")
-        action = Range.from_statistics(values["action"], "action")
-        reads_state = bool(net.proprio_dim) and "proprio" in values
-        proprio = Range.from_statistics(values["proprio"], "proprio") if reads_state else None
-        for what, found, wanted in (("action", action, net.action_dim), ("proprio", proprio, net.proprio_dim)):
-            if found is not None and len(found.low) != wanted:
-                raise CheckpointError(
-                    f"statistics '{name}' have {len(found.low)} {what} dimensions, actor.model.{what}_dim is {wanted}",
-                    f"set actor.model.{what}_dim={len(found.low)}, or choose another actor.model.unnorm_key",
-                )
-        return cls(name, action, proprio)
-
-    def as_text(self) -> dict[str, str]:
-        """For a checkpoint: ``{"statistics": JSON}``, or nothing if the env's range is used."""
-        ranges = {"action": self.action, "proprio": self.proprio}
-        blocks = {key: value.to_statistics() for key, value in ranges.items() if value is not None}
-        return {"statistics": json.dumps({"name": self.name, **blocks})} if self.action is not None else {}
 
 
 class OpenVLAOFTPolicy(nn.Module):
@@ -121,13 +89,13 @@ class OpenVLAOFTPolicy(nn.Module):
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
         """See :meth:`embodied.protocols.Clonable.use_statistics`; an entry of dataset_statistics.json will do as well.
 
-        Where the gripper is converted (``policy_setup``), its range is that of data sets, 0 closed … 1 open.
+        ``actor.model.action_normalization`` says which entries are used. Where the gripper is converted
+        (``policy_setup``), its range is that of data sets, 0 closed … 1 open.
         """
-        if self.settings.policy_setup != "none":
-            action = values["action"]
-            ends = {"q01": [*action["q01"][:-1], 0.0], "q99": [*action["q99"][:-1], 1.0]}
-            values = {**values, "action": {**action, **ends}}
-        self.statistics = Statistics.from_block(name, values, self.model.net)
+        key, action = self.settings.action_normalization, action_block(name, values)
+        normalization = self.statistics.normalization.of_statistics(action, key)
+        found = Statistics.from_block(name, values, self.model.net, normalization)
+        self.statistics = found if self.settings.policy_setup == "none" else found.with_gripper(0.0, 1.0)
         self.action_range = self.statistics.action
 
     @torch.no_grad()
@@ -217,7 +185,8 @@ class OpenVLAOFTPolicy(nn.Module):
             + (", stop token" if net.stop_token else ", no stop token"),
             "decoding": net.decoding,
             "input": f"{net.num_images} × {net.image_size} px, state {net.proprio_dim}, prompt {self.prompts.shape[1]}",
-            "output": f"{net.num_action_chunks} actions × {net.action_dim}, statistics '{self.statistics.name}'",
+            "output": f"{net.num_action_chunks} actions × {net.action_dim}",
+            "statistics": self.statistics.describe(),
         }
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
@@ -288,7 +257,7 @@ class OpenVLAOFTPolicy(nn.Module):
         low, high = list(env.action_low), list(env.action_high)
         if self.settings.policy_setup != "none":
             low[-1], high[-1] = 0.0, 1.0
-        return Range(tuple(low), tuple(high), (True,) * len(low))
+        return Range(tuple(low), tuple(high), (True,) * len(low), self.statistics.normalization.kind)
 
 
 @contextmanager

@@ -73,8 +73,12 @@ def eight_bits(images: Tensor) -> Tensor:
 class PixelProcessor(nn.Module):
     """uint8 camera images → the six channels an image has in front of the two towers.
 
-    Presets: ``rlinf`` resizes bicubically and stays in float; ``oft_libero`` is what OFT's own evaluation does, Lanczos
-    and 8 bits after resizing and after the crop, but for its passage through JPEG.
+    Presets, both of which round the resized picture to 8 bits; a picture of the network's size is not resized:
+
+    - ``rlinf``: bicubic, as in RLinf's own implementation of OpenVLA-OFT (its ``implement_version: rlinf``), which
+      resizes uint8 tensors by torchvision. It never crops; with ``crop`` the rounded picture is cropped in float.
+    - ``oft_libero``: Lanczos, and 8 bits once more after the crop, as in OFT's own evaluation but for its passage
+      through JPEG.
 
     Args:
         size: H = W of the network's input.
@@ -114,5 +118,5 @@ class PixelProcessor(nn.Module):
         if self.preset == "oft_libero":
             pixels = resize_lanczos3(pixels, self.size).round()
             return eight_bits(centre_crop(pixels)) if self.crop else pixels
-        pixels = resize(pixels, self.size)
+        pixels = resize(pixels, self.size).round()  # as torchvision does with uint8, halves to even
         return centre_crop(pixels) if self.crop else pixels

@@ -144,6 +144,7 @@ def _sidecar(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
         "image_preset": settings.image_preset,
         "policy_setup": settings.policy_setup,
         "unnorm_key": policy.statistics.name,
+        "action_normalization": policy.statistics.normalization.kind,
     }
 
 

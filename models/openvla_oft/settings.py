@@ -61,9 +61,12 @@ class Settings:
     action_dim: int = 7  # A
     num_action_chunks: int = 8  # K
     center_crop: bool = False  # keep the middle 90 % of the picture's area, as OFT's own evaluation does
-    image_preset: str = "rlinf"  # how pictures are resized: rlinf (bicubic), or oft_libero (Lanczos and 8 bits)
+    image_preset: str = "rlinf"  # how pictures are resized, to 8 bits: rlinf (bicubic) or oft_libero (Lanczos)
     policy_setup: str = "none"  # gripper: libero (1 closes), bridge (1 opens), none (unchanged)
     unnorm_key: str | None = None  # which dataset statistics; null = the only ones there are
+    # which statistics of actions and state become −1 and 1: bounds_q99 (quantiles) or bounds (minimum and maximum);
+    # auto = as recorded with the checkpoint, else as OFT has it: bounds for 14 action dimensions, bounds_q99 for 7
+    action_normalization: str = "auto"
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32
     lora_alpha: float | None = None  # null = min(rank, 16), as released
@@ -313,6 +316,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "decoding": ("parallel", "autoregressive"),
     "image_preset": ("rlinf", "oft_libero"),
     "policy_setup": GRIPPERS,
+    "action_normalization": ("auto", "bounds_q99", "bounds"),
     "value_type": ("chunk_level", "action_level"),
     "lora_init_weights": (True, False, "gaussian"),
 }

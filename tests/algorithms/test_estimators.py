@@ -42,6 +42,14 @@ def test_remax_takes_the_greedy_return_off():
     assert (groups.groups, groups.zero_groups) == (2, 1)
 
 
+def test_remax_takes_the_whole_return_at_each_step_also_with_dense_rewards():
+    """Rewards 1, 2, 3, greedy return 4: 6 − 4 three times. With rewards to go (verl) it would be 2, 5 − 4 and 3 − 4."""
+    for rewards, wanted in (([1.0, 2.0, 3.0], [2.0] * 3), ([0.0, 0.0, 6.0], [2.0] * 3)):
+        one = torch.zeros(3, dtype=torch.long)
+        seen = Experience(torch.tensor(rewards), one, torch.tensor([7]), baselines=torch.tensor([4.0]))
+        assert make_estimator("remax", gamma=0.5)(seen).values.tolist() == wanted
+
+
 def test_reinforce_plus_plus_is_the_discounted_return_whitened_over_all():
     # γ = ½: 1 + ½·2 = 2, 2, 1, ½·4 = 2, 4. Mean 2.2; deviations −.2, −.2, −1.2, −.2, 1.8; Σ² = 4.8, std 1.095445.
     got = values("reinforce_plus_plus", gamma=0.5)

@@ -123,6 +123,19 @@ def test_aipo(ratio, advantage, loss, gradient, clipped):
     assert got.clipped.item() == bool(clipped)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "of_aipo", "of_the_paper"), [(3.0, -6.0, -6.0), (7.0, 0.0, -10.0), (0.1, -0.2, -0.2)]
+)
+def test_the_gradient_of_aipo_ends_at_rho_and_that_of_its_paper_does_not(ratio, of_aipo, of_the_paper):
+    # A = 2, rho = 5. The paper's is −min(ρ, 5)·2, which cispo has with the bounds 1 − 0.999 and 1 + 4.
+    old, advantages = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), 2.0, dtype=torch.float64)
+    clips = {"clip_ratio_low": 0.999, "clip_ratio_high": 4.0, "aipo_rho": 5.0}
+    for name, wanted in (("aipo", of_aipo), ("cispo", of_the_paper)):
+        loss = make_loss(name, **clips)
+        _, gradient = gradient_of(lambda now, loss=loss: loss(now, old, advantages), [[math.log(ratio)]])
+        assert gradient == [[pytest.approx(wanted)]]
+
+
 def test_gspo_gives_each_element_the_ratio_of_its_sequence():
     # lp − lp_old = .2, 0 → drift .1, s = e^.1 = 1.105171 for both; loss −s·A, derivative −s·A each.
     drift = torch.tensor([[0.1]], dtype=torch.float64)

@@ -7,7 +7,7 @@ import pytest
 
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, hold_out, order
-from embodied.data.statistics import quantiles
+from embodied.data.statistics import ranges
 
 
 def episode(number: int, length: int, told: str = "push") -> Demonstration:
@@ -51,8 +51,9 @@ def test_the_order_goes_through_all_before_it_repeats_and_has_no_memory():
     assert not np.array_equal(order(5, seed=4, first=0, number=15), whole)
 
 
-def test_quantiles_of_actions_and_state():
-    found = quantiles([episode(0, 101), episode(0, 101)])
+def test_ranges_of_actions_and_state():
+    found = ranges([episode(0, 101), episode(0, 101)])
     assert found["action"]["q01"] == pytest.approx([1, 1.5])
     assert found["action"]["q99"] == pytest.approx([99, 99.5])
-    assert found["proprio"] == {"q01": [0, 0, 0], "q99": [0, 0, 0]}
+    assert (found["action"]["min"], found["action"]["max"]) == ([0, 0.5], [100, 100.5])
+    assert found["proprio"] == {name: [0, 0, 0] for name in ("q01", "q99", "min", "max")}

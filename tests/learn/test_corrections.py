@@ -204,6 +204,37 @@ def test_the_adaptive_weight_follows_the_kl(collected, in_reward):
     assert made.state_dict()["kl_beta"] == pytest.approx(0.49 * 1.02)
 
 
+def test_the_adaptive_weight_is_fed_the_mean_over_all_elements(collected):
+    """With that mean as the target nothing changes; the mean of the episodes' means (verl) is another number."""
+    env, arrays, results = collected
+    options = {"kl_beta": 0.5, "use_kl_in_reward": True, "kl_penalty_type": "k2", "adv_type": "raw"}
+    moved_by = 0.1 * (1 + arrays["episode_id"] % 4)[:, None].astype(np.float32)  # episodes of unlike KL
+    arrays = {**arrays, "logprobs": arrays["logprobs"] + moved_by}
+    _, batch = trainer(env, **options).update(arrays, results, iteration=0)
+    records = records_of(arrays, batch)
+    with torch.no_grad():
+        began = bound(env).evaluate(records, Sampling())
+    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    tokens = torch.where(mask, k2(records["logprobs"], began.logprobs), 0.0).double().sum(1)
+    per_record = torch.stack([tokens, mask.sum(1).double()], dim=1)
+    sums, counts = torch.zeros(8, 2, dtype=torch.float64).index_add(0, batch.sequence_ids, per_record).unbind(1)
+    of_elements, of_episodes = (sums.sum() / counts.sum()).item(), (sums / counts).mean().item()
+    assert abs(of_episodes / of_elements - 1) > 0.01
+    for target, factor in ((of_elements, 1.0), (of_elements / 1.1, 1 + 0.1 * 8 / 80)):
+        control = KlControlConfig(type="adaptive", target_kl=target, horizon=80)
+        made = trainer(env, kl_ctrl=control, **options)
+        made.update(arrays, results, iteration=0)
+        assert made.state_dict()["kl_beta"] == pytest.approx(0.5 * factor, rel=1e-5)
+
+
+def test_the_adaptive_mean_by_hand():
+    """Episodes of 1 and 3 elements with KL 0.5 and 0.1 each: 0.8/4 = 0.2, where the mean of their means is 0.3."""
+    totals = UpdateTotals()
+    values = torch.tensor([[0.5, 9.0, 9.0], [0.1, 0.1, 0.1]])
+    totals.average("train/kl_reference", values, torch.tensor([[True, False, False], [True, True, True]]))
+    assert totals.mean("train/kl_reference") == pytest.approx(0.2)
+
+
 def test_the_reference_can_be_moved_to_the_present_policy(collected):
     env, arrays, results = collected
     options = {"kl_beta": 0.5, "kl_penalty_type": "k2", "reference_reset_interval": 2}

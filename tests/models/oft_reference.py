@@ -133,3 +133,20 @@ def rotated(x: Tensor, sizes: Sizes) -> Tensor:
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     first, second = heads[..., :half], heads[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).flatten(1)
+
+
+def unnormalised(values: list[float], block: dict[str, list], kind: str) -> list[float]:
+    """One action in [−1, 1] → units of the data, by an entry of dataset_statistics.json."""
+    low, high = ("min", "max") if kind == "bounds" else ("q01", "q99")
+    mask = block.get("mask", [True] * len(values))
+    rows = zip(values, block[low], block[high], mask, strict=True)
+    return [(x + 1) / 2 * (above - below + 1e-8) + below if scaled else x for x, below, above, scaled in rows]
+
+
+def normalised_state(values: list[float], block: dict[str, list], kind: str) -> list[float]:
+    """One robot state → [−1, 1]: scaled where masked in, then all of it clipped."""
+    low, high = ("min", "max") if kind == "bounds" else ("q01", "q99")
+    mask = block.get("mask", [True] * len(values))
+    rows = zip(values, block[low], block[high], mask, strict=True)
+    found = [2 * (x - below) / (above - below + 1e-8) - 1 if scaled else x for x, below, above, scaled in rows]
+    return [min(max(x, -1.0), 1.0) for x in found]

@@ -142,6 +142,48 @@ def test_lanczos3_is_that_of_pillow_to_one_level(shape) -> None:
     assert np.abs(got.numpy() - wanted).max() <= 1
 
 
+def bicubic_levels(pixels: np.ndarray, size: int) -> np.ndarray:
+    """uint8 [H, W, 3] → float64 [size, size, 3] before rounding: what torchvision makes of a uint8 tensor (bicubic,
+    antialias) is this, cut off at 0 and 255 and rounded, halves to even. Cubic kernel with a = −1/2."""
+
+    def weights(length: int) -> np.ndarray:
+        scale = length / size
+        x = np.abs(np.arange(length) + 0.5 - (np.arange(size)[:, None] + 0.5) * scale) / max(scale, 1.0)
+        near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+        kernel = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+        return kernel / kernel.sum(1, keepdims=True)
+
+    rows, columns = (weights(length) for length in pixels.shape[:2])
+    return np.clip(np.einsum("ih,hwc,jw->ijc", rows, pixels.astype(np.float64), columns, optimize=True), 0, 255)
+
+
+def levels_of(processor: PixelProcessor, pixels: np.ndarray) -> np.ndarray:
+    """What SigLIP's three channels say, back in levels: float64 [size, size, 3]."""
+    out = processor(torch.from_numpy(pixels)[None, None])[0, 3:].double()
+    return ((out * 0.5 + 0.5) * 255).permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (480, 640), (100, 100)])
+def test_the_preset_of_rlinf_rounds_as_torchvision_does(shape) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    got, exact = levels_of(PixelProcessor(224, crop=False), pixels), bicubic_levels(pixels, 224)
+    certain = np.abs(exact % 1 - 0.5) > 0.01  # float32 is up to 0.005 off and may round the other way
+    assert certain.mean() > 0.97
+    np.testing.assert_allclose(got[certain], np.rint(exact)[certain], atol=1e-3)
+    assert np.abs(got - exact).max() < 0.51
+    image = pytest.importorskip("PIL.Image")
+    grey = np.random.default_rng(0).integers(90, 166, (*shape, 3), dtype=np.uint8)  # far from both ends
+    pillow = np.asarray(image.fromarray(grey).resize((224, 224), image.Resampling.BICUBIC))
+    assert np.abs(levels_of(PixelProcessor(224, crop=False), grey) - pillow).max() < 1.001
+
+
+def test_halves_are_rounded_to_even() -> None:
+    """One row of 2 pixels enlarged to 3: the middle is the mean of both, (a + b)/2; rows are alike."""
+    for low, high, middle in ((10, 11, 10), (11, 12, 12)):
+        pixels = np.array([low, high], np.uint8)[None, :, None].repeat(2, 0).repeat(3, 2)
+        assert levels_of(PixelProcessor(3, crop=False), pixels)[1, 1].tolist() == pytest.approx([middle] * 3, abs=1e-3)
+
+
 @pytest.mark.parametrize("preset", ["rlinf", "oft_libero"])
 def test_pixels_do_not_depend_on_the_number_format(preset) -> None:
     pixels = torch.randint(0, 256, (2, 1, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
