@@ -21,6 +21,7 @@ from time import monotonic
 from embodied import rounds, summary
 from embodied.build import Parts, sampling
 from embodied.collector import Collector
+from embodied.conditions import what_to_expect
 from embodied.device_memory import explained
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
@@ -55,6 +56,8 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
     runner, trainer, sections = parts.config.runner, parts.trainer, parts.sections
     assert isinstance(trainer, Trainer)
     saved, saved_at = iteration, monotonic()
+    for line in what_to_expect(parts) if iteration == 0 else ():
+        parts.console.say(line)
     with ExitStack() as opened, suppress(Stopped), stop.hold():
         made: list[Collector] = []
         if iteration < runner.max_epochs:
