@@ -16,6 +16,8 @@ from embodied.distributed import World
 from embodied.errors import CheckpointError, ConfigError
 from embodied.protocols import Batched, Env
 from embodied.run_folder import check_writable
+from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RANK, RESERVE, WORKER, OpenFiles, allow
+from embodied.runtime.pool import num_workers
 from embodied.types import EnvSpec
 
 
@@ -87,6 +89,7 @@ def check(composed: Composed, world: World) -> Checked:
         if side.config.video_cfg.save_video:
             check_writable(Path(side.config.video_cfg.video_base_dir))
     demonstrated = read_demonstrations(config, train) if config.runner.task_type == "sft" else None
+    allow(open_files(config, train, evaluation, world))
     if world.local_rank == 0:  # what a machine offers is the same for all of its ranks
         for env in {side.identity: side.env for side in (train, evaluation)}.values():
             env.preflight()
@@ -129,8 +132,9 @@ def _check_shares(config: schema.Config, world: World) -> None:
             "start this one without torchrun",
         )
     train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
-    counts = {"env.train.total_num_envs": train, "env.eval.total_num_envs": evaluation}
+    counts = {"env.eval.total_num_envs": evaluation}
     if not config.runner.only_eval:
+        counts["env.train.total_num_envs"] = train
         groups = schema.episodes_per_iteration(config) // algorithm.group_size
         product = f"rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {train}"
         counts[f"the number of groups, {product} / group_size {algorithm.group_size},"] = groups
@@ -155,14 +159,33 @@ def _check_shares(config: schema.Config, world: World) -> None:
 
 
 def slots_of(config: schema.Config, world: World) -> int:
-    """Env slots that a rank hosts if training and evaluation share them."""
-    return world.divide(max(config.env.train.total_num_envs, config.env.eval.total_num_envs))
+    """Env slots that a rank hosts if training and evaluation share them; those of the evaluation where it is all that
+    runs episodes."""
+    evaluation = config.env.eval.total_num_envs
+    return world.divide(evaluation if _only_evaluates(config) else max(config.env.train.total_num_envs, evaluation))
+
+
+def _only_evaluates(config: schema.Config) -> bool:
+    """Whether evaluations are all that runs episodes."""
+    return config.runner.only_eval or config.runner.task_type == "sft"
+
+
+def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, world: World) -> OpenFiles:
+    """What a process of the run has open when it has most: with both sides' workers, if evaluations have their own."""
+    if config.runner.task_type == "demos":
+        workers = num_workers(config.env.num_workers, config.demos.episodes)
+        return OpenFiles(workers, DEMONSTRATOR, RESERVE)
+    if train.identity == evaluation.identity or _only_evaluates(config):
+        pools = [workers_of(evaluation, config, slots_of(config, world), world)]
+    else:
+        sides = [train, evaluation] if config.runner.val_check_interval > 0 else [train]
+        pools = [workers_of(s, config, world.divide(s.config.total_num_envs), world) for s in sides]
+    others = POOL * len(pools) + RANK * (world.size - 1) + RESERVE
+    return OpenFiles(sum(pools), WORKER, others)
 
 
 def workers_of(side: EnvSide, config: schema.Config, slots: int, world: World) -> int:
     """Env workers of a rank that host ``slots``; of an env that hosts all slots of a worker by itself, one a GPU."""
-    from embodied.runtime.pool import num_workers
-
     requested = config.env.num_workers
     if requested is None and isinstance(side.env, Batched):
         requested = max(1, len(render_gpus_of(config, world)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from embodied.build import Parts, sampling
 from embodied.collector import Collector
+from embodied.conditions import Conditions, conditions
 from embodied.device_memory import explained
 from embodied.meeting import in_order, meet
 from embodied.observe.statistics import wilson
@@ -104,9 +105,10 @@ def summarise(tasks: Sequence[str], results: Sequence[EpisodeResult]) -> list[Ta
 
 
 def report(parts: Parts, iteration: int, results: Sequence[EpisodeResult]) -> dict[str, float]:
-    rows = summarise(parts.checked.eval.spec.tasks, results)
+    """The ``eval/`` metrics; rank 0 writes and prints the results with the conditions that they hold under."""
+    rows, under = summarise(parts.checked.eval.spec.tasks, results), conditions(parts, iteration)
     if not parts.world.is_main:
-        return metrics(rows, results)
+        return metrics(rows, results, under)
     file = parts.folder.path / "eval" / f"{iteration:06d}.json"
     file.parent.mkdir(exist_ok=True)
     episodes = [
@@ -119,16 +121,15 @@ def report(parts: Parts, iteration: int, results: Sequence[EpisodeResult]) -> di
         }
         for r in results
     ]
-    file.write_text(
-        json.dumps({"iteration": iteration, "tasks": [asdict(row) for row in rows], "episodes": episodes}, indent=1)
-    )
-    parts.console.table(f"evaluation after {iteration} iterations", _cells(rows))
+    found = {"iteration": iteration, "conditions": asdict(under), "tasks": [asdict(row) for row in rows]}
+    file.write_text(json.dumps({**found, "episodes": episodes}, indent=1))
+    parts.console.table("\n".join([f"evaluation of {under.weights}", *under.head]), _cells(rows))
     if any(r.episode.video for r in results):
         parts.console.say(f"videos: {video_folder(parts, iteration)}")
-    return metrics(rows, results)
+    return metrics(rows, results, under)
 
 
-def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult]) -> dict[str, float]:
+def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under: Conditions) -> dict[str, float]:
     total = rows[-1]
     return {
         "eval/success_rate": total.success_rate,
@@ -136,6 +137,8 @@ def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult]) -> di
         "eval/success_high": total.high,
         "eval/return_mean": sum(r.episode_return for r in results) / len(results),
         "eval/episodes": total.episodes,
+        "eval/max_steps": under.max_steps,
+        "eval/env_max_steps": under.env_max_steps,
         **{f"eval/task/{row.task_id}/success_rate": row.success_rate for row in rows[:-1]},
     }
 

@@ -22,6 +22,7 @@ from time import monotonic
 from embodied import rounds, summary
 from embodied.build import Parts, sampling
 from embodied.collector import Collector
+from embodied.conditions import what_to_expect
 from embodied.device_memory import explained
 from embodied.errors import RunFolderError
 from embodied.evaluation import evaluate
@@ -39,7 +40,10 @@ from embodied.watching import Pace, counting_successes, training, watched
 
 def train(parts: Parts, stop: StopSignal) -> str:
     """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; what to say at the end."""
-    iteration, saved = iterate(parts, resume(parts), stop)
+    begun = resume(parts)
+    for line in what_to_expect(parts) if begun == 0 else ():
+        parts.console.say(line)
+    iteration, saved = iterate(parts, begun, stop)
     done: list[int] = []
     stop.hold_during(lambda: done.append(finish(parts, iteration, saved)))
     return ending(parts, done[0])

@@ -10,8 +10,9 @@ import torch
 
 from embodied import schema
 from embodied.build import Parts
-from embodied.checks import workers_of
+from embodied.checks import EnvSide, slots_of, workers_of
 from embodied.collector import Collector
+from embodied.conditions import conditions, limit_of
 from embodied.distributed import World
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer
@@ -148,19 +149,18 @@ def proportional_memory(pid: int) -> int:
 
 def plan_lines(parts: Parts) -> list[list[str]]:
     """The derived numbers of a run, for ``runner.dry_run`` and the top of the log."""
-    from embodied.runtime.slab import slab_bytes
-
+    if parts.config.runner.only_eval:
+        return evaluation_lines(parts)
     config, sizes, train, world = parts.config, parts.sizes, parts.checked.train, parts.world
     algorithm, actor = config.algorithm, config.actor
-    slots = world.divide(config.env.train.total_num_envs)
-    each = " in each process" if world.size > 1 else ""
     chunk = parts.policy.spec.num_action_chunks
     return [
         ["tasks", f"{len(train.spec.tasks)} ({sum(train.spec.num_init_states)} starts)"],
         ["episodes per iteration", f"{sizes.episodes} = {sizes.groups} starts × {algorithm.group_size}{_extra(parts)}"],
         [
             "steps of an episode",
-            f"at most {train.max_steps} control steps = {-(-train.max_steps // chunk)} chunks of {chunk}",
+            f"at most {train.max_steps} control steps = {-(-train.max_steps // chunk)} chunks of {chunk}"
+            + limit_of(train),
         ],
         [
             "optimizer steps per iteration",
@@ -170,25 +170,70 @@ def plan_lines(parts: Parts) -> list[list[str]]:
             "gradient accumulation",
             f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
         ],
+        *_evaluations(parts),
         *([["processes", f"{world.size}, {parts.parallel}"]] if world.size > 1 else []),
-        ["env slots, workers", f"{slots}, {workers_of(train, config, slots, world)}{each}"],
-        [
-            "observation",
-            ", ".join(f"{name} {field.dtype}{list(field.shape)}" for name, field in train.spec.obs.items()),
-        ],
-        ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB{each}"],
+        *_slot_lines(parts, train, world.divide(train.config.total_num_envs)),
         *policy_lines(parts),
         ["device", f"{parts.device}, {threads(config)}, {_peak(parts)}"],
         ["run folder", str(parts.folder.path)],
     ]
 
 
+def evaluation_lines(parts: Parts) -> list[list[str]]:
+    """The same for an evaluation alone."""
+    under, side, world = conditions(parts, 0), parts.checked.eval, parts.world
+    tasks, chunk = len(side.spec.tasks), parts.policy.spec.num_action_chunks
+    episodes, replaced = tasks * under.episodes_per_task, parts.config.runner.ckpt_path is not None
+    return [
+        [
+            "evaluated",
+            under.weights + (" (its weights replace those that the policy was built with)" if replaced else ""),
+        ],
+        ["episodes", f"{episodes} = {tasks} tasks × {under.episodes_per_task}, {under.starts}"],
+        ["steps of an episode", f"{under.limit}; {-(-under.max_steps // chunk)} chunks of {chunk}"],
+        ["steps in all", f"at most {episodes * under.max_steps:,} control steps"],
+        ["reward", f"{under.reward_mode} × {under.reward_coef:g}{', changes of it' if under.use_rel_reward else ''}"],
+        *([["processes", f"{world.size}"]] if world.size > 1 else []),
+        *_slot_lines(parts, side, slots_of(parts.config, world)),
+        ["policy", _described(parts)],
+        ["device", f"{parts.device}, {threads(parts.config)}"],
+        ["run folder", str(parts.folder.path)],
+    ]
+
+
+def _evaluations(parts: Parts) -> list[list[str]]:
+    """When a training evaluates, and under which conditions."""
+    interval = parts.config.runner.val_check_interval
+    if interval <= 0:
+        return []
+    under, tasks = conditions(parts, 0), len(parts.checked.eval.spec.tasks)
+    episodes = f"{tasks * under.episodes_per_task} episodes = {tasks} tasks × {under.episodes_per_task}"
+    return [["evaluation", f"every {interval} iterations and at the end: {episodes}, each {under.limit}"]]
+
+
+def _slot_lines(parts: Parts, side: EnvSide, slots: int) -> list[list[str]]:
+    from embodied.runtime.slab import slab_bytes
+
+    sizes, world = parts.sizes, parts.world
+    each = " in each process" if world.size > 1 else ""
+    observation = (f"{name} {field.dtype}{list(field.shape)}" for name, field in side.spec.obs.items())
+    return [
+        ["env slots, workers", f"{slots}, {workers_of(side, parts.config, slots, world)}{each}"],
+        ["observation", ", ".join(observation)],
+        ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB{each}"],
+    ]
+
+
 def policy_lines(parts: Parts) -> list[list[str]]:
     """What the policy says of itself, and the checkpoint whose weights replaced those that it was built with."""
-    rows = [["policy", ", ".join(f"{k} {v}" for k, v in parts.policy.describe().items())]]
+    rows = [["policy", _described(parts)]]
     if (checkpoint := parts.config.runner.ckpt_path) is not None:
         rows.append(["starts from the weights of", checkpoint])
     return rows
+
+
+def _described(parts: Parts) -> str:
+    return ", ".join(f"{name} {fact}" for name, fact in parts.policy.describe().items())
 
 
 def threads(config: schema.Config) -> str:

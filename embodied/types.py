@@ -117,6 +117,7 @@ class PolicySpec:
     decision: Mapping[
         str, ArraySpec
     ]  # per row: action_tokens int32 [T], actions float32 [K, A], logprobs float32 [T], …
+    random_weights: bool = False  # it was built without trained weights, so it solves nothing yet
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ LAYERS = {
     "compose": 4, "run_folder": 4,
     "checks": 5,
     "collector": 6,
-    "build": 7, "watching": 7, "meeting": 7, "device_memory": 7, "evaluation": 7, "summary": 7, "loop": 7, "rounds": 7,
-    "cloning": 7,
+    "build": 7, "watching": 7, "conditions": 7, "meeting": 7, "device_memory": 7, "evaluation": 7, "summary": 7,
+    "loop": 7, "rounds": 7, "cloning": 7,
     "train": 8, "eval": 8, "sft": 8, "tools": 8,
 }  # fmt: skip
 """A part may import parts of lower layers, and of its own layer only in the layer of the loop and of the entries."""

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 SMALL = (
     "env=libero_object", "tracker=jsonl", "runner.save_interval=1", "runner.val_check_interval=-1",
     "algorithm.group_size=2", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=20", "env.train.task_ids=[0]",
-    "env.eval.max_episode_steps=10", "env.eval.task_ids=[0]",
+    "env.eval.max_episode_steps=10", "env.eval.task_ids=[0]", "env.eval.episodes_per_task=1",
 )  # fmt: skip
 TIMED = re.compile(r"time/|memory/|.*_per_s$|rollout/batch_size_mean$")
 
@@ -49,6 +49,7 @@ def test_train_then_resume_then_evaluate(tmp_path: Path) -> None:
     name = "small"
     said = start(tmp_path, f"runner.experiment_name={name}", "runner.max_epochs=1")
     assert "renderer: " in said
+    assert "The policy begins with random weights" in said
     first = metrics(tmp_path, name)[0]
     assert (first["rollout/episodes"], first["rollout/env_steps"], first["rollout/records"]) == (4, 80, 12)
     assert first["rollout/zero_advantage_share"] == 0
@@ -68,6 +69,9 @@ def test_train_then_resume_then_evaluate(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "runs" / "judged" / "eval" / "000000.json").read_text())
     assert [(row["task_id"], row["episodes"]) for row in report["tasks"]] == [(0, 1), (-1, 1)]
     assert report["tasks"][0]["instruction"] in said
+    under = report["conditions"]
+    assert (under["max_steps"], under["env_max_steps"], under["init_states_per_task"]) == (10, 280, [50])
+    assert "each episode cut at 10 of 280 control steps, so success is not the benchmark's" in said
     video = iio.imread(tmp_path / report["episodes"][0]["video"])
     assert video.shape[0] == 11  # the start and ten control steps
     assert video.std() > 10

@@ -549,6 +549,7 @@ def test_the_average_of_the_weights_is_what_is_evaluated():
     """With a decay of nearly 1 the average stays where training began, however far the trained weights go."""
     options = ("actor.optim.lr=0.1", "env.train.reward_mode=dense", "runner.val_check_interval=1")
     options = (*options, "env.eval.reward_mode=dense", "env.eval.success_distance=0.0", "runner.max_epochs=1")
+    options = (*options, "experiment=laptop")  # by itself an evaluation takes the sizes of another
     assert run(*options, "actor.optim.ema_decay=0.9999999", name="average") == 0
     assert run(*options, name="present") == 0
     assert run(*options, "runner.ckpt_path=null", name="began", entry="eval") == 0

@@ -82,6 +82,8 @@ METRICS: dict[str, str] = {
     "eval/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
     "eval/return_mean": "mean over evaluation episodes of the sum of rewards",
     "eval/episodes": "evaluation episodes, count",
+    "eval/max_steps": "control steps at which evaluation episodes were cut off, count",
+    "eval/env_max_steps": "control steps of the env's own limit; with another, success is not the benchmark's, count",
     "eval/worker_restarts": "env workers that failed in the evaluation and were replaced, count",
     "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
     # Where the time went.

@@ -33,7 +33,7 @@ class FakePolicy(nn.Module):
         if value_head:
             values = 1 if value_type == "chunk_level" else num_action_chunks
             decision["value"] = ArraySpec((values,), "float32")
-        self.spec = PolicySpec(num_action_chunks, action_dim, 1, state_dim, decision)
+        self.spec = PolicySpec(num_action_chunks, action_dim, 1, state_dim, decision, random_weights=True)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.task = nn.Embedding(num_tasks, 16)

@@ -76,7 +76,8 @@ class OpenVLAOFTPolicy(nn.Module):
         }
         if self.value_head is not None:
             decision["value"] = ArraySpec((self.settings.values,), "float32")
-        return PolicySpec(net.num_action_chunks, net.action_dim, net.num_images, net.proprio_dim, decision)
+        untrained = self.settings.model_path is None and self.settings.lora_path is None
+        return PolicySpec(net.num_action_chunks, net.action_dim, net.num_images, net.proprio_dim, decision, untrained)
 
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""

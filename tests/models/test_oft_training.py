@@ -131,6 +131,7 @@ def test_a_saved_policy_has_its_adapters_beside_the_merged_weights(make, observe
     merged = make(model_path=str(tmp_path / "hf"))
     unmerged = make(**LORA, model_path=str(tmp_path / "base"), lora_path=str(tmp_path / "hf"))
     wanted = adapted.act(observe(2), noise(2), Sampling()).fields
+    assert [policy.spec.random_weights for policy in (adapted, merged, unmerged)] == [True, False, False]
     for policy, tolerance in ((merged, 1e-4), (unmerged, 1e-6)):
         fields = policy.act(observe(2), noise(2), Sampling()).fields
         assert torch.equal(fields["action_tokens"], wanted["action_tokens"])

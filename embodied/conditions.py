@@ -1,0 +1,115 @@
+"""Under which conditions an evaluation runs. Success cannot be compared without them, so they stand in ``eval/*.json``,
+at the head of its table, and among the numbers that are printed before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from embodied.build import Parts, sampling
+from embodied.checks import EnvSide
+from embodied.schema import EnvEvalConfig
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What an evaluation's success depends on, beside the tasks."""
+
+    weights: str  # what acts: a checkpoint's folder, or a run and how far it is
+    max_steps: int  # control steps at which episodes are cut off
+    env_max_steps: int  # … at which the env's own limit would
+    episodes_per_task: int
+    init_states_per_task: tuple[int, ...]  # how many fixed ones each task has
+    use_fixed_reset_state_ids: bool  # the first of these; else drawn by the seed
+    ignore_terminations: bool
+    reward_mode: str
+    reward_coef: float
+    use_rel_reward: bool
+    sampling: Mapping[str, Any]  # how actions are drawn
+    env_seed: int  # offset of the starts' seeds
+    seed: int
+
+    @property
+    def head(self) -> list[str]:
+        """Lines for the head of the table."""
+        episodes = "1 episode" if self.episodes_per_task == 1 else f"{self.episodes_per_task} episodes"
+        return [f"{episodes} of each task, {self.starts}", f"each episode {self.limit}"]
+
+    @property
+    def starts(self) -> str:
+        """From which initial states, of how many."""
+        states, wanted = sorted(set(self.init_states_per_task)), self.episodes_per_task
+        if states == [1]:
+            return "each with a seed of its own"
+        has = f"{states[0]}" if len(states) == 1 else f"{states[0]} to {states[-1]}"
+        if not self.use_fixed_reset_state_ids:
+            return f"drawn from {has} initial states"
+        if wanted >= states[-1]:
+            return f"from all {has} initial states"
+        return f"from the first {f'{wanted} ' if wanted > 1 else ''}of {has} initial states"
+
+    @property
+    def limit(self) -> str:
+        """How long an episode may be, and whether that is the env's own limit."""
+        after = ", also after success" if self.ignore_terminations else ""
+        if self.max_steps == self.env_max_steps:
+            return f"at most {self.max_steps} control steps, the env's own limit{after}"
+        text = "cut at {} of {} control steps"
+        if self.max_steps > self.env_max_steps:
+            text = "at most {} control steps where the env's own limit is {}"
+        return f"{text.format(self.max_steps, self.env_max_steps)}{after}, so success is not the benchmark's"
+
+
+def conditions(parts: Parts, iteration: int) -> Conditions:
+    """Those of the evaluation after ``iteration`` training iterations."""
+    side, config = parts.checked.eval, parts.config
+    own = side.config
+    assert isinstance(own, EnvEvalConfig)
+    return Conditions(
+        weights=weights(parts, iteration), max_steps=side.max_steps, env_max_steps=side.spec.max_episode_steps,
+        episodes_per_task=own.episodes_per_task, init_states_per_task=side.spec.num_init_states,
+        use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
+        reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
+        sampling=asdict(sampling(config.algorithm.val_sampling_params)), env_seed=own.seed, seed=config.runner.seed,
+    )  # fmt: skip
+
+
+def weights(parts: Parts, iteration: int) -> str:
+    """Whose weights are evaluated."""
+    if parts.config.runner.only_eval:
+        return parts.config.runner.ckpt_path or as_built(parts)
+    average = ", their moving average" if parts.config.actor.optim.ema_decay is not None else ""
+    return f"{parts.folder.path} after {iteration} iterations{average}"
+
+
+def as_built(parts: Parts) -> str:
+    """Of the policy's first weights."""
+    return "random weights" if parts.policy.spec.random_weights else "the weights that actor.model names"
+
+
+def what_to_expect(parts: Parts) -> list[str]:
+    """For who starts a training whose policy knows nothing yet: which of the numbers will move. Else empty."""
+    if not parts.policy.spec.random_weights or parts.config.runner.ckpt_path is not None:
+        return []
+    if parts.checked.train.config.reward_mode == "dense":
+        what = (
+            "Expect success to stay at 0 or near it, as tasks are hardly ever solved by chance, and the return to "
+            "rise: env.train.reward_mode=dense pays for progress."
+        )
+    else:
+        what = (
+            "Tasks are hardly ever solved by chance, and with env.train.reward_mode=sparse nothing is learnt before "
+            "one is: env.train.reward_mode=dense pays for progress."
+        )
+    return [
+        f"The policy begins with random weights: no demonstrations, no checkpoint. {what} Success takes a policy that "
+        "was cloned first (embodied.tools.demos, embodied.sft, then embodied.train with runner.ckpt_path); "
+        "docs/results/quickstart.md shows one that learns."
+    ]
+
+
+def limit_of(side: EnvSide) -> str:
+    """Beside the step limit of a side, if the env's own is another."""
+    own = side.spec.max_episode_steps
+    return "" if side.max_steps == own else f" (the env's own limit: {own})"

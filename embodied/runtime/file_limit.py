@@ -1,0 +1,73 @@
+"""How many files a process of a run has open at once, and whether it may: the limit that ``ulimit -n`` shows.
+
+To the kernel a socket, an eventfd or a watched process is an open file too. The numbers below are those of the
+launching process, and ``tests/runtime/test_file_limit.py`` holds them against ``/proc/self/fd``. A worker has few.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+
+from embodied.errors import ConfigError
+
+WORKER = 6  # of the pool: its pidfd, its socket, two eventfds, the memory of its rings and the copy that mmap keeps
+POOL = 3  # the epoll, the slab and the copy that mmap keeps of it
+DEMONSTRATOR = 3  # a worker of the crew: its connection, and two pipes of multiprocessing
+RANK = 4  # gloo's sockets to one other process of the run
+RESERVE = 128
+"""For everything else: a worker that is being started, metrics, checkpoints, data files. 7 were seen without torchrun,
+13 with it; the rest is left for the libraries and drivers of GPUs, which were not counted."""
+
+
+@dataclass(frozen=True)
+class OpenFiles:
+    """What a process of the run will have open at once, beside what it has open now."""
+
+    workers: int
+    each: int  # of a worker
+    others: int
+
+    @property
+    def needed(self) -> int:
+        return open_now() + self.workers * self.each + self.others
+
+
+def open_now() -> int:
+    """Files that this process has open."""
+    return len(os.listdir("/proc/self/fd")) - 1  # the listing opens one
+
+
+def allow(files: OpenFiles) -> None:
+    """Raise this process's soft limit to what is needed, if the hard one lets it.
+
+    Workers inherit the raised limit, which does them no harm: ``select()`` fails from descriptor 1024 on, but it is the
+    descriptor that counts and not the limit, and a worker opens few, with the lowest free numbers. The runtime itself
+    uses epoll and poll. The limit is raised no further than needed, because some programs walk through all numbers
+    below it, and a hard limit may be a thousand million.
+
+    Raises:
+        ConfigError: the hard limit is lower than that.
+    """
+    needed = files.needed
+    soft, hard = (
+        float("inf") if x == resource.RLIM_INFINITY else x for x in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if needed <= soft:
+        return
+    if needed > hard:
+        raise _too_low(files, needed, int(hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def _too_low(files: OpenFiles, needed: int, hard: int) -> ConfigError:
+    fits = (hard - needed) // files.each + files.workers  # workers, whatever else is open
+    fewer = f", or lower env.num_workers so that there are at most {fits} in all" if fits >= 1 else ""
+    others = needed - files.workers * files.each
+    return ConfigError(
+        f"the run needs {needed} open files in each process, and {hard} are allowed (the hard limit): "
+        f"{files.workers} env workers take {files.each} each, everything else {others}",
+        f"raise the hard limit to {needed} or more (ulimit -Hn {needed} as root, LimitNOFILE={needed} of a systemd "
+        f"unit, docker run --ulimit nofile={needed}){fewer}",
+    )

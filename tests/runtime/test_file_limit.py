@@ -1,0 +1,163 @@
+"""How many files a run opens: what is counted against what is open, and limits that are too low."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from rig import BOTH_STARTS
+
+from embodied import checks, train
+from embodied.errors import ConfigError
+from embodied.runtime import file_limit
+from embodied.runtime.crew import Crew, Job
+from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RESERVE, WORKER, OpenFiles, open_now
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+TINY = (
+    "env=fake", "model=fake", "runner.device=cpu", "runner.max_epochs=1", "env.train.total_num_envs=16",
+    "env.eval.total_num_envs=16", "algorithm.rollout_epoch=1", "env.train.max_episode_steps=4",
+    "env.eval.max_episode_steps=4", "env.eval.video_cfg.save_video=false", "runner.val_check_interval=-1",
+)  # fmt: skip
+HAVE_MANY = file_limit.resource.getrlimit(file_limit.resource.RLIMIT_NOFILE)[1] > 400
+
+
+@BOTH_STARTS
+def test_what_a_pool_and_its_workers_have_open(make_rig, request):
+    if "forkserver" in request.node.name:
+        make_rig(slots=1, workers=1)  # the server's socket comes with its first worker
+    for workers in (2, 5):
+        before = open_now()
+        make_rig(slots=5, workers=workers)
+        assert open_now() - before == POOL + workers * WORKER
+
+
+def test_what_a_worker_that_demonstrates_has_open():
+    job = Job("embodied.testing.FakeEnv", {}, 10, 0, 0.0)
+    with closing(Crew(job, 1, 30.0)):  # the resource tracker of multiprocessing comes with the first
+        before = open_now()
+        with closing(Crew(job, 3, 30.0)):
+            assert open_now() - before == 3 * DEMONSTRATOR
+
+
+@contextmanager
+def most_open() -> Iterator[Callable[[], int]]:
+    """Looks all the time; what it yields says how many files were open at most."""
+    seen, done = [open_now()], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.001):
+            seen.append(open_now())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield lambda: max(seen)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_run_with_both_pools_has_no_more_open_than_was_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    counted: list[OpenFiles] = []
+    monkeypatch.setattr(checks, "allow", counted.append)
+    begun = open_now()
+    options = (*TINY, "env.num_workers=3", "env.eval.success_distance=99", "runner.val_check_interval=1")
+    with most_open() as most:
+        assert train.main([*options, "--config-dir", str(TESTS / "config")]) == 0
+    (files,) = counted
+    assert (files.workers, files.each, files.others) == (6, WORKER, 2 * POOL + RESERVE)
+    assert most() - begun >= 6 * WORKER + 2 * POOL, "two pools were open"
+    assert most() - begun - 6 * WORKER - 2 * POOL <= RESERVE / 4, "there is room for GPUs"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "entry", "workers"),
+    [
+        ((), "train", 16),
+        (("env.eval.success_distance=99",), "train", 16),
+        (("env.eval.success_distance=99", "runner.val_check_interval=1", "env.num_workers=12"), "train", 24),
+        (("env.eval.success_distance=99", "env.eval.total_num_envs=4"), "eval", 4),
+        (("demos.episodes=50",), "demos", 16),
+    ],
+)  # fmt: skip
+def test_which_workers_are_counted(tmp_path, monkeypatch, overrides, entry, workers):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+
+    def refuse(files: OpenFiles) -> None:
+        raise ConfigError(f"{files.workers} workers", "")
+
+    monkeypatch.setattr(checks, "allow", refuse)
+    with pytest.raises(ConfigError, match=f"^{workers} workers"):
+        train.run([*TINY, *overrides, "--config-dir", str(TESTS / "config")], entry, checks.World())
+
+
+def start(limit: str, folder: Path, *overrides: str, entry: str = "train") -> subprocess.CompletedProcess[str]:
+    """Run a command under ``ulimit``, with 16 workers."""
+    options = " ".join((*TINY, "env.num_workers=16", *overrides, f"--config-dir {TESTS / 'config'}"))
+    command = f"ulimit {limit} && exec {sys.executable} -m embodied.{entry} {options}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("entry", ["train", "eval", "tools.demos", "tools.bench"])
+def test_a_hard_limit_that_is_too_low_is_refused_with_both_numbers(tmp_path, entry):
+    done = start("-n 40", tmp_path, *(["demos.episodes=16"] if entry == "tools.demos" else []), entry=entry)
+    assert done.returncode == 2, done.stderr
+    needed, allowed = map(int, re.search(r"needs (\d+) open files .* and (\d+) are allowed", done.stderr).groups())
+    each = DEMONSTRATOR if entry == "tools.demos" else WORKER
+    assert 16 * each + RESERVE < needed <= 16 * each + RESERVE + POOL + 16
+    assert allowed == 40
+    for fix in (f"ulimit -Hn {needed}", f"LimitNOFILE={needed}"):
+        assert fix in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.log")), "no worker was started"
+
+
+@pytest.mark.skipif(not HAVE_MANY, reason="the hard limit of this machine is too low itself")
+def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
+    done = start("-Sn 40", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 iterations done" in done.stdout
+
+
+def test_fewer_workers_are_the_fix_where_some_would_fit():
+    needed = OpenFiles(256, WORKER, 100).needed
+    others = needed - 256 * WORKER
+    with pytest.raises(ConfigError) as caught:
+        limited(OpenFiles(256, WORKER, 100), 1024)
+    fits = (1024 - others) // WORKER
+    assert f"at most {fits} in all" in str(caught.value)
+    limited(OpenFiles(fits, WORKER, 100), 1024)
+    with pytest.raises(ConfigError):
+        limited(OpenFiles(fits + 1, WORKER, 100), 1024)
+
+
+def limited(files: OpenFiles, hard: int) -> list[tuple[int, int]]:
+    """What :func:`allow` sets where ``hard`` is the hard limit and 64 the soft one."""
+    told: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_limit.resource, "getrlimit", lambda which: (64, hard))
+        patch.setattr(file_limit.resource, "setrlimit", lambda which, limits: told.append(limits))
+        file_limit.allow(files)
+    return told
+
+
+def test_the_limit_is_raised_no_further_than_needed():
+    files = OpenFiles(16, WORKER, 100)
+    assert limited(files, 2**30) == [(files.needed, 2**30)]
+    assert limited(OpenFiles(0, WORKER, 0), 2**30) == []
+    unlimited = file_limit.resource.RLIM_INFINITY
+    assert limited(files, unlimited) == [(files.needed, unlimited)]
