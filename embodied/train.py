@@ -82,6 +82,7 @@ def start(composed: Composed, world: World, console: Console, stop: StopSignal) 
                 evaluation.evaluate(parts, 0, None, stop)
         else:
             console.say(job.train(parts, stop))
+        stop.ignore()
         console.table("where things are", summary.places(parts))
 
 

@@ -24,6 +24,7 @@ from test_run import FAST, lasting
 
 from embodied import sft, train
 from embodied.learn.checkpoint import Checkpoints
+from embodied.observe.console import PlainConsole
 from embodied.tools import demos
 
 HERE = Path(__file__).parent
@@ -325,8 +326,60 @@ def test_start_up_ends_at_once(seed):
     assert re.fullmatch(r"00000\d", last("run"))
 
 
+def test_a_signal_after_the_last_save_changes_nothing(monkeypatch, capfd):
+    send_at(monkeypatch, sys.modules["embodied.summary"], "places", 1)
+    assert train.main(command(FAST)) == 0
+    said = capfd.readouterr()
+    assert "2 iterations done. The same command with a larger" in said.out
+    assert "where things are" in said.out
+    assert said.err.count("\n") == 1
+
+
 def test_what_stops_a_run_stops_it_before_its_workers_start(monkeypatch, capfd):
     send_at(monkeypatch, sys.modules["embodied.train"], "build", 1)
     assert train.main(command(FAST)) == 143
     assert "rollout" not in capfd.readouterr().out
     assert not Path("runs/run/metrics.jsonl").exists()
+
+
+# -- silence -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console without a terminal that speaks every 50 ms."""
+    monkeypatch.setattr(train, "make_console", lambda: PlainConsole(sys.stdout, interval_s=0.05))
+
+
+def said_of(phase: str, out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith(f"{phase}: ")]
+
+
+@pytest.mark.usefixtures("talkative")
+def test_reinforcement_learning_says_where_it_is(capfd):
+    assert train.main(command(RL, "runner.max_epochs=2", "actor.model.act_s=0.1")) == 0
+    out = capfd.readouterr().out
+    for phase in ("iteration 1/2 rollout", "iteration 2/2 update", "evaluation"):
+        assert len(lines := said_of(phase, out)) > 2, phase
+        assert any(re.search(r"\d+/\d+ .*elapsed .* s  about \d+ s left", line) for line in lines), phase
+    assert re.search(r"iteration 1/2  success .* s  about \d+ s left", out)
+    assert said_of("starting 1 env workers", out)
+
+
+@pytest.mark.usefixtures("talkative")
+def test_cloning_says_at_which_sample_it_is(capfd, made):
+    assert sft.main(command(SFT, f"data={made}")) == 0
+    out = capfd.readouterr().out
+    for phase in ("iteration 2/3 training", "iteration 3/3 validation"):
+        assert len(lines := said_of(phase, out)) > 2, phase
+        assert any(re.search(r"\d+/\d+  elapsed .* s  about \d+ s left", line) for line in lines), phase
+    assert "iteration 2/3 training: 96/96" in out
+
+
+@pytest.mark.usefixtures("talkative")
+def test_a_call_that_takes_long_is_not_silent(monkeypatch, capfd):
+    """No record is done for a second, and no count changes."""
+    evaluate = Slow.evaluate
+    monkeypatch.setattr(Slow, "evaluate", lambda *args: time.sleep(1.0) or evaluate(*args))
+    assert train.main(command(RL, "runner.max_epochs=1", "actor.micro_batch_size=8", "algorithm.update_epoch=1")) == 0
+    assert len([line for line in said_of("iteration 1/1 update", capfd.readouterr().out) if ": 0/" in line]) > 3

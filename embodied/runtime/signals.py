@@ -104,6 +104,10 @@ class StopSignal:
         finally:
             self._held = True
 
+    def ignore(self) -> None:
+        """What there was to do is done: from here on a signal is answered and changes nothing."""
+        self._held = True
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self.wanted:

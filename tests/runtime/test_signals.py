@@ -108,6 +108,14 @@ def test_the_end_of_a_run_is_not_cut_short(signals):
     assert done == ["saved", "closed"]
 
 
+def test_when_all_is_done_a_signal_changes_nothing(capfd):
+    with StopSignal() as stop:
+        stop.ignore()
+        send()
+        assert stop.wanted
+    assert capfd.readouterr().err.startswith("SIGTERM: stopping")
+
+
 def test_handlers_are_given_back():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with StopSignal(), pytest.raises(Stopped):
