@@ -50,6 +50,13 @@ def test_cached_decoding_and_teacher_forcing_agree(make, observe, uniform, sampl
     assert (result.value - fields["value"]).abs().max() <= 1e-5
 
 
+def test_the_value_is_that_of_the_observation_whatever_is_drawn(make, observe, uniform) -> None:
+    policy, obs = make(**V1, value_head=True), observe(4)
+    one, two = (policy.act(obs, noise, Sampling()).fields for noise in (uniform, 1 - uniform))
+    assert not torch.equal(one["action_tokens"], two["action_tokens"])
+    torch.testing.assert_close(one["value"], two["value"], atol=1e-6, rtol=0)
+
+
 def test_without_padding_too(make, observe, uniform) -> None:
     policy, obs = make(tasks=("lift the cube",), **V1), observe(4)
     obs = {**obs, "task_id": torch.zeros(4, dtype=torch.int32)}

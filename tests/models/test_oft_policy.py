@@ -41,6 +41,16 @@ def test_act_and_evaluate_agree(make, observe, noise, sampling) -> None:
     assert (result.value - fields["value"]).abs().max() <= 1e-5
 
 
+def test_the_value_is_read_at_the_last_prompt_token(make, observe, noise) -> None:
+    """That has seen the observation and no action token: the first read-out position."""
+    policy, obs = make(value_head=True, use_proprio=True), observe(3)
+    with torch.no_grad():
+        hidden = policy._read_out(obs).hidden
+        first, last = policy.value_head(hidden[:, 0]), policy.value_head(hidden[:, -1])
+    assert (first - last).abs().max() > 1e-2
+    torch.testing.assert_close(policy.act(obs, noise(3), Sampling()).fields["value"], first, atol=1e-5, rtol=0)
+
+
 def test_a_decision_has_exactly_the_declared_fields(make, observe, noise) -> None:
     policy = make(value_head=True, value_type="action_level")
     fields = policy.act(observe(2), noise(2), Sampling()).fields

@@ -74,9 +74,11 @@ def test_actions_executed_are_the_tokens_drawn_from_the_keyed_noise(rig):
     import torch
 
     results, _ = rig.rollout().collect(make_plan(rig), rig.job())
-    arrays, result = rig.slab.arrays, results[3]
-    for t, row in enumerate(result.rows):
-        uniform = torch.from_numpy(noise(7, 0, result.episode.episode_id, t, 28))[None]
+    arrays = rig.slab.arrays
+    chunks = [(result.episode.episode_id, t, row) for result in results for t, row in enumerate(result.rows)]
+    assert max(t for _, t, _ in chunks) == 2
+    for episode_id, t, row in chunks:
+        uniform = torch.from_numpy(noise(7, 0, episode_id, t, 28))[None]
         obs = {name: torch.from_numpy(arrays[name][[row]]) for name in ("images", "state", "task_id")}
         fields = rig.policy.act(obs, uniform, Sampling()).fields
         assert fields["action_tokens"][0].tolist() == arrays["action_tokens"][row].tolist()
