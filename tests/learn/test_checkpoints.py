@@ -19,6 +19,7 @@ from embodied.errors import CheckpointError
 from embodied.learn import checkpoint
 from embodied.learn.checkpoint import Checkpoints, load, resume
 from embodied.learn.checkpoint_meta import read_meta
+from embodied.learn.state import load_optimizer, optimizer_tree
 from embodied.testing import FakePolicy
 
 
@@ -439,3 +440,12 @@ def test_an_error_in_the_background_is_raised_once_by_what_comes_next(tmp_path, 
         checkpoints.close()
     assert "000006: No space left" in capsys.readouterr().out.replace("[Errno 28] ", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_with_other_groups_is_refused():
+    """Not cut to those that fit."""
+    one, two = trained(), trained(value_head=True)
+    tree = optimizer_tree(two.policy, two.optimizer)
+    assert len(tree["groups"]) == 2 > len(one.optimizer.param_groups)
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is longer"):
+        load_optimizer(one.optimizer, tree)

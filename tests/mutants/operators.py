@@ -41,6 +41,9 @@ class Fault:
     after: str
 
     def apply(self, source: bytes) -> bytes:
+        """The mutant's source. Raises ValueError if the file is another than the one that was read."""
+        if (found := source[self.start : self.end]) != self.before.encode():
+            raise ValueError(f"expected {self.before!r} at byte {self.start}, got {found!r}; fix: draw the sample anew")
         return source[: self.start] + self.after.encode() + source[self.end :]
 
 

@@ -97,7 +97,7 @@ class Coverage:
 
 def attempt(tree: Path, file: str, fault: Fault, tests: Sequence[str], limit: float) -> dict[str, Any]:
     """Try one mutant: ``verdict`` killed, timeout or survived, the failing ``test``, ``seconds``."""
-    source = (ROOT / file).read_bytes()
+    source = (tree / file).read_bytes()
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as said:
         (tree / file).write_bytes(fault.apply(source))
@@ -109,7 +109,7 @@ def attempt(tree: Path, file: str, fault: Fault, tests: Sequence[str], limit: fl
         lines = said.read().splitlines()
     if any("not found: " in line for line in lines):
         raise RuntimeError("\n".join(lines))
-    failed = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    failed = [line.split()[1] for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))]
     verdict = {None: "timeout", 0: "survived"}.get(status, "killed")
     return {"verdict": verdict, "test": (failed or [""])[0], "seconds": round(time.monotonic() - began, 1)}
 
@@ -157,7 +157,7 @@ def run(state: Path, seed: int, count: int, shard: str, seconds: float) -> None:
     """Try the shard's mutants that have not been tried."""
     part, parts = map(int, shard.split("/"))
     results = state / f"results-{part}.json"
-    done: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
+    done = read_json(results)
     tree, coverage = prepare(state, str(part)), Coverage(state)
     for number, (file, fault) in enumerate(drawn(seed, count)):
         if number % parts != part or str(number) in done:
@@ -171,18 +171,23 @@ def run(state: Path, seed: int, count: int, shard: str, seconds: float) -> None:
         )
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """What is in the file; nothing if there is none."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def everything(state: Path) -> dict[str, Any]:
     """What all shards have found, by number."""
     found: dict[str, Any] = {}
     for file in sorted(state.glob("results-*.json")):
-        found |= json.loads(file.read_text())
+        found |= read_json(file)
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
 def again(state: Path, numbers: Sequence[str], tests: Sequence[str]) -> None:
     """Try mutants once more; print what is found and note it in ``again.json``."""
     results = state / "again.json"
-    done: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
+    done = read_json(results)
     tree, coverage, known = prepare(state, f"again-{os.getpid()}"), Coverage(state), everything(state)
     for number in numbers:
         value = known[number]
@@ -197,7 +202,7 @@ def again(state: Path, numbers: Sequence[str], tests: Sequence[str]) -> None:
 def survivors(state: Path) -> None:
     """Print the mutants that no test has noticed."""
     found = everything(state)
-    later = json.loads((state / "again.json").read_text()) if (state / "again.json").exists() else {}
+    later = read_json(state / "again.json")
     for number, value in found.items():
         if {**value, **later.get(number, {})}["verdict"] == "survived":
             print(f"{number} {value['file']}:{value['first_line']} {value['kind']} ({value['tests']} tests)")
