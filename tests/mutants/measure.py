@@ -23,6 +23,21 @@ TESTS = (
     "tests/test_run.py",
     "tests/test_rounds.py",
 )
+# Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
+ELSEWHERE = {
+    "embodied/runtime/batch.py": ["tests/runtime/test_batch_env.py"],
+    "embodied/runtime/crew.py": ["tests/test_demos_run.py"],
+    "embodied/runtime/fork": ["tests/runtime/test_fork_server.py"],
+    "embodied/runtime/channel.py": ["tests/runtime/test_channel.py", "tests/runtime/test_rollout.py"],
+    "embodied/runtime/": [
+        f"tests/runtime/test_{name}.py" for name in ("rollout", "final_observations", "hosting", "slab", "pool")
+    ],
+    "embodied/algorithms/": ["tests/algorithms/"],
+    "embodied/learn/cloning.py": ["tests/test_sft_run.py", "tests/models/test_oft_cloning.py"],
+    "embodied/learn/": ["tests/learn/"],
+    "models/openvla_oft/settings.py": ["tests/models/test_oft_settings.py", "tests/models/test_oft_policy.py"],
+    "models/openvla_oft/": ["tests/models/"],
+}
 HYPOTHESIS = "hypothesis.internal.conjecture.engine.ConjectureRunner.test_function"
 SETTINGS = """[run]
 source = {tree}/embodied,{tree}/models

@@ -2,8 +2,8 @@
 
     python tests/mutants/report.py STATE
 
-Writes ``tests/mutants/results.json`` and prints the tables of docs/mutation.md. ``STATE/equivalent.json`` holds a reason
-for each mutant that changes no behaviour which anybody promises: {number: why}.
+Writes ``tests/mutants/results.json`` and prints the tables of docs/mutation.md. ``STATE/equivalent.json`` holds a
+reason for each mutant that changes no promised behaviour: {number: why}.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from measure import measure
+from measure import ELSEWHERE, measure
 from operators import Fault, faults_of
 from tree import ROOT, copy_tree
 
@@ -35,19 +35,6 @@ IMPORTED = (
     "peft", "tokenizers", "safetensors.torch", "hydra", "omegaconf", "pydantic", "pytest", "hypothesis", "rich",
     "imageio", "PIL.Image", "tensorboard",
 )  # fmt: skip
-# For lines that run only in processes of their own, or before the first test.
-TESTS_OF = {
-    "embodied/runtime/": (
-        "tests/runtime/test_rollout.py", "tests/runtime/test_pool.py", "tests/runtime/test_batch_env.py",
-        "tests/runtime/test_supervision.py", "tests/runtime/test_fork_server.py", "tests/runtime/test_chaos.py",
-    ),
-    "embodied/algorithms/": ("tests/algorithms",),
-    "embodied/learn/": (
-        "tests/learn/test_trainer.py", "tests/learn/test_checkpoints.py", "tests/learn/test_parallel.py",
-        "tests/test_sft_run.py",
-    ),
-    "models/openvla_oft/": ("tests/models",),
-}  # fmt: skip
 
 
 def drawn(seed: int, count: int) -> list[tuple[str, Fault]]:
@@ -83,16 +70,19 @@ class Coverage:
         """Tests for ``seconds`` at most, those of the file's own folder first, and how long they take."""
         lines = self.lines.get(file, {})
         seen = {test for line in range(fault.first_line, fault.last_line + 1) for test in lines.get(str(line), ())}
-        if not seen:
-            return [*next(tests for path, tests in TESTS_OF.items() if file.startswith(path))], 120.0
+        seen = seen or self._of_files(next(tests for path, tests in ELSEWHERE.items() if file.startswith(path)))
         own = "tests/models" if file.startswith("models") else f"tests/{file.split('/')[1]}"
         order = sorted(seen, key=lambda test: (not test.startswith(own), self.seconds.get(test, 1.0), test))
-        taken, total = [], 0.0
+        taken: list[str] = []
+        total = 0.0
         for test in order:
             if total + self.seconds.get(test, 1.0) <= seconds or not taken:
                 taken.append(test)
                 total += self.seconds.get(test, 1.0)
         return taken, total
+
+    def _of_files(self, files: Sequence[str]) -> set[str]:
+        return {test for test in self.seconds if test.startswith(tuple(files))}
 
 
 def attempt(tree: Path, file: str, fault: Fault, tests: Sequence[str], limit: float) -> dict[str, Any]:
