@@ -41,3 +41,10 @@ def test_the_steps_take_the_samples_in_their_order_one_batch_after_the_other(clo
         cloner.iterate(iteration)
     assert len(taken) == 2 * 3 * 4
     assert taken == order(len(cloner.samples), 11, 0, 24).tolist()
+
+
+def test_an_iteration_counts_its_steps_and_no_bad_update(cloner):
+    metrics = cloner.iterate(1)
+    assert (metrics["sft/optimizer_steps"], metrics["sft/bad_updates"]) == (3, 0)
+    assert metrics["sft/epoch"] == pytest.approx(2 * 3 * 4 / 13)
+    assert cloner.weight_version == 3

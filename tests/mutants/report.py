@@ -17,7 +17,7 @@ from typing import Any
 from sample import FOLDERS, everything, read_json
 
 RESULTS = Path(__file__).with_name("results.json")
-VERDICTS = ("killed", "killed by more tests", "equivalent", "survived")
+VERDICTS = ("killed", "killed by a new test", "equivalent", "survived")
 
 
 def main(state: Path) -> None:
@@ -43,8 +43,8 @@ def judged(state: Path) -> list[dict[str, Any]]:
     for number, found in everything(state).items():
         last = {**found, **later.get(number, {})}
         verdict = "killed" if last["verdict"] == "timeout" else last["verdict"]
-        if verdict == "killed" and found["verdict"] == "survived":
-            verdict = "killed by more tests"
+        if verdict == "killed" and last.get("new"):
+            verdict = "killed by a new test"
         row = {"number": int(number), "file": found["file"], "line": found["first_line"], "kind": found["kind"]}
         row |= {
             "before": found["before"],

@@ -2,7 +2,7 @@
 
     python tests/mutants/sample.py STATE measure            # which test runs which line (needs the package coverage)
     python tests/mutants/sample.py STATE run [--seed 1] [--count 200] [--shard 0/2] [--seconds 20]
-    python tests/mutants/sample.py STATE again NUMBER,… TEST…   # mutants once more, with these tests or all of theirs
+    python tests/mutants/sample.py STATE again NUMBER,… TEST… [--new]    # with these tests, or all that run the line
     python tests/mutants/sample.py STATE survivors
 
 STATE is a folder outside the repository; a run that was stopped goes on from what stands there. Each mutant is tried in
@@ -174,7 +174,7 @@ def everything(state: Path) -> dict[str, Any]:
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
-def again(state: Path, numbers: Sequence[str], tests: Sequence[str]) -> None:
+def again(state: Path, numbers: Sequence[str], tests: Sequence[str], new: bool) -> None:
     """Try mutants once more; print what is found and note it in ``again.json``."""
     results = state / "again.json"
     done = read_json(results)
@@ -184,7 +184,7 @@ def again(state: Path, numbers: Sequence[str], tests: Sequence[str]) -> None:
         fault = Fault(**{name: value[name] for name in Fault.__dataclass_fields__})
         chosen, expected = (tests, 240.0) if tests else coverage.tests(value["file"], fault, 300.0)
         found = attempt(tree, value["file"], fault, chosen, 60 + 2 * expected)
-        done[number] = {**found, "tests": len(chosen)}
+        done[number] = {**found, "tests": len(chosen), "new": new}
         results.write_text(json.dumps(done, indent=1))
         print(number, found, flush=True)
 
@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--seconds", type=float, default=20.0, help="of tests for each mutant, at most")
+    parser.add_argument("--new", action="store_true", help="these tests were written after the mutant had survived")
     given = parser.parse_args()
     given.state.mkdir(parents=True, exist_ok=True)
     if given.what == "measure":
@@ -215,7 +216,7 @@ def main() -> None:
     elif given.what == "run":
         run(given.state, given.seed, given.count, given.shard, given.seconds)
     elif given.what == "again":
-        again(given.state, given.rest[0].split(","), given.rest[1:])
+        again(given.state, given.rest[0].split(","), given.rest[1:], given.new)
     else:
         survivors(given.state)
 

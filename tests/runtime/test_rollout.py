@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from embodied.errors import ConfigError
 from embodied.runtime.channel import Kind
 from embodied.runtime.plan import EVAL, noise, train_plan
 from embodied.runtime.reward import ShapedReward
+from embodied.runtime.rollout import RolloutStats
 from embodied.types import EpisodeResult, Sampling
 
 STEP_S = 0.0005
@@ -45,7 +47,12 @@ def test_every_episode_of_the_plan_is_run_once_and_in_its_order(rig):
     assert stats.env_steps == sum(result.num_steps for result in results)
     assert stats.chunks == sum(len(result.rows) for result in results)
     assert stats.chunks / 4 <= stats.policy_calls <= stats.chunks
+    assert stats.policy_rows == stats.chunks, "each observation is answered once"
     assert stats.step_s >= stats.env_steps * STEP_S / 2
+
+
+def test_counts_begin_at_nothing():
+    assert set(asdict(RolloutStats()).values()) == {0}
 
 
 def test_rows_are_unique_and_keys_say_whose_they_are(rig):
