@@ -256,6 +256,14 @@ def test_idle_workers_use_no_cpu(make_rig):
     assert max(used) <= 0.02
 
 
+def test_a_launcher_that_waits_uses_no_cpu_after_an_answer_either(make_rig):
+    rig = started(make_rig(workers=1, step_s=0.2))
+    step(rig, 0, 0, 1)
+    before = time.process_time()
+    assert len(rig.pool.recv(1)) == 1
+    assert time.process_time() - before < 0.2, "of 0.8 s"
+
+
 @BOTH_STARTS
 def test_stop_signals_are_left_to_the_launcher(make_rig):
     rig = started(make_rig(workers=1))
