@@ -81,6 +81,10 @@ class Coverage:
                 total += self.seconds.get(test, 1.0)
         return taken, total
 
+    def cost(self, tests: Sequence[str]) -> float:
+        """Seconds that files or functions take; 10 for one that was not there when the others were measured."""
+        return sum(sum(self.seconds[test] for test in self._of_files([name])) or 10.0 for name in tests)
+
     def _of_files(self, files: Sequence[str]) -> set[str]:
         return {test for test in self.seconds if test.startswith(tuple(files))}
 
@@ -177,14 +181,13 @@ def everything(state: Path) -> dict[str, Any]:
 def again(state: Path, numbers: Sequence[str], tests: Sequence[str], new: bool) -> None:
     """Try mutants once more; print what is found and note it in ``again.json``."""
     results = state / "again.json"
-    done = read_json(results)
     tree, coverage, known = prepare(state, f"again-{os.getpid()}"), Coverage(state), everything(state)
     for number in numbers:
         value = known[number]
         fault = Fault(**{name: value[name] for name in Fault.__dataclass_fields__})
-        chosen, expected = (tests, 240.0) if tests else coverage.tests(value["file"], fault, 300.0)
+        chosen, expected = (tests, coverage.cost(tests)) if tests else coverage.tests(value["file"], fault, 300.0)
         found = attempt(tree, value["file"], fault, chosen, 60 + 2 * expected)
-        done[number] = {**found, "tests": len(chosen), "new": new}
+        done = read_json(results) | {number: {**found, "tests": len(chosen), "new": new}}
         results.write_text(json.dumps(done, indent=1))
         print(number, found, flush=True)
 
