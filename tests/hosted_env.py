@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 
 from embodied.testing import FakeEnv
 from embodied.types import WorkerFacts
+
+IMPORTED_WITH = os.environ.get("EMBODIED_RENDER_GPU", "")
 
 
 class TellsItsHost(FakeEnv):
     def prepare(self) -> WorkerFacts:
         heavy = ("torch", "pydantic", "hydra", "PIL", "imageio_ffmpeg")
         extra = {
+            "finds envs": str(find_spec("embodied.envs") is not None),
+            "imported with": IMPORTED_WITH,
             "gpu": os.environ.get("EMBODIED_RENDER_GPU", ""),
             "cores": str(sorted(os.sched_getaffinity(0))),
             "prefix": sys.prefix,

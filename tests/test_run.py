@@ -22,8 +22,10 @@ import yaml
 from embodied import loop, summary, train
 from embodied.errors import CheckpointError, WorkerDiedError
 from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.trainer import Trainer
 from embodied.run_folder import RunFolder, differences
 from embodied.runtime import pool
+from embodied.types import EpisodeResult
 
 HERE = Path(__file__).parent
 FAST = (
@@ -503,6 +505,38 @@ def test_ppo_can_bootstrap_terminated_episodes():
     assert run(*options, name="a") == run(*options, "algorithm.bootstrap_type=always", name="b") == 0
     assert 0 < rows("a")[0]["rollout/success_rate"] == rows("b")[0]["rollout/success_rate"]
     assert rows("a")[0]["train/value_loss"] != rows("b")[0]["train/value_loss"]
+
+
+def updates_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[EpisodeResult], list[np.ndarray]]]:
+    """For each update of the runs that follow: its episodes, and the weight versions of each episode's records."""
+    seen: list[tuple[list[EpisodeResult], list[np.ndarray]]] = []
+    update = Trainer.update
+
+    def watched(self: Trainer, arrays: Any, results: list[EpisodeResult], *rest: Any) -> Any:
+        seen.append((list(results), [arrays["version"][list(result.rows)].copy() for result in results]))
+        return update(self, arrays, results, *rest)
+
+    monkeypatch.setattr(Trainer, "update", watched)
+    return seen
+
+
+@pytest.mark.parametrize("bootstrap", ["standard", "always"])
+def test_ppo_observes_the_end_of_truncated_episodes_and_of_all_if_told_so(monkeypatch, bootstrap):
+    updates = updates_of(monkeypatch)
+    options = ("env.train.success_distance=0.8", "runner.max_epochs=1", f"algorithm.bootstrap_type={bootstrap}")
+    assert run(*PPO, *options) == 0
+    ((results, _),) = updates
+    assert {(r.truncated, r.terminated) for r in results} == {(True, False), (False, True)}
+    for result in results:
+        assert (result.final_row >= 0) == (result.truncated or bootstrap == "always")
+
+
+def test_records_carry_the_version_of_the_weights_that_acted(monkeypatch):
+    updates = updates_of(monkeypatch)
+    assert run("env.train.reward_mode=dense", "runner.max_epochs=3") == 0
+    for iteration, (_, versions) in enumerate(updates):
+        assert set(np.concatenate(versions)) == {iteration}
+    assert [row["train/staleness_max"] for row in rows()] == [0, 0, 0]
 
 
 def test_a_dry_run_counts_the_rows_of_final_observations(no_worker, capsys):

@@ -58,6 +58,8 @@ def test_whiten():
 
 
 def test_whitening_needs_two_that_differ():
+    # Mean 2, deviations −1 and 1, sample deviation √2.
+    assert whiten(torch.tensor([1.0, 3.0]), eps=0.0).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
     assert whiten(torch.tensor([5.0])).tolist() == [5.0]
     assert whiten(torch.zeros(0)).tolist() == []
     assert whiten(torch.tensor([0.1, 0.1, 0.1])).tolist() == [0.0, 0.0, 0.0]
@@ -71,6 +73,8 @@ def test_explained_variance():
     assert explained_variance(torch.tensor([1.0, 1.0, 4.0]), targets) == pytest.approx(0.0)
     # Errors 2, 0, −2: variance 4.
     assert explained_variance(torch.tensor([-1.0, 2.0, 5.0]), targets) == pytest.approx(-3.0)
+    # Two are enough. Errors 1, 0: variance 1/2 of targets' 2.
+    assert explained_variance(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 3.0])) == pytest.approx(0.75)
     assert explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])) is None
     assert explained_variance(torch.tensor([1.0]), torch.tensor([3.0])) is None
 

@@ -19,6 +19,7 @@ from embodied.errors import CheckpointError
 from embodied.learn import checkpoint
 from embodied.learn.checkpoint import Checkpoints, load, resume
 from embodied.learn.checkpoint_meta import read_meta
+from embodied.learn.state import load_optimizer, optimizer_tree
 from embodied.testing import FakePolicy
 
 
@@ -439,3 +440,32 @@ def test_an_error_in_the_background_is_raised_once_by_what_comes_next(tmp_path, 
         checkpoints.close()
     assert "000006: No space left" in capsys.readouterr().out.replace("[Errno 28] ", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_with_other_groups_is_refused():
+    """Not cut to those that fit."""
+    one, two = trained(), trained(value_head=True)
+    tree = optimizer_tree(two.policy, two.optimizer)
+    assert len(tree["groups"]) == 2 > len(one.optimizer.param_groups)
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is longer"):
+        load_optimizer(one.optimizer, tree)
+
+
+def test_the_host_memory_for_a_gpus_tensors_is_kept_while_their_layout_stays(monkeypatch):
+    made = []
+
+    class Stager:
+        def __init__(self, cache_staged_state_dict: bool) -> None:
+            made.append(cache_staged_state_dict)
+
+        def stage(self, tensors):
+            return {name: (len(made), tensor.shape) for name, tensor in tensors.items()}
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(checkpoint, "BlockingAsyncStager", Stager)
+    stager = checkpoint._Stager()
+    small, large = torch.zeros(2).as_subclass(OnGpu), torch.zeros(3).as_subclass(OnGpu)
+    assert [stager({"a": tensor})["a"] for tensor in (small, small, large)] == [(1, (2,)), (1, (2,)), (2, (3,))]
+    assert made == [True, True]

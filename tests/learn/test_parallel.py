@@ -212,3 +212,12 @@ def test_units_are_the_layers_unless_the_policy_says_others():
     assert shard_modules(net) == list(net["a"])
     net.shard_modules = lambda: [net["b"]]
     assert shard_modules(net) == [net["b"]]
+
+
+@pytest.mark.parametrize(("strategy", "notes"), [("auto", 0), ("replicate", 0), ("fsdp2", 1), ("fsdp", 2)])
+def test_one_process_is_told_that_nothing_is_shared_out(strategy, notes):
+    algorithm = AlgorithmConfig(adv_type="grpo")
+    made = make_parallel(FakePolicy(), FsdpConfig(strategy=strategy), algorithm, World(), CPU)
+    said = ["actor.fsdp_config.strategy fsdp: it is FSDP2 that is used", "fsdp2 shards nothing in one process"]
+    assert isinstance(made, Replicas)
+    assert list(made.notes) == said[2 - notes :]

@@ -7,6 +7,7 @@ import torch
 from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.config import OPENVLA_7B
 from embodied.models.openvla_oft.flops import sequence_length
+from embodied.models.openvla_oft.probe import read
 
 from embodied.testing import check_policy
 from embodied.types import Sampling
@@ -48,6 +49,21 @@ def test_cached_decoding_and_teacher_forcing_agree(make, observe, uniform, sampl
     result = policy.evaluate({**obs, **fields}, sampling)
     assert (result.logprobs - fields["logprobs"]).abs().max() <= 1e-5
     assert (result.value - fields["value"]).abs().max() <= 1e-5
+
+
+def test_the_value_is_that_of_the_observation_whatever_is_drawn(make, observe, uniform) -> None:
+    policy, obs = make(**V1, value_head=True), observe(4)
+    one, two = (policy.act(obs, noise, Sampling()).fields for noise in (uniform, 1 - uniform))
+    assert not torch.equal(one["action_tokens"], two["action_tokens"])
+    torch.testing.assert_close(one["value"], two["value"], atol=1e-6, rtol=0)
+
+
+def test_a_probe_reads_what_the_likeliest_tokens_give(make, observe) -> None:
+    policy, obs = make(**V1), observe(4)
+    reading = read(policy, obs)
+    tokens = policy.act(obs, torch.zeros(4, 7), Sampling(do_sample=False)).fields["action_tokens"]
+    assert reading.entropy == pytest.approx(read(policy, obs, tokens).entropy, abs=1e-4)
+    assert 0 < reading.inside < 1
 
 
 def test_without_padding_too(make, observe, uniform) -> None:

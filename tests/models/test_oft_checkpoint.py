@@ -95,6 +95,29 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(golden) -> None:
         assert part in caught.value.message
 
 
+FILM_TENSOR = "vision_backbone.featurizer.blocks.0.scale.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "of_network", "fix"),
+    [
+        ("proprio_projector.fc1.weight", True, "no proprio projector: set actor.model.use_proprio=false"),
+        ("proprio_projector.fc1.weight", False, "a proprio projector: set actor.model.use_proprio=true"),
+        (FILM_TENSOR, True, "no FiLM layers: set actor.model.use_film=false"),
+        (FILM_TENSOR, False, "FiLM layers: set actor.model.use_film=true"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_with_the_key_to_change(name, of_network, fix) -> None:
+    """A network that has them reads a checkpoint that does not, or the other way round."""
+    network: torch.nn.Module = torch.nn.Linear(1, 1, bias=False)
+    for part in reversed(name.split(".")[:-1]):
+        network = torch.nn.ModuleDict({part: network})
+    network = network if of_network else torch.nn.ModuleDict()
+    with pytest.raises(CheckpointError) as caught:
+        load_exact(network, () if of_network else [(name, torch.zeros(1))], [])
+    assert caught.value.remedy == f"the checkpoint has {fix}"
+
+
 def test_the_7b_has_the_released_tensors() -> None:
     """982 tensors in the released index, 43 of them dead."""
     model = meta_model(OPENVLA_7B)
@@ -208,6 +231,16 @@ def test_dead_tensors_are_ignored_and_kept_for_export(saved, make, tmp_path) -> 
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     make(**KEYS, model_path=str(folder)).save(tmp_path / "again")
     assert dead.keys() <= load_file(str(tmp_path / "again" / "model.safetensors")).keys()
+
+
+def test_the_normalisation_of_pixels_comes_from_the_folder_and_stays_with_it(saved, make, tmp_path) -> None:
+    _, folder = saved
+    entry = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"tvf_normalize_params": [entry, entry]}))
+    make(**KEYS, model_path=str(folder)).save(tmp_path / "again")
+    pixels = make(**KEYS, model_path=str(tmp_path / "again")).pixels
+    assert pixels.mean.flatten().tolist() == pytest.approx(entry["mean"] * 2)
+    assert pixels.std.flatten().tolist() == pytest.approx(entry["std"] * 2)
 
 
 CONTRADICTIONS = [

@@ -126,11 +126,11 @@ def test_the_original_outputs_from_a_folder_in_every_spelling(golden, weights, t
 
 
 def golden_cases() -> list[tuple[Path, str]]:
-    """Every case of every file in the folder here, and in $OFT_GOLDEN: tensors ``case.NAME.{input_ids, pixel_values,
-    hidden, action_logits}``, maybe ``attention_mask`` and ``proprio``; ``weights.*``; sizes as JSON in the metadata."""
-    folders = [GOLDEN.parent, *filter(None, [os.environ.get("OFT_GOLDEN")])]
+    """Every case of every file in the folder here, and in $OFT_GOLDEN (a folder or a file): tensors ``case.NAME.…`` as
+    :func:`compare` reads them; ``weights.*``; sizes as JSON in the metadata."""
+    folders = [GOLDEN.parent, *(Path(path) for path in [os.environ.get("OFT_GOLDEN")] if path)]
     found = []
-    for file in (file for folder in folders for file in sorted(Path(folder).glob("*.safetensors"))):
+    for file in (f for path in folders for f in ([path] if path.is_file() else sorted(path.glob("*.safetensors")))):
         with safe_open(file, framework="pt") as opened:
             names = {name.split(".")[1] for name in opened.keys() if name.startswith("case.")}  # noqa: SIM118
         found += [(file, name) for name in sorted(names)]
@@ -139,25 +139,98 @@ def golden_cases() -> list[tuple[Path, str]]:
 
 @pytest.mark.parametrize(("file", "case"), golden_cases(), ids=lambda v: v if isinstance(v, str) else v.stem)
 def test_every_recorded_case(file, case, tmp_path) -> None:
+    compare(file, case, tmp_path)
+
+
+def compare(file: Path, case: str, folder: Path) -> None:
+    """Compare the network with what a golden file holds of one case.
+
+    The case has ``hidden`` [B, T, d] or ``action_logits`` [B, T, 256] or both, at the read-out positions, and what the
+    original was given: ``input_ids`` [B, L] and ``pixel_values`` [B, 6·n, H, W], maybe ``attention_mask`` [B, L] and
+    ``proprio``; or ``inputs_embeds`` [B, S, d], the sequence as it enters the language model, maybe with an
+    ``attention_mask`` [B, S] that is 0 at padding. ``hidden`` [B, S, d] is compared at the read-out positions too.
+    """
     values = load_file(str(file))
     with safe_open(file, framework="pt") as opened:
         said = json.loads(opened.metadata()["config"])
     text = said["text"]
     config = {"image_sizes": [said["image"]] * 2, "text_config": {"model_type": "llama", **text}}
     network = load_network(
-        write(tmp_path, golden_weights(values, text["vocab_size"], text["hidden_size"]), config),
+        write(folder, golden_weights(values, text["vocab_size"], text["hidden_size"]), config),
         vision_num_attention_heads=[said[tower]["heads"] for tower in ("featurizer", "fused_featurizer")],
         vision_num_layers=[said[tower]["depth"] for tower in ("featurizer", "fused_featurizer")],
         **{new: said[old] for old, new in GOLDEN_KEYS.items() if old in said},
     )
     given = {name.split(".", 2)[2]: value for name, value in values.items() if name.startswith(f"case.{case}.")}
+    with torch.no_grad():
+        read, expected = (
+            read_embeddings(network, given) if "inputs_embeds" in given else (read_ids(network, given), given)
+        )
+    compared = [name for name in ("hidden", "action_logits") if name in expected]
+    assert compared, f"case {case} of {file} has neither hidden nor action_logits"
+    for name in compared:
+        assert (read[name] - expected[name]).abs().max() <= 1e-5, name
+
+
+def read_ids(network: OpenVLAOFT, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     inputs = inputs_of(
         network, given["pixel_values"], given["input_ids"], given.get("attention_mask"), given.get("proprio")
     )
-    with torch.no_grad():
-        read = network(*inputs)
-    for name, got in (("hidden", read.hidden), ("action_logits", read.logits)):
-        assert (got - given[name]).abs().max() <= 1e-5, name
+    read = network(*inputs)
+    return {"hidden": read.hidden, "action_logits": read.logits}
+
+
+def read_embeddings(
+    network: OpenVLAOFT, given: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """What the language model reads out of a padded batch of embeddings, and what the file says of it."""
+    embeddings = given["inputs_embeds"].float()
+    present = given.get("attention_mask", torch.ones(embeddings.shape[:2])).bool()
+    hidden = network.language_model(embeddings, present)
+    places = read_places(present, network.net.tail_tokens, network.net.action_tokens)
+    read = hidden[torch.arange(len(hidden))[:, None], places]
+    expected = dict(given)
+    if "hidden" in given and given["hidden"].shape == hidden.shape:
+        expected["hidden"] = given["hidden"][torch.arange(len(hidden))[:, None], places]
+    return {"hidden": read, "action_logits": network.language_model.action_logits(read)}, expected
+
+
+def read_places(present: torch.Tensor, tail: int, slots: int) -> torch.Tensor:
+    """Places [B, T] of the last prompt token and of all placeholders but the last; padding may stand anywhere."""
+    rows = []
+    for row in present:
+        taken = row.nonzero()[:, 0]
+        first = len(taken) - tail - 1
+        rows.append(taken[first : first + slots])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["read-out", "whole"])
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_a_recorded_case_may_hold_a_padded_batch_of_embeddings(golden, weights, tmp_path, attention, whole) -> None:
+    """Two sequences of different length, the shorter one padded behind, where OFT's training puts it."""
+    sizes = oft_reference.Sizes((4, 4), 4, causal=attention == "causal")
+    generator, lengths = torch.Generator().manual_seed(2), (90, 83)
+    rows = [torch.randn(length, 128, generator=generator) for length in lengths]
+    outputs = [oft_reference.llama(weights, sizes, row) for row in rows]
+    read = torch.stack([row[-sizes.slots - 2 : -2] for row in outputs])
+    padded = [torch.nn.utils.rnn.pad_sequence(some, batch_first=True, padding_value=7.0) for some in (rows, outputs)]
+    case = {
+        "case.two.inputs_embeds": padded[0],
+        "case.two.attention_mask": torch.tensor([[1] * 90, [1] * 83 + [0] * 7]),
+        "case.two.hidden": padded[1] if whole else read,
+        "case.two.action_logits": read @ weights["language_model.lm_head.weight"][31744:32000].T,
+    }
+    rest = {name: value for name, value in golden.items() if not name.startswith("case.")}
+    with safe_open(GOLDEN, framework="pt") as opened:
+        said = json.dumps({**json.loads(opened.metadata()["config"]), "attention": attention})
+    save_file({**rest, **case}, tmp_path / "made.safetensors", {"config": said})
+    compare(tmp_path / "made.safetensors", "two", tmp_path / "one")
+    case["case.two.hidden"] = case["case.two.hidden"].clone()
+    case["case.two.hidden"][1, 60 if whole else 30] += 1e-3
+    save_file({**rest, **case}, tmp_path / "wrong.safetensors", {"config": said})
+    with pytest.raises(AssertionError, match="hidden"):
+        compare(tmp_path / "wrong.safetensors", "two", tmp_path / "two")
 
 
 def test_spellings_differ_and_come_back(weights) -> None:

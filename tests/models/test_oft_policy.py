@@ -41,6 +41,25 @@ def test_act_and_evaluate_agree(make, observe, noise, sampling) -> None:
     assert (result.value - fields["value"]).abs().max() <= 1e-5
 
 
+def test_to_call_it_is_to_evaluate(make, observe, noise) -> None:
+    """Wrappers hook the call."""
+    policy, obs = make(value_head=True), observe(2)
+    records = {**obs, **policy.act(obs, noise(2), Sampling()).fields}
+    called, evaluated = policy(records, Sampling(), distribution=True), policy.evaluate(records, Sampling(), True)
+    for name in ("logprobs", "entropy", "value", "distribution"):
+        assert torch.equal(getattr(called, name), getattr(evaluated, name)), name
+
+
+def test_the_value_is_read_at_the_last_prompt_token(make, observe, noise) -> None:
+    """That has seen the observation and no action token: the first read-out position."""
+    policy, obs = make(value_head=True, use_proprio=True), observe(3)
+    with torch.no_grad():
+        hidden = policy._read_out(obs).hidden
+        first, last = policy.value_head(hidden[:, 0]), policy.value_head(hidden[:, -1])
+    assert (first - last).abs().max() > 1e-2
+    torch.testing.assert_close(policy.act(obs, noise(3), Sampling()).fields["value"], first, atol=1e-5, rtol=0)
+
+
 def test_a_decision_has_exactly_the_declared_fields(make, observe, noise) -> None:
     policy = make(value_head=True, value_type="action_level")
     fields = policy.act(observe(2), noise(2), Sampling()).fields
@@ -50,6 +69,12 @@ def test_a_decision_has_exactly_the_declared_fields(make, observe, noise) -> Non
     assert policy.spec.decision["value"] == ArraySpec((8,), "float32")
     assert fields["action_tokens"].min() >= 768
     assert fields["action_tokens"].max() < 1024
+
+
+def test_unless_told_so_there_is_no_value(make, observe, noise) -> None:
+    policy = make()
+    assert policy.value_head is None
+    assert "value" not in {*policy.spec.decision, *policy.act(observe(1), noise(1), Sampling()).fields}
 
 
 def test_actions_are_the_tokens_decoded(make, observe, noise) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from embodied.models.openvla_oft import Settings
+from embodied.models.openvla_oft.build import _is_open
 from embodied.models.openvla_oft.probe import Reading, compare_masks, look, read, settle_attention, warnings
 
 from embodied import train
@@ -100,6 +103,18 @@ def test_a_resumed_run_keeps_the_mask_and_does_not_look_again(causal_folder, mak
     told.settle({"attention": "bidirectional"})
     assert told.model.net.attention == "causal", "what was asked for by name stays"
     assert "attention" not in told.settled()
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "is_open"),
+    [({}, True), ({"net": {}}, False), ({"net": {}, "attention_open": True}, True), ({"attention_open": False}, False)],
+)
+def test_the_mask_is_open_unless_a_sidecar_tells_it(sidecar, is_open) -> None:
+    """One that has the network's sizes was written with the mask of its training."""
+    folder = SimpleNamespace(policy=sidecar)
+    assert _is_open(Settings.from_kwargs({"attention": "auto"}), folder) == is_open
+    assert not _is_open(Settings.from_kwargs({"attention": "causal"}), folder)
+    assert not _is_open(Settings.from_kwargs({"attention": "auto"}), None)
 
 
 def test_random_weights_cannot_tell_and_say_so(make, observe, tmp_path) -> None:

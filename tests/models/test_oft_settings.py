@@ -129,3 +129,10 @@ def test_importing_the_package_is_light() -> None:
     code = "import sys, embodied.models.openvla_oft; print({'torch', 'transformers', 'peft'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("told", "means"), [("widowx_bridge", "bridge"), ("panda-qpos", "libero"), ("libero", "libero"), ("none", "none")]
+)
+def test_set_ups_have_other_names_elsewhere(told, means) -> None:
+    assert Settings.from_kwargs({"policy_setup": told}).policy_setup == means

@@ -40,6 +40,13 @@ def test_every_field_of_a_message_arrives(channel):
     assert channel.completions.take() == [done]
 
 
+def test_what_a_message_does_not_name_is_no_row_no_start_and_no_time():
+    command, done = Command(Kind.STEP, 0), Completion(Kind.RESET, 0)
+    assert (command.row, command.next_row, command.task_id, command.init_state_id) == (-1, -1, -1, -1)
+    assert (command.seed, command.max_steps, *command[8:]) == (0, 0, False, False, False, False)
+    assert (done.num_steps, done.ended, done.observed, done.finished) == (0, False, True, 0.0)
+
+
 def test_a_ring_wraps_and_keeps_the_order(channel):
     sent: list[Command] = []
     got: list[Command | Completion] = []

@@ -58,7 +58,15 @@ def test_final_rows_carry_a_value_and_no_record(shared_rig):
     assert len(set(taken + finals)) == len(taken) + len(finals)
     assert (arrays["num_steps"][finals] == 0).all()
     assert (arrays["actions"][finals] == 77).all()
-    obs = {name: torch.from_numpy(arrays[name][finals]) for name in ("images", "state", "task_id")}
+    ended = [result for result in results if result.final_row >= 0]
+    tasks = [result.episode.start.task_id for result in ended]
+    assert set(tasks) == {0, 1}
+    assert arrays["task_id"][finals].tolist() == tasks
+    assert arrays["episode_id"][finals].tolist() == [result.episode.episode_id for result in ended]
+    assert arrays["t"][finals].tolist() == [len(result.rows) for result in ended]
+    assert (arrays["version"][finals] == 5).all()
+    obs = {name: torch.from_numpy(arrays[name][finals]) for name in ("images", "state")}
+    obs["task_id"] = torch.tensor(tasks)
     with torch.no_grad():
         expected = rig.policy.act(obs, torch.zeros(len(finals), 28), Sampling()).fields["value"]
     np.testing.assert_allclose(arrays["value"][finals], expected.numpy(), rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import os
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,10 +129,11 @@ def test_workers_of_a_killed_server_are_replaced_from_another(tmp_path):
     said: list[str] = []
     with serving(tmp_path, say=said.append) as server, forked(tmp_path, server, said.append, max_restarts=3) as rig:
         expected, _ = collect(rig)
-        killed, workers = server.pid, rig.pool.pids
+        killed, workers, opened = server.pid, rig.pool.pids, len(os.listdir("/proc/self/fd"))
         os.kill(killed, signal.SIGKILL)
         got, _ = collect(rig)
         all_up(rig)
+        assert len(os.listdir("/proc/self/fd")) == opened
         assert got == expected
         assert rig.pool.supervisor.total == 2
         assert server.pid != killed
@@ -140,6 +142,19 @@ def test_workers_of_a_killed_server_are_replaced_from_another(tmp_path):
     assert [what in text for text in said].count(True) == len(said) == 3
     assert sum("a new worker takes its place" in text for text in said) == 2
     assert f"{what}; another takes its place" in said
+
+
+def test_a_server_that_has_hung_up_and_does_not_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server, "ANSWER_S", 0.1)
+    with serving(tmp_path) as server:
+        process = server._process
+        os.kill(process.pid, signal.SIGSTOP)
+        later = threading.Timer(5, os.kill, [process.pid, signal.SIGKILL])
+        later.start()
+        process._bury()
+        assert later.is_alive(), "it was killed here, and not by the timer"
+        later.cancel()
+    assert process.fate.endswith("was killed by SIGKILL")
 
 
 def test_a_killed_server_ends_a_run_whose_workers_are_not_replaced(tmp_path):

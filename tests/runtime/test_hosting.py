@@ -76,9 +76,20 @@ def test_workers_find_their_gpu_and_cores(make_rig):
     rig = make_rig(workers=2, target="hosted_env.TellsItsHost", pool={"gpus": (4, 6), "pin": True})
     extras = [fact.extra for fact in rig.pool.facts]
     assert [extra["gpu"] for extra in extras] == ["4", "6"]
+    assert [extra["finds envs"] for extra in extras] == ["True", "True"]
     nodes = hosting.numa_nodes()
     assert [extra["cores"] for extra in extras] == [str(sorted(hosting.cores_of(w, 2, nodes))) for w in range(2)]
     assert os.sched_getaffinity(rig.pool.pids[1]) == set(hosting.cores_of(1, 2, nodes))
+
+
+def test_what_is_imported_before_the_fork_sees_the_first_gpu(make_rig, tmp_path):
+    server = ForkServer([("hosted_env.TellsItsHost", {})], tmp_path, 60.0, gpus=(4, 6))
+    try:
+        rig = make_rig(workers=2, target="hosted_env.TellsItsHost", pool={"gpus": (4, 6), "server": server})
+        extras = [fact.extra for fact in rig.pool.facts]
+    finally:
+        server.close()
+    assert [(extra["imported with"], extra["gpu"]) for extra in extras] == [("4", "4"), ("4", "6")]
 
 
 @pytest.fixture

@@ -190,6 +190,14 @@ def test_each_slot_of_a_worker_has_the_whole_deadline(make_rig):
     assert len(rig.pool.recv(3)) == 3
 
 
+def test_the_time_of_a_command_begins_when_it_is_given(make_rig):
+    """However long the worker had nothing to do before."""
+    rig = started(make_rig(workers=1, deadlines=Deadlines(30.0, 10.0, 1.5), step_s=0.1))
+    time.sleep(1.8)
+    step(rig, 0, 0, 1)
+    assert [done.num_steps for done in rig.pool.recv(1)] == [4]
+
+
 def test_a_hung_reset_names_its_own_key(make_rig):
     rig = make_rig(workers=1, target="broken_envs.HangsInReset", deadlines=Deadlines(30.0, 0.3, 10.0))
     reset(rig, 0, 0)
@@ -246,6 +254,14 @@ def test_idle_workers_use_no_cpu(make_rig):
     time.sleep(1.0)
     used = [cpu_seconds(pid) - was for pid, was in zip(rig.pool.pids, before, strict=True)]
     assert max(used) <= 0.02
+
+
+def test_a_launcher_that_waits_uses_no_cpu_after_an_answer_either(make_rig):
+    rig = started(make_rig(workers=1, step_s=0.2))
+    step(rig, 0, 0, 1)
+    before = time.process_time()
+    assert len(rig.pool.recv(1)) == 1
+    assert time.process_time() - before < 0.2, "of 0.8 s"
 
 
 @BOTH_STARTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from embodied.errors import ConfigError
 from embodied.runtime.channel import Kind
 from embodied.runtime.plan import EVAL, noise, train_plan
 from embodied.runtime.reward import ShapedReward
+from embodied.runtime.rollout import RolloutStats
 from embodied.types import EpisodeResult, Sampling
 
 STEP_S = 0.0005
@@ -45,7 +47,12 @@ def test_every_episode_of_the_plan_is_run_once_and_in_its_order(rig):
     assert stats.env_steps == sum(result.num_steps for result in results)
     assert stats.chunks == sum(len(result.rows) for result in results)
     assert stats.chunks / 4 <= stats.policy_calls <= stats.chunks
+    assert stats.policy_rows == stats.chunks, "each observation is answered once"
     assert stats.step_s >= stats.env_steps * STEP_S / 2
+
+
+def test_counts_begin_at_nothing():
+    assert set(asdict(RolloutStats()).values()) == {0}
 
 
 def test_rows_are_unique_and_keys_say_whose_they_are(rig):
@@ -74,9 +81,11 @@ def test_actions_executed_are_the_tokens_drawn_from_the_keyed_noise(rig):
     import torch
 
     results, _ = rig.rollout().collect(make_plan(rig), rig.job())
-    arrays, result = rig.slab.arrays, results[3]
-    for t, row in enumerate(result.rows):
-        uniform = torch.from_numpy(noise(7, 0, result.episode.episode_id, t, 28))[None]
+    arrays = rig.slab.arrays
+    chunks = [(result.episode.episode_id, t, row) for result in results for t, row in enumerate(result.rows)]
+    assert max(t for _, t, _ in chunks) == 2
+    for episode_id, t, row in chunks:
+        uniform = torch.from_numpy(noise(7, 0, episode_id, t, 28))[None]
         obs = {name: torch.from_numpy(arrays[name][[row]]) for name in ("images", "state", "task_id")}
         fields = rig.policy.act(obs, uniform, Sampling()).fields
         assert fields["action_tokens"][0].tolist() == arrays["action_tokens"][row].tolist()

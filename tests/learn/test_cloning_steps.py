@@ -1,0 +1,50 @@
+"""Which demonstrations a step of behaviour cloning learns from, and what its loss is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.data.demonstrations import Demonstration
+from embodied.data.samples import Samples, order
+from embodied.learn.cloning import Cloner
+from embodied.schema import bind
+from embodied.testing import FakeEnv, FakePolicy
+
+CONFIG = {
+    "runner": {"logger": {"log_path": "x"}, "seed": 11},
+    "env": {side: {"_target_": "x", "video_cfg": {"video_base_dir": "x"}} for side in ("train", "eval")},
+    "actor": {"model": {"_target_": "x"}, "global_batch_size": 4, "micro_batch_size": 3, "optim": {"lr": 1e-3}},
+    "sft": {"steps_per_iteration": 3, "val_samples": 16},
+}
+
+
+@pytest.fixture
+def cloner() -> Cloner:
+    env = FakeEnv().spec
+    images, state = env.obs["images"].shape, env.obs["state"].shape
+    random = np.random.default_rng(0)
+
+    def episode(length: int) -> Demonstration:
+        actions = random.uniform(-1, 1, (length, 7)).astype(np.float32)
+        fields = {"state": random.normal(size=(length, *state)).astype(np.float32)}
+        return Demonstration(env.tasks[0], actions, fields, lambda t: np.full(images, t, np.uint8))
+
+    return Cloner(FakePolicy(), env, bind(CONFIG), [episode(6), episode(7)], [episode(5)], torch.device("cpu"))
+
+
+def test_the_steps_take_the_samples_in_their_order_one_batch_after_the_other(cloner, monkeypatch):
+    taken, batch = [], Samples.batch
+    monkeypatch.setattr(Samples, "batch", lambda self, chosen: (taken.extend(chosen), batch(self, chosen))[1])
+    for iteration in range(2):
+        cloner.iterate(iteration)
+    assert len(taken) == 2 * 3 * 4
+    assert taken == order(len(cloner.samples), 11, 0, 24).tolist()
+
+
+def test_an_iteration_counts_its_steps_and_no_bad_update(cloner):
+    metrics = cloner.iterate(1)
+    assert (metrics["sft/optimizer_steps"], metrics["sft/bad_updates"]) == (3, 0)
+    assert metrics["sft/epoch"] == pytest.approx(2 * 3 * 4 / 13)
+    assert cloner.weight_version == 3

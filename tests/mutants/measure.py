@@ -1,0 +1,107 @@
+"""Which test runs each line of the code, and how long it takes: one run of the tests under coverage."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from tree import ROOT, copy_tree
+
+TESTS = (
+    "tests/algorithms",
+    "tests/learn",
+    "tests/runtime",
+    "tests/models",
+    "tests/test_run.py",
+    "tests/test_rounds.py",
+)
+# Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
+ELSEWHERE = {
+    "embodied/runtime/batch.py": ["tests/runtime/test_batch_env.py"],
+    "embodied/runtime/crew.py": ["tests/test_demos_run.py"],
+    "embodied/runtime/fork": ["tests/runtime/test_fork_server.py"],
+    "embodied/runtime/channel.py": ["tests/runtime/test_channel.py", "tests/runtime/test_rollout.py"],
+    "embodied/runtime/": [
+        f"tests/runtime/test_{name}.py" for name in ("rollout", "final_observations", "hosting", "slab", "pool")
+    ],
+    "embodied/algorithms/": ["tests/algorithms/"],
+    "embodied/learn/cloning.py": ["tests/test_sft_run.py", "tests/models/test_oft_cloning.py"],
+    "embodied/learn/": ["tests/learn/"],
+    "models/openvla_oft/settings.py": ["tests/models/test_oft_settings.py", "tests/models/test_oft_policy.py"],
+    "models/openvla_oft/": ["tests/models/"],
+}
+HYPOTHESIS = "hypothesis.internal.conjecture.engine.ConjectureRunner.test_function"
+SETTINGS = """[run]
+source = {tree}/embodied,{tree}/models
+dynamic_context = test_function
+data_file = {data}
+"""
+
+
+def measure(state: Path) -> None:
+    """Run the tests in a copy of the tree; leave ``coverage.json`` in ``state`` (see :func:`read`)."""
+    if importlib.util.find_spec("coverage") is None:
+        sys.exit(
+            "the package coverage is not installed; fix: pip install --target FOLDER coverage, then run this again "
+            "with PYTHONPATH=FOLDER"
+        )
+    tree, data, settings = state / "measured", state / "coverage.data", state / "coveragerc"
+    copy_tree(tree)
+    settings.write_text(SETTINGS.format(tree=tree, data=data))
+    paths = [str(tree), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q"]
+    command += ["-p", "no:cacheprovider", "--durations=0", "--durations-min=0", *TESTS]
+    with (state / "measured.log").open("w") as log:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    read(state, tree, data, state / "measured.log")
+
+
+def read(state: Path, tree: Path, data: Path, log: Path) -> None:
+    """Write ``coverage.json``: ``lines`` {file: {line: [test]}}, ``seconds`` {test: s}; a test is ``path::function``.
+
+    Tests that failed are left out.
+    """
+    from coverage import CoverageData
+
+    said = log.read_text()
+    failed = set(re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", said, re.MULTILINE))
+    tests = {context: found - failed for context, found in _tests_by_context().items()}
+    opened = CoverageData(basename=str(data))
+    opened.read()
+    lines: dict[str, dict[int, list[str]]] = {}
+    for file in opened.measured_files():
+        contexts = opened.contexts_by_lineno(file)
+        lines[str(Path(file).relative_to(tree))] = {
+            line: sorted({test for name in names for test in tests.get(name, ())}) for line, names in contexts.items()
+        }
+    text = json.dumps({"lines": lines, "seconds": _seconds(said)})
+    (state / "coverage.json").write_text(text)
+
+
+def _tests_by_context() -> Mapping[str, set[str]]:
+    """``module.function``, coverage's name of a test → ``path::function``; all of hypothesis' tests have one name."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in (f for path in TESTS for f in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                test = f"{file.relative_to(ROOT)}::{node.name}"
+                given = any(ast.unparse(decorator).startswith("given(") for decorator in node.decorator_list)
+                found[HYPOTHESIS if given else f"{file.stem}.{node.name}"].add(test)
+    return found
+
+
+def _seconds(log: str) -> dict[str, float]:
+    """Of all cases of a test together, with what was set up for them."""
+    seconds: dict[str, float] = defaultdict(float)
+    for amount, test in re.findall(r"^([\d.]+)s (?:setup|call|teardown) +([^\s\[]+)", log, re.MULTILINE):
+        seconds[test] += float(amount)
+    return dict(seconds)

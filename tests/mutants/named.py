@@ -1,0 +1,92 @@
+"""Mutants with names: small faults that once passed all tests, and the tests that must fail with each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One replacement of text in one file.
+
+    Args:
+        file: path from the repository's root.
+        before: text that occurs exactly once in the file.
+        tests: pytest arguments, the narrowest that fail; ``path::name``.
+        why: what goes wrong for a user.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    why: str
+
+    def apply(self, root: Path) -> str:
+        """Change the file below ``root``; its text until now. Raises ValueError if ``before`` is not there once."""
+        path = root / self.file
+        text = path.read_text()
+        if (count := text.count(self.before)) != 1:
+            raise ValueError(
+                f"mutant {self.name}: {self.file} has the text {self.before!r} {count} times, expected once; "
+                "fix: correct the mutant in tests/mutants/named.py"
+            )
+        path.write_text(text.replace(self.before, self.after))
+        return text
+
+
+MUTANTS = [
+    Mutant(
+        "final-rows-of-terminated",
+        "embodied/loop.py",
+        "value_truncated=bootstraps, value_terminated=bootstraps and always",
+        "value_truncated=bootstraps and always, value_terminated=bootstraps",
+        ("tests/test_run.py::test_ppo_observes_the_end_of_truncated_episodes_and_of_all_if_told_so",),
+        "truncated episodes would be treated as if their future were worth nothing",
+    ),
+    Mutant(
+        "value-after-the-actions",
+        "models/openvla_oft/policy.py",
+        "self.value_head(read.hidden[:, 0])",
+        "self.value_head(read.hidden[:, -1])",
+        (
+            "tests/models/test_oft_policy.py::test_the_value_is_read_at_the_last_prompt_token",
+            "tests/models/test_oft_autoregressive.py::test_the_value_is_that_of_the_observation_whatever_is_drawn",
+        ),
+        "the value would depend on the actions that were drawn, and so be no baseline",
+    ),
+    Mutant(
+        "records-of-an-older-version",
+        "embodied/loop.py",
+        "TRAIN, parts.trainer.weight_version,",
+        "TRAIN, parts.trainer.weight_version - 1,",
+        ("tests/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
+        "fresh records would count as stale by one update",
+    ),
+    Mutant(
+        "noise-of-the-first-chunk",
+        "embodied/runtime/rollout.py",
+        "one.episode.episode_id, one.t, self._tokens",
+        "one.episode.episode_id, 0, self._tokens",
+        ("tests/runtime/test_rollout.py::test_actions_executed_are_the_tokens_drawn_from_the_keyed_noise",),
+        "all chunks of an episode would be drawn from the same noise",
+    ),
+    Mutant(
+        "final-values-of-task-0",
+        "embodied/runtime/rollout.py",
+        "[result.episode.start.task_id for result in part]",
+        "[0 for result in part]",
+        ("tests/runtime/test_final_observations.py::test_final_rows_carry_a_value_and_no_record",),
+        "final observations would be valued under the instruction of another task",
+    ),
+    Mutant(
+        "padding-is-seen",
+        "models/openvla_oft/language.py",
+        "mask = present[:, None, None, :]",
+        "mask = torch.ones_like(present)[:, None, None, :]",
+        ("tests/models/test_oft_original.py::test_a_recorded_case_may_hold_a_padded_batch_of_embeddings",),
+        "an observation's logits would depend on the longest instruction of its batch",
+    ),
+]
