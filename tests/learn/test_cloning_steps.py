@@ -39,12 +39,16 @@ def test_the_steps_take_the_samples_in_their_order_one_batch_after_the_other(clo
     monkeypatch.setattr(Samples, "batch", lambda self, chosen: (taken.extend(chosen), batch(self, chosen))[1])
     for iteration in range(2):
         cloner.iterate(iteration)
+        cloner.close_iteration(iteration)
     assert len(taken) == 2 * 3 * 4
     assert taken == order(len(cloner.samples), 11, 0, 24).tolist()
 
 
 def test_an_iteration_counts_its_steps_and_no_bad_update(cloner):
-    metrics = cloner.iterate(1)
+    cloner.iterate(1)
+    assert cloner.steps_done == 3
+    metrics = cloner.close_iteration(1)
+    assert cloner.steps_done == 0
     assert (metrics["sft/optimizer_steps"], metrics["sft/bad_updates"]) == (3, 0)
     assert metrics["sft/epoch"] == pytest.approx(2 * 3 * 4 / 13)
     assert cloner.weight_version == 3

@@ -1,4 +1,4 @@
-"""Mutants with names: small faults that once passed all tests, and the tests that must fail with each."""
+"""Mutants with names: small faults, most of which once passed all tests, and the tests that must fail with each."""
 
 from __future__ import annotations
 
@@ -88,5 +88,45 @@ MUTANTS = [
         "mask = torch.ones_like(present)[:, None, None, :]",
         ("tests/models/test_oft_original.py::test_a_recorded_case_may_hold_a_padded_batch_of_embeddings",),
         "an observation's logits would depend on the longest instruction of its batch",
+    ),
+    Mutant(
+        "no-copy-of-an-iteration",
+        "embodied/loop.py",
+        "parts.checkpoints.keep(trainer, iteration, run_ids(parts))",
+        "pass",
+        ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
+        "a stop in the midst of an update would lose all iterations since the last save",
+    ),
+    Mutant(
+        "half-an-update-is-saved",
+        "embodied/loop.py",
+        "if saved < iteration and not parts.trainer.cut_short:",
+        "if saved < iteration:",
+        ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
+        "the run that goes on would collect with weights between two iterations",
+    ),
+    Mutant(
+        "deaf-between-passes",
+        "embodied/learn/passes.py",
+        "        if not go_on:\n            break",
+        "        pass",
+        ("tests/test_watching.py::test_passes_end_where_they_are_told_to",),
+        "a stop would wait for all passes of an optimizer step, and be forgotten if the last one was granted",
+    ),
+    Mutant(
+        "half-an-iteration-is-forgotten",
+        "embodied/learn/cloning.py",
+        '"totals": asdict(self._totals)',
+        '"totals": {}',
+        ("tests/test_stop.py::test_a_stopped_iteration_of_cloning_goes_on_at_its_next_step",),
+        "cloning that was stopped would take the steps before the stop twice",
+    ),
+    Mutant(
+        "silent-in-a-long-call",
+        "embodied/observe/console.py",
+        "lines.show_if_due()",
+        "pass",
+        ("tests/observe/test_console.py::test_a_phase_in_which_nothing_changes_is_not_silent",),
+        "a pass of ten minutes would print nothing",
     ),
 ]
