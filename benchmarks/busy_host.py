@@ -1,5 +1,6 @@
-"""Seconds of a training step while other processes take the cores: OpenMP threads that spin while they wait for each
-other (its default) against threads that sleep (what the entries of this project ask for), and against one thread.
+"""Seconds of a training step while other processes take the cores: OpenMP threads that spin for milliseconds while they
+wait for each other (its default) against threads that soon sleep (what the entries of this project ask for), against
+such that sleep at once, and against one thread.
 
     python benchmarks/busy_host.py
 
@@ -17,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -25,12 +26,16 @@ from typing import Any
 
 from _measure import machine, save, spread
 
-VARIANTS = {
-    "2 threads, spinning": (None, 2),
-    "2 threads, sleeping": ("PASSIVE", 2),
-    "1 thread": ("PASSIVE", 1),
+from embodied.runtime.wait_policy import SPINS
+
+OURS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(SPINS)}
+VARIANTS: dict[str, tuple[Mapping[str, str], int]] = {
+    "2 threads, OpenMP's default": ({}, 2),
+    "2 threads, asleep at once": ({"OMP_WAIT_POLICY": "PASSIVE"}, 2),
+    "2 threads, as embodied asks": (OURS, 2),
+    "1 thread": (OURS, 1),
 }
-"""OMP_WAIT_POLICY (None = not set) and number of threads."""
+"""Environment variables and number of threads."""
 BUSY = "while True: pass"
 
 
@@ -88,12 +93,12 @@ class Variant:
 
 
 @contextmanager
-def started(policy: str | None, threads: int, size: int) -> Iterator[Variant]:
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+def started(variables: Mapping[str, str], threads: int, size: int) -> Iterator[Variant]:
+    environment = {name: value for name, value in os.environ.items() if name not in OURS}
     command = [sys.executable, __file__, "--work", str(threads), "--records", str(size)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=environment | ({"OMP_WAIT_POLICY": policy} if policy else {}),
+        env={**environment, **variables},
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -119,8 +124,8 @@ def measure(args: argparse.Namespace, count: int) -> dict[str, Any]:
     """Beside ``count`` busy processes."""
     with busy(count), ExitStack() as stack:
         variants = {
-            name: stack.enter_context(started(policy, threads, args.records))
-            for name, (policy, threads) in VARIANTS.items()
+            name: stack.enter_context(started(variables, threads, args.records))
+            for name, (variables, threads) in VARIANTS.items()
         }
         for number in range(args.rounds + 1):  # the first warms up
             for variant in variants.values():
