@@ -22,11 +22,20 @@ from embodied.watching import Pace, training, watched
 
 
 def train(parts: Parts, stop: StopSignal) -> str:
-    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; what to say at the end."""
+    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; what to say at the end.
+
+    Args:
+        stop: held by the caller.
+
+    Raises:
+        Stopped: a signal came before the first iteration.
+    """
     cloner = parts.trainer
     assert isinstance(cloner, Cloner)
-    iteration, saved = iterate(parts, resume(parts), stop)
-    stop.hold_during(lambda: _finish(parts, iteration, saved))
+    with stop.cut_short():
+        begun = resume(parts)
+    iteration, saved = iterate(parts, begun, stop)
+    _finish(parts, iteration, saved)
     return ending(parts, iteration, cloner.steps_done)
 
 
@@ -37,7 +46,7 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, tuple[
     assert isinstance(cloner, Cloner)
     saved, saved_at = (iteration, cloner.steps_done), monotonic()
     pace, evaluations = Pace(iteration, runner.max_epochs), _Evaluations(parts, stop)
-    with closing(evaluations), suppress(Stopped), stop.hold():
+    with closing(evaluations), suppress(Stopped):
         while iteration < runner.max_epochs:
             sections.reset()
             watch = watched(parts, f"iteration {iteration + 1}/{runner.max_epochs}", lambda left_s: not stop.wanted)
@@ -86,7 +95,7 @@ class _Evaluations:
 
     def close(self) -> None:
         if self._collector is not None:
-            self._stop.hold_during(self._collector.close)
+            self._collector.close()
 
 
 def open_collector(parts: Parts) -> Collector:

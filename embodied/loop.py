@@ -39,14 +39,19 @@ from embodied.watching import Pace, counting_successes, training, watched
 
 
 def train(parts: Parts, stop: StopSignal) -> str:
-    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; what to say at the end."""
-    begun = resume(parts)
+    """Train until ``runner.max_epochs`` iterations are done or a stop signal comes; what to say at the end.
+
+    Args:
+        stop: held by the caller.
+
+    Raises:
+        Stopped: a signal came before the first iteration.
+    """
+    with stop.cut_short():
+        begun = resume(parts)
     for line in what_to_expect(parts) if begun == 0 else ():
         parts.console.say(line)
-    iteration, saved = iterate(parts, begun, stop)
-    done: list[int] = []
-    stop.hold_during(lambda: done.append(finish(parts, iteration, saved)))
-    return ending(parts, done[0])
+    return ending(parts, finish(parts, *iterate(parts, begun, stop)))
 
 
 def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
@@ -54,10 +59,10 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
     runner, trainer = parts.config.runner, parts.trainer
     assert isinstance(trainer, Trainer)
     saved, saved_at = iteration - bool(trainer.unlogged), monotonic()
-    with ExitStack() as opened, suppress(Stopped), stop.hold():
+    with ExitStack() as opened, suppress(Stopped):
         made: list[Collector] = []
         if iteration < runner.max_epochs or trainer.unlogged:
-            meet(parts, stop, lambda: made.append(_open(parts, opened, stop)))
+            meet(parts, stop, lambda: made.append(_open(parts, opened)))
         parts.sections.reset()
         pace = Pace(saved, runner.max_epochs)
         while iteration < runner.max_epochs or trainer.unlogged:
@@ -107,9 +112,9 @@ def _conclude(parts: Parts, collector: Collector, iteration: int, stop: StopSign
     parts.sections.reset()
 
 
-def _open(parts: Parts, opened: ExitStack, stop: StopSignal) -> Collector:
+def _open(parts: Parts, opened: ExitStack) -> Collector:
     collector = parts.open_collector(parts.checked.train, parts.sizes.rows)
-    opened.callback(stop.hold_during, collector.close)
+    opened.callback(collector.close)
     return collector
 
 

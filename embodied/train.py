@@ -80,9 +80,9 @@ def start(composed: Composed, world: World, console: Console, stop: StopSignal) 
         if runner.only_eval:
             with stop.hold():
                 evaluation.evaluate(parts, 0, None, stop)
-        else:
+        stop.hold_from_now()
+        if not runner.only_eval:
             console.say(job.train(parts, stop))
-        stop.ignore()
         console.table("where things are", summary.places(parts))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from slow_policies import Slow
 from test_kill_and_resume import OPTIONS
 from test_run import FAST, lasting
@@ -148,6 +149,20 @@ def test_cloning_stopped_at_any_moment_ends_as_if_it_never_was(seed, never_stopp
         assert time.monotonic() - sent[0] < SOON_S
     assert status in (0, 143)
     assert sft.main(command(SFT, f"data={made}")) == 0
+    assert outcome("run") == expected
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 5))])
+def test_a_run_stopped_while_it_saves_ends_as_one_that_never_was(monkeypatch, seed, async_save, never_stopped_rl):
+    """It saves each iteration, to a disk that takes longer than everything else."""
+    seconds, expected = never_stopped_rl
+    saves = ("runner.save_interval=1", f"runner.checkpoint.async_save={async_save}")
+    with monkeypatch.context() as patch, signalled(random.Random(seed).uniform(0.3, 1.0) * seconds):
+        save = torch.save
+        patch.setattr(torch, "save", lambda *args, **options: time.sleep(0.02) or save(*args, **options))
+        assert train.main(command(RL, *saves)) in (0, 143)
+    assert train.main(command(RL, *saves)) == 0
     assert outcome("run") == expected
 
 
@@ -307,6 +322,20 @@ def test_a_stopped_evaluation_says_that_there_is_no_result(monkeypatch, capfd):
     assert train.main(command((*FAST, *SLOW, "runner.only_eval=true"))) == 143
     assert "stopped before there was a result to keep" in capfd.readouterr().err
     assert not Path("runs/run/eval").exists()
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 6))])
+def test_demonstrations_stopped_at_any_moment_are_those_of_one_command(seed, tmp_path, made):
+    options = ["env=fake", "episodes=10", "noise_std=0.5", "env.num_workers=1", "env.train.horizon=60"]
+    arguments = [*options, "demos.path=demos/fake", "--config-dir", str(HERE / "config")]
+    with signalled(random.Random(seed).uniform(0, 4.0)):
+        assert demos.main(arguments) in (0, 143)
+    assert demos.main(arguments) == 0
+    for name in ("data", "meta"):
+        files = {path.relative_to(made): path for path in (made / name).rglob("*") if path.is_file()}
+        assert len(files) > 1
+        for relative, path in files.items():
+            assert (Path("demos/fake") / relative).read_bytes() == path.read_bytes(), relative
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 5))])

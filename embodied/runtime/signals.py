@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -87,11 +87,6 @@ class StopSignal:
         if self.wanted:
             raise Stopped
 
-    def hold_during(self, act: Callable[[], None]) -> None:
-        """Runs ``act`` to its end inside :meth:`hold`; swallows a signal that arrives meanwhile."""
-        with suppress(Stopped), self.hold():
-            act()
-
     @contextmanager
     def cut_short(self) -> Iterator[None]:
         """Inside :meth:`hold`: a signal ends this block at once with :class:`Stopped`, which the caller suppresses. A
@@ -104,8 +99,9 @@ class StopSignal:
         finally:
             self._held = True
 
-    def ignore(self) -> None:
-        """What there was to do is done: from here on a signal is answered and changes nothing."""
+    def hold_from_now(self) -> None:
+        """Like a :meth:`hold` without end: from here on a signal is answered, and ends nothing but what may be
+        :meth:`cut_short`."""
         self._held = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -109,9 +109,11 @@ def run(checked: Checked, console: Console) -> None:
     policy, device = build_policy(checked)
     with tempfile.TemporaryDirectory() as folder:
         console.say("one env worker: starting, building the simulator, two episodes' beginnings …")
-        env, obs = measure_env(checked, policy, Path(folder))
+        with console.progress("measuring an env worker", brief=True):
+            env, obs = measure_env(checked, policy, Path(folder))
     console.say("the policy …")
-    calls = measure_policy(checked, policy, device, obs)
+    with console.progress("measuring the policy", brief=True):
+        calls = measure_policy(checked, policy, device, obs)
     machine = Machine(len(os.sched_getaffinity(0)), available_memory())
     chunks = -(-checked.train.max_steps // policy.spec.num_action_chunks)
     proposal = propose(env, calls, machine, config, chunks)

@@ -87,30 +87,32 @@ def test_a_second_sigterm_changes_nothing():
         with pytest.raises(Stopped):
             send()
         send()
-        done = []
-        stop.hold_during(lambda: (send(), done.append("saved")))
-        assert done == ["saved"]
+        with pytest.raises(Stopped), stop.hold():
+            send()
 
 
 @pytest.mark.parametrize("signals", [0, 1, 2])
-def test_the_end_of_a_run_is_not_cut_short(signals):
+def test_held_from_now_on_only_what_may_be_cut_short_ends(signals):
     done = []
-
-    def finish():
+    with StopSignal() as stop:
+        stop.hold_from_now()
         for _ in range(signals):
             send()
         done.append("saved")
-
-    with StopSignal() as stop:
-        stop.hold_during(finish)
+        with suppress(Stopped), stop.cut_short():
+            done.append("collected")
+        with suppress(Stopped), stop.cut_short():
+            send()
+            done.append("never")
+        send()
         done.append("closed")
-        assert stop.wanted == (signals > 0)
-    assert done == ["saved", "closed"]
+        assert stop.wanted
+    assert done == (["saved", "closed"] if signals else ["saved", "collected", "closed"])
 
 
-def test_when_all_is_done_a_signal_changes_nothing(capfd):
+def test_the_answer_of_a_held_signal(capfd):
     with StopSignal() as stop:
-        stop.ignore()
+        stop.hold_from_now()
         send()
         assert stop.wanted
     assert capfd.readouterr().err.startswith("SIGTERM: stopping")
