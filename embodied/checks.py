@@ -175,7 +175,9 @@ def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, world
     if config.runner.task_type == "demos":
         workers = num_workers(config.env.num_workers, config.demos.episodes)
         return OpenFiles(workers, DEMONSTRATOR, RESERVE)
-    if train.identity == evaluation.identity or _only_evaluates(config):
+    if config.runner.task_type == "sft" and config.runner.val_check_interval <= 0:
+        pools = []
+    elif train.identity == evaluation.identity or _only_evaluates(config):
         pools = [workers_of(evaluation, config, slots_of(config, world), world)]
     else:
         sides = [train, evaluation] if config.runner.val_check_interval > 0 else [train]

@@ -49,6 +49,7 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, tuple[
     with closing(evaluations), suppress(Stopped):
         while iteration < runner.max_epochs:
             sections.reset()
+            begun = cloner.steps_done
             watch = watched(parts, f"iteration {iteration + 1}/{runner.max_epochs}", lambda left_s: not stop.wanted)
             with sections("time/train"), training(parts):
                 cloner.iterate(iteration, watch)
@@ -58,7 +59,8 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, tuple[
                     metrics |= evaluations.run(iteration + 1)
             metrics = cloner.close_iteration(iteration) | metrics
             iteration += 1
-            log(parts, iteration, metrics, pace.left_s(iteration))  # before the save: what is not saved is repeated
+            steps = parts.config.sft.steps_per_iteration - begun
+            log(parts, iteration, metrics, steps, pace.left_s(iteration))  # before the save, which a stop may repeat
             if save_due(parts, iteration, saved_at):
                 save(parts, iteration)
                 saved, saved_at = (iteration, 0), monotonic()
@@ -69,9 +71,9 @@ def _finish(parts: Parts, iteration: int, saved: tuple[int, int]) -> None:
     """Leave a checkpoint of where the run is: of ``iteration`` and the optimizer steps after it."""
     cloner = parts.trainer
     assert isinstance(cloner, Cloner)
+    if saved != (iteration, cloner.steps_done):
+        save(parts, iteration, cloner.steps_done)
     with parts.console.progress("saving", brief=True):
-        if saved != (iteration, cloner.steps_done):
-            save(parts, iteration, cloner.steps_done)
         parts.checkpoints.wait()
 
 
@@ -104,14 +106,19 @@ def open_collector(parts: Parts) -> Collector:
     return parts.open_collector(side, 2 * side.config.total_num_envs)
 
 
-def log(parts: Parts, iteration: int, metrics: dict[str, float], left_s: float) -> None:
-    """To the trackers and the console."""
+def log(parts: Parts, iteration: int, metrics: dict[str, float], steps: int, left_s: float) -> None:
+    """To the trackers and the console.
+
+    Args:
+        steps: optimizer steps of the iteration that this process has made.
+        left_s: estimated seconds until the end of the run.
+    """
     sections, batch = parts.sections, parts.config.actor.global_batch_size
     seconds = sections.seconds("time/train")
     times = {f"{name}_s": sections.seconds(name) for name in ("time/train", "time/eval")}
     metrics = {
         **metrics,
-        "sft/samples_per_s": parts.config.sft.steps_per_iteration * batch / seconds,
+        **({"sft/samples_per_s": steps * batch / seconds} if steps else {}),
         **{name: value for name, value in times.items() if value},
         "time/iteration_s": sections.elapsed,
     }

@@ -18,7 +18,7 @@ class Conditions:
 
     weights: str  # what acts: a checkpoint's folder, or a run and how far it is
     max_steps: int  # control steps at which episodes are cut off
-    env_max_steps: int  # … at which the env's own limit would
+    env_max_steps: int  # the env's own limit, control steps
     episodes_per_task: int
     init_states_per_task: tuple[int, ...]  # how many fixed ones each task has
     use_fixed_reset_state_ids: bool  # the first of these; else drawn by the seed
@@ -89,7 +89,7 @@ def as_built(parts: Parts) -> str:
 
 
 def what_to_expect(parts: Parts) -> list[str]:
-    """For who starts a training whose policy knows nothing yet: which of the numbers will move. Else empty."""
+    """Lines that tell which metrics will move, for a training that starts from random weights; else none."""
     if not parts.policy.spec.random_weights or parts.config.runner.ckpt_path is not None:
         return []
     if parts.checked.train.config.reward_mode == "dense":

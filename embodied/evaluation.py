@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,22 +47,22 @@ def evaluate(
         Stopped: on all ranks; a signal has ended the share of one.
     """
     plan = _plan(parts, iteration)
-    with explained(parts, "rollout"), parts.parallel.acting():
-        shares = meet(parts, stop, lambda: _collect(parts, parts.world.share(plan), collector))
+    with ExitStack() as opened, explained(parts, "rollout"), parts.parallel.acting():
+        shares = meet(parts, stop, lambda: _collect(parts, parts.world.share(plan), collector, opened))
     results = in_order(plan, [results for results, _ in shares])
     return {**report(parts, iteration, results), "eval/worker_restarts": sum(restarts for _, restarts in shares)}
 
 
-def _collect(parts: Parts, plan: Sequence[Episode], collector: Collector | None) -> tuple[list[EpisodeResult], int]:
-    """Results, and how many workers were replaced."""
+def _collect(
+    parts: Parts, plan: Sequence[Episode], collector: Collector | None, opened: ExitStack
+) -> tuple[list[EpisodeResult], int]:
+    """Results, and how many workers were replaced. Workers that it starts end with ``opened``."""
     side = parts.checked.eval
     if collector is not None and collector.identity == side.identity:
         return _run(parts, plan, collector)
     own = parts.open_collector(side, 2 * parts.world.divide(side.config.total_num_envs))
-    try:
-        return _run(parts, plan, own)
-    finally:
-        own.close()
+    opened.callback(own.close)
+    return _run(parts, plan, own)
 
 
 def _plan(parts: Parts, iteration: int) -> list[Episode]:

@@ -64,16 +64,17 @@ def iterate(parts: Parts, iteration: int, stop: StopSignal) -> tuple[int, int]:
         if iteration < runner.max_epochs or trainer.unlogged:
             meet(parts, stop, lambda: made.append(_open(parts, opened)))
         parts.sections.reset()
-        pace = Pace(saved, runner.max_epochs)
+        pace = Pace(iteration, runner.max_epochs)
         while iteration < runner.max_epochs or trainer.unlogged:
             if not trainer.unlogged:
                 if saved < iteration:
-                    parts.checkpoints.keep(trainer, iteration, run_ids(parts))
+                    with parts.console.progress("copying what a stop would save", brief=True):
+                        parts.checkpoints.keep(trainer, iteration, run_ids(parts))
                 trainer.unlogged = _learn(parts, made[0], iteration, stop)
                 iteration += 1
             _conclude(parts, made[0], iteration, stop, pace)
             if save_due(parts, iteration, saved_at):
-                with parts.sections("time/save"), parts.console.progress("saving", brief=True):
+                with parts.sections("time/save"):
                     save(parts, iteration)
                 saved, saved_at = iteration, monotonic()
     return iteration, saved
@@ -93,7 +94,8 @@ def _learn(parts: Parts, collector: Collector, iteration: int, stop: StopSignal)
         watch = watched(parts, _title(parts, iteration), stop.grants)
         arrays, baselines = collector.slab.arrays, collected.baselines
         metrics, batch = trainer.update(arrays, collected.results, iteration, baselines, watch)
-    return metrics | summary.rollout(parts.world, collector, collected, batch, sections) | summary.training(parts)
+    metrics |= summary.rollout(parts.world, collector, collected, batch, sections) | summary.training(parts)
+    return metrics | {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train")}
 
 
 def _conclude(parts: Parts, collector: Collector, iteration: int, stop: StopSignal, pace: Pace) -> None:
@@ -140,7 +142,8 @@ def resume(parts: Parts) -> int:
     parts.checkpoints.clean()
     found = ranks.of_first(lambda: _checkpoint_to_resume(parts))
     if found is not None:
-        meta = checkpoint.resume(found, parts.trainer)
+        with parts.console.progress(f"loading {found}", brief=True):
+            meta = checkpoint.resume(found, parts.trainer)
         iteration, ids = meta.iteration, meta.trackers
         parts.parallel.check()
         parts.console.say(f"going on after iteration {iteration}, from {found}")
@@ -247,19 +250,23 @@ def _nth(sampling_round: int) -> str:
 
 
 def finish(parts: Parts, iteration: int, saved: int) -> int:
-    """Leave a checkpoint of ``iteration`` on the disk, if that of ``saved`` is an earlier one; iterations saved."""
+    """Leave a checkpoint of ``iteration`` on the disk, if that of ``saved`` is an earlier one; iterations that are
+    saved."""
     assert isinstance(parts.trainer, Trainer)
+    if saved < iteration and not parts.trainer.cut_short:
+        save(parts, iteration)
     with parts.console.progress("saving", brief=True):
-        if saved < iteration and not parts.trainer.cut_short:
-            save(parts, iteration)
-        elif saved < iteration and parts.checkpoints.save_kept() is None:
-            parts.console.say(
-                f"the update of iteration {iteration + 1} was cut short, and the checkpoint before it is of iteration "
-                f"{saved}: with runner.checkpoint.async_save=true a copy of the iterations between them is kept"
-            )
-            iteration = saved
+        kept = parts.checkpoints.save_kept() if saved < iteration else None
         parts.checkpoints.wait()
-    return iteration
+    if saved == iteration or kept is not None or not parts.trainer.cut_short:
+        return iteration
+    there = parts.checkpoints.all()
+    parts.console.say(
+        f"the update of iteration {iteration + 1} was cut short, and "
+        + (f"the newest checkpoint is {there[-1]}" if there else "no iteration was saved before it")
+        + ": with runner.checkpoint.async_save=true a copy of each iteration is kept for this"
+    )
+    return checkpoint.place(there[-1])[0] if there else 0
 
 
 def ending(parts: Parts, iterations: int, steps: int = 0) -> str:
@@ -274,8 +281,9 @@ def ending(parts: Parts, iterations: int, steps: int = 0) -> str:
 
 def save(parts: Parts, iteration: int, steps: int = 0) -> None:
     """All ranks save: what they all have rank 0, of what is shared out each its part."""
-    parts.parallel.check()
-    parts.checkpoints.save(parts.trainer, iteration, run_ids(parts), steps)
+    with parts.console.progress("saving", brief=True):
+        parts.parallel.check()
+        parts.checkpoints.save(parts.trainer, iteration, run_ids(parts), steps)
 
 
 def run_ids(parts: Parts) -> dict[str, str]:

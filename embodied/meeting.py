@@ -29,7 +29,7 @@ def meet(parts: Parts, stop: StopSignal | None, act: Callable[[], T]) -> list[T]
         done = (act(),)
     if done is None and parts.world.is_main:
         parts.world.post(FIRST_OBSERVATIONS, None)  # which other ranks may wait for
-    with parts.sections("rollout/ranks"):
+    with parts.sections("rollout/ranks"), parts.console.progress("waiting for the other ranks", brief=True):
         every = parts.world.gather(done)
     if any(one is None for one in every):
         raise Stopped

@@ -120,13 +120,10 @@ def log(parts: Parts, iteration: int, metrics: dict[str, float], left_s: float) 
         return
     sections = parts.sections
     names = ("time/rollout", "time/train", "time/eval", "time/save")
-    times = {f"{name}_s": sections.seconds(name) for name in names}
-    times |= {f"{name}_share": sections.share(name) for name in names}
-    metrics = {
-        **metrics,
-        **{name: value for name, value in times.items() if value},
-        "time/iteration_s": sections.elapsed,
-    }
+    times = {f"{name}_s": sections.seconds(name) or metrics.get(f"{name}_s", 0.0) for name in names}
+    elapsed = max(sections.elapsed, sum(times.values()))  # longer, if another process has begun the iteration
+    times |= {f"{name}_share": times[f"{name}_s"] / elapsed for name in names}
+    metrics = {**metrics, **{name: value for name, value in times.items() if value}, "time/iteration_s": elapsed}
     assert parts.trackers is not None
     parts.trackers.log(iteration, metrics)
     place = {"iteration": iteration, "iterations": parts.config.runner.max_epochs, "left_s": left_s}

@@ -77,11 +77,10 @@ def start(composed: Composed, world: World, console: Console, stop: StopSignal) 
         console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
             return
-        if runner.only_eval:
-            with stop.hold():
-                evaluation.evaluate(parts, 0, None, stop)
         stop.hold_from_now()
-        if not runner.only_eval:
+        if runner.only_eval:
+            evaluation.evaluate(parts, 0, None, stop)
+        else:
             console.say(job.train(parts, stop))
         console.table("where things are", summary.places(parts))
 

@@ -55,7 +55,8 @@ def training(parts: Parts) -> Iterator[None]:
     wall, cpu = perf_counter(), process_time()
     with training_threads(parts.config.actor.num_threads):
         yield
-    if parts.device.type == "cpu" and (text := starved(perf_counter() - wall, process_time() - cpu)):
+    alone = parts.device.type == "cpu" and parts.world.size == 1  # else it waits for a device or for ranks
+    if alone and (text := starved(perf_counter() - wall, process_time() - cpu)):
         parts.console.say(text)
 
 
@@ -66,7 +67,7 @@ def starved(wall_s: float, cpu_s: float) -> str:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     return (
         f"  the update took {wall_s:.0f} s, and this process got {cpu_s:.0f} s of CPU time in them: other processes "
-        f"take the cores (load {load:.1f} on {cores}), or memory is swapped to disk"
+        f"take the cores (load {load:.1f} on {cores}), or it waits for a disk"
     )
 
 
@@ -82,5 +83,6 @@ class Pace:
         self._first, self._last, self._began = iteration, last, monotonic()
 
     def left_s(self, iteration: int) -> float:
-        """Seconds until the last iteration is done, when ``iteration`` have been."""
-        return (monotonic() - self._began) / (iteration - self._first) * (self._last - iteration)
+        """Seconds until the last iteration is done, when ``iteration`` have been; 0 if nobody knows."""
+        made = iteration - self._first
+        return (monotonic() - self._began) / made * (self._last - iteration) if made else 0.0

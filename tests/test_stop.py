@@ -22,6 +22,7 @@ import torch
 from slow_policies import Slow
 from test_kill_and_resume import OPTIONS
 from test_run import FAST, lasting
+from torch.distributed.checkpoint import FileSystemReader
 
 from embodied import sft, train
 from embodied.learn.checkpoint import Checkpoints
@@ -236,7 +237,7 @@ def test_without_a_copy_in_memory_the_last_checkpoint_is_what_is_left(monkeypatc
         send_at(patch, Slow, "evaluate", middle)
         assert train.main([*large(), "runner.checkpoint.async_save=false"]) == 0
     said = capfd.readouterr().out
-    assert "the update of iteration 2 was cut short, and the checkpoint before it is of iteration 0" in said
+    assert "the update of iteration 2 was cut short, and no iteration was saved before it" in said
     assert "stopped: 0 iterations done" in said
     assert not Path("runs/run/checkpoints").exists()
 
@@ -250,6 +251,20 @@ def test_a_stopped_evaluation_is_made_anew(monkeypatch, capfd, never_stopped_rl)
     assert last("run") == "000002"
     assert train.main(command(RL)) == 0
     assert outcome("run") == expected
+
+
+def test_a_stop_while_a_checkpoint_is_loaded_is_no_damage(monkeypatch, capfd):
+    assert train.main(command(FAST, "runner.max_epochs=1")) == 0
+    for arguments in (
+        command(FAST),
+        command(FAST, f"runner.ckpt_path={Path('runs/run/checkpoints/000001')}", name="b"),
+    ):
+        with monkeypatch.context() as patch:
+            send_at(patch, FileSystemReader, "read_data", 1)
+            assert train.main(arguments) == 143
+        assert "damaged" not in capfd.readouterr().err
+    assert train.main(command(FAST)) == 0
+    assert [row["step"] for row in rows()] == [1, 2]
 
 
 def test_a_stop_waits_for_the_copy_that_is_written(monkeypatch, never_stopped_rl):
@@ -302,6 +317,23 @@ def test_the_answer_comes_while_a_pass_takes_long():
         assert process.stdout.read() == "computed\nstopped\n"
 
 
+CTRL_C = BUSY.replace("except Stopped", "except KeyboardInterrupt")
+
+
+def test_ctrl_c_twice_in_a_call_that_takes_long_ends_it_without_saving():
+    """Python runs the handler once for both."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CTRL_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "computing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().startswith("SIGINT: stopping within 7 s")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == "stopped\n"
+
+
 # -- other jobs --------------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +344,7 @@ def test_an_evaluation_leaves_its_result_or_none(seed):
     with signalled(random.Random(seed).uniform(0, seconds)):
         status = train.main(command(options))
     result = Path("runs/run/eval/000000.json")
-    assert status == (0 if result.exists() and status == 0 else 143)
+    assert status == (0 if result.exists() else 143)
     assert train.main(command(options)) == 0
     assert result.read_text() == Path("runs/whole/eval/000000.json").read_text()
 

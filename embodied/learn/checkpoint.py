@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
-from embodied.errors import CheckpointError, DamagedCheckpointError
+from embodied.errors import CheckpointError, DamagedCheckpointError, Stopped
 from embodied.learn import ranks
 from embodied.learn.checkpoint_meta import (
     EARLIER,
@@ -65,11 +65,12 @@ from embodied.protocols import Policy, Settles
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
+REPLACED = ".replaced-"
 NAME = re.compile(r"(\d+)(?:\+(\d+))?")
 """Iterations, and optimizer steps after them."""
 
 
-def _place(path: Path) -> tuple[int, int]:
+def place(path: Path) -> tuple[int, int]:
     """Where in its run a checkpoint was saved: iterations, and optimizer steps after them."""
     match = NAME.fullmatch(path.name)
     assert match is not None
@@ -104,7 +105,7 @@ class Checkpoints:
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         found = [path for path in self.folder.glob("[0-9]*") if NAME.fullmatch(path.name)]
-        return sorted((path for path in found if (path / "meta.json").is_file()), key=_place)
+        return sorted((path for path in found if (path / "meta.json").is_file()), key=place)
 
     def save(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None, steps: int = 0) -> Path:
         """Save what ``learner`` is now and delete the oldest checkpoints beyond ``max_keep``.
@@ -183,10 +184,15 @@ class Checkpoints:
             self._thread.shutdown()
 
     def clean(self) -> None:
-        """Remove what a killed process left half written or half deleted."""
-        if ranks.here() == 0:
-            for left in self.folder.glob(".*-[0-9]*"):
-                shutil.rmtree(left, ignore_errors=True)
+        """Remove what a killed process left half written or half deleted, and bring back what it was replacing."""
+        if ranks.here() != 0:
+            return
+        for replaced in self.folder.glob(f"{REPLACED}*"):
+            final = self.folder / replaced.name.removeprefix(REPLACED)
+            if not final.exists():  # it was killed between two renames
+                replaced.rename(final)
+        for left in self.folder.glob(".*-[0-9]*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def newest_loadable(self, say: Callable[[str], None] = print) -> tuple[Path, Meta] | None:
         """The newest checkpoint whose files are whole; damaged ones are named and passed over. None if there is none.
@@ -225,6 +231,7 @@ class Checkpoints:
             # Each rank makes the folder again before it tells rank 0 what it will write, and writes after its answer.
             dcp.save(snapshot.tensors, checkpoint_id=aside, process_group=self._group, no_dist=self._group is None)
         except CheckpointException as error:
+            _raise_if_stopped(error)
             reason = _reason(error)
         ranks.of_first(lambda: self._complete(snapshot.meta, aside, final, reason), self._group)
 
@@ -236,17 +243,20 @@ class Checkpoints:
             files = {file.name: file.stat().st_size for file in sorted(aside.iterdir())}
             _write_synced(aside / "meta.json", json.dumps(asdict(meta) | {"files": files}, indent=1))
             _sync_folder(aside)
-            _remove(final)
+            before = final.with_name(f"{REPLACED}{final.name}")
+            if final.exists():  # its successor is whole, so at no moment is there none
+                final.rename(before)
             aside.rename(final)
             for folder in (self.folder, self.folder.parent):
                 _sync_folder(folder)
+            shutil.rmtree(before, ignore_errors=True)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write checkpoint {final}: {error}",
                 "free space or fix the permissions, then run the same command again; earlier checkpoints are intact",
             ) from error
-        for old in [path for path in self.all() if _place(path) <= _place(final)][: -self._max_keep]:
+        for old in [path for path in self.all() if place(path) <= place(final)][: -self._max_keep]:
             with suppress(OSError):  # the new one is whole, and the next save tries again
                 _remove(old)
 
@@ -346,6 +356,8 @@ def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> 
         }
         dcp.load(tensors, checkpoint_id=path, no_dist=True)
     except (Exception, CheckpointException) as error:
+        if isinstance(error, CheckpointException):
+            _raise_if_stopped(error)
         reason = _reason(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {reason}", EARLIER) from error
     return tensors
@@ -369,6 +381,13 @@ def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor], prefix: str
         parameter.copy_(tensors[f"{prefix}{name}"])
     if meta.settled and isinstance(policy, Settles):
         policy.settle(meta.settled)
+
+
+def _raise_if_stopped(error: CheckpointException) -> None:
+    """Raises the signal that DCP took for a failure of its own."""
+    for cause, _ in error.failures.values():
+        if isinstance(cause, Stopped | KeyboardInterrupt):
+            raise cause from None
 
 
 def _reason(error: CheckpointException) -> str:

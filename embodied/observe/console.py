@@ -178,24 +178,28 @@ class PlainConsole:
     @contextmanager
     def progress(self, phase: str, total: int | None = None, done: int = 0, brief: bool = False) -> Iterator[Phase]:
         lines = _Lines(self, phase, total, done, self._clock, self._interval_s)
-        self._open.append(lines)
         ended = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(lines, ended), daemon=True, name="console")
-        ticker.start()
+        self._open.append(lines)
         try:
+            ticker.start()
             yield lines.phase
         finally:
             ended.set()
-            ticker.join()
+            if ticker.ident is not None:  # a signal may have come before it was started
+                ticker.join()
             self._open.remove(lines)
             if not brief or lines.said:
                 lines.show()
 
     def _tick(self, lines: _Lines, ended: threading.Event) -> None:
         """Says where the phase is while nothing changes in it."""
-        while not ended.wait(max(0.01, self._interval_s - lines.silent_s)):
-            if self._open[-1] is lines:
+        wait_s = self._interval_s
+        while not ended.wait(wait_s):
+            innermost = self._open[-1] is lines
+            if innermost:
                 lines.show_if_due()
+            wait_s = max(0.01, self._interval_s - lines.silent_s) if innermost else self._interval_s
 
     def iteration(self, summary: Mapping[str, float]) -> None:
         self.say(summary_line(summary))

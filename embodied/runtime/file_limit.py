@@ -45,7 +45,7 @@ def allow(files: OpenFiles) -> None:
     Workers inherit the raised limit, which does them no harm: ``select()`` fails from descriptor 1024 on, but it is the
     descriptor that counts and not the limit, and a worker opens few, with the lowest free numbers. The runtime itself
     uses epoll and poll. The limit is raised no further than needed, because some programs walk through all numbers
-    below it, and a hard limit may be a thousand million.
+    below it, and a hard limit may be a billion (10⁹).
 
     Raises:
         ConfigError: the hard limit is lower than that.

@@ -36,6 +36,7 @@ class StopSignal:
         self._timeout_s, self._name = timeout_s, name
         self._held = False
         self._came_at: float | None = None
+        self._answered, self._interrupts = False, 0
         self.number: int | None = None
 
     @property
@@ -52,11 +53,11 @@ class StopSignal:
         return time.monotonic() + left_s <= self._came_at + FOR_WORK * self._timeout_s
 
     def __enter__(self) -> StopSignal:
-        self._ears, self._mouth = socket.socketpair()
-        self._mouth.setblocking(False)
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
         self._listener = threading.Thread(target=self._listen, daemon=True, name="stop signal")
         self._listener.start()
-        self._wakes_before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        self._wakes_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
@@ -64,17 +65,21 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakes_before)
-        self._mouth.close()
+        self._writer.close()
         self._listener.join()
-        self._ears.close()
+        self._reader.close()
 
     def _listen(self) -> None:
-        """Answers the first signal that stops the run."""
-        while number := self._ears.recv(1):
-            if number[0] in SIGNALS:
-                self._came_at = time.monotonic()
+        """Answers the first signal that stops the run, and counts how often Ctrl-C was pressed: Python runs the handler
+        once for all that come within one call."""
+        while number := self._reader.recv(1):
+            if number[0] not in SIGNALS:
+                continue
+            self._interrupts += number[0] == signal.SIGINT
+            if not self._answered:
+                self._answered = True
+                self._came_at = self._came_at or time.monotonic()
                 self._answer(signal.Signals(number[0]).name)
-                return
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -108,7 +113,9 @@ class StopSignal:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self.wanted:
             return
-        self.number = number
+        self.number, self._came_at = number, self._came_at or time.monotonic()
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
         if not self._held:
             self._held = True  # nothing must interrupt what this one lets happen
             raise Stopped
@@ -116,7 +123,7 @@ class StopSignal:
     def _answer(self, name: str) -> None:
         text = (
             f"{self._name}{name}: stopping within {self._timeout_s:g} s, or as soon as the pass in progress is done. "
-            "What can be resumed exactly is saved. Ctrl-C again ends at once, without saving."
+            "What can be resumed exactly is saved. Ctrl-C again ends the run without saving."
         )
         with suppress(OSError, ValueError):  # nobody can be told where standard error is closed
             print(text, file=sys.stderr, flush=True)

@@ -135,8 +135,9 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
         SpecMismatchError: the field, what was got, and what was expected.
     """
     policy.bind(env)
-    obs = _observations(env, batch)
-    uniform = torch.rand(batch, policy.spec.num_action_chunks * policy.spec.action_dim)
+    random = torch.Generator().manual_seed(0)  # the same verdict every time
+    obs = _observations(env, batch, random)
+    uniform = torch.rand(batch, policy.spec.num_action_chunks * policy.spec.action_dim, generator=random)
     sampling = Sampling()
     lines = policy.probe(obs)
     _expect(all(isinstance(line, str) for line in lines), "probe()", repr(lines), "lines of text")
@@ -185,11 +186,14 @@ def _check_tokens_of_actions(policy: Clonable, spec: PolicySpec, fields: Mapping
     _expect(differ < 0.05, "encode_actions() of a decision's actions", f"{differ:.0%} other tokens", "its tokens")
 
 
-def _observations(env: EnvSpec, batch: int) -> dict[str, Tensor]:
+def _observations(env: EnvSpec, batch: int, random: torch.Generator) -> dict[str, Tensor]:
     obs = {}
     for name, spec in env.obs.items():
         shape = (batch, *spec.shape)
-        obs[name] = torch.randint(0, 256, shape, dtype=torch.uint8) if spec.dtype == "uint8" else torch.randn(shape)
+        if spec.dtype == "uint8":
+            obs[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
+        else:
+            obs[name] = torch.randn(shape, generator=random)
     obs["task_id"] = torch.arange(batch, dtype=torch.int32) % len(env.tasks)
     return obs
 

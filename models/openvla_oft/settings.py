@@ -65,7 +65,8 @@ class Settings:
     policy_setup: str = "none"  # gripper: libero (1 closes), bridge (1 opens), none (unchanged)
     unnorm_key: str | None = None  # which dataset statistics; null = the only ones there are
     # which statistics of actions and state become −1 and 1: bounds_q99 (quantiles) or bounds (minimum and maximum);
-    # auto = as recorded with the checkpoint, else as OFT has it: bounds for 14 action dimensions, bounds_q99 for 7
+    # auto = as recorded with the checkpoint, else as OFT has it for a checkpoint's action dimensions: bounds for 14,
+    # bounds_q99 for 7; without a checkpoint bounds_q99
     action_normalization: str = "auto"
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32

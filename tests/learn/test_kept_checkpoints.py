@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from learner import state, trained, update
@@ -70,3 +71,41 @@ def test_a_checkpoint_in_the_midst_of_an_iteration_lies_between_the_whole_ones(t
         assert [path.name for path in checkpoints.all()] == [f"000009+{steps + 1:03d}", "000010", "000011"]
     meta = read_meta(tmp_path / f"000009+{steps + 1:03d}")
     assert (meta.iteration, meta.steps) == (9, steps + 1)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_checkpoint_that_is_replaced_is_there_at_every_moment(tmp_path, monkeypatch, call):
+    """Killed between the two renames, and before the first."""
+    learner = trained()
+    with closing(Checkpoints(tmp_path, 3)) as checkpoints:
+        checkpoints.save(learner, 4)
+        before = copy.deepcopy(state(learner))
+        update(learner, 9)
+        rename, calls = Path.rename, []
+
+        def killed(self: Path, target: Path) -> Path:
+            calls.append(target)
+            if len(calls) == call:
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "rename", killed)
+            checkpoints.save(learner, 4)
+        checkpoints.clean()
+        assert [path.name for path in tmp_path.iterdir()] == ["000004"]
+    other = trained(seed=1, steps=0)
+    resume(tmp_path / "000004", other)
+    assert_same_bits(state(other), before)
+
+
+def test_a_checkpoint_that_was_replaced_is_removed(tmp_path):
+    learner = trained()
+    with closing(Checkpoints(tmp_path, 3)) as checkpoints:
+        for _ in range(2):
+            update(learner, 9)
+            checkpoints.save(learner, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["000004"]
+    other = trained(seed=1, steps=0)
+    resume(tmp_path / "000004", other)
+    assert_same_bits(state(other), state(learner))
