@@ -14,6 +14,7 @@ from embodied.algorithms.kl import full, k2
 from embodied.learn.batch import make_batch
 from embodied.learn.totals import UpdateTotals
 from embodied.learn.trainer import Trainer
+from embodied.learn.watch import unwatched
 from embodied.runtime.plan import train_plan
 from embodied.schema import (
     ActorConfig,
@@ -301,7 +302,7 @@ def test_the_order_of_groups_changes_no_advantage(collected):
     env, arrays, results = collected
     made = trainer(env, reward={"enable": True, "buffer_length": 4}, kl_beta=0.5, use_kl_in_reward=True)
     moved(made.policy)
-    penalties = made._penalties(made._own(arrays, results), UpdateTotals())
+    penalties = made._penalties(made._own(arrays, results), UpdateTotals(), unwatched)
     forward = make_batch(arrays, results, made._estimator, "chunk_level", False, penalties)
     order = [6, 7, 2, 3, 0, 1, 4, 5]
     other = make_batch(arrays, [results[i] for i in order], made._estimator, "chunk_level", False, penalties)
@@ -393,7 +394,7 @@ def test_a_trainer_goes_on_from_its_state(collected):
         whole.update(arrays, results, iteration)
     state = {name: value.clone() if torch.is_tensor(value) else value for name, value in whole.state_dict().items()}
     assert {name.partition(".")[0] for name in state} >= {"bad_in_a_row", "kl_beta", "average", "reference"}
-    assert all(isinstance(value, int | float | str | torch.Tensor) for value in state.values())
+    assert all(isinstance(value, int | float | str | dict | torch.Tensor) for value in state.values())
     parts = trainer(env, **STATEFUL)
     assert parts.state_dict().keys() == state.keys(), "what there is to load is known before it is loaded"
     parts.policy.load_state_dict(whole.policy.state_dict())
@@ -411,5 +412,5 @@ def test_a_trainer_goes_on_from_its_state(collected):
 def test_a_plain_trainer_has_no_weights_in_its_state(collected):
     env, _, _ = collected
     assert trainer(env, kl_beta=1.0).state_dict() == {
-        "weight_version": 0, "bad_in_a_row": 0, "last_finite": "none yet", "kl_beta": 1.0,
+        "weight_version": 0, "bad_in_a_row": 0, "last_finite": "none yet", "kl_beta": 1.0, "unlogged": {},
     }  # fmt: skip
