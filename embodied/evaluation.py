@@ -35,9 +35,7 @@ class TaskSuccess:
     high: float
 
 
-def evaluate(
-    parts: Parts, iteration: int, collector: Collector | None, stop: StopSignal | None = None
-) -> dict[str, float]:
+def evaluate(parts: Parts, iteration: int, collector: Collector | None, stop: StopSignal) -> dict[str, float]:
     """Evaluate after ``iteration`` training iterations, on ``collector`` if its workers fit, else on new ones. Each
     rank runs its share of the episodes; all get all results.
 

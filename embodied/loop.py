@@ -170,7 +170,7 @@ def _checkpoint_to_resume(parts: Parts) -> Path | None:
     return None
 
 
-def collect(parts: Parts, collector: Collector, iteration: int, stop: StopSignal | None = None) -> Collected:
+def collect(parts: Parts, collector: Collector, iteration: int, stop: StopSignal) -> Collected:
     """Run the iteration's plan, with what ``dynamic_sampling`` and ``remax`` add to it (:mod:`embodied.rounds`): each
     rank its share, all get all results.
 

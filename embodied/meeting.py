@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from embodied.types import Episode, EpisodeResult
 T = TypeVar("T")
 
 
-def meet(parts: Parts, stop: StopSignal | None, act: Callable[[], T]) -> list[T]:
+def meet(parts: Parts, stop: StopSignal, act: Callable[[], T]) -> list[T]:
     """What ``act`` gives on each rank, by rank.
 
     Args:
@@ -25,7 +25,7 @@ def meet(parts: Parts, stop: StopSignal | None, act: Callable[[], T]) -> list[T]
         Stopped: on all ranks, after ``act`` was ended on one of them, so that none waits for one that has left.
     """
     done: tuple[T] | None = None
-    with suppress(Stopped), stop.cut_short() if stop else nullcontext():
+    with suppress(Stopped), stop.cut_short():
         done = (act(),)
     if done is None and parts.world.is_main:
         parts.world.post(FIRST_OBSERVATIONS, None)  # which other ranks may wait for
@@ -37,7 +37,7 @@ def meet(parts: Parts, stop: StopSignal | None, act: Callable[[], T]) -> list[T]
 
 
 def run_shared(
-    parts: Parts, stop: StopSignal | None, plan: Sequence[Episode], run: Callable[[], list[EpisodeResult]]
+    parts: Parts, stop: StopSignal, plan: Sequence[Episode], run: Callable[[], list[EpisodeResult]]
 ) -> list[EpisodeResult]:
     """The results of ``plan``, of which ``run`` makes this rank's share: of all ranks, in the plan's order."""
     return in_order(plan, meet(parts, stop, run))

@@ -294,42 +294,39 @@ with StopSignal(7.0) as stop:
     try:
         with stop.hold():
             print("computing", flush=True)
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)
             print("computed", flush=True)
     except Stopped:
         print("stopped", flush=True)
 """
 
 
-def test_the_answer_comes_while_a_pass_takes_long():
-    """The process is in one long call, in which Python runs no handler, as it is in a backward pass."""
+@contextmanager
+def computing(script: str, number: signal.Signals) -> Iterator[tuple[subprocess.Popen, Any]]:
+    """The process, in one long call in which Python runs no handler, as in a backward pass, after the answer to a
+    signal has come; and its standard output."""
     with subprocess.Popen(
-        [sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "computing\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr.readline().startswith("SIGTERM: stopping within 7 s")
-        assert select.select([process.stdout], [], [], 0)[0] == [], "it still computes"
-        assert process.stdout.read() == "computed\nstopped\n"
+        process.send_signal(number)
+        assert process.stderr.readline().startswith(f"{number.name}: stopping within 7 s")
+        yield process, process.stdout
 
 
-CTRL_C = BUSY.replace("except Stopped", "except KeyboardInterrupt")
+def test_the_answer_comes_while_a_pass_takes_long():
+    with computing(BUSY, signal.SIGTERM) as (_, out):
+        assert select.select([out], [], [], 0)[0] == [], "it still computes"
+        assert out.read() == "computed\nstopped\n"
 
 
 def test_ctrl_c_twice_in_a_call_that_takes_long_ends_it_without_saving():
     """Python runs the handler once for both."""
-    with subprocess.Popen(
-        [sys.executable, "-c", CTRL_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "computing\n"
+    with computing(BUSY.replace("except Stopped", "except KeyboardInterrupt"), signal.SIGINT) as (process, out):
         process.send_signal(signal.SIGINT)
-        assert process.stderr.readline().startswith("SIGINT: stopping within 7 s")
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.read() == "stopped\n"
+        assert out.read() == "stopped\n"
 
 
 # -- other jobs --------------------------------------------------------------------------------------------------------

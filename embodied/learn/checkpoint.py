@@ -243,13 +243,10 @@ class Checkpoints:
             files = {file.name: file.stat().st_size for file in sorted(aside.iterdir())}
             _write_synced(aside / "meta.json", json.dumps(asdict(meta) | {"files": files}, indent=1))
             _sync_folder(aside)
-            before = final.with_name(f"{REPLACED}{final.name}")
-            if final.exists():  # its successor is whole, so at no moment is there none
-                final.rename(before)
-            aside.rename(final)
+            replaced = _replace(final, aside)
             for folder in (self.folder, self.folder.parent):
                 _sync_folder(folder)
-            shutil.rmtree(before, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
@@ -395,6 +392,22 @@ def _reason(error: CheckpointException) -> str:
     several = len(error.failures) > 1
     reasons = {rank: str(cause) or type(cause).__name__ for rank, (cause, _) in error.failures.items()}
     return "; ".join(f"rank {rank}: {reason}" if several else reason for rank, reason in reasons.items())
+
+
+def _replace(final: Path, aside: Path) -> Path:
+    """Renames ``aside`` to ``final``; the name under which what was there still lies. A process that is killed in here
+    leaves one of the two, which :meth:`Checkpoints.clean` finds, and an error leaves what was there."""
+    replaced = final.with_name(f"{REPLACED}{final.name}")
+    if not final.exists():
+        aside.rename(final)
+        return replaced
+    final.rename(replaced)
+    try:
+        aside.rename(final)
+    except OSError:
+        replaced.rename(final)
+        raise
+    return replaced
 
 
 def _remove(folder: Path) -> None:

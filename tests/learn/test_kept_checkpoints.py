@@ -10,6 +10,7 @@ import pytest
 from learner import state, trained, update
 from test_checkpoints import assert_same_bits
 
+from embodied.errors import CheckpointError
 from embodied.learn.checkpoint import Checkpoints, resume
 from embodied.learn.checkpoint_meta import read_meta
 
@@ -110,3 +111,25 @@ def test_a_checkpoint_that_was_replaced_is_removed(tmp_path):
     other = trained(seed=1, steps=0)
     resume(tmp_path / "000004", other)
     assert_same_bits(state(other), state(learner))
+
+
+def test_a_disk_that_refuses_the_last_rename_leaves_what_was_there(tmp_path, monkeypatch):
+    learner = trained()
+    with closing(Checkpoints(tmp_path, 3)) as checkpoints:
+        checkpoints.save(learner, 4)
+        before, rename = copy.deepcopy(state(learner)), Path.rename
+        update(learner, 9)
+
+        def refused(self: Path, target: Path) -> Path:
+            if self.name.startswith(".writing-"):
+                raise OSError(30, "Read-only file system")
+            return rename(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", refused)
+            with pytest.raises(CheckpointError, match="Read-only"):
+                checkpoints.save(learner, 4)
+        assert [path.name for path in tmp_path.iterdir()] == ["000004"]
+    other = trained(seed=1, steps=0)
+    resume(tmp_path / "000004", other)
+    assert_same_bits(state(other), before)
