@@ -40,7 +40,7 @@ from pipeline_model import (
 )
 
 from embodied.observe.timing import Sections
-from embodied.runtime.plan import EVAL
+from embodied.random import Stream
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
@@ -110,8 +110,8 @@ class Bench:
             self._pool, self._slab, policy, self._env.spec, rule, torch.device("cpu"), Sections()  # type: ignore[arg-type]
         )  # fmt: skip
         job = Job(
-            Sampling(), 0, EVAL, 0, self._env.spec.max_episode_steps, keep_records=False, num_slots=self._slots,
-            ignore_terminations=whole, auto_reset=not whole,
+            Sampling(), 0, Stream.EVAL_NOISE, 0, self._env.spec.max_episode_steps, keep_records=False,
+            num_slots=self._slots, ignore_terminations=whole, auto_reset=not whole,
         )  # fmt: skip
         plan = [Episode(i, i, Start(0, 0, i)) for i in range(count)]
         began = time.perf_counter()

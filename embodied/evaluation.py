@@ -14,7 +14,8 @@ from embodied.conditions import Conditions, conditions
 from embodied.device_memory import explained
 from embodied.meeting import in_order, meet
 from embodied.observe.statistics import wilson
-from embodied.runtime.plan import EVAL, eval_plan, with_videos
+from embodied.random import Stream
+from embodied.runtime.plan import eval_plan, with_videos
 from embodied.runtime.rollout import Job
 from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
@@ -79,8 +80,9 @@ def _plan(parts: Parts, iteration: int) -> list[Episode]:
 def _run(parts: Parts, plan: Sequence[Episode], collector: Collector) -> tuple[list[EpisodeResult], int]:
     side, config = parts.checked.eval, parts.config
     job = Job(
-        sampling(config.algorithm.val_sampling_params), config.runner.seed, EVAL, parts.trainer.weight_version,
-        side.max_steps, keep_records=False, num_slots=parts.world.divide(side.config.total_num_envs),
+        sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE,
+        parts.trainer.weight_version, side.max_steps, keep_records=False,
+        num_slots=parts.world.divide(side.config.total_num_envs),
         ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
     )  # fmt: skip
     with parts.console.progress(f"evaluation{parts.world.share_note}", len(plan)) as bar:

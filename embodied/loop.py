@@ -30,8 +30,9 @@ from embodied.learn import checkpoint, ranks
 from embodied.learn.trainer import Trainer
 from embodied.meeting import meet, run_shared
 from embodied.observe.trackers import make_trackers
+from embodied.random import Stream
 from embodied.rounds import Collected
-from embodied.runtime.plan import TRAIN, train_plan, with_videos
+from embodied.runtime.plan import train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.types import Episode, EpisodeResult, Sampling
@@ -228,8 +229,9 @@ def _job(parts: Parts) -> Job:
     config, side = parts.config, parts.checked.train
     bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
     return Job(
-        sampling(config.algorithm.sampling_params), config.runner.seed, TRAIN, parts.trainer.weight_version,
-        side.max_steps, keep_records=True, num_slots=parts.world.divide(side.config.total_num_envs),
+        sampling(config.algorithm.sampling_params), config.runner.seed, Stream.TRAIN_NOISE,
+        parts.trainer.weight_version, side.max_steps, keep_records=True,
+        num_slots=parts.world.divide(side.config.total_num_envs),
         ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
         value_truncated=bootstraps, value_terminated=bootstraps and always,
     )  # fmt: skip

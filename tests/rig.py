@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from embodied.observe.timing import Sections
-from embodied.runtime.plan import TRAIN
+from embodied.random import Stream
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
@@ -45,8 +45,8 @@ class Rig:
 
     def job(self, **changes: Any) -> Job:
         usual: dict[str, Any] = {
-            "sampling": Sampling(), "seed": 7, "stream": TRAIN, "version": 5, "max_steps": 10, "keep_records": True,
-            "num_slots": self.pool.num_slots,
+            "sampling": Sampling(), "seed": 7, "stream": Stream.TRAIN_NOISE, "version": 5, "max_steps": 10,
+            "keep_records": True, "num_slots": self.pool.num_slots,
         }  # fmt: skip
         return Job(**{**usual, **changes})
 

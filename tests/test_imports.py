@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "embodied"
 
 LAYERS = {
-    "types": 0, "errors": 0,
+    "types": 0, "errors": 0, "random": 0,
     "protocols": 1, "targets": 1, "distributed": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "testing": 2, "data": 2,
     "runtime": 3, "learn": 3,

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from embodied.data.demonstrations import Demonstration
-
-HELD_OUT, ORDER = 0, 1  # streams of the random generator, so that no two purposes share numbers
+from embodied.random import Stream, generator
 
 
 class Samples:
@@ -62,7 +61,7 @@ def hold_out(
     """``(for training, held out)``: a share of the episodes (below 1) or so many, drawn by ``seed``; at least one stays
     for training."""
     count = round(test_size * len(episodes)) if test_size < 1 else int(test_size)
-    drawn = np.random.default_rng([seed, HELD_OUT]).permutation(len(episodes))
+    drawn = generator(seed, Stream.HELD_OUT).permutation(len(episodes))
     out = set(drawn[: min(count, len(episodes) - 1)].tolist())
     return [e for i, e in enumerate(episodes) if i not in out], [e for i, e in enumerate(episodes) if i in out]
 
@@ -77,6 +76,6 @@ def _sequence(count: int, seed: int, first: int, number: int) -> Iterator[int]:
     done = 0
     while done < number:
         epoch, place = divmod(first + done, count)
-        part = np.random.default_rng([seed, ORDER, epoch]).permutation(count)[place : place + number - done]
+        part = generator(seed, Stream.SAMPLES, epoch).permutation(count)[place : place + number - done]
         yield from part.tolist()
         done += len(part)

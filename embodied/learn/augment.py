@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-AUGMENT = 3  # stream of the random generator, beside those of embodied.data.samples and embodied.runtime.plan
+from embodied.random import Stream, generator
 
 
 class Augmentation:
@@ -38,7 +38,7 @@ class Augmentation:
         return changed.permute(0, 2, 3, 1).unflatten(0, (batch, cameras))
 
     def _draw(self, number: int, cameras: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, AUGMENT, number]).uniform(-1, 1, 1 + 2 * cameras)
+        return generator(self._seed, Stream.AUGMENTATION, number).uniform(-1, 1, 1 + 2 * cameras)
 
     def _crop(self, pictures: Tensor, places: Tensor) -> Tensor:
         """Float [n, 3, H, W], ``places`` [n, 2] of the crop's centre within what is possible."""

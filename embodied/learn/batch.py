@@ -14,6 +14,7 @@ from embodied.algorithms.advantages import Advantages
 from embodied.algorithms.estimators import Estimator, Experience
 from embodied.algorithms.temporal import explained_variance
 from embodied.distributed import World
+from embodied.random import Stream, generator
 from embodied.types import EpisodeResult, Start
 
 
@@ -129,9 +130,10 @@ def within_bounds(results: Sequence[EpisodeResult], lower: float, upper: float) 
     return [result for result, kept in zip(results, keep.tolist(), strict=True) if kept]
 
 
-def optimizer_batches(count: int, size: int, seed: Sequence[int]) -> Iterator[Tensor]:
-    """``count`` records in a random order, ``size`` at a time: int64 indices. The order is a function of ``seed``."""
-    order = torch.from_numpy(np.random.default_rng(list(seed)).permutation(count))
+def optimizer_batches(count: int, size: int, seed: int, iteration: int, epoch: int) -> Iterator[Tensor]:
+    """``count`` records in a random order, ``size`` at a time: int64 indices. The order is a function of
+    ``seed`` and of the place in the run."""
+    order = torch.from_numpy(generator(seed, Stream.MINIBATCHES, iteration, epoch).permutation(count))
     yield from order.split(size)
 
 

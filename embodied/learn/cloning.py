@@ -27,6 +27,7 @@ from embodied.learn.finite import FiniteUpdates
 from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.protocols import Clonable, Policy
+from embodied.random import Stream, generator_seed
 from embodied.schema import Config, SftConfig
 from embodied.types import EnvSpec, Sampling
 
@@ -147,7 +148,7 @@ class Cloner:
 
     def _step(self, step: int, size: int, passed: Passed) -> None:
         seed = self.config.runner.seed
-        torch.manual_seed(int(np.random.default_rng([seed, step]).integers(2**63)))  # of dropout
+        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step))  # of dropout
         places = np.arange(step * size, (step + 1) * size)
         chosen = order(len(self.samples), seed, int(places[0]), size)
         counted = int(self.samples.mask(chosen).sum()) * self.policy.spec.action_dim

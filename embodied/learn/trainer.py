@@ -275,7 +275,7 @@ class Trainer:
         """``place``: iteration, epoch, number of epochs."""
         (iteration, epoch, epochs), size = place, self.actor.global_batch_size
         steps = -(-len(batch) // size)
-        for number, chosen in enumerate(optimizer_batches(len(batch), size, (self.seed, iteration, epoch)), start=1):
+        for number, chosen in enumerate(optimizer_batches(len(batch), size, self.seed, iteration, epoch), start=1):
             self._schedule.apply(self.optimizer, iteration + (epoch * steps + number) / (epochs * steps))
             if not self._step(own, batch, chosen, totals, passed):
                 totals.early_stops += 1

@@ -22,10 +22,9 @@ from embodied.data import pictures
 from embodied.data.lerobot_writer import Recording
 from embodied.errors import EmbodiedError, WorkerDiedError, WorkerHungError
 from embodied.protocols import Env, Expert
+from embodied.random import Stream, generator
 from embodied.targets import load_target
 from embodied.types import Start
-
-NOISE = 2  # stream of the random generator, beside those of embodied.runtime.plan
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def demonstrate(env: Env, start: Start, attempt: int, job: Job) -> Recording | N
     assert isinstance(env, Expert)
     spec = env.spec
     low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
-    random = np.random.default_rng([job.seed, NOISE, attempt])
+    random = generator(job.seed, Stream.EXPERT_NOISE, attempt)
     obs = {name: np.zeros(field.shape, field.dtype) for name, field in spec.obs.items()}
     seen: list[tuple[list[bytes], dict[str, np.ndarray]]] = []
     done: list[tuple[np.ndarray, float, bool]] = []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.slab import Rows, Slab
 from embodied.types import Episode, EpisodeResult, Sampling
@@ -36,7 +37,7 @@ class Job:
 
     sampling: Sampling
     seed: int
-    stream: int
+    stream: Stream
     version: int
     max_steps: int
     keep_records: bool

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from embodied.random import Stream, generator
 from embodied.types import EnvSpec, Episode, Start
 
-TRAIN, EVAL = 0, 1  # streams of the random generator, so that no two purposes share numbers
 ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
 ROUND_SEEDS = 2**25  # between the seeds of two sampling rounds: a refill has scenes of its own
 EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here: a scene drawn from one is none that was trained on
@@ -46,7 +46,7 @@ def train_plan(
     """
     per_start = group_size if shared_start else 1
     num_starts = episodes // per_start
-    starts = _starts(spec, [seed, TRAIN], iteration * num_starts, num_starts, env_seed, sampling_round)
+    starts = _starts(spec, seed, iteration * num_starts, num_starts, env_seed, sampling_round)
     first_id = sampling_round * ROUND_IDS
     first_group = first_id + iteration * (episodes // group_size)
     return [
@@ -56,22 +56,21 @@ def train_plan(
 
 
 def _starts(
-    spec: EnvSpec, seed: list[int], first: int, count: int, env_seed: int, sampling_round: int
+    spec: EnvSpec, seed: int, first: int, count: int, env_seed: int, sampling_round: int
 ) -> list[Start]:  # fmt: skip
     pairs = [(task, state) for task, states in enumerate(spec.num_init_states) for state in range(states)]
     starts = []
     for index in range(first, first + count):
         epoch, position = divmod(index, len(pairs))
-        key = (*seed, epoch, sampling_round) if sampling_round else (*seed, epoch)
-        task, state = pairs[_shuffled(len(pairs), key)[position]]
+        task, state = pairs[_shuffled(len(pairs), seed, epoch, sampling_round)[position]]
         starts.append(Start(task, state, (env_seed + index + sampling_round * ROUND_SEEDS) % EVAL_SEEDS))
     return starts
 
 
 @lru_cache(maxsize=4)
-def _shuffled(count: int, key: tuple[int, ...]) -> np.ndarray:
+def _shuffled(count: int, seed: int, epoch: int, sampling_round: int) -> np.ndarray:
     """int64 [count]; kept, because a benchmark of a million starts is shuffled once an epoch and not once a start."""
-    return np.random.default_rng(key).permutation(count)
+    return generator(seed, Stream.TRAIN_STARTS, epoch, sampling_round).permutation(count)
 
 
 def eval_plan(
@@ -81,7 +80,7 @@ def eval_plan(
     fewer), or with ``fixed_states=False`` over states that ``seed`` draws. Their seeds begin at :data:`EVAL_SEEDS`."""
     plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
-        drawn = np.random.default_rng([seed, EVAL, task]).integers(states, size=episodes_per_task)
+        drawn = generator(seed, Stream.EVAL_STARTS, task).integers(states, size=episodes_per_task)
         for k in range(episodes_per_task):
             state = k % states if fixed_states else int(drawn[k])
             plan.append(Episode(len(plan), task, Start(task, state, EVAL_SEEDS + env_seed + k)))
@@ -102,7 +101,6 @@ def video_name(episode: Episode) -> str:
     return f"task{start.task_id:02d}_start{start.init_state_id:02d}_episode{episode.episode_id:05d}.mp4"
 
 
-def noise(seed: int, stream: int, episode_id: int, t: int, count: int) -> np.ndarray:
+def noise(seed: int, stream: Stream, episode_id: int, t: int, count: int) -> np.ndarray:
     """Sampling noise of one chunk: float32 [count] uniform in [0, 1), a function of its arguments only (Philox)."""
-    generator = np.random.Philox(key=[seed, stream], counter=[0, 0, t, episode_id])
-    return np.random.Generator(generator).random(count, dtype=np.float32)
+    return generator(seed, stream, t, episode_id).random(count, dtype=np.float32)

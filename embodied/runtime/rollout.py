@@ -29,12 +29,13 @@ from embodied.errors import ConfigError
 from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
 from embodied.protocols import Policy
+from embodied.random import Stream
 from embodied.runtime.capture import fast_act
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.episodes import Episodes
 from embodied.runtime.episodes import Job as Job
 from embodied.runtime.episodes import RolloutStats as RolloutStats
-from embodied.runtime.plan import EVAL, noise
+from embodied.runtime.plan import noise
 from embodied.runtime.pool import Event, Lost, Pool
 from embodied.runtime.schedule import Schedule as Schedule
 from embodied.runtime.slab import Rows, Slab
@@ -240,7 +241,7 @@ class _Run:
         stats.slot_s, stats.slot_idle_s = self._timeline.slot_s, self._timeline.idle_s
         if self._r._trace is not None:
             number = len([*self._r._trace.glob("*.json")]) + 1
-            side = "eval" if self._job.stream == EVAL else "train"
+            side = "eval" if self._job.stream == Stream.EVAL_NOISE else "train"
             self._timeline.write(self._r._trace / f"{number:06d}-{side}.json")
 
     # -- policy ------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ HUGE = 1e9  # a norm that no gradient reaches
 @pytest.fixture(scope="module")
 def collected(shared_rig):
     rig = shared_rig(slots=4, workers=1, success_distance=0.6)
-    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=8, group_size=2)
+    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
     results, _ = rig.rollout().collect(plan, rig.job())
     return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
 

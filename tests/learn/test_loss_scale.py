@@ -23,7 +23,7 @@ from embodied.types import Sampling
 @pytest.fixture(scope="module")
 def collected(shared_rig):
     rig = shared_rig(slots=4, workers=1, success_distance=0.6)
-    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=8, group_size=2)
+    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
     results, _ = rig.rollout().collect(plan, rig.job())
     return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
 
@@ -133,6 +133,7 @@ def test_a_run_in_fp16(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = (
         "env=fake", "model=openvla_oft_tiny", "tracker=jsonl", "runner.device=cpu", "runner.experiment_name=run",
+        "runner.seed=1",
         "runner.max_epochs=1", "runner.val_check_interval=-1", "runner.save_interval=-1", "env.train.total_num_envs=2",
         "env.train.max_episode_steps=8", "env.train.reward_mode=dense", "algorithm.group_size=2",
         "algorithm.rollout_epoch=1", "actor.model.precision=fp16", "actor.model.use_proprio=false",

@@ -36,7 +36,7 @@ def collected(shared_rig, reward_type: str):
     rig = shared_rig(
         slots=4, workers=1, success_distance=0.6, policy={"value_head": True, "value_type": reward_type}
     )  # fmt: skip
-    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=8, group_size=2)
+    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
     results, _ = rig.rollout().collect(plan, rig.job(value_truncated=True))
     assert {result.truncated for result in results} == {True, False}
     return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
@@ -85,7 +85,7 @@ def test_advantages_and_targets_of_records(shared_rig, reward_type):
 
 def test_always_bootstraps_terminated_episodes_too(shared_rig):
     rig = shared_rig(slots=4, workers=1, success_distance=0.6, policy={"value_head": True, "value_type": "chunk_level"})
-    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=8, group_size=2)
+    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
     results, _ = rig.rollout().collect(plan, rig.job(value_truncated=True, value_terminated=True))
     arrays = rig.slab.arrays
     _, batch = trainer(rig.env.spec, policy("chunk_level"), gae_lambda=0.0).update(arrays, results, 0)

@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "records-of-an-older-version",
         "embodied/loop.py",
-        "TRAIN, parts.trainer.weight_version,",
-        "TRAIN, parts.trainer.weight_version - 1,",
+        "parts.trainer.weight_version, side.max_steps",
+        "parts.trainer.weight_version - 1, side.max_steps",
         ("tests/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
         "fresh records would count as stale by one update",
     ),

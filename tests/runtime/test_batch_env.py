@@ -12,8 +12,9 @@ import pytest
 from rig import BOTH_STARTS, records
 
 from embodied.errors import WorkerDiedError
+from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.plan import EVAL, train_plan, with_videos
+from embodied.runtime.plan import train_plan, with_videos
 from embodied.runtime.pool import Deadlines, Lost, PoolConfig, slots_of
 from embodied.runtime.reward import ShapedReward
 
@@ -85,7 +86,7 @@ def test_records_are_those_of_single_envs(shared_rig, expected, slots, workers, 
         {"auto_reset": False},
         {"ignore_terminations": True},
         {"max_steps": 3},
-        {"keep_records": False, "stream": EVAL, "max_steps": 30},
+        {"keep_records": False, "stream": Stream.EVAL_NOISE, "max_steps": 30},
     ],
     ids=str,
 )

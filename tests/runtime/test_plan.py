@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodied.runtime.plan import EVAL, EVAL_SEEDS, TRAIN, eval_plan, noise, train_plan, video_name, with_videos
+from embodied.random import Stream
+from embodied.runtime.plan import EVAL_SEEDS, eval_plan, noise, train_plan, video_name, with_videos
 from embodied.types import EnvSpec
 
 STATES = (3, 2, 4)
@@ -94,7 +95,12 @@ def test_videos_are_spread_and_bounded(most, expected):
         assert named[-1].video == f"v/{video_name(episodes[-1])}"
 
 
-KEYS = st.tuples(st.integers(0, 2**32), st.sampled_from([TRAIN, EVAL]), st.integers(0, 2**40), st.integers(0, 5000))
+KEYS = st.tuples(
+    st.integers(0, 2**32),
+    st.sampled_from([Stream.TRAIN_NOISE, Stream.EVAL_NOISE]),
+    st.integers(0, 2**40),
+    st.integers(0, 5000),
+)
 
 
 @given(st.lists(KEYS, min_size=2, max_size=6, unique=True))
@@ -107,13 +113,13 @@ def test_noise_depends_on_its_key_and_not_on_order(keys):
 
 
 def test_noise_is_uniform_and_a_longer_chunk_begins_like_a_shorter_one():
-    draws = np.stack([noise(3, TRAIN, episode, t, 56) for episode in range(20) for t in range(20)])
+    draws = np.stack([noise(3, Stream.TRAIN_NOISE, episode, t, 56) for episode in range(20) for t in range(20)])
     assert draws.dtype == np.float32
     assert draws.min() >= 0
     assert draws.max() < 1
     assert abs(draws.mean() - 0.5) < 0.01
     assert np.unique(draws).size > 0.99 * draws.size
-    assert np.array_equal(noise(3, TRAIN, 1, 1, 8), noise(3, TRAIN, 1, 1, 56)[:8])
+    assert np.array_equal(noise(3, Stream.TRAIN_NOISE, 1, 1, 8), noise(3, Stream.TRAIN_NOISE, 1, 1, 56)[:8])
 
 
 def test_eval_plan_draws_states_when_they_are_not_fixed():

@@ -1,0 +1,72 @@
+"""Every random stream of a run, in one enumeration; no two of them share numbers.
+
+A draw is keyed by ``(seed, stream, place)``. The key of a Philox generator is the pair of seed and stream, and its
+counter begins at the place, so different draws read different blocks of one permutation. This holds by construction:
+it depends neither on a hash nor on luck. (numpy pads the entropy that seeds ``default_rng`` with zeros, so that
+``default_rng([s, 0])`` and ``default_rng([s, 0, 0])`` are one stream.)
+
+Imports numpy only: env workers stay light.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+LIMIT = 1 << 64  # above every seed and every number of a place
+
+
+class Stream(IntEnum):
+    """What the numbers are for. A value, once released, is never given to another purpose."""
+
+    TRAIN_NOISE = 0  # of a decision; place: index of the record in its episode, episode id
+    EVAL_NOISE = 1  # the same in an evaluation
+    TRAIN_STARTS = 2  # order of the starts; place: passes through all starts so far, sampling round
+    EVAL_STARTS = 3  # initial states of an evaluation; place: task
+    MINIBATCHES = 4  # order of an update's records; place: iteration, epoch of the update
+    HELD_OUT = 5  # demonstrations that are kept for validation; no place
+    SAMPLES = 6  # order of the demonstrations' samples; place: passes through all samples so far
+    AUGMENTATION = 7  # crop and brightness of a sample; place: its number in the run
+    DROPOUT = 8  # seed of torch's generator in an optimizer step; place: the step
+    EXPERT_NOISE = 9  # what disturbs an expert's actions; place: number of the attempt
+
+    @property
+    def coordinates(self) -> int:
+        """How many numbers a place of this stream has. The number is fixed, so that no place is read as another."""
+        return COORDINATES[self]
+
+
+COORDINATES = {
+    Stream.TRAIN_NOISE: 2, Stream.EVAL_NOISE: 2, Stream.TRAIN_STARTS: 2, Stream.EVAL_STARTS: 1, Stream.MINIBATCHES: 2,
+    Stream.HELD_OUT: 0, Stream.SAMPLES: 1, Stream.AUGMENTATION: 1, Stream.DROPOUT: 1, Stream.EXPERT_NOISE: 1,
+}  # fmt: skip
+
+
+def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
+    """A generator at the beginning of the numbers that belong to ``(seed, stream, place)``.
+
+    It has 2⁶⁴ blocks of four 64-bit numbers before it reaches those of the next place.
+
+    Args:
+        seed: of the run, in [0, 2⁶⁴).
+        place: as many numbers in [0, 2⁶⁴) as the stream has :attr:`Stream.coordinates`.
+
+    Raises:
+        ValueError: another number of coordinates, or one that is out of range.
+
+    >>> generator(0, Stream.SAMPLES, 3).permutation(4)
+    array([3, 2, 1, 0])
+    """
+    if len(place) != stream.coordinates:
+        raise ValueError(f"a place of {stream.name} has {stream.coordinates} numbers, got {place}")
+    if not all(0 <= number < LIMIT for number in (seed, *place)):
+        raise ValueError(f"seed and place must lie in [0, 2**64), got seed {seed} and place {place}")
+    key = np.array([seed, int(stream)], np.uint64)
+    counter = np.array([0] * (4 - len(place)) + [int(number) for number in place], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def generator_seed(seed: int, stream: Stream, *place: int) -> int:
+    """A seed in [0, 2⁶³) for a generator of another library, such as torch's."""
+    return int(generator(seed, stream, *place).integers(1 << 63))
