@@ -60,6 +60,7 @@ class Collectors:
 
     def open(self, side: EnvSide, rows: int) -> Collector:
         """Starts the workers of a side, with a slab of ``rows`` records."""
+        from embodied.runtime.policy_port import OnePass
         from embodied.runtime.pool import Pool
         from embodied.runtime.rollout import Rollout
         from embodied.runtime.slab import Slab
@@ -79,8 +80,13 @@ class Collectors:
             slab.close()
             raise
         self._say_once([*_renderers(pool.facts), *_eager_note(config, self.device)])
+        policy = OnePass(
+            self.policy, slab, side.spec, self.device, policy_batch(config.rollout, slots),
+            fixed_shape=config.runner.deterministic or not config.rollout.enforce_eager,
+            enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
+        )  # fmt: skip
         rollout = Rollout(
-            pool, slab, self.policy, side.spec, _schedule(config, slots), self.device, self.sections, self._probe_once,
+            pool, policy, slab, self.policy.spec.num_action_chunks, _schedule(config, slots), self.sections,
             trace=folder_of_rank(self.folder / "trace", world) if config.rollout.trace else None,
         )  # fmt: skip
         return Collector(side.identity, pool, slab, rollout)
@@ -146,9 +152,6 @@ def _schedule(config: schema.Config, slots: int) -> Any:
     return Schedule(
         lockstep=rollout.schedule == "lockstep",
         min_batch=rollout.min_batch or max(1, slots // 8),
-        policy_batch=policy_batch(rollout, slots),
-        fixed_shape=config.runner.deterministic or not rollout.enforce_eager,
-        enforce_eager=rollout.enforce_eager,
         stages=rollout.pipeline_stage_num,
         max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
     )

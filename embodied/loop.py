@@ -95,7 +95,9 @@ def _learn(parts: Parts, collector: Collector, iteration: int, stop: StopSignal)
         watch = watched(parts, _title(parts, iteration), stop.grants)
         arrays, baselines = collector.slab.arrays, collected.baselines
         metrics, batch = trainer.update(arrays, collected.results, iteration, baselines, watch)
-    metrics |= summary.rollout(parts.world, collector, collected, batch, sections) | summary.training(parts)
+    metrics |= summary.rollout(
+        parts.world, parts.policy.spec, collector, collected, batch, sections
+    ) | summary.training(parts)
     return metrics | {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train")}
 
 

@@ -16,9 +16,9 @@ PACKAGE = ROOT / "embodied"
 LAYERS = {
     "types": 0, "errors": 0, "random": 0,
     "protocols": 1, "targets": 1, "distributed": 1,
-    "algorithms": 2, "schema": 2, "observe": 2, "testing": 2, "data": 2,
+    "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "runtime": 3, "learn": 3,
-    "compose": 4, "run_folder": 4,
+    "testing": 4, "compose": 4, "run_folder": 4,
     "checks": 5,
     "collector": 6,
     "build": 7, "watching": 7, "conditions": 7, "meeting": 7, "device_memory": 7, "evaluation": 7, "summary": 7,

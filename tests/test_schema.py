@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from embodied import schema
-from embodied.algorithms import aggregation, granularity
+from embodied.algorithms import aggregation, layout
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import EXACT, make_kl
 from embodied.algorithms.losses import make_loss
@@ -219,8 +219,8 @@ def test_choices_are_those_that_the_algorithms_know():
     assert set(choices(algorithm, "kl_penalty_type")) == known_of(lambda: make_kl("?")) | {EXACT}
     assert set(choices(algorithm, "value_loss")) == known_of(lambda: make_value_loss("?", None, 1.0))
     assert set(choices(algorithm, "loss_agg_func")) == set(aggregation.MODES)
-    assert set(choices(algorithm, "reward_type")) == set(granularity.REWARD_LEVELS)
-    assert choices(algorithm, "logprob_type") == choices(algorithm, "entropy_type") == granularity.LEVELS
+    assert set(choices(algorithm, "reward_type")) == set(layout.REWARD_LEVELS)
+    assert choices(algorithm, "logprob_type") == choices(algorithm, "entropy_type") == layout.LEVELS
 
 
 def known_of(call) -> set[str]:

@@ -1,6 +1,6 @@
 """Policy losses, element by element; :mod:`embodied.algorithms.aggregation` says how the elements add up.
 
-An element is a token, an action or a chunk, whatever :mod:`embodied.algorithms.granularity` made of the log-probs. All
+An element is a token, an action or a chunk, whatever :mod:`embodied.algorithms.layout` makes of the log-probs. All
 tensors here are float [N, M] and finite where nothing was executed (``reduce_logprobs`` puts zeros there).
 """
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.algorithms.layout import Counts, Layout
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
 from embodied.data.statistics import ranges
@@ -87,6 +88,8 @@ class Cloner:
                 "choose another model, or add encode_actions and use_statistics (embodied.protocols.Clonable)",
             )
         self._encode = policy.encode_actions
+        self._layout = Layout(policy.spec.elements, policy.spec.num_action_chunks)
+        self._layout.check("token_level", "the loss of demonstrations")
         self.notes = _use_statistics(policy, policy, config.sft, self.episodes)
         tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
         self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
@@ -151,7 +154,7 @@ class Cloner:
         torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step))  # of dropout
         places = np.arange(step * size, (step + 1) * size)
         chosen = order(len(self.samples), seed, int(places[0]), size)
-        counted = int(self.samples.mask(chosen).sum()) * self.policy.spec.action_dim
+        counted = int(self._mask(self.samples, chosen).sum())
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for part in np.split(np.arange(size), range(self._micro, size, self._micro)):
@@ -177,15 +180,20 @@ class Cloner:
         records = {name: torch.from_numpy(values).to(self.device) for name, values in samples.batch(chosen).items()}
         if places is not None:
             records["images"] = self._augment(records["images"], places)
-        records["action_tokens"] = tokens = self._encode(records["actions"])
-        mask = torch.from_numpy(samples.mask(chosen)).to(self.device)
-        mask = mask.repeat_interleave(self.policy.spec.action_dim, dim=1)
-        logprobs = self.policy.evaluate(records, Sampling()).logprobs[mask]
+        encoded = self._encode(records["actions"])
+        mask = self._mask(samples, chosen).to(self.device)
+        logprobs = self.policy.evaluate({**records, **encoded}, Sampling()).logprobs.flatten(1)[mask]
         if places is not None:
             return logprobs, torch.empty(0)
-        uniform = torch.zeros(tokens.shape, device=self.device)
-        likeliest = self.policy.act(records, uniform, LIKELIEST).fields["action_tokens"]
-        return logprobs, (likeliest == tokens)[mask]
+        noise = torch.zeros(len(mask), *self.policy.spec.noise.shape, device=self.device)
+        likeliest = self.policy.act(records, noise, LIKELIEST).fields
+        right = [likeliest[name] == values for name, values in encoded.items() if name in self.policy.spec.categories]
+        return logprobs, torch.stack(right).all(dim=0).flatten(1)[mask]
+
+    def _mask(self, samples: Samples, chosen: np.ndarray) -> Tensor:
+        """Which elements of the samples ``chosen`` int64 [n] count: bool [n, M₀]."""
+        steps = torch.from_numpy(samples.mask(chosen).sum(axis=1))
+        return self._layout.mask(Counts(steps), "token_level")
 
     def validate(self, watch: Watch = unwatched) -> dict[str, float]:
         """Loss and token accuracy on held-out demonstrations and, without augmentation, on as many of the others.

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms import granularity
 from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import make_coefficient
 from embodied.distributed import World
 from embodied.learn import shaping
-from embodied.learn.batch import Batch, make_batch, optimizer_batches, within_bounds
+from embodied.learn.batch import Batch, counts_of, make_batch, optimizer_batches, within_bounds
 from embodied.learn.finite import FiniteUpdates
 from embodied.learn.freeze import value_head_only
 from embodied.learn.loss_scale import LossScale
@@ -229,13 +228,13 @@ class Trainer:
 
     def _kl_rewards_of(self, own: OwnRecords, rows: np.ndarray, totals: UpdateTotals) -> np.ndarray:
         """:meth:`_kl_rewards` of ``rows`` int64 [n], float32 [n, V]."""
-        spec, level, records = self.policy.spec, self.algorithm.logprob_type, own.gather(rows)
+        records = own.gather(rows)
         reference = self._evaluate.reference(records)
         assert reference is not None
         result = self._evaluate(records) if self._objective.exact_kl else reference
-        steps = torch.from_numpy(own.arrays["num_steps"][rows]).long().to(self.device)
-        rewards, elements = self._objective.kl_rewards(records, result, reference, steps)
-        mask = granularity.mask(steps, spec.num_action_chunks, spec.action_dim, level)
+        counts = counts_of(own.arrays, rows).to(self.device)
+        rewards, elements = self._objective.kl_rewards(records, result, reference, counts)
+        mask = self._objective.layout.mask(counts, self.algorithm.logprob_type)
         totals.average("train/kl_reference", elements, mask)
         return rewards.cpu().numpy()
 
@@ -243,13 +242,13 @@ class Trainer:
         """The batch with log-probs of the policy before this iteration's first update, if the loss reads them."""
         if not self._objective.reads_proximal or self._warming_up:
             return batch
-        found = torch.zeros(len(batch), *self.policy.spec.decision["logprobs"].shape)
+        found = torch.zeros(len(batch), self._objective.layout.size)
         keep = self._objective.carries_gradient(self._objective.elements(batch, torch.arange(len(batch))))
         parts = own.parts(batch.ranks, keep, self._scan_size)
         with torch.no_grad(), watch("log-probs before the update", sum(map(len, parts))) as passed:
             for part, _ in until_stopped(parts, passed, self._parallel):
                 logprobs = self._evaluate(own.gather(batch.rows[part.numpy()])).logprobs
-                found[part] = logprobs[: len(part)].float().cpu()
+                found[part] = logprobs[: len(part)].flatten(1).float().cpu()
         return replace(batch, proximal=found)
 
     @property
