@@ -50,7 +50,14 @@ def test_wheel_holds_everything_under_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names}
     assert {t for t in top if not t.endswith(".dist-info")} == {"embodied"}
-    for file in ("envs/libero.py", "models/openvla_oft/__init__.py", "config/train.yaml", "config/env/libero_10.yaml"):
+    for file in (
+        "envs/libero/env.py",
+        "envs/shared/machine.py",
+        "models/openvla_oft/__init__.py",
+        "models/shared/lora.py",
+        "config/train.yaml",
+        "config/env/libero_10.yaml",
+    ):
         assert f"embodied/{file}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

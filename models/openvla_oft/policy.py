@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from embodied.errors import SpecMismatchError
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
-from . import sampling as drawing
+from ..shared import sampling as drawing
+from ..shared.compiled import bucket, filled
+from ..shared.offload import activations_on_host
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
-from .compiled import bucket, filled
 from .config import N_BINS, NetConfig
 from .flops import forward_flops, training_flops
 from .model import Inputs, OpenVLAOFT, ReadOut
 from .normalization import Statistics, action_block
-from .offload import activations_on_host
 from .processing import PixelProcessor
 from .settings import Settings
 from .tokenizer import PromptTokenizer

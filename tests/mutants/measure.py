@@ -36,7 +36,7 @@ ELSEWHERE = {
     "embodied/learn/cloning.py": ["tests/test_sft_run.py", "tests/models/test_oft_cloning.py"],
     "embodied/learn/": ["tests/learn/"],
     "models/openvla_oft/settings.py": ["tests/models/test_oft_settings.py", "tests/models/test_oft_policy.py"],
-    "models/openvla_oft/": ["tests/models/"],
+    "models/": ["tests/models/"],
 }
 HYPOTHESIS = "hypothesis.internal.conjecture.engine.ConjectureRunner.test_function"
 SETTINGS = """[run]

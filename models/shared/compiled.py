@@ -1,5 +1,5 @@
 """torch.compile of each transformer block: the norms, rotations and activations between the matrix products become one
-kernel each. Blocks of one kind share their code, so three are compiled however deep the network is.
+kernel each. Blocks of one kind share their code, so each kind is compiled once, however deep the network is.
 
 A compiled block is made for its shapes. Batches are therefore filled up to the next power of two (:func:`filled`), and
 prompts have one length in a run; then a run needs at most one compilation a kind, power of two, and with or without
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embodied.errors import ConfigError, unknown_name
 
-VARIANTS = 64  # of one block's code: two towers x gradients or none x powers of two up to 32768
+VARIANTS = 64  # of one block's code: two widths x gradients or none x powers of two up to 32768
 
 
 def compile_blocks(module: nn.Module, names: tuple[str, ...], backend: str) -> None:

@@ -9,32 +9,24 @@ On the CPU states, rewards, success and pictures equal those of ``gym.make`` bit
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.errors import (
-    AssetsMissingError,
-    ConfigError,
-    SpecMismatchError,
-    UnknownKeyError,
-    did_you_mean,
-)
+from embodied.errors import ConfigError, SpecMismatchError
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
-from ._common import check_name, check_range
-from ._maniskill_cameras import Cameras
-from ._maniskill_cuda import REMEDY, SIM_BACKENDS, check_cuda, device_of, wants_gpu
-from ._maniskill_experts import CONTROL_MODES, EXPERTS
-from ._maniskill_facts import INSTRUCTIONS, SimParams, TaskFacts, ask, check_task, facts_of
-from ._maniskill_rendering import DEVICES, VulkanChoice, check_vulkan
-from ._maniskill_sim import TaskSimulator, prepare_process
+from ..shared.arguments import check_name, check_range
+from .arguments import check_file, instructions, sim_params
+from .cameras import Cameras
+from .cuda import REMEDY, SIM_BACKENDS, check_cuda, device_of, wants_gpu
+from .experts import CONTROL_MODES, EXPERTS
+from .facts import TaskFacts, ask, check_task, facts_of
+from .rendering import DEVICES, VulkanChoice, check_vulkan
+from .simulator import TaskSimulator, prepare_process
 
-_SIM_KEYS = ("id", "control_mode", "robot_uids", "obs_mode", "shader_pack", "sim_config", "task_kwargs")
 SEED_STREAM = 2**30
 """Seeds of evaluation starts begin here (``embodied.runtime.plan``), so bit 30 of a seed tells the two apart."""
 
@@ -104,10 +96,10 @@ class ManiSkillEnv:
     ) -> None:
         check_name("renderer", renderer, ("auto", *DEVICES), "env.train.renderer")
         check_name("sim_backend", sim_backend, SIM_BACKENDS, "env.train.sim_backend")
-        self._params = _sim_params(init_params, task_file)
+        self._params = sim_params(init_params, task_file)
         self._cameras = Cameras.of(init_params)
         for key, path in (("task_file", task_file), ("objects_file", objects_file)):
-            _check_file(self._params.id, key, path)
+            check_file(self._params.id, key, path)
         if num_init_states is not None:
             check_range("env.train.num_init_states", num_init_states, 1, SEED_STREAM)
         if init_state_option and num_init_states is None:
@@ -123,7 +115,7 @@ class ManiSkillEnv:
         )
         self._objects = tuple(objects or ())
         check_task(self._params)
-        tasks = _instructions(self._params.id, instruction, objects_file, self._objects)
+        tasks = instructions(self._params.id, instruction, objects_file, self._objects)
         self._facts = facts_of(self._params)
         self._spec = self._make_spec(self._facts, tasks)
         self._on_gpu = wants_gpu(sim_backend, self._facts.rebuilds)
@@ -183,7 +175,7 @@ class ManiSkillEnv:
         if self._make_spec(found, self._spec.tasks) != self._spec:
             raise SpecMismatchError(
                 f"{self._params.id} is {found}, expected {self._facts}",
-                "the installed mani_skill is another than the table in envs/_maniskill_facts.py was made for: "
+                "the installed mani_skill is another than the table in envs/maniskill/facts.py was made for: "
                 "pip install mani_skill==3.0.1",
             )
 
@@ -300,62 +292,3 @@ def _prepare_once(renderer: str) -> tuple[VulkanChoice, dict[str, str]]:
     """A worker may host several slots; the process is prepared by the first."""
     choice = check_vulkan(renderer)
     return choice, prepare_process()
-
-
-def _sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
-    known = (*_SIM_KEYS, *Cameras.KEYS)
-    for key in given:
-        if key not in known:
-            message = f"unknown key 'env.train.init_params.{key}'.{did_you_mean(key, known)}"
-            hint = "arguments of the task's class go under env.train.init_params.task_kwargs"
-            raise UnknownKeyError(message, f"remove it, or use one of: {', '.join(known)}; {hint}")
-    if not isinstance(given.get("id"), str):
-        raise ConfigError(
-            f"env.train.init_params.id is {given.get('id')!r}, expected a task's name",
-            "set env.train.init_params.id=PickCube-v1",
-        )
-    check_name("obs_mode", given.get("obs_mode", "rgb"), ("rgb", "rgb+segmentation"), "env.train.init_params.obs_mode")
-    return SimParams(**{key: given[key] for key in _SIM_KEYS if key in given}, task_file=task_file)
-
-
-def _check_file(task: str, key: str, path: str | None) -> None:
-    if path is not None and not Path(path).is_file():
-        raise AssetsMissingError(f"{task}: there is no file {path} (env.train.{key})", _how_to_get(task, key))
-
-
-def _how_to_get(task: str, key: str) -> str:
-    if not task.startswith("PutOnPlateInScene25"):
-        return f"set env.train.{key} to a file that exists"
-    return (
-        "git clone https://github.com/RLinf/RLinf && "
-        "hf download --repo-type dataset RLinf/maniskill_assets --local-dir RLinf/rlinf/envs/maniskill/assets && "
-        "python -m mani_skill.utils.download_asset bridge_v2_real2sim -y && "
-        "python -m mani_skill.utils.download_asset widowx250s -y, "
-        "then set RLINF_PATH to the folder RLinf"
-    )
-
-
-def _instructions(
-    task: str, instruction: str | None, objects_file: str | None, objects: Sequence[int]
-) -> tuple[str, ...]:
-    if objects_file is None:
-        text = instruction or INSTRUCTIONS.get(task)
-        if text is None:
-            raise ConfigError(
-                f"no instruction is known for {task}",
-                "set env.train.instruction and env.eval.instruction to a sentence",
-            )
-        return (text,)
-    if instruction is None or "{name}" not in instruction:
-        raise ConfigError(
-            f"env.train.instruction is {instruction!r}, expected a sentence with '{{name}}' for the object's name",
-            "set env.train.instruction='put {name} on plate'",
-        )
-    names = [str(entry["name"]) for entry in json.loads(Path(objects_file).read_text()).values()]
-    first, end = objects or (0, len(names))
-    if not 0 <= first < end <= len(names):
-        raise ConfigError(
-            f"env.train.objects is {list(objects)}, and {objects_file} has {len(names)}",
-            f"set env.train.objects=[0,{len(names)}]",
-        )
-    return tuple(instruction.replace("{name}", name) for name in names[first:end])

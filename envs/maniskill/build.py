@@ -12,7 +12,7 @@ from typing import Any
 
 from embodied.errors import AssetsMissingError, ConfigError, unknown_name
 
-from ._maniskill_facts import SimParams
+from .facts import SimParams
 
 
 def make_env(

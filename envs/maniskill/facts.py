@@ -30,8 +30,8 @@ from embodied.errors import (
     unknown_name,
 )
 
-from ._common import cache_folder
-from ._maniskill_rendering import REMEDY
+from ..shared.machine import cache_folder
+from .rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0
 _FORMAT = 3  # of the answers in the cache folder; another one is asked for again
@@ -187,7 +187,7 @@ def _decode(found: Mapping[str, Any]) -> TaskFacts:
 
 
 def _ask_process(params: SimParams) -> TaskFacts:
-    command = [sys.executable, "-W", "ignore", "-m", f"{__package__}._maniskill_probe"]
+    command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.probe"]
     env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     request = json.dumps(asdict(params))
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ._frustum import Frustum, corners
+from ..shared.frustum import Frustum, corners
 
 
 class Culling:

@@ -1,6 +1,6 @@
-"""The action distribution: temperature, top-k, top-p, and drawing from it with given uniform numbers.
+"""The distribution of tokens: temperature, top-k, top-p, and drawing from it with given uniform numbers.
 
-Shapes: B rows, T action tokens, N = 256 classes.
+Shapes: B rows, T tokens, N classes.
 """
 
 from __future__ import annotations

@@ -1,33 +1,17 @@
-"""What the adapters share: checks of what a user gives, a cache folder, trials in a process of their own, rotations."""
+"""A writable cache folder on this machine, and trials of its drivers in a process of their own."""
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from embodied.errors import AssetsMissingError, ConfigError, unknown_name
+from embodied.errors import AssetsMissingError
 
 TRIAL_TIMEOUT_S = 60.0
-
-
-def check_name(what: str, got: str, known: Sequence[str] | Mapping[str, Any], key: str) -> None:
-    """Raises :class:`embodied.errors.UnknownNameError` for a name that is none of ``known``."""
-    if got not in known:
-        raise unknown_name(what, str(got), known, key)
-
-
-def check_range(what: str, got: Any, low: int, high: int) -> None:
-    """Raises :class:`embodied.errors.ConfigError` for what is no whole number from ``low`` to ``high``."""
-    if isinstance(got, bool) or not isinstance(got, int) or not low <= got <= high:
-        raise ConfigError(f"{what} is {got!r}, expected a whole number from {low} to {high}", f"change {what}")
 
 
 def cache_folder(name: str) -> Path:
@@ -66,12 +50,3 @@ def try_in_process(code: str, arguments: Sequence[str], variables: Mapping[str, 
             return True, line.removeprefix(answer)
     errors = [line for line in done.stderr.splitlines() if "Error" in line and not line.startswith(" ")]
     return False, errors[-1] if errors else f"exit status {done.returncode}"
-
-
-def axis_angle(x: float, y: float, z: float, w: float) -> np.ndarray:
-    """Rotation vector [3] in rad of a unit quaternion, as robosuite and OpenVLA-OFT compute it."""
-    w = min(max(w, -1.0), 1.0)
-    length = np.sqrt(1.0 - w * w)
-    if math.isclose(length, 0.0):
-        return np.zeros(3)
-    return np.array([x, y, z]) * 2.0 * math.acos(w) / length

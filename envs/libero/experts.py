@@ -2,7 +2,7 @@
 
     over the object ─▶ down ─▶ close ─▶ up ─▶ over the target ─▶ down ─▶ open ─▶ up;  again if that did not do
 
-Where to grasp follows from the boxes that objects consist of in MuJoCo's collisions (``_libero_grasps``). An episode
+Where to grasp follows from the boxes that objects consist of in MuJoCo's collisions (``grasps``). An episode
 takes 70 to 130 control steps. With noise of 0.1 the flat cream cheese was grasped, with 0.3 not within 280 steps.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ._libero_grasps import TIP, Boxes, clear_height, directions, plan, turn_to
+from .grasps import TIP, Boxes, clear_height, directions, plan, turn_to
 
 OPEN, CLOSED = -1.0, 1.0
 GAIN = 20.0  # 1/m: full speed, 1.5 cm a control step, until 5 cm before the target
@@ -28,7 +28,7 @@ Move = tuple[np.ndarray, float, float]  # position of the point between the fing
 
 
 class Scene(Protocol):
-    """What the script reads: :class:`embodied.envs._libero_sim.TaskSimulator`. Positions in m, in the world's frame."""
+    """What the script reads of :class:`~.simulator.TaskSimulator`. Positions in m, in the world's frame."""
 
     def hand(self) -> tuple[np.ndarray, np.ndarray]:
         """Position [3] of the point between the fingers, and the hand's axes [3, 3] as columns: the fingers close

@@ -1,6 +1,6 @@
 """Builds a ManiSkill task once without rendering and says what it is; run as a process of its own.
 
-``python -m embodied.envs._maniskill_probe`` reads :class:`SimParams` as JSON and writes :class:`TaskFacts` or an error.
+``python -m embodied.envs.maniskill.probe`` reads :class:`SimParams` as JSON and writes :class:`TaskFacts` or an error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from embodied.errors import EmbodiedError
 
-from ._maniskill_build import make_env
-from ._maniskill_facts import SimParams, TaskFacts
-from ._maniskill_sim import read_state
+from .build import make_env
+from .facts import SimParams, TaskFacts
+from .simulator import read_state
 
 
 def describe(params: SimParams) -> TaskFacts:

@@ -17,8 +17,8 @@ import numpy as np
 
 from embodied.errors import RendererUnavailableError, unknown_name
 
-from ._common import try_in_process
-from ._frustum import Frustum, corners
+from ..shared.frustum import Frustum, corners
+from ..shared.machine import try_in_process
 
 BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
 REMEDY = (

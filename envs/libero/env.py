@@ -16,11 +16,12 @@ import numpy as np
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
-from . import _libero_experts
-from ._common import check_name, check_range
-from ._libero_files import MAX_STEPS, LiberoPaths, LiberoTask, locate, read_init_states, read_tasks
-from ._libero_sim import CONTROL_HZ, TaskSimulator, prepare_process
-from ._rendering import BACKENDS, RendererChoice, check_renderer
+from ..shared.arguments import check_name, check_range
+from .experts import SUITES, actions
+from .files import MAX_STEPS, LiberoPaths, LiberoTask, locate, read_init_states, read_tasks
+from .process import prepare_process
+from .rendering import BACKENDS, RendererChoice, check_renderer
+from .simulator import CONTROL_HZ, TaskSimulator
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
 _INIT_PARAMS = {"camera_names": ("agentview", "robot0_eye_in_hand"), "camera_heights": 256, "camera_widths": 256}
@@ -39,7 +40,7 @@ class LiberoEnv:
     predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
     gripper → object and, where the predicate names a target, object → target.
 
-    libero_object and libero_spatial have a scripted ``expert()`` (:mod:`embodied.envs._libero_experts`).
+    libero_object and libero_spatial have a scripted ``expert()`` (:mod:`embodied.envs.libero.experts`).
 
     Args:
         task_suite_name: libero_spatial, libero_object, libero_goal, libero_10 or libero_90.
@@ -57,7 +58,7 @@ class LiberoEnv:
         AssetsMissingError: LIBERO, its meshes or its initial states are not installed.
     """
 
-    experts = " and ".join(_libero_experts.SUITES)
+    experts = " and ".join(SUITES)
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class LiberoEnv:
         self._max_cached = max_cached_simulators
         self._simulators: OrderedDict[int, TaskSimulator] = OrderedDict()  # least recently used first
         self._task_id = -1
-        if task_suite_name in _libero_experts.SUITES:
+        if task_suite_name in SUITES:
             self.expert = self._expert  # so that an env without one does not offer it
 
     def _make_spec(self, max_episode_steps: int) -> EnvSpec:
@@ -154,7 +155,7 @@ class LiberoEnv:
 
     def _expert(self) -> Iterator[np.ndarray]:
         """A scripted policy that reads the objects' poses: the next action each time one is asked for."""
-        return _libero_experts.actions(self._current)
+        return actions(self._current)
 
     def get_state(self) -> dict[str, Any]:
         return {"task_id": self._task_id, "simulator": self._current.get_state()}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embodied.errors import AssetsMissingError, ConfigError
 
-from ._common import try_in_process
+from ..shared.machine import try_in_process
 
 SIM_BACKENDS = ("auto", "cpu", "gpu")
 REMEDY = "set env.train.sim_backend=cpu and env.eval.sim_backend=cpu"

@@ -9,7 +9,7 @@ from typing import Any
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 
-from ._common import check_name, check_range
+from ..shared.arguments import check_name, check_range
 
 KEY = "env.train.init_params"
 SIZE_LIMITS = (16, 2048)

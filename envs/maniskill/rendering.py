@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from embodied.errors import RendererUnavailableError, unknown_name
 
-from ._common import try_in_process
+from ..shared.machine import try_in_process
 
 DEVICES = ("gpu", "cpu")  # ManiSkill's names of render backends
 REMEDY = (

@@ -24,7 +24,7 @@ import numpy as np
 
 from embodied.errors import AssetsMissingError, unknown_name
 
-from ._common import cache_folder
+from ..shared.machine import cache_folder
 
 MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
     "libero_spatial": 220,

@@ -18,14 +18,14 @@ import numpy as np
 from embodied.errors import ConfigError, SpecMismatchError, unknown_name
 from embodied.types import StepResult
 
-from ._common import axis_angle
-from ._maniskill_build import make_env
-from ._maniskill_cameras import Cameras
-from ._maniskill_controller import look_once
-from ._maniskill_culling import Culling
-from ._maniskill_experts import Waypoints, action_towards, hand_of, within_reach
-from ._maniskill_facts import SimParams
-from ._maniskill_physics import renew
+from ..shared.rotations import axis_angle
+from .build import make_env
+from .cameras import Cameras
+from .controller import look_once
+from .culling import Culling
+from .experts import Waypoints, action_towards, hand_of, within_reach
+from .facts import SimParams
+from .physics import renew
 
 UNMOVED = 1e-3  # m, rad, m/s or rad/s: rounding of what is read from a GPU and written back is less
 
@@ -273,7 +273,7 @@ class TaskSimulator:
     # -- one copy on the CPU -----------------------------------------------------------------------------------------
 
     def expert(self, waypoints: Callable[[Any], Waypoints]) -> Iterator[np.ndarray]:
-        """Actions of a script of ``_maniskill_experts``, each seen from where the last one led."""
+        """Actions of a script of ``experts``, each seen from where the last one led."""
         script = waypoints(self.env)
         while True:
             with self._torch.inference_mode():

@@ -20,8 +20,7 @@ from embodied.errors import CheckpointError, ConfigError, did_you_mean
 
 from .files import read_json, read_safetensors
 
-TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they are never adapted
-ADAPTER_FILE, ADAPTER_FOLDER = "adapter_model.safetensors", "lora_adapter"
+ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
@@ -111,12 +110,6 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={"format": "pt"})
     model.peft_config["default"].save_pretrained(str(folder))  # type: ignore[index, union-attr]
-
-
-def lora_folder(path: str) -> Path:
-    """The folder that holds the adapter: ``path`` itself or its ``lora_adapter``, where OFT puts it."""
-    folder = Path(path).expanduser()
-    return folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
 
 
 def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
