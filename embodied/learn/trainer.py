@@ -21,7 +21,6 @@ from embodied.algorithms import granularity
 from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import make_coefficient
-from embodied.distributed import World
 from embodied.learn import shaping
 from embodied.learn.batch import Batch, make_batch, optimizer_batches, within_bounds
 from embodied.learn.finite import FiniteUpdates
@@ -29,11 +28,12 @@ from embodied.learn.freeze import value_head_only
 from embodied.learn.loss_scale import LossScale
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import Schedule, make_optimizer
-from embodied.learn.parallel import Parallel, Replicas
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
 from embodied.learn.reference import Average, OtherWeights, Reference
 from embodied.learn.totals import UpdateTotals, add_stats, on_cpu
 from embodied.learn.watch import Passed, Watch, unwatched
+from embodied.parallel.group import World
+from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
 from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
