@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from embodied.build import build
-from embodied.checks import check
-from embodied.compose import Composed, as_yaml, compose, parse_argv
-from embodied.distributed import World, ended_by
 from embodied.errors import EmbodiedError, Stopped
 from embodied.observe.console import Console, NullConsole, make_console
+from embodied.parallel.group import World, ended_by
+from embodied.run.build import build
+from embodied.run.preflight import check
 from embodied.runtime.signals import StopSignal
 from embodied.runtime.wait_policy import cores_are_shared
+from embodied.schema.compose import Composed, as_yaml, compose, parse_argv
 
 
 def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
@@ -69,7 +69,10 @@ def start(composed: Composed, world: World, console: Console, stop: StopSignal) 
         demos.make(checked, console, stop)
         return
     with closing(build(checked, console)) as parts:
-        from embodied import cloning, evaluation, loop, summary
+        from embodied.run import evaluate as evaluation
+        from embodied.run import rl as loop
+        from embodied.run import sft as cloning
+        from embodied.run import summary
 
         runner = composed.config.runner
         job = cloning if runner.task_type == "sft" else loop

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rig import Rig, open_rig
 
-from embodied.build import reproducible_arithmetic
+from embodied.run.build import reproducible_arithmetic
 from embodied.runtime.fork_server import ForkServer
 
 CONFIG_DIR = Path(__file__).parent / "config"

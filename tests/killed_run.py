@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from embodied import loop, train
+from embodied import train
 from embodied.learn import checkpoint
+from embodied.run import rl as loop
 from embodied.testing.policy import FakePolicy
 
 SAVE = torch.save

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from embodied.distributed import World
+from embodied.parallel.group import World
 
 DEADLINE_S = 120.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from embodied import train
-from embodied.checks import check
-from embodied.collector import pool_config
-from embodied.compose import compose
-from embodied.distributed import World
+from embodied.parallel.group import World
+from embodied.run.collector import pool_config
+from embodied.run.preflight import check
+from embodied.schema.compose import compose
 
 CONFIG = str(Path(__file__).parent / "config")
 BATCH = "env.train._target_=embodied.testing.FakeBatchEnv", "env.eval._target_=embodied.testing.FakeBatchEnv"
@@ -59,7 +59,7 @@ def checked(*overrides: str):
     ],
 )
 def test_there_is_one_worker_a_gpu_unless_told_otherwise(overrides, workers, tmp_path, monkeypatch):
-    monkeypatch.setattr("embodied.runtime.hosting.NVIDIA", tmp_path / "none")
+    monkeypatch.setattr("embodied.runtime.placement.NVIDIA", tmp_path / "none")
     found = checked("env.render_gpus=[]", *overrides)
     config = pool_config(found.train, 4, found.config, tmp_path, World())
     assert (config.num_workers, config.batch) == (workers, True)

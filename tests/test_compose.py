@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embodied.compose import GROUPS, as_yaml, compose, group_options, parse_argv
 from embodied.errors import ConfigError
+from embodied.schema.compose import GROUPS, as_yaml, compose, group_options, parse_argv
 
 HERE = str(Path(__file__).parent / "config")
 FAKE = ["env=fake", "model=fake"]

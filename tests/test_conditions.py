@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from embodied import checks, train
-from embodied.compose import compose
-from embodied.conditions import Conditions
+from embodied import train
+from embodied.run import preflight as checks
+from embodied.run.conditions import Conditions
+from embodied.schema.compose import compose
 
 CONFIG = str(Path(__file__).parent / "config")
 SHIPPED = Path(__file__).parents[1] / "config"

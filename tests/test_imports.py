@@ -16,19 +16,16 @@ PACKAGE = ROOT / "embodied"
 
 LAYERS = {
     "types": 0, "errors": 0, "random": 0,
-    "protocols": 1, "targets": 1, "distributed": 1,
+    "protocols": 1, "targets": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
-    "runtime": 3, "learn": 3,
-    "testing": 4, "compose": 4, "run_folder": 4,
-    "checks": 5,
-    "collector": 6,
-    "build": 7, "watching": 7, "conditions": 7, "meeting": 7, "device_memory": 7, "evaluation": 7, "summary": 7,
-    "loop": 7, "rounds": 7, "cloning": 7,
-    "train": 8, "eval": 8, "sft": 8, "tools": 8,
+    "parallel": 3,
+    "runtime": 4, "learn": 4,
+    "run": 5, "testing": 5,
+    "train": 6, "eval": 6, "sft": 6, "tools": 6,
 }  # fmt: skip
-"""A part may import parts of lower layers, and of its own layer only in the layer of the loop and of the entries."""
+"""A part may import parts of lower layers, and of its own layer only in the lowest layer and in that of the entries."""
 
-SHARED_LAYERS = (0, 4, 7, 8)
+SHARED_LAYERS = (0, 6)
 
 
 def part(path: Path) -> str:
@@ -97,9 +94,9 @@ def test_the_rule_finds_what_it_is_for(tmp_path, monkeypatch):
     file = tmp_path / "embodied" / "runtime" / "bad.py"
     file.parent.mkdir(parents=True)
     file.write_text(
-        "from embodied import loop\ndef f():\n    import embodied.envs.libero\n    from ..learn import batch\n"
+        "from embodied import run\ndef f():\n    import embodied.envs.libero\n    from ..learn import batch\n"
     )
-    assert parts_used(file) == {"loop", "envs", "learn"}
+    assert parts_used(file) == {"run", "envs", "learn"}
 
 
 ADAPTERS = [*modules(ROOT / "envs"), *modules(ROOT / "models")]
@@ -213,9 +210,9 @@ def test_circles_are_found(tmp_path, monkeypatch):
         "embodied.runtime.worker",
         "embodied.runtime.pool",
         "embodied.testing",
-        "embodied.compose",
-        "embodied.checks",
-        "embodied.build",
+        "embodied.schema.compose",
+        "embodied.run.preflight",
+        "embodied.run.build",
         "embodied.train",
     ],
 )

@@ -19,11 +19,13 @@ import pytest
 import torch
 import yaml
 
-from embodied import loop, summary, train
+from embodied import train
 from embodied.errors import CheckpointError, WorkerDiedError
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.trainer import Trainer
-from embodied.run_folder import RunFolder, differences
+from embodied.run import rl as loop
+from embodied.run import summary
+from embodied.run.folder import RunFolder, differences
 from embodied.runtime import pool
 from embodied.types import EpisodeResult
 
@@ -463,7 +465,7 @@ def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
     monkeypatch.setattr("torch.save", slow)
     monkeypatch.setattr(Checkpoints, "wait", wait_for_the_disk)
     monkeypatch.setattr(loop, "collect", interrupted)
-    monkeypatch.setattr("embodied.collector.Collector.close", close)
+    monkeypatch.setattr("embodied.run.collector.Collector.close", close)
     assert run("runner.save_interval=1", "runner.max_epochs=5") == 0
     assert seen == [[".writing-000001"]]
     assert checkpoints() == ["000001"]

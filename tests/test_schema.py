@@ -17,8 +17,8 @@ from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import EXACT, make_kl
 from embodied.algorithms.losses import make_loss
 from embodied.algorithms.value import make_value_loss
-from embodied.compose import compose
 from embodied.errors import ConfigError, UnknownKeyError
+from embodied.schema.compose import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE = ("env=fake", "model=fake")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.compose import compose
+from embodied.schema.compose import compose
 
 CONFIG = Path(__file__).parents[1] / "config"
 PATH = "actor.model.model_path=/a/checkpoint"  # released models are nothing without one

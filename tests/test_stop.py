@@ -245,7 +245,7 @@ def test_without_a_copy_in_memory_the_last_checkpoint_is_what_is_left(monkeypatc
 def test_a_stopped_evaluation_is_made_anew(monkeypatch, capfd, never_stopped_rl):
     _, expected = never_stopped_rl
     with monkeypatch.context() as patch:
-        send_at(patch, sys.modules["embodied.evaluation"], "report", 1)  # written, and not logged yet
+        send_at(patch, sys.modules["embodied.run.evaluate"], "report", 1)  # written, and not logged yet
         assert train.main(command(RL)) == 0
     assert "stopped: 2 iterations done" in capfd.readouterr().out
     assert last("run") == "000002"
@@ -383,7 +383,7 @@ def test_start_up_ends_at_once(seed):
 
 
 def test_a_signal_after_the_last_save_changes_nothing(monkeypatch, capfd):
-    send_at(monkeypatch, sys.modules["embodied.summary"], "places", 1)
+    send_at(monkeypatch, sys.modules["embodied.run.summary"], "places", 1)
     assert train.main(command(FAST)) == 0
     said = capfd.readouterr()
     assert "2 iterations done. The same command with a larger" in said.out

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from embodied import watching
-from embodied.distributed import World
 from embodied.errors import Stopped
 from embodied.learn.passes import until_stopped
 from embodied.observe.console import NullConsole
+from embodied.parallel.group import World
+from embodied.run import reporter as watching
+from embodied.run.reporter import Pace, starved, watched
 from embodied.runtime.signals import StopSignal
-from embodied.watching import Pace, starved, watched
 
 
 class Clock:

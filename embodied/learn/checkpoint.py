@@ -37,7 +37,6 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 
 from embodied.errors import CheckpointError, DamagedCheckpointError, Stopped
-from embodied.learn import ranks
 from embodied.learn.checkpoint_meta import (
     EARLIER,
     FORMAT,
@@ -58,6 +57,7 @@ from embodied.learn.state import (
     trainable,
     unpack,
 )
+from embodied.parallel import collectives as ranks
 from embodied.protocols import Policy, Settles
 
 # DCP warns at each save and load without process group; that is how it is meant here. For good, and not around each

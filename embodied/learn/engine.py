@@ -3,7 +3,7 @@
     parts of a rank ─▶ backward, part by part ─▶ sum over ranks ─▶ (hook) ─▶ unscale, clip ─▶ step, average
                                                                                └▶ left out: overflow, not finite
 
-The loss of a step is a sum whose weights hold the denominators of the whole optimizer batch, so that parts and ranks only
+The loss of a step is a sum whose weights hold the denominators of the whole optimizer batch. So parts and ranks only
 bound memory. What a part is, and what its loss is, the callers say.
 """
 
@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from embodied.distributed import World
 from embodied.learn.finite import FiniteUpdates
 from embodied.learn.loss_scale import LossScale
 from embodied.learn.optimizer import Schedule, make_optimizer
-from embodied.learn.parallel import Parallel, Replicas
 from embodied.learn.passes import Part, until_stopped
 from embodied.learn.reference import Average
 from embodied.learn.watch import Passed
+from embodied.parallel.sharding import Parallel, Replicas
+from embodied.parallel.group import World
 from embodied.protocols import Policy
 from embodied.schema import ActorConfig
 

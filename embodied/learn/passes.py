@@ -12,9 +12,9 @@ from torch import Tensor
 
 from embodied.errors import Stopped
 from embodied.learn.batch import gather, micro_batches
-from embodied.learn.parallel import Replicas
 from embodied.learn.reference import Reference
 from embodied.learn.watch import Passed
+from embodied.parallel.sharding import Replicas
 from embodied.protocols import Policy
 from embodied.types import EpisodeResult, Evaluation, Sampling
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats, sum_and_count
-from embodied.distributed import World
 from embodied.learn.objective import Terms
+from embodied.parallel.group import World
 
 
 @dataclass

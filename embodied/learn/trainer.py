@@ -20,7 +20,6 @@ from torch import Tensor
 from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import make_coefficient
-from embodied.distributed import World
 from embodied.learn import shaping
 from embodied.learn.batch import Batch, counts_of, make_batch, optimizer_batches, within_bounds
 from embodied.learn.finite import FiniteUpdates
@@ -28,11 +27,12 @@ from embodied.learn.freeze import value_head_only
 from embodied.learn.loss_scale import LossScale
 from embodied.learn.objective import Elements, Objective, Terms
 from embodied.learn.optimizer import Schedule, make_optimizer
-from embodied.learn.parallel import Parallel, Replicas
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
 from embodied.learn.reference import Average, OtherWeights, Reference
 from embodied.learn.totals import UpdateTotals, add_stats, on_cpu
 from embodied.learn.watch import Passed, Watch, unwatched
+from embodied.parallel.group import World
+from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
 from embodied.types import EnvSpec, EpisodeResult, Sampling, Start

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
+from embodied.runtime.exit_status import how_it_ended, tail
 from embodied.runtime.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked, Hello, Request, Serving
-from embodied.runtime.hosting import START, module_folders, worker_environment
-from embodied.runtime.last_words import how_it_ended, tail
+from embodied.runtime.placement import START, module_folders, worker_environment
 
 ANSWER_S = 60.0  # for a fork, and for an exit status; it takes milliseconds, but the machine may be very busy
 STACK_S = 0.2  # between asking a hung server for its stack and killing it

@@ -16,10 +16,10 @@ from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.runtime.channel import Channel, Command, Completion, Kind
+from embodied.runtime.exit_status import how_it_ended, tail
 from embodied.runtime.fork_server import ForkedProcess, ForkServer
-from embodied.runtime.hosting import START, cores_of, module_folders, numa_nodes, worker_environment
-from embodied.runtime.last_words import how_it_ended, tail
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
+from embodied.runtime.placement import START, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab
 from embodied.types import WorkerFacts

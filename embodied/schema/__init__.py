@@ -1,7 +1,7 @@
 """The typed configuration: every key with its meaning. ``docs/configuration.md`` is generated from it.
 
-Hydra composes YAML groups into one mapping (:mod:`embodied.compose`); the models below check types and ranges and
-refuse unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live here and
+Hydra composes YAML groups into one mapping (:mod:`embodied.schema.compose`); the models below check types and ranges
+and refuse unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live here and
 nowhere else: a YAML file only says what it changes.
 
 Under ``env.train``, ``env.eval`` and ``actor.model`` the keys that are not listed here belong to the class that

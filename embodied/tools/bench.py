@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodied.build import build_policy, sampling
-from embodied.checks import Checked, check
-from embodied.collector import policy_batch, pool_config
-from embodied.compose import compose, parse_argv
-from embodied.distributed import World
 from embodied.errors import ConfigError, EmbodiedError
 from embodied.observe.console import Console, make_console
+from embodied.parallel.group import World
 from embodied.protocols import Batched
+from embodied.run.build import build_policy, sampling
+from embodied.run.collector import policy_batch, pool_config
+from embodied.run.preflight import Checked, check
+from embodied.run.summary import proportional_memory
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool import Pool
 from embodied.runtime.slab import Slab, available_memory, runtime_fields
 from embodied.schema import Config
-from embodied.summary import proportional_memory
+from embodied.schema.compose import compose, parse_argv
 
 if TYPE_CHECKING:
     import torch

@@ -15,12 +15,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from embodied.checks import Checked, EnvSide
 from embodied.data.lerobot_writer import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
 from embodied.observe.console import Console
 from embodied.protocols import Expert
-from embodied.run_folder import RunFolder
+from embodied.run.folder import RunFolder
+from embodied.run.preflight import Checked, EnvSide
 from embodied.runtime.crew import Crew, Job
 from embodied.runtime.plan import train_plan
 from embodied.runtime.pool import num_workers

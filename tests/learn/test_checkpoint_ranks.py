@@ -25,10 +25,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from embodied import loop
 from embodied.errors import CheckpointError
 from embodied.learn.checkpoint import Checkpoints, load, resume
 from embodied.learn.checkpoint_meta import read_meta
+from embodied.run import rl as loop
 
 WORLD = 2
 WAIT = 120  # seconds until the ranks must be through

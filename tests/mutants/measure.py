@@ -18,10 +18,11 @@ from tree import ROOT, copy_tree
 TESTS = (
     "tests/algorithms",
     "tests/learn",
+    "tests/parallel",
     "tests/runtime",
     "tests/models",
     "tests/test_run.py",
-    "tests/test_rounds.py",
+    "tests/test_dynamic_sampling.py",
 )
 # Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
 ELSEWHERE = {
@@ -30,11 +31,12 @@ ELSEWHERE = {
     "embodied/runtime/fork": ["tests/runtime/test_fork_server.py"],
     "embodied/runtime/channel.py": ["tests/runtime/test_channel.py", "tests/runtime/test_rollout.py"],
     "embodied/runtime/": [
-        f"tests/runtime/test_{name}.py" for name in ("rollout", "final_observations", "hosting", "slab", "pool")
+        f"tests/runtime/test_{name}.py" for name in ("rollout", "final_observations", "placement", "slab", "pool")
     ],
     "embodied/algorithms/": ["tests/algorithms/"],
     "embodied/learn/cloning.py": ["tests/test_sft_run.py", "tests/models/test_oft_cloning.py"],
     "embodied/learn/": ["tests/learn/"],
+    "embodied/parallel/": ["tests/parallel/"],
     "models/openvla_oft/settings.py": ["tests/models/test_oft_settings.py", "tests/models/test_oft_policy.py"],
     "models/": ["tests/models/"],
 }

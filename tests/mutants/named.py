@@ -40,7 +40,7 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "final-rows-of-terminated",
-        "embodied/loop.py",
+        "embodied/run/rl.py",
         "value_truncated=bootstraps, value_terminated=bootstraps and always",
         "value_truncated=bootstraps and always, value_terminated=bootstraps",
         ("tests/test_run.py::test_ppo_observes_the_end_of_truncated_episodes_and_of_all_if_told_so",),
@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "records-of-an-older-version",
-        "embodied/loop.py",
+        "embodied/run/rl.py",
         "parts.trainer.weight_version, side.max_steps",
         "parts.trainer.weight_version - 1, side.max_steps",
         ("tests/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
@@ -91,7 +91,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-copy-of-an-iteration",
-        "embodied/loop.py",
+        "embodied/run/rl.py",
         "parts.checkpoints.keep(trainer, iteration, run_ids(parts))",
         "pass",
         ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         "half-an-update-is-saved",
-        "embodied/loop.py",
+        "embodied/run/rl.py",
         "if saved < iteration and not parts.trainer.cut_short:",
         "if saved < iteration:",
         ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from rig import BOTH_STARTS
 
-from embodied import checks, train
+from embodied import train
 from embodied.errors import ConfigError
+from embodied.run import preflight as checks
 from embodied.runtime import file_limit
 from embodied.runtime.crew import Crew, Job
 from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RESERVE, WORKER, OpenFiles, open_now

@@ -14,7 +14,7 @@ import pytest
 from rig import open_rig, records
 
 from embodied.errors import WorkerDiedError, WorkerHungError
-from embodied.runtime import fork_server, forking, last_words
+from embodied.runtime import exit_status, fork_server, forking
 from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.plan import train_plan
 
@@ -64,7 +64,7 @@ def all_up(rig):
 
 
 def test_examples():
-    assert doctest.testmod(last_words).failed == 0
+    assert doctest.testmod(exit_status).failed == 0
 
 
 def test_workers_inherit_what_the_server_has_imported(tmp_path):

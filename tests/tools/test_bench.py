@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.compose import compose
+from embodied.schema.compose import compose
 from embodied.tools import bench
 from embodied.tools.bench import EnvCost, Machine, propose
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from time import monotonic
 
-from embodied.build import Parts
-from embodied.collector import Collector
-from embodied.evaluation import evaluate
 from embodied.learn.cloning import Cloner
-from embodied.loop import due, ending, resume, save, save_due
+from embodied.run.build import Parts
+from embodied.run.collector import Collector
+from embodied.run.evaluate import evaluate
+from embodied.run.reporter import Pace, training, watched
+from embodied.run.rl import due, ending, resume, save, save_due
+from embodied.run.summary import policy_lines, threads
 from embodied.runtime.signals import Stopped, StopSignal
-from embodied.summary import policy_lines, threads
-from embodied.watching import Pace, training, watched
 
 
 def train(parts: Parts, stop: StopSignal) -> str:

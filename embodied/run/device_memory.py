@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Literal
 
 from embodied import schema
-from embodied.build import Parts
-from embodied.checks import slots_of
-from embodied.collector import policy_batch
 from embodied.errors import DeviceMemoryError
+from embodied.run.build import Parts
+from embodied.run.collector import policy_batch
+from embodied.run.preflight import slots_of
 
 Phase = Literal["rollout", "update"]
 

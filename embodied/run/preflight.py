@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from embodied import schema
-from embodied.compose import Composed
 from embodied.data.demonstrations import Demonstration, Wanted, check_fit, read
 from embodied.data.samples import hold_out
-from embodied.distributed import World
 from embodied.errors import CheckpointError, ConfigError
+from embodied.parallel.group import World
 from embodied.protocols import Batched, Env
-from embodied.run_folder import check_writable
+from embodied.run.folder import check_writable
 from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RANK, RESERVE, WORKER, OpenFiles, allow
 from embodied.runtime.pool import num_workers
+from embodied.schema.compose import Composed
 from embodied.types import EnvSpec
 
 
@@ -196,7 +196,7 @@ def workers_of(side: EnvSide, config: schema.Config, slots: int, world: World) -
 
 def render_gpus_of(config: schema.Config, world: World) -> tuple[int, ...]:
     """Those that this process's workers render on."""
-    from embodied.runtime.hosting import gpus_of_rank, visible_gpus
+    from embodied.runtime.placement import gpus_of_rank, visible_gpus
 
     wanted = config.env.render_gpus
     return gpus_of_rank(visible_gpus() if wanted is None else wanted, world.local_rank, world.local_size)

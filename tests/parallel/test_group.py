@@ -9,8 +9,8 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from embodied.distributed import World, lost_rank
 from embodied.errors import ConfigError, RankError
+from embodied.parallel.group import World, lost_rank
 
 TORCHRUN = {
     "RANK": "3",

@@ -8,7 +8,7 @@ passes unless it will soon be done, a save not at all. What is half done is drop
 iteration is left, from which the same command goes on.
 
 With several ranks (torchrun) each runs its share of the plan and then meets the others, also when a signal has ended
-its share (:mod:`embodied.meeting`): whether to stop is decided there, for all.
+its share (:mod:`embodied.run.barrier`): whether to stop is decided there, for all.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from embodied import rounds, summary
-from embodied.build import Parts, sampling
-from embodied.collector import Collector
-from embodied.conditions import what_to_expect
-from embodied.device_memory import explained
 from embodied.errors import RunFolderError
-from embodied.evaluation import evaluate
-from embodied.learn import checkpoint, ranks
+from embodied.learn import checkpoint
 from embodied.learn.trainer import Trainer
-from embodied.meeting import meet, run_shared
 from embodied.observe.trackers import make_trackers
+from embodied.parallel import collectives as ranks
 from embodied.random import Stream
-from embodied.rounds import Collected
+from embodied.run import dynamic_sampling as rounds
+from embodied.run import summary
+from embodied.run.barrier import meet, run_shared
+from embodied.run.build import Parts, sampling
+from embodied.run.collector import Collector
+from embodied.run.conditions import what_to_expect
+from embodied.run.device_memory import explained
+from embodied.run.dynamic_sampling import Collected
+from embodied.run.evaluate import evaluate
+from embodied.run.reporter import Pace, counting_successes, training, watched
 from embodied.runtime.plan import train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.types import Episode, EpisodeResult, Sampling
-from embodied.watching import Pace, counting_successes, training, watched
 
 
 def train(parts: Parts, stop: StopSignal) -> str:
@@ -174,7 +176,7 @@ def _checkpoint_to_resume(parts: Parts) -> Path | None:
 
 
 def collect(parts: Parts, collector: Collector, iteration: int, stop: StopSignal) -> Collected:
-    """Run the iteration's plan, with what ``dynamic_sampling`` and ``remax`` add to it (:mod:`embodied.rounds`): each
+    """Run the iteration's plan, with what ``dynamic_sampling`` and ``remax`` add to it (:mod:`.dynamic_sampling`): each
     rank its share, all get all results.
 
     Raises:

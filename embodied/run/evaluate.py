@@ -8,19 +8,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from embodied.build import Parts, sampling
-from embodied.collector import Collector
-from embodied.conditions import Conditions, conditions
-from embodied.device_memory import explained
-from embodied.meeting import in_order, meet
 from embodied.observe.statistics import wilson
 from embodied.random import Stream
+from embodied.run.barrier import in_order, meet
+from embodied.run.build import Parts, sampling
+from embodied.run.collector import Collector
+from embodied.run.conditions import Conditions, conditions
+from embodied.run.device_memory import explained
+from embodied.run.reporter import counting_successes
 from embodied.runtime.plan import eval_plan, with_videos
 from embodied.runtime.rollout import Job
 from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
 from embodied.types import Episode, EpisodeResult
-from embodied.watching import counting_successes
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from embodied import schema
-from embodied.build import Parts
-from embodied.checks import EnvSide, slots_of, workers_of
-from embodied.collector import Collector
-from embodied.conditions import conditions, limit_of
-from embodied.distributed import World
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer
 from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
-from embodied.rounds import Collected, add_up
+from embodied.parallel.group import World
+from embodied.run.build import Parts
+from embodied.run.collector import Collector
+from embodied.run.conditions import conditions, limit_of
+from embodied.run.dynamic_sampling import Collected, add_up
+from embodied.run.preflight import EnvSide, slots_of, workers_of
 from embodied.runtime.rollout import RolloutStats
 from embodied.types import PolicySpec
 

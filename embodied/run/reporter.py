@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, perf_counter, process_time
 
-from embodied.build import Parts
 from embodied.learn.threads import training_threads
 from embodied.learn.watch import Passed, Watch
 from embodied.observe.progress import Phase
+from embodied.run.build import Parts
 from embodied.types import EpisodeResult
 
 STARVED = 3.0  # wall time over CPU time of an update from which on it is said that something else takes the cores

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.distributed import World
 from embodied.errors import ConfigError, RanksDifferError
+from embodied.parallel.group import World
 from embodied.protocols import Policy
 from embodied.schema import AlgorithmConfig, FsdpConfig
 

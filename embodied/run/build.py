@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodied import schema
-from embodied.checks import Checked, EnvSide, render_gpus_of, slots_of
-from embodied.collector import Collector, Collectors, folder_of_rank
-from embodied.distributed import World
 from embodied.errors import ConfigError
 from embodied.observe.console import Console
 from embodied.observe.timing import Sections
-from embodied.run_folder import RunFolder
+from embodied.parallel.group import World
+from embodied.run.collector import Collector, Collectors, folder_of_rank
+from embodied.run.folder import RunFolder
+from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of
 from embodied.types import ArraySpec, Sampling
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
     from embodied.learn.checkpoint import Checkpoints
     from embodied.learn.cloning import Cloner
-    from embodied.learn.parallel import Parallel
     from embodied.learn.trainer import Trainer
     from embodied.observe.trackers import Trackers
+    from embodied.parallel.sharding import Parallel
     from embodied.protocols import Policy
     from embodied.runtime.fork_server import ForkServer
 
@@ -163,9 +163,9 @@ class Parts:
 def build(checked: Checked, console: Console) -> Parts:
     """Policy, trainer, run folder; workers start with the first :class:`Collector`."""
     from embodied.learn.checkpoint import Checkpoints
-    from embodied.learn.parallel import check_same_weights, make_parallel
     from embodied.learn.peak import peak_flops
     from embodied.learn.trainer import Trainer
+    from embodied.parallel.sharding import check_same_weights, make_parallel
 
     config, world = checked.config, checked.world
     with ExitStack() as stack:

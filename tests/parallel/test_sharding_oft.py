@@ -11,9 +11,9 @@ from embodied.models.openvla_oft import build_policy
 from ranks import on_ranks
 from rig import CPU
 
-from embodied.distributed import World
-from embodied.learn.parallel import make_parallel, shard_modules
 from embodied.learn.trainer import Trainer
+from embodied.parallel.group import World
+from embodied.parallel.sharding import make_parallel, shard_modules
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, ModelConfig, OptimConfig
 from embodied.types import ArraySpec, EnvSpec, Episode, EpisodeResult, Sampling, Start
 

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from rig import BOTH_STARTS
 
-from embodied.runtime import hosting
+from embodied.runtime import placement
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.fork_server import ForkServer
 
 
 def test_examples():
-    assert doctest.testmod(hosting).failed == 0
+    assert doctest.testmod(placement).failed == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8, 9, 20])
 @pytest.mark.parametrize("nodes", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1]], [[5]]])
 def test_pinned_workers_lie_on_one_node_and_share_no_core_while_there_are_enough(workers, nodes):
-    parts = [hosting.cores_of(worker, workers, nodes) for worker in range(workers)]
+    parts = [placement.cores_of(worker, workers, nodes) for worker in range(workers)]
     for part in parts:
         assert any(set(part) <= set(node) for node in nodes)
         assert part
@@ -40,35 +40,35 @@ def test_nodes_are_read_from_sys(tmp_path):
     for number, cores in ((0, "0-1,4\n"), (1, "2-3\n"), (10, "\n")):
         (tmp_path / f"node{number}").mkdir()
         (tmp_path / f"node{number}" / "cpulist").write_text(cores)
-    assert hosting.numa_nodes({0, 2, 3, 4}, tmp_path) == [[0, 4], [2, 3]]
-    assert hosting.numa_nodes({0, 7}, tmp_path) == [[0, 7]], "a core that no node names: one node"
-    assert hosting.numa_nodes({3, 1}, tmp_path / "none") == [[1, 3]]
+    assert placement.numa_nodes({0, 2, 3, 4}, tmp_path) == [[0, 4], [2, 3]]
+    assert placement.numa_nodes({0, 7}, tmp_path) == [[0, 7]], "a core that no node names: one node"
+    assert placement.numa_nodes({3, 1}, tmp_path / "none") == [[1, 3]]
 
 
 def test_visible_gpus(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert hosting.visible_gpus({}, tmp_path) == (0, 1)
-    assert hosting.visible_gpus({}, tmp_path / "none") == ()
-    assert hosting.visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 5"}, tmp_path) == (2, 5)
-    assert hosting.visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8a"}, tmp_path) == ()
-    assert hosting.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    assert placement.visible_gpus({}, tmp_path) == (0, 1)
+    assert placement.visible_gpus({}, tmp_path / "none") == ()
+    assert placement.visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 5"}, tmp_path) == (2, 5)
+    assert placement.visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8a"}, tmp_path) == ()
+    assert placement.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
 
 
 def test_workers_are_told_their_gpu_as_egl_counts_it():
-    egl = hosting.parse_egl("0 2\n1 0\n2 -1\n3 1\n")
-    told = [hosting.render_environment(hosting.gpu_of(worker, (0, 1, 2)), egl, {}) for worker in range(4)]
+    egl = placement.parse_egl("0 2\n1 0\n2 -1\n3 1\n")
+    told = [placement.render_environment(placement.gpu_of(worker, (0, 1, 2)), egl, {}) for worker in range(4)]
     assert [one["EMBODIED_RENDER_GPU"] for one in told] == ["0", "1", "2", "0"]
     assert [one["MUJOCO_EGL_DEVICE_ID"] for one in told] == ["1", "3", "0", "1"]
-    assert hosting.render_environment(7, egl, {}) == {"EMBODIED_RENDER_GPU": "7"}
-    assert hosting.render_environment(0, egl, {"MUJOCO_EGL_DEVICE_ID": "9"}) == {"EMBODIED_RENDER_GPU": "0"}
-    assert hosting.render_environment(None, egl, {}) == {}
+    assert placement.render_environment(7, egl, {}) == {"EMBODIED_RENDER_GPU": "7"}
+    assert placement.render_environment(0, egl, {"MUJOCO_EGL_DEVICE_ID": "9"}) == {"EMBODIED_RENDER_GPU": "0"}
+    assert placement.render_environment(None, egl, {}) == {}
 
 
 def test_this_machines_egl_is_asked_without_harm():
-    found = hosting.egl_indices()
+    found = placement.egl_indices()
     assert len(set(found.values())) == len(found)
-    assert set(found) <= set(hosting.visible_gpus({}))
+    assert set(found) <= set(placement.visible_gpus({}))
 
 
 @BOTH_STARTS
@@ -77,9 +77,9 @@ def test_workers_find_their_gpu_and_cores(make_rig):
     extras = [fact.extra for fact in rig.pool.facts]
     assert [extra["gpu"] for extra in extras] == ["4", "6"]
     assert [extra["finds envs"] for extra in extras] == ["True", "True"]
-    nodes = hosting.numa_nodes()
-    assert [extra["cores"] for extra in extras] == [str(sorted(hosting.cores_of(w, 2, nodes))) for w in range(2)]
-    assert os.sched_getaffinity(rig.pool.pids[1]) == set(hosting.cores_of(1, 2, nodes))
+    nodes = placement.numa_nodes()
+    assert [extra["cores"] for extra in extras] == [str(sorted(placement.cores_of(w, 2, nodes))) for w in range(2)]
+    assert os.sched_getaffinity(rig.pool.pids[1]) == set(placement.cores_of(1, 2, nodes))
 
 
 def test_what_is_imported_before_the_fork_sees_the_first_gpu(make_rig, tmp_path):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied import schema
-from embodied.checks import Checked, EnvSide, render_gpus_of, slots_of, workers_of
-from embodied.distributed import World
 from embodied.observe.console import Console
 from embodied.observe.timing import Sections
+from embodied.parallel.group import World
 from embodied.protocols import Batched
+from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of, workers_of
 from embodied.types import ArraySpec, WorkerFacts
 
 if TYPE_CHECKING:  # torch takes seconds to import

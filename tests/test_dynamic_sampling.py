@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodied import loop, rounds, train
+from embodied import train
 from embodied.errors import ConfigError
+from embodied.run import dynamic_sampling as rounds
+from embodied.run import rl as loop
 from embodied.runtime.plan import ROUND_IDS, train_plan
 from embodied.runtime.rollout import RolloutStats
 from embodied.schema import AlgorithmConfig, OverlongPenaltyConfig

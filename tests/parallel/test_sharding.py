@@ -12,10 +12,10 @@ import torch
 from ranks import on_ranks
 from rig import CPU
 
-from embodied.distributed import World
 from embodied.errors import ConfigError, RanksDifferError
-from embodied.learn.parallel import Replicas, check_same_weights, make_parallel, shard_modules
 from embodied.learn.trainer import Trainer
+from embodied.parallel.group import World
+from embodied.parallel.sharding import Replicas, check_same_weights, make_parallel, shard_modules
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, GradScalerConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy

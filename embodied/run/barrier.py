@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from embodied.build import Parts
-from embodied.collector import FIRST_OBSERVATIONS
+from embodied.run.build import Parts
+from embodied.run.collector import FIRST_OBSERVATIONS
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.types import Episode, EpisodeResult
 

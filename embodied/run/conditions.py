@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from embodied.build import Parts, sampling
-from embodied.checks import EnvSide
+from embodied.run.build import Parts, sampling
+from embodied.run.preflight import EnvSide
 from embodied.schema import EnvEvalConfig
 
 
