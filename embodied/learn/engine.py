@@ -23,8 +23,8 @@ from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.passes import Part, until_stopped
 from embodied.learn.reference import Average
 from embodied.learn.watch import Passed
-from embodied.parallel.sharding import Parallel, Replicas
 from embodied.parallel.group import World
+from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import Policy
 from embodied.schema import ActorConfig
 

@@ -24,18 +24,10 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms import aggregation
+from embodied.algorithms.importance import log_ratio, off_policy, sequence_level
 from embodied.algorithms.kl import EXACT, full, make_kl, unbiased
 from embodied.algorithms.layout import Counts, Layout, reward_mask
-from embodied.algorithms.losses import (
-    PROXIMAL_LOSSES,
-    SEQUENCE_LOSSES,
-    PolicyLoss,
-    behaviour_weight,
-    log_ratio,
-    make_loss,
-    off_policy,
-    sequence_level,
-)
+from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
 from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError
 from embodied.learn.batch import Batch
@@ -103,14 +95,12 @@ class Objective:
         self.has_value = algorithm.adv_type == "gae"
         if self.has_value:
             _check_value_head(spec, algorithm)
-        self.reads_sequences = algorithm.loss_type in SEQUENCE_LOSSES or algorithm.off_policy_masking_delta is not None
-        self.reads_proximal = algorithm.loss_type in PROXIMAL_LOSSES
+        self._loss = make_loss(algorithm.loss_type, dict(algorithm), algorithm.loss)
+        masks = algorithm.off_policy_masking_delta is not None
+        self.reads_sequences = self._loss.anchor is Anchor.SEQUENCE or masks
+        self.reads_proximal = self._loss.anchor is Anchor.PROXIMAL
         self.kl_in_loss = algorithm.kl_beta > 0 and not algorithm.use_kl_in_reward
         self.exact_kl = algorithm.kl_beta > 0 and algorithm.kl_penalty_type == EXACT
-        self._loss = make_loss(
-            algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c,
-            algorithm.aipo_rho,
-        )  # fmt: skip
         self._kl = None if algorithm.kl_penalty_type == EXACT else make_kl(algorithm.kl_penalty_type)
         self._value_loss = make_value_loss(algorithm.value_loss, algorithm.value_clip, algorithm.huber_delta)
 
@@ -210,14 +200,12 @@ class Objective:
 
     def _acting(self, new: Tensor, old: Tensor, elements: Elements) -> tuple[Tensor, Tensor | None]:
         """The log-probs around which the loss clips [m, M], and the weights of elements if they are not all 1."""
-        algorithm = self._algorithm
-        if algorithm.loss_type in SEQUENCE_LOSSES:
+        if self._loss.anchor is Anchor.SEQUENCE:
             return sequence_level(new, elements.drift), None
         if not self.reads_proximal:
             return old, None
-        proximal = self.layout.reduce(elements.proximal, elements.counts, algorithm.logprob_type)
-        cap, mode = algorithm.behav_imp_weight_cap, algorithm.behav_imp_weight_mode
-        return proximal, behaviour_weight(proximal, old, cap, mode)
+        proximal = self.layout.reduce(elements.proximal, elements.counts, self._algorithm.logprob_type)
+        return proximal, self._loss.importance(proximal, old)
 
     def kl(self, logprobs: Tensor, result: Evaluation, reference: Evaluation, counts: Counts) -> Tensor:
         """KL of the policy towards the reference, float32 [m, M]; zero where nothing was executed.

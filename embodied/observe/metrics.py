@@ -74,6 +74,7 @@ METRICS: dict[str, str] = {
     "sft/lr": "learning rate of the last update",
     "sft/optimizer_steps": "optimizer updates in the iteration, count",
     "sft/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
+    "sft/overflows": "updates skipped in the iteration because the loss was scaled too far for fp16, count; if any",
     "sft/epoch": "passes over the demonstrations since the run began",
     "sft/samples_per_s": "samples trained on, a second of the iteration's updates and validation, 1/s",
     # What the evaluation found.

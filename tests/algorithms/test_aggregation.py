@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from embodied.algorithms.advantages import grpo
 from embodied.algorithms.aggregation import MODES, sequence_means, weights
 from embodied.algorithms.layout import LEVELS, Counts, Layout
-from embodied.algorithms.losses import make_loss
+from embodied.algorithms.policy_loss import make_loss
 from embodied.errors import UnknownNameError
 from embodied.types import Elements
 
@@ -86,7 +86,7 @@ def loss_and_gradient(batch: Batch, level: str, mode: str, parts: list[torch.Ten
     """Σ of the losses of all ``parts`` (rows of the batch), and the gradient that they left in the policy."""
     policy = torch.tensor([0.3, -0.2, 0.5, 0.1], requires_grad=True)
     share = weights(LAYOUT.mask(Counts(batch.num_steps), level), batch.sequence_ids, mode, norm_constant=12)
-    loss_function, total = make_loss("ppo", 0.2, 0.28, 3.0), 0.0
+    loss_function, total = make_loss("ppo", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}), 0.0
     for rows in parts:
         steps = batch.num_steps[rows]
         now = LAYOUT.reduce(batch.logprobs(policy, rows, garbage), Counts(steps), level)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rig import CPU
 
-from embodied.algorithms import aggregation, losses
+from embodied.algorithms import aggregation
 from embodied.algorithms.advantages import grpo
 from embodied.algorithms.layout import Layout
+from embodied.algorithms.losses import ppo
 from embodied.errors import ConfigError, NumericalError
 from embodied.learn.batch import micro_batches, optimizer_batches
 from embodied.learn.optimizer import make_optimizer
@@ -85,7 +86,7 @@ def explicit(made: Trainer, arrays, results, batch, entropy_bonus=0.0):
     new = LAYOUT.reduce(result.logprobs, batch.counts, level)
     old = LAYOUT.reduce(records["logprobs"], batch.counts, level)
     advantages = grpo(*returns_and_groups(results)).values[batch.sequence_ids]
-    loss = losses.ppo(new, old, advantages[:, None].expand_as(new), 0.2, 0.28).per_token
+    loss = ppo.Loss(0.2, 0.28)(new, old, advantages[:, None].expand_as(new)).per_token
     total = (loss * aggregation.weights(mask, batch.sequence_ids, made.algorithm.loss_agg_func)).sum()
     if entropy_bonus:
         token_mask = LAYOUT.mask(batch.counts, "token_level")
@@ -225,7 +226,7 @@ def test_a_finite_update_begins_the_count_anew_and_too_many_in_a_row_stop(collec
     for poisoned, expected in ((True, 1), (False, 0), (True, 1)):
         made.policy.poisoned = poisoned
         metrics, _ = made.update(arrays, results, iteration=0)
-        assert made.finite.bad_in_a_row == metrics["train/bad_updates"] == expected
+        assert made.engine.finite.bad_in_a_row == metrics["train/bad_updates"] == expected
     with pytest.raises(NumericalError, match=r"2 updates in a row; last finite: loss .* at weight version 1"):
         made.update(arrays, results, iteration=0)
     assert made.weight_version == 1
@@ -501,7 +502,7 @@ def test_what_was_trained_on_is_counted_once_an_epoch(collected):
 def test_staleness_counts_updates_since_a_record_was_acted(collected):
     env, arrays, results = collected  # acted at version 5
     made = trainer(env, batch=10)
-    made.weight_version = 7
+    made.engine.weight_version = 7
     metrics, batch = made.update(arrays, results, iteration=0)
     steps = -(-len(batch) // 10)
     assert metrics["train/staleness_max"] == 2 + steps - 1
