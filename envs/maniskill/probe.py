@@ -14,7 +14,7 @@ from embodied.errors import EmbodiedError
 
 from .build import make_env
 from .facts import SimParams, TaskFacts
-from .simulator import read_state
+from .state import read_state
 
 
 def describe(params: SimParams) -> TaskFacts:
