@@ -107,7 +107,7 @@ class LiberoEnv:
         check_renderer(self._renderer)
 
     def preload(self) -> None:
-        """What :meth:`prepare` does: it tries the renderer in a process of its own, and makes no GL context."""
+        """Does what :meth:`prepare` does, which makes no GL context: it tries the renderer in a process of its own."""
         self.prepare()
 
     def prepare(self) -> WorkerFacts:
@@ -127,7 +127,7 @@ class LiberoEnv:
         check_range("init_state_id of a start", start.init_state_id, 0, last)
 
     def _simulator(self, task_id: int) -> TaskSimulator:
-        """From the cache, else built; makes room first, so that memory never holds one more than allowed."""
+        """Takes the simulator from the cache or builds it. Makes room before: no more are held than allowed."""
         if task_id not in self._simulators:
             while len(self._simulators) >= self._max_cached:
                 self._simulators.popitem(last=False)[1].close()
@@ -154,7 +154,7 @@ class LiberoEnv:
         return self._current.render(self._cameras[0]).copy()
 
     def _expert(self) -> Iterator[np.ndarray]:
-        """A scripted policy that reads the objects' poses: the next action each time one is asked for."""
+        """Yields the next action of a scripted policy that reads the objects' poses."""
         return actions(self._current)
 
     def get_state(self) -> dict[str, Any]:
@@ -171,8 +171,11 @@ class LiberoEnv:
 
 @functools.cache
 def _prepare_once(paths: LiberoPaths, renderer: str, gpu: str | None) -> tuple[RendererChoice, dict[str, str]]:
-    """A worker may host several slots; the process is prepared by the first, or was before it was forked. ``gpu`` is
-    the device that the renderer was tried on; another is tried again."""
+    """Prepares the process once, although a worker may host several slots or was forked from a prepared process.
+
+    Args:
+        gpu: the device that the renderer is tried on. Another device is tried again.
+    """
     choice = check_renderer(renderer)
     return choice, prepare_process(paths, choice.name)
 

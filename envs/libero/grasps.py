@@ -1,4 +1,4 @@
-"""Where a two-fingered hand can grasp an object from above, from the boxes that it and its surroundings consist of.
+"""Finds grasps from above for a two-fingered hand, from the boxes of an object and of what surrounds it.
 
 Lengths in m, angles in rad. The *angle* of a grasp is the level direction along which the fingers close.
 """
@@ -30,17 +30,17 @@ class Boxes:
     halves: np.ndarray
 
     def corners(self) -> np.ndarray:
-        """[n, 8, 3]"""
+        """Corners [n, 8, 3]."""
         signs = _grid((-1.0, 1.0), (-1.0, 1.0), (-1.0, 1.0))
         return self.centers[:, None] + np.einsum("nij,ncj->nci", self.axes, signs * self.halves[:, None])
 
     def around(self, points: np.ndarray, margin: float) -> np.ndarray:
-        """Which of the points [p, 3] lie in a box, or nearer to its sides than ``margin``: bool [p]."""
+        """Marks the points [p, 3] that lie in a box, or nearer to its sides than ``margin``: bool [p]."""
         local = np.einsum("nij,pni->pnj", self.axes, points[:, None] - self.centers)
         return (np.abs(local) < self.halves + margin).all(-1).any(-1)
 
     def between(self, low: float, high: float) -> Boxes:
-        """Those that reach into these heights."""
+        """Selects the boxes that reach into these heights."""
         z = self.corners()[:, :, 2]
         inside = (z.max(1) > low) & (z.min(1) < high)
         return Boxes(self.centers[inside], self.axes[inside], self.halves[inside])
@@ -55,8 +55,8 @@ class Grasp:
 
 
 def plan(thing: Boxes, others: Boxes, heading: float, base: np.ndarray) -> Grasp:
-    """Of the grasps at the object one at which open fingers and hand meet nothing of the others, for which the hand
-    turns little from its present angle, and that is near to the robot's base [3]."""
+    """Chooses a grasp of the object: open fingers and hand meet nothing of the others, the hand turns little from its
+    present angle, and the grasp is near to the robot's base [3]."""
     candidates = around_it(thing) or at_its_rim(thing)
 
     def cost(grasp: Grasp) -> float:
@@ -68,7 +68,7 @@ def plan(thing: Boxes, others: Boxes, heading: float, base: np.ndarray) -> Grasp
 
 
 def around_it(thing: Boxes) -> list[Grasp]:
-    """With the object between the fingers, across its narrowest side; empty if that is too wide."""
+    """Lists grasps across the narrowest side of the object; empty if that is too wide."""
     corners = thing.corners().reshape(-1, 3)
     low, top = corners[:, 2].min(), corners[:, 2].max()
     height = max((low + top) / 2, low + TIP, top - REACH)
@@ -84,7 +84,7 @@ def around_it(thing: Boxes) -> list[Grasp]:
 
 
 def at_its_rim(thing: Boxes) -> list[Grasp]:
-    """With the wall of a bowl between the fingers."""
+    """Lists grasps that take the wall of a bowl between the fingers."""
     corners = thing.corners().reshape(-1, 3)
     height = corners[:, 2].max() - RIM
     rim = corners[corners[:, 2] > height]

@@ -26,7 +26,7 @@ _MUJOCO_WARNING = (
 
 
 def prepare_process(paths: LiberoPaths, backend: str) -> dict[str, str]:
-    """Set the worker's environment variables, import the simulator quietly, and say what was found."""
+    """Sets the worker's environment variables, imports the simulator quietly, and gives the versions found."""
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
     os.environ["LIBERO_CONFIG_PATH"] = str(write_config(paths))  # else the import asks a question on stdin
     os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa: shade in the calling thread, one core a worker
@@ -55,7 +55,7 @@ def _is_newer_than_benchmark(mujoco_version: str) -> bool:
 
 
 def _tame_robosuite() -> None:
-    """Import robosuite's settings before robosuite, so that it logs no file in /tmp and leaves MUJOCO_GL alone."""
+    """Imports robosuite's settings before robosuite, so that it logs no file in /tmp and leaves MUJOCO_GL alone."""
     if "robosuite" in sys.modules:
         return
     if "MUJOCO_EGL_DEVICE_ID" in os.environ:  # robosuite takes EGL's number of a GPU for CUDA's; nothing here uses CUDA
@@ -76,7 +76,7 @@ def _tame_robosuite() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallow what LIBERO prints while it is imported and built."""
+    """Swallows what LIBERO prints while it is imported and built."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

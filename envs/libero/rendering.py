@@ -1,4 +1,4 @@
-"""OpenGL without a display for MuJoCo: which backend works on this machine, and pictures from it.
+"""Finds the OpenGL backend that works on this machine without a display, and renders MuJoCo's pictures with it.
 
 Nothing is imported or created in the process that asks :func:`check_renderer`: each backend is tried in a process of
 its own, because a GL library that fails half-way cannot be unloaded, and some drivers crash instead of raising.
@@ -44,7 +44,7 @@ class RendererChoice:
 
 
 def check_renderer(wanted: str = "auto") -> RendererChoice:
-    """Find a backend that makes a GL context; about 1 s. Leaves no trace in this process, so a launcher may call it.
+    """Finds a backend that makes a GL context. Takes about 1 s and leaves no trace in this process.
 
     Args:
         wanted: "egl", "osmesa", or "auto": the environment's MUJOCO_GL if set, else the first that works.
@@ -132,7 +132,7 @@ class Offscreen:
         return self._pixels[::-1, ::-1].copy()
 
     def _outside(self, data: Any, camera_id: int) -> np.ndarray:
-        """bool [ngeom]: geometry that this camera cannot see, so that the picture is the same without it."""
+        """Marks geometry that this camera cannot see, bool [ngeom]. The picture is the same without it."""
         if not self._may_cull:
             return np.zeros(self._model.ngeom, bool)
         place = np.zeros((self._model.ngeom, 4, 4))
@@ -154,7 +154,7 @@ class Offscreen:
 
 
 def _may_cull(mujoco: Any, model: Any) -> bool:
-    """Whether nothing beside a picture can be seen in it, as a shadow or in a mirror."""
+    """Whether geometry outside a picture leaves no shadow or reflection in it."""
     flat = np.isin(model.geom_type, [mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_BOX])
     shown = flat & np.isin(model.geom_group, [1, 2]) & (model.geom_matid >= 0)
     mirrors = model.mat_reflectance[model.geom_matid[shown]] > 0
@@ -163,7 +163,7 @@ def _may_cull(mujoco: Any, model: Any) -> bool:
 
 
 def _release_pages(array: np.ndarray) -> None:
-    """Give the whole memory pages of an array back to the system; its content is lost. 30–225 MB of textures a task."""
+    """Gives the whole memory pages of an array back to the system; its content is lost. Saves 30–225 MB a task."""
     if sys.platform != "linux":
         return
     first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,6 +1,6 @@
-"""One LIBERO task in MuJoCo, worker side: build once, then go to any state and step, equal to the original bit by bit.
+"""Steps one LIBERO task in MuJoCo, in the worker: built once, then set to any state; equal to the original bit by bit.
 
-What the original (``OffScreenRenderEnv``) does in an episode, and what is left out here because it changes nothing:
+The original (``OffScreenRenderEnv``) does more in an episode. Left out here is what changes nothing:
 
 ==========================================  =====================================================================
 original                                    here
@@ -35,10 +35,10 @@ _PLACEMENT_SEED = 0
 
 
 class SensorClock:
-    """At which physics sub-step robosuite reads its sensors: the arithmetic of its ``Observable.update``.
+    """Tells at which physics sub-step robosuite reads its sensors, by the arithmetic of its ``Observable.update``.
 
-    The observation that follows a control step is not that step's end but the sub-step at which the timer sampled, and
-    rounding of floats decides which one that is, so the same additions are made here.
+    An observation shows the sub-step at which the timer sampled, not the end of the control step. Rounding of floats
+    decides which sub-step that is, so the same additions are made here.
     """
 
     _PERIOD = 1.0 / CONTROL_HZ
@@ -48,7 +48,7 @@ class SensorClock:
         self.state = (0.0, False)  # s since the last period began, sampled in this period
 
     def tick(self, force: bool = False) -> bool:
-        """One sub-step; whether the sensors are read in it."""
+        """Advances one sub-step; returns whether the sensors are read in it."""
         elapsed, sampled = self.state
         elapsed += self._timestep
         read = force or (not sampled and elapsed <= self._PERIOD)
@@ -61,7 +61,7 @@ class SensorClock:
 
 
 class TaskSimulator:
-    """The simulator of one task. Building takes seconds; going to an initial state 0.1 s at first, then 0.1 ms."""
+    """Simulates one task. Building takes seconds; going to an initial state 0.1 s the first time, then 0.1 ms."""
 
     def __init__(self, bddl_file: str, cameras: tuple[str, ...], height: int, width: int) -> None:
         import mujoco
@@ -85,7 +85,7 @@ class TaskSimulator:
         self._pictures: dict[str, np.ndarray] = {}
 
     def begin(self, init_state_id: int, init_state: np.ndarray, wait_steps: int) -> None:
-        """Go to an initial state [1 + nq + nv] and let the objects settle for ``wait_steps`` control steps."""
+        """Goes to an initial state [1 + nq + nv] and lets the objects settle for ``wait_steps`` control steps."""
         if init_state_id not in self._settled:
             self.set_state(self._after_reset)
             self._place(init_state)
@@ -95,7 +95,7 @@ class TaskSimulator:
         self.set_state(self._settled[init_state_id])
 
     def _place(self, init_state: np.ndarray) -> None:
-        """The original's ``set_init_state``, without its rendering."""
+        """Does what the original's ``set_init_state`` does, without its rendering."""
         self._domain.sim.set_state_from_flattened(init_state)
         self._mujoco.mj_forward(self._model, self._data)
         self._domain._check_success()  # lights the burner of a stove that is on
@@ -104,7 +104,7 @@ class TaskSimulator:
         self._note_sensors()
 
     def step(self, action: np.ndarray) -> bool:
-        """One control step [7]; whether the goal is reached."""
+        """Executes one control step [7]; returns whether the goal is reached."""
         domain, self._pictures = self._domain, {}
         for substep in range(self._substeps):
             domain._pre_action(action, policy_step=substep == 0)  # calls sim.forward, which is mj_step1; sets torques
@@ -124,14 +124,14 @@ class TaskSimulator:
         self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
 
     def robot_state(self) -> np.ndarray:
-        """float32 [8]: gripper position (m), its orientation (axis-angle, rad), the two fingers (m)."""
+        """Reads float32 [8]: gripper position (m), its orientation (axis-angle, rad), the two fingers (m)."""
         data = self._shown()
         position = data.site_xpos[self._robot.eef_site_id]
         w, x, y, z = data.xquat[self._model.body(self._robot.robot_model.eef_name).id]
         return np.concatenate([position, axis_angle(x, y, z, w), self._gripper_qpos]).astype(np.float32)
 
     def render(self, camera: str) -> np.ndarray:
-        """uint8 [H, W, 3], upright, of what the sensors saw last. Computed once for each state."""
+        """Renders what the sensors saw last, uint8 [H, W, 3], upright. Computed once for each state."""
         if camera not in self._pictures:
             self._offscreen = self._offscreen or Offscreen(self._model, *self._size)
             now, self._model.site_rgba[:] = self._model.site_rgba.copy(), self._shown_site_rgba
@@ -191,7 +191,7 @@ class TaskSimulator:
         return {name: thing.object_properties["vis_site_names"] for name, thing in objects.items()}
 
     def progress(self) -> float:
-        """In [0, 1): see :class:`embodied.envs.libero.LiberoEnv`."""
+        """Progress in [0, 1), defined in :class:`embodied.envs.libero.LiberoEnv`."""
         goals = self._domain.parsed_problem["goal_state"]
         open_goals = [goal for goal in goals if not self._domain._eval_predicate(goal)]
         best = max((self._nearness(goal) for goal in open_goals), default=0.0)
@@ -233,7 +233,7 @@ class TaskSimulator:
         return self._boxes(np.setdiff1d(everything, np.concatenate([self._geoms_of(name), self._robot_geoms()])))
 
     def _geoms_of(self, name: str) -> np.ndarray:
-        """Ids; those of a region are its object's."""
+        """Ids of an object's geoms; for a region, those of its object."""
         if name in self._domain.object_sites_dict:
             name = self._domain.object_states_dict[name].parent_name
         return self._geoms_below(self._domain.obj_body_id[name])
@@ -248,7 +248,7 @@ class TaskSimulator:
         return np.flatnonzero(self._model.body_rootid[self._model.geom_bodyid] == self._model.body_rootid[body])
 
     def _boxes(self, geoms: np.ndarray) -> Boxes:
-        """Bounding boxes of those that collide; of a plane (the floor) there is none."""
+        """Bounding boxes of the geoms that collide, without planes (the floor)."""
         model, data = self._model, self._shown()
         collide = (model.geom_contype[geoms] | model.geom_conaffinity[geoms]) > 0
         geoms = geoms[collide & (model.geom_type[geoms] != self._mujoco.mjtGeom.mjGEOM_PLANE)]
@@ -268,7 +268,7 @@ def _integration(mujoco: Any) -> int:
 
 
 def _build(bddl_file: str) -> Any:
-    """The robosuite environment after its first reset, its fixtures placed with a fixed seed; no GL."""
+    """Builds the robosuite environment and resets it once, with its fixtures placed by a fixed seed; no GL."""
     from libero.libero.envs.env_wrapper import ControlEnv
 
     others = np.random.get_state()

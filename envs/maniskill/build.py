@@ -1,4 +1,4 @@
-"""ManiSkill's env of a task, with errors that say the fix. Only for the worker: imports mani_skill when it is used."""
+"""Makes ManiSkill's env of a task; errors say the fix. Only for the worker: imports mani_skill when it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .facts import SimParams
 def make_env(
     params: SimParams, render_backend: str, sensors: Mapping[str, Any], sim_backend: str = "physx_cpu", copies: int = 1
 ) -> Any:
-    """ManiSkill's env without its wrappers. Several copies need a GPU (``physx_cuda:0``) and are built alike.
+    """Makes ManiSkill's env without its wrappers. Several copies need a GPU (``physx_cuda:0``) and are built alike.
 
     Raises:
         AssetsMissingError: the task's or the robot's files were not downloaded.
@@ -66,8 +66,11 @@ def make_env(
 
 @contextmanager
 def _built_alike() -> Iterator[None]:
-    """Meanwhile copies of a task are built with one seed, that of a single one. ManiSkill builds each with its own, and
-    what a task draws while it builds (a valve's shape) would tell in which copy an episode runs."""
+    """Within it, all copies of a task are built with one seed, that of a single copy.
+
+    ManiSkill builds each copy with its own seed. What a task draws while it builds (a valve's shape) would then depend
+    on the copy in which an episode runs.
+    """
     from mani_skill.envs.sapien_env import BaseEnv
 
     usual = BaseEnv.reset
@@ -96,7 +99,7 @@ def load_file(path: str) -> ModuleType:
 
 
 def _check_assets(params: SimParams) -> None:
-    """ManiSkill would ask on stdin whether to download what is missing."""
+    """Refuses missing files; ManiSkill would ask on stdin whether to download them."""
     from mani_skill.agents import REGISTERED_AGENTS
     from mani_skill.utils.assets import data
     from mani_skill.utils.registration import REGISTERED_ENVS
@@ -119,7 +122,7 @@ def _check_assets(params: SimParams) -> None:
 
 
 def _unknown_control_mode(params: SimParams, said: str) -> Exception:
-    """ManiSkill asserts that the mode is known; the robot's own modes are asked for with its default one."""
+    """Makes the error for a failed assertion of ManiSkill's; builds the default mode to ask for the robot's modes."""
     import gymnasium
 
     robot: dict[str, Any] = {} if params.robot_uids is None else {"robot_uids": params.robot_uids}

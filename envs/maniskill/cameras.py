@@ -1,4 +1,4 @@
-"""From where ManiSkill's cameras look: ``init_params.camera_*``, checked before any simulator is built."""
+"""Names, sizes and poses of ManiSkill's cameras: ``init_params.camera_*``, checked before a simulator is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIEW_KEYS = ("eye", "target", "fov")
 
 @dataclass(frozen=True)
 class View:
-    """A camera that stands elsewhere than the task has it. None = as the task has it."""
+    """Pose and field of view of a camera that is not where the task has it. None = as the task has it."""
 
     eye: tuple[float, ...] | None = None  # [3] m, in the scene's frame
     target: tuple[float, ...] | None = None  # [3] m, in the middle of the picture
@@ -28,7 +28,7 @@ class View:
 
 @dataclass(frozen=True)
 class Cameras:
-    """The cameras that are rendered, and no others; all of one size."""
+    """The cameras that are rendered. All have one size."""
 
     names: tuple[str, ...] = ("base_camera",)
     height: int = 128  # pixels
@@ -39,7 +39,7 @@ class Cameras:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Cameras:
-        """From ``init_params``. Raises ConfigError, UnknownNameError or UnknownKeyError, naming the key."""
+        """Reads ``init_params``. Raises ConfigError, UnknownNameError or UnknownKeyError, naming the key."""
         names = given.get("camera_names", cls.names)
         if isinstance(names, str) or not names:
             raise ConfigError(
@@ -54,7 +54,7 @@ class Cameras:
         return cls(tuple(names), int(height), int(width), {name: _view(name, views[name]) for name in views})
 
     def sensor_configs(self, shader_pack: str) -> dict[str, Any]:
-        """As ``gym.make`` takes them. Imports mani_skill if a camera stands elsewhere."""
+        """Gives ``sensor_configs`` of ``gym.make``. Imports mani_skill if there are views."""
         views = {name: _as_config(view) for name, view in self.views.items()}
         return {"height": self.height, "width": self.width, "shader_pack": shader_pack, **views}
 

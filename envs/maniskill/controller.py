@@ -1,4 +1,4 @@
-"""ManiSkill's controllers of the hand, without what they compute twice. Only for the worker."""
+"""Spares ManiSkill's end-effector controllers a second computation of the same pose. Only for the worker."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from functools import cache
 from typing import Any
 
 
-def look_once(agent: Any) -> None:
-    """The hand's controllers of a robot look once an action where the hand is, instead of twice. May be said again.
+def cache_ee_pose(agent: Any) -> None:
+    """Computes the end-effector pose once per action instead of twice. A second call changes nothing.
 
     ``PDEEPosController.set_action`` (mani_skill 3.0.1, ``agents/controllers/pd_ee_pose.py``) asks for the pose at which
-    the movement begins, and again for the inverse kinematics; nothing moves between. A look is a dozen calls of torch
-    on a few numbers. The same numbers to the bit (``benchmarks/controller.py`` measures the difference).
+    the movement begins, and again for the inverse kinematics; nothing moves in between. Each time takes a dozen calls
+    of torch on a few numbers. Results stay equal bit by bit (``benchmarks/controller.py`` measures the time).
     """
     from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
 
     combined = getattr(agent, "controller", None)
     for controller in getattr(combined, "controllers", {}).values():
         kind: Any = type(controller)
-        if isinstance(controller, PDEEPosController) and not hasattr(kind, "looks_twice"):
+        if isinstance(controller, PDEEPosController) and not hasattr(kind, "uncached"):
             controller.__class__ = _once(kind)
 
 
 @cache
 def _once(kind: Any) -> Any:
     class Once(kind):
-        looks_twice = kind
+        uncached = kind
         _seen = None
 
         @property

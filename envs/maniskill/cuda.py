@@ -1,4 +1,4 @@
-"""Whether ManiSkill can simulate on a GPU here, and on which one a worker should."""
+"""Finds out whether ManiSkill can simulate on a GPU here, and which GPU a worker should use."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ print("CUDA_DEVICE=" + torch.cuda.get_device_name(0))
 
 
 def wants_gpu(sim_backend: str, rebuilds: bool, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a task is simulated on a GPU. "auto": where NVIDIA's driver shows one, torch was built for it, and the
-    task can be. Imports nothing.
+    """Decides whether a task is simulated on a GPU. Imports nothing.
+
+    "auto" says yes if NVIDIA's driver shows a GPU, torch was built for it, and the task can be simulated there.
 
     Args:
         rebuilds: the task builds another scene for each start.
@@ -51,7 +52,7 @@ def _torch_has_cuda() -> bool:
 
 
 def check_cuda() -> str:
-    """The GPU's name; in a process of its own, which leaves no trace here. Some seconds.
+    """Tries GPU simulation in a process of its own and gives the GPU's name. Takes some seconds.
 
     Raises:
         AssetsMissingError: SAPIEN's library for GPU simulation was not downloaded; each worker would do it.
@@ -70,7 +71,7 @@ def check_cuda() -> str:
 
 
 def device_of(environ: Mapping[str, str] = os.environ) -> str:
-    """The GPU that this worker was given (``EMBODIED_RENDER_GPU``), as torch counts.
+    """Names the GPU that this worker was given (``EMBODIED_RENDER_GPU``), as torch counts.
 
     >>> device_of({}), device_of({"EMBODIED_RENDER_GPU": "3"})
     ('cuda:0', 'cuda:3')

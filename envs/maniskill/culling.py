@@ -1,4 +1,4 @@
-"""Bodies that no camera of ManiSkill sees are not drawn. The picture is the same to the bit."""
+"""Leaves out of the drawing what no camera of ManiSkill sees. Pictures stay equal bit by bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Culling:
         self._hidden = np.zeros(len(self._bodies), bool)
 
     def apply(self) -> None:
-        """Before a picture, with all bodies and cameras where they are in it."""
+        """Hides and shows. Call before a picture, when all bodies and cameras are in place."""
         if not self._bodies:
             return
         poses = np.stack([body.entity.pose.to_transformation_matrix() for body in self._bodies])

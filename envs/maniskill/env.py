@@ -167,7 +167,7 @@ class ManiSkillEnv:
         return self._spec
 
     def preflight(self) -> None:
-        """Asks for a renderer, and the simulator (the first time, then a file) whether it is what the spec says."""
+        """Tries the renderer, and compares the spec with the simulator (asked once; a file keeps the answer)."""
         if self._on_gpu:
             check_cuda()
         check_vulkan(self._renderer)
@@ -180,7 +180,7 @@ class ManiSkillEnv:
             )
 
     def preload(self) -> None:
-        """What :meth:`prepare` does: it tries the renderer in a process of its own, and only imports the simulator."""
+        """Does what :meth:`prepare` does: tries the renderer in a process of its own and imports the simulator."""
         self.prepare()
 
     def prepare(self) -> WorkerFacts:
@@ -190,18 +190,18 @@ class ManiSkillEnv:
         return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=extra)
 
     def _batch(self, num_slots: int) -> ManiSkillBatch:
-        """All slots of a worker in one simulator (:class:`embodied.protocols.Batched`)."""
+        """Hosts all slots of a worker in one simulator (:class:`embodied.protocols.Batched`)."""
         return ManiSkillBatch(self, num_slots)
 
     def make_simulator(self, copies: int) -> TaskSimulator:
-        """A new one, of so many copies of the task. Seconds."""
+        """Builds a simulator with so many copies of the task. Takes seconds."""
         device = device_of() if self._on_gpu else "cpu"
         return TaskSimulator(
             self._params, self._renderer, self._cameras, self._show_goal, self._info_reward, device, copies
         )
 
     def seed_and_options(self, start: Start) -> tuple[int, dict[str, int]]:
-        """What ``env.reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
+        """Gives what ``env.reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
         check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
         last = self._spec.num_init_states[start.task_id] - 1
         check_range("init_state_id of a start", start.init_state_id, 0, last)
@@ -214,7 +214,7 @@ class ManiSkillEnv:
 
     @property
     def state_fields(self) -> tuple[str, ...]:
-        """Fields of ManiSkill's observation that make ``state``, in their order; none without it."""
+        """Fields of ManiSkill's observation that make up ``state``, in order; empty without it."""
         return self._state
 
     # -- one slot: a batch of one ------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class ManiSkillEnv:
         self._sim.set_state(state)
 
     def _expert(self) -> Iterator[np.ndarray]:
-        """A scripted policy that reads the objects' poses: the next action each time one is asked for."""
+        """Yields the next action of a scripted policy that reads the objects' poses."""
         return self._sim.expert(EXPERTS[self._params.id])
 
     def close(self) -> None:
@@ -289,6 +289,6 @@ class ManiSkillBatch:
 
 @functools.cache
 def _prepare_once(renderer: str) -> tuple[VulkanChoice, dict[str, str]]:
-    """A worker may host several slots; the process is prepared by the first."""
+    """Prepares the process once, although a worker may host several slots."""
     choice = check_vulkan(renderer)
     return choice, prepare_process()

@@ -1,7 +1,7 @@
 """Scripted policies for some ManiSkill tasks, for demonstrations. They read poses of objects from the simulator.
 
-Each is a generator over waypoints: it yields ``(position of the gripper in m, gripper −1 closed … +1 open)`` and sees,
-when it goes on, what the last action led to. It ends when it has no further idea.
+Each is a generator of waypoints ``(position of the gripper in m, gripper −1 closed … +1 open)``. It reads the state
+anew for each waypoint and ends when it has no further idea.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _position(thing: Any) -> np.ndarray:
 
 
 def _go(sim: Any, target: Callable[[], np.ndarray], gripper: float, near_m: float, steps: int) -> Waypoints:
-    """Until the gripper is near, for at most ``steps``."""
+    """Moves until the gripper is near, for at most ``steps``."""
     for _ in range(steps):
         if np.linalg.norm(target() - hand_of(sim)) < near_m:
             return
@@ -72,7 +72,7 @@ def _up(metres: float) -> np.ndarray:
 
 
 def _grasp(sim: Any, thing: Any) -> Waypoints:
-    """From above, and close."""
+    """Grasps from above."""
     yield from _go(sim, lambda: _position(thing) + _up(0.06), OPEN, 0.02, 20)
     yield from _go(sim, lambda: _position(thing), OPEN, 0.008, 15)
     yield from _stay(sim, CLOSED, 3)
@@ -85,7 +85,7 @@ def pick_cube(sim: Any) -> Waypoints:
 
 
 def push_cube(sim: Any) -> Waypoints:
-    """Behind the cube (nearer to the robot), down to the table, and forwards."""
+    """Goes behind the cube (nearer to the robot), down to the table, and forwards."""
     behind = np.array([-0.09, 0.0, 0.0])
     yield from _go(sim, lambda: _position(sim.obj) + behind + _up(0.06), CLOSED, 0.03, 20)
     yield from _go(sim, lambda: _position(sim.obj) + behind, CLOSED, 0.015, 12)
@@ -95,7 +95,7 @@ def push_cube(sim: Any) -> Waypoints:
 
 
 def pull_cube(sim: Any) -> Waypoints:
-    """Beyond the cube, down to the table, and back."""
+    """Goes beyond the cube, down to the table, and back."""
     beyond = np.array([0.07, 0.0, 0.0])
     yield from _go(sim, lambda: _position(sim.obj) + beyond + _up(0.08), CLOSED, 0.03, 20)
     yield from _go(sim, lambda: _position(sim.obj) + beyond, CLOSED, 0.015, 12)

@@ -1,8 +1,8 @@
-"""What is known of ManiSkill tasks without their simulator, and how to ask for what is not.
+"""Facts of ManiSkill tasks: a table that needs no simulator, and questions to the simulator for the rest.
 
-The tasks below are those of the wheel that need no download, with their own robot; a test compares the table with the
-simulator. For any other task, robot or control mode a process of its own builds the task once without rendering
-(about 5 s) and the answer is kept in the cache folder.
+The table has the tasks of the wheel that need no download, with their own robot; a test compares it with the simulator.
+For any other task, robot or control mode a process of its own builds the task once without rendering (about 5 s). The
+answer is kept in the cache folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ INSTRUCTIONS = {
 
 @dataclass(frozen=True)
 class SimParams:
-    """How a task's simulator is made: ManiSkill's own names, picklable and JSON."""
+    """Arguments of a task's simulator under ManiSkill's own names; picklable and JSON."""
 
     id: str
     control_mode: str = "pd_ee_delta_pose"
@@ -113,7 +113,7 @@ _PANDA_DIMS = {  # control modes of the Panda whose every dimension is scaled to
 
 
 def package_folder() -> Path:
-    """Where mani_skill is. Raises :class:`AssetsMissingError`."""
+    """Finds mani_skill. Raises :class:`AssetsMissingError`."""
     for name in ("mani_skill", "sapien"):
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
@@ -127,7 +127,7 @@ def package_folder() -> Path:
 
 @functools.cache
 def registered(folder: Path, task_file: str | None) -> tuple[str, ...]:
-    """Names of all tasks that the package's and the user's code registers, read from the source."""
+    """Reads the names of all registered tasks from the source of the package and of the user's file."""
     files = [*sorted((folder / "envs").rglob("*.py")), *([Path(task_file)] if task_file else [])]
     return tuple(dict.fromkeys(name for file in files for name in _REGISTERED.findall(file.read_text())))
 
@@ -140,7 +140,7 @@ def check_task(params: SimParams) -> None:
 
 
 def facts_of(params: SimParams) -> TaskFacts:
-    """From the table, else from the cache, else from a process that builds the task.
+    """Takes the facts from the table, else from the cache, else from a process that builds the task.
 
     Raises:
         AssetsMissingError: the task's assets are not on this machine.
@@ -161,7 +161,7 @@ def _from_table(params: SimParams) -> TaskFacts | None:
 
 
 def ask(params: SimParams) -> TaskFacts:
-    """What the simulator says, kept in the cache folder for the installed version and these parameters."""
+    """Asks the simulator. The answer is kept in the cache folder for the installed version and these parameters."""
     file = cache_folder("maniskill") / f"{_fingerprint(params)}.json"
     try:
         return _decode(json.loads(file.read_text()))

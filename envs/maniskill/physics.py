@@ -1,4 +1,4 @@
-"""A new PhysX scene for what a task has built, so that nothing of an earlier episode stays. Only for the worker."""
+"""Gives what a task has built a new PhysX scene, so that nothing of an earlier episode stays. Only for the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds a ManiSkill task once without rendering and says what it is; run as a process of its own.
+"""Builds a ManiSkill task once without rendering and prints its facts. Runs as a process of its own.
 
 ``python -m embodied.envs.maniskill.probe`` reads :class:`SimParams` as JSON and writes :class:`TaskFacts` or an error.
 """
@@ -14,11 +14,11 @@ from embodied.errors import EmbodiedError
 
 from .build import make_env
 from .facts import SimParams, TaskFacts
-from .simulator import read_state
+from .state import read_state
 
 
 def describe(params: SimParams) -> TaskFacts:
-    """Build, ask, throw away. Raises what :func:`make_env` raises."""
+    """Builds the task, asks it, and drops it. Raises what :func:`make_env` raises."""
     import torch
     from mani_skill.sensors.camera import parse_camera_configs
     from mani_skill.utils.registration import REGISTERED_ENVS

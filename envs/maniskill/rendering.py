@@ -1,4 +1,4 @@
-"""Vulkan without a display for SAPIEN: which device renders on this machine.
+"""Finds the Vulkan device that renders for SAPIEN on this machine, without a display.
 
 Nothing is imported or created in the process that asks: each device is tried in a process of its own, because some
 drivers crash instead of raising.
@@ -35,7 +35,7 @@ class VulkanChoice:
 
 
 def check_vulkan(wanted: str = "auto") -> VulkanChoice:
-    """Find a Vulkan device that SAPIEN accepts; about 1 s. Leaves no trace in this process.
+    """Finds a Vulkan device that SAPIEN accepts. Takes about 1 s and leaves no trace in this process.
 
     Args:
         wanted: "gpu", "cpu" (software), or "auto": the first that works.

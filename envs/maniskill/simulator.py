@@ -18,54 +18,20 @@ import numpy as np
 from embodied.errors import ConfigError, SpecMismatchError, unknown_name
 from embodied.types import StepResult
 
-from ..shared.rotations import axis_angle
 from .build import make_env
 from .cameras import Cameras
-from .controller import look_once
+from .controller import cache_ee_pose
 from .culling import Culling
 from .experts import Waypoints, action_towards, hand_of, within_reach
 from .facts import SimParams
 from .physics import renew
+from .state import read_state
 
 UNMOVED = 1e-3  # m, rad, m/s or rad/s: rounding of what is read from a GPU and written back is less
 
 
-def read_state(env: Any) -> dict[str, np.ndarray]:
-    """What ManiSkill gives beside the pictures in its visual observation modes, each [N, n] of N copies.
-
-    The robot's proprioception, and what belongs to the task (``goal_pos``); poses of objects are not among it.
-    ``proprio`` is made of it: gripper position, axis-angle and both fingers, as LIBERO's state. One copy from a device.
-    """
-    import torch
-
-    seen: dict[str, Any] = {}
-    _flatten({**env._get_obs_agent(), **env._get_obs_extra(env.get_info())}, seen)
-    columns = [
-        torch.as_tensor(value, device=env.device).to(torch.float32).reshape(env.num_envs, -1) for value in seen.values()
-    ]
-    ends = np.cumsum([column.shape[1] for column in columns])
-    values = torch.cat(columns, dim=1).cpu().numpy()
-    found = dict(zip(seen, np.split(values, ends[:-1], axis=1), strict=True))
-    if "tcp_pose" in found and found["tcp_pose"].shape[1] == 7 and found["qpos"].shape[1] > 2:
-        found["proprio"] = np.stack([_proprio(*row) for row in zip(found["tcp_pose"], found["qpos"], strict=True)])
-    return found
-
-
-def _proprio(tcp_pose: np.ndarray, qpos: np.ndarray) -> np.ndarray:
-    w, x, y, z = map(float, tcp_pose[3:])
-    return np.concatenate([tcp_pose[:3], axis_angle(x, y, z, w), qpos[-2:]])
-
-
-def _flatten(tree: Mapping[str, Any], found: dict[str, Any]) -> None:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            _flatten(value, found)
-        else:
-            found[name] = value
-
-
 class TaskSimulator:
-    """N copies of a ManiSkill task that are stepped together, and the episodes that run in them. N = 1 on the CPU.
+    """Steps N copies of a ManiSkill task together and holds their episodes. N = 1 on the CPU.
 
     Args:
         device: what simulates: "cpu", or a GPU ("cuda:0"), which then renders as well.
@@ -124,8 +90,9 @@ class TaskSimulator:
     # -- resets ------------------------------------------------------------------------------------------------------
 
     def begin(self, slots: Sequence[int], seeds: Sequence[int], options: Sequence[Mapping[str, int]]) -> None:
-        """``env.reset(seed, options)`` of some copies, each as if it were alone; renders nothing, and nothing of
-        earlier episodes stays. The other copies stay as they are.
+        """Resets some copies by ``env.reset(seed, options)``, each as if it were alone. Renders nothing.
+
+        Nothing of earlier episodes stays. The other copies stay as they are.
 
         Raises:
             ConfigError: the task moves all copies while it sets up some.
@@ -144,13 +111,16 @@ class TaskSimulator:
             }
             with self._controllers_reset(chosen):
                 self.env.reset(seed=list(self._seeds), options={**given, "env_idx": chosen})
-            look_once(self.env.agent)  # the task may have built another one
+            cache_ee_pose(self.env.agent)  # the task may have built another robot
             if before is not None:
                 self._check_unmoved(before, self.env.get_state()[others])
 
     def _one_after_another(self, env_idx: Any, options: dict[str, Any]) -> None:
-        """In the place of the task's ``_initialize_episode``, which draws what belongs to all copies from one generator
-        (that of the first one's seed): a start would depend on which others are reset with it."""
+        """Replaces the task's ``_initialize_episode`` and sets up one copy at a time.
+
+        The original draws for all copies from one generator, seeded by the first: a start would depend on which other
+        copies are reset with it.
+        """
         env, mask = self.env, self.env.scene._reset_mask
         per_copy = [name for name in self._options if name in options]
         for place, slot in enumerate(env_idx.tolist()):
@@ -165,8 +135,11 @@ class TaskSimulator:
 
     @contextmanager
     def _controllers_reset(self, chosen: Any) -> Iterator[None]:
-        """Meanwhile controllers forget the targets of these copies only. ``env.reset`` has them forget all: copies in
-        the middle of an episode with a target controller would go on from where they are, not from where they aim."""
+        """Within it, a reset of the controllers clears the targets of these copies only.
+
+        ``env.reset`` clears all. Under a target controller, copies in the middle of an episode would then go on from
+        where they are, not from where they aim.
+        """
         scene, agent = self.env.scene, self.env.agent
         rebuilt = self.env.reconfiguration_freq != 0  # then there is one copy, and its controllers are new ones
         found = {} if rebuilt or agent is None else agent.controller
@@ -198,7 +171,8 @@ class TaskSimulator:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, actions: np.ndarray) -> list[StepResult]:
-        """One control step with float32 [N, A]: ``BaseEnv.step`` without its observation. One copy from a device."""
+        """Executes one control step with float32 [N, A]: ``BaseEnv.step`` without its observation. Results leave the
+        device in one copy."""
         if not self._on_gpu:
             self._actions.append(np.array(actions[0], np.float32))
         self._pictures = {}
@@ -212,14 +186,14 @@ class TaskSimulator:
         return [StepResult(reward, bool(won or lost), bool(won)) for reward, won, lost in zip(*table, strict=True)]
 
     def _of_info(self, info: Mapping[str, Any], name: str) -> Any:
-        """An entry of ManiSkill's ``info``, float64 [N]; zeros if the task has none."""
+        """Gives an entry of ManiSkill's ``info`` as float64 [N]; zeros if the task has none."""
         torch, env = self._torch, self.env
         if name not in info:
             return torch.zeros(env.num_envs, dtype=torch.float64, device=env.device)
         return torch.as_tensor(info[name], device=env.device).to(torch.float64).reshape(env.num_envs)
 
     def _reward(self, action: Any, info: Mapping[str, Any]) -> Any:
-        """float64 [N]"""
+        """Rewards, float64 [N]."""
         if self._info_reward:
             return sum(weight * self._of_info(info, name) for name, weight in self._info_reward.items())
         if self.env.reward_mode == "none":
@@ -230,8 +204,10 @@ class TaskSimulator:
     # -- observations ------------------------------------------------------------------------------------------------
 
     def pictures(self, slots: Sequence[int], cameras: Sequence[str]) -> np.ndarray:
-        """uint8 [n, C, H, W, 3], upright, of some copies. All are rendered together, once for each state; what was
-        asked for leaves the device in one copy."""
+        """Gives upright pictures of some copies, uint8 [n, C, H, W, 3].
+
+        All copies are rendered together, once for each state. The pictures asked for leave the device in one copy.
+        """
         with self._torch.inference_mode():
             if not self._pictures:
                 self._pictures = self._through_get_obs() if self._through_env else self._rendered()
@@ -260,12 +236,12 @@ class TaskSimulator:
         self._culling.apply()
 
     def _through_get_obs(self) -> dict[str, Any]:
-        """For tasks that change the cameras' pictures (a photograph as background)."""
+        """Serves tasks that change the cameras' pictures (a photograph as background)."""
         seen = self.env.get_obs(self.env.get_info())["sensor_data"]
         return {name: seen[name]["rgb"].to(self._torch.uint8) for name in self._cameras}
 
     def state(self, fields: Sequence[str]) -> np.ndarray:
-        """float32 [N, S]: these fields of :func:`read_state`, one after another."""
+        """Joins fields of :func:`read_state`: float32 [N, S]."""
         with self._torch.inference_mode():
             found = read_state(self.env)
         return np.concatenate([found[name] for name in fields], axis=1).astype(np.float32)
@@ -273,7 +249,7 @@ class TaskSimulator:
     # -- one copy on the CPU -----------------------------------------------------------------------------------------
 
     def expert(self, waypoints: Callable[[Any], Waypoints]) -> Iterator[np.ndarray]:
-        """Actions of a script of ``experts``, each seen from where the last one led."""
+        """Gives the actions of a script of ``experts``; each is computed from the state that the last one led to."""
         script = waypoints(self.env)
         while True:
             with self._torch.inference_mode():
@@ -291,8 +267,9 @@ class TaskSimulator:
             return self.env.get_state().cpu().numpy()[0].copy()
 
     def get_state(self) -> dict[str, Any]:
-        """The way here. PhysX keeps contacts and link poses that cannot be written back: restoring positions,
-        velocities and targets goes on with other numbers from the first step on; the same actions do not.
+        """Gives the start and the actions since. PhysX keeps contacts and link poses that cannot be written back: with
+        positions, velocities and targets restored, the numbers differ from the first step on. Repeated actions give
+        the same numbers.
 
         Raises:
             ConfigError: on a GPU, where the same actions lead elsewhere.
@@ -312,7 +289,7 @@ class TaskSimulator:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes the way again (3 to 6 ms a control step), and checks where it led."""
+        """Repeats the actions from the start (3 to 6 ms a control step) and checks the state they led to."""
         self.begin([0], [state["seed"]], [state["options"]])
         for action in state["actions"]:
             self.step(action[None])
@@ -328,8 +305,11 @@ class TaskSimulator:
 
 @functools.cache
 def _keep_renderer(render_backend: str) -> Any:
-    """SAPIEN computes a table of reflections (10 s of CPU in software) for the first picture and forgets it with the
-    last scene; as long as one render system lives it is computed once a process."""
+    """Keeps one render system alive for the whole process.
+
+    SAPIEN computes a table of reflections (10 s of CPU in software) for the first picture, and drops it when no scene
+    and no render system is left.
+    """
     import sapien.render
 
     device = {"gpu": "cuda"}.get(render_backend, render_backend.removeprefix("sapien_"))
@@ -337,7 +317,7 @@ def _keep_renderer(render_backend: str) -> Any:
 
 
 def prepare_process() -> dict[str, str]:
-    """Once in the worker, before SAPIEN is imported: one thread, no questions. Versions of what was found."""
+    """Prepares a worker before SAPIEN is imported (one rendering thread) and gives the versions found."""
     os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software renderer: no threads beside the calling one
     import mani_skill
     import sapien

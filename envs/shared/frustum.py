@@ -1,4 +1,4 @@
-"""Which boxes lie outside a camera's picture. They need not be drawn, and in software each triangle costs."""
+"""Finds boxes outside a camera's picture. They need not be drawn, and in software each triangle costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARGIN = 1.0  # pixels around the picture that count as seen
 
 @dataclass(frozen=True)
 class Frustum:
-    """What a camera sees: half-spaces in the scene's frame."""
+    """The view volume of a camera, as half-spaces in the scene's frame."""
 
     planes: np.ndarray  # float64 [5, 4]: inside is planes @ (x, y, z, 1) >= 0
 
@@ -20,7 +20,7 @@ class Frustum:
     def of_pinhole(
         cls, to_camera: np.ndarray, focal: tuple[float, float], center: tuple[float, float], size: tuple[int, int]
     ) -> Frustum:
-        """Of a camera that looks along z, x to the right and y downwards.
+        """Makes the frustum of a camera that looks along z, with x to the right and y downwards.
 
         Args:
             to_camera: [4, 4], from the scene's frame to the camera's.
@@ -37,7 +37,7 @@ class Frustum:
         return cls(np.array(inside, float) @ to_camera)
 
     def misses(self, corners: np.ndarray) -> np.ndarray:
-        """Corners [n, 8, 4] (x, y, z, 1) of boxes → bool [n]: wholly on the other side of a plane, so not seen."""
+        """Marks boxes that are not seen, bool [n], from their corners [n, 8, 4] (x, y, z, 1)."""
         return ((corners @ self.planes.T) < 0).all(axis=1).any(axis=1)
 
 

@@ -15,7 +15,12 @@ TRIAL_TIMEOUT_S = 60.0
 
 
 def cache_folder(name: str) -> Path:
-    """``$XDG_CACHE_HOME`` (else ``~/.cache``) ``/embodied/name``; in the temporary folder if that cannot be written."""
+    """Makes ``$XDG_CACHE_HOME`` (else ``~/.cache``) ``/embodied/name``, or a folder in the temporary one if it
+    cannot be written.
+
+    Raises:
+        AssetsMissingError: neither can be written.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     roots = (cache / "embodied", Path(tempfile.gettempdir()) / f"embodied-{os.getuid()}")
     for root in roots:
@@ -30,14 +35,14 @@ def cache_folder(name: str) -> Path:
 
 
 def try_in_process(code: str, arguments: Sequence[str], variables: Mapping[str, str], answer: str) -> tuple[bool, str]:
-    """Run Python ``code`` in a process of its own, since graphics drivers crash instead of raising.
+    """Runs Python ``code`` in a process of its own, because graphics drivers crash instead of raising.
 
     Args:
-        variables: of the environment, beside this process's.
-        answer: what stands before the answer in a line that the code prints.
+        variables: environment variables to add to those of this process.
+        answer: prefix of the line that the code prints as its answer.
 
     Returns:
-        whether it answered, and the answer, or the last line that names an error.
+        Whether it answered; then the answer, or the last line that names an error.
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]

@@ -1,5 +1,5 @@
-"""torch.compile of each transformer block: the norms, rotations and activations between the matrix products become one
-kernel each. Blocks of one kind share their code, so each kind is compiled once, however deep the network is.
+"""Compiles each transformer block: the norms, rotations and activations between the matrix products become one kernel
+each. Blocks of one kind share their code, so each kind is compiled once, however deep the network is.
 
 A compiled block is made for its shapes. Batches are therefore filled up to the next power of two (:func:`filled`), and
 prompts have one length in a run; then a run needs at most one compilation a kind, power of two, and with or without
@@ -20,7 +20,7 @@ VARIANTS = 64  # of one block's code: two widths x gradients or none x powers of
 
 
 def compile_blocks(module: nn.Module, names: tuple[str, ...], backend: str) -> None:
-    """Compile every submodule whose class is one of ``names``, in place: parameters keep their names.
+    """Compiles every submodule whose class is one of ``names``, in place. Parameters keep their names.
 
     Raises:
         ConfigError: there is no such backend, or no compiler for it.
@@ -45,11 +45,11 @@ def _check(backend: str) -> None:
 
 
 def bucket(rows: int) -> int:
-    """The least power of two that is at least ``rows``."""
+    """Rounds ``rows`` up to a power of two."""
     return 1 << (rows - 1).bit_length()
 
 
 def filled(values: Tensor, rows: int) -> Tensor:
-    """``values`` [B, …] with its last row repeated: [rows, …]."""
+    """Repeats the last row of ``values`` [B, …]: [rows, …]."""
     missing = rows - len(values)
     return values if missing == 0 else torch.cat([values, values[-1:].expand(missing, *values.shape[1:])])

@@ -12,6 +12,6 @@ from torch import Tensor
 
 @lru_cache(maxsize=256)
 def constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """``values`` (nested tuples) as a tensor that callers must not write to."""
+    """Gives ``values`` (nested tuples) as a tensor. Callers must not write to it."""
     with torch.inference_mode(False):  # the first caller may be a rollout, a later one needs gradients
         return torch.tensor(values, dtype=dtype, device=device)

@@ -22,7 +22,7 @@ SHARD_BYTES = 5 * 10**9
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's ``model.safetensors``, or all files of its index. Raises CheckpointError if one is not there."""
+    """Lists ``model.safetensors``, or all files of the index. Raises CheckpointError if one is missing."""
     if (folder / INDEX).is_file():
         names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
     else:
@@ -34,7 +34,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError if it cannot be read."""
+    """Reads a JSON object. Raises CheckpointError if the file cannot be read."""
     try:
         return json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor by name, mapped from the file. Raises CheckpointError if it is cut off or no such file."""
+    """Yields every tensor with its name, mapped from the file. Raises CheckpointError if the file is damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
             yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
@@ -51,7 +51,7 @@ def read_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
-    """Shape of every tensor of a safetensors file by name, from its header alone. Raises as above."""
+    """Yields every tensor's name and shape from the file's header alone. Raises CheckpointError as above."""
     try:
         with safe_open(file, framework="pt") as opened:
             yield from ((name, opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
@@ -60,8 +60,9 @@ def read_shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def read_pt(file: Path) -> dict[str, Tensor]:
-    """A state dict that torch saved: tensors by name without DDP's prefix ``module.``, mapped from the file. No code in
-    the file is run.
+    """Reads a state dict that torch saved: tensors by name without DDP's prefix ``module.``, mapped from the file.
+
+    No code in the file is run.
 
     Raises:
         CheckpointError: the file is damaged or holds other things than tensors.
@@ -74,12 +75,12 @@ def read_pt(file: Path) -> dict[str, Tensor]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes an indented JSON object."""
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def write_weights(state: dict[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write contiguous tensors as ``model.safetensors``; more than ``shard_bytes`` of them as several files and an
-    index."""
+    """Writes contiguous tensors as ``model.safetensors``; beyond ``shard_bytes`` as several files with an index."""
     shards = _shards(state, shard_bytes)
     if len(shards) == 1:
         save_file(shards[0], str(folder / "model.safetensors"), metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""LoRA by peft on the native modules, and what peft does not do: a slice of an adapted layer, a merge on a copy.
+"""Adds peft's LoRA to plain modules. Beyond peft: slices of an adapted layer, and merging into a copy.
 
 An adapted layer computes ``W x + s · B A x`` (Hu et al., arXiv 2106.09685, eq. 3).
 """
@@ -25,15 +25,15 @@ _PREFIX = "base_model.model."
 
 
 def inject(model: nn.Module, config: LoraConfig, seed: int, cast_input: bool) -> None:
-    """Wrap the target layers of ``model`` in place.
+    """Wraps the target layers of ``model`` in place.
 
     Args:
-        config: what peft takes; ``target_modules`` are name endings.
-        seed: the adapters' random initialisation is a function of it.
+        config: peft's; ``target_modules`` are endings of names.
+        seed: decides the adapters' initial values.
         cast_input: False leaves the number format to autocast instead of casting activations to float32.
 
     Raises:
-        ConfigError: a target that no layer is called.
+        ConfigError: no layer has a target's name.
     """
     _check_targets(model, config)
     with torch.random.fork_rng(devices=[]):
@@ -60,7 +60,7 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 
 def sliced_linear(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
-    """Outputs ``rows`` of a linear layer without bias, adapted or not, without computing the others; in float32.
+    """Computes outputs ``rows`` of a linear layer without bias, adapted or not, and no others; in float32.
 
     Reading ``layer.weight[rows]`` alone would silently leave the adapter out.
     """
@@ -81,8 +81,10 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Float32 state dict under the names without adapters, their deltas added. ``model`` itself is not touched:
-    merging in place and in bf16 destroys a small delta."""
+    """Gives a float32 state dict under the names without adapters, with their deltas added.
+
+    ``model`` itself is not touched: merging in place and in bf16 destroys a small delta.
+    """
     layers = lora_layers(model)
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
@@ -98,7 +100,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters' tensors under peft's file names (``base_model.model.….lora_A.weight``)."""
+    """Gives the adapters' tensors under peft's file names (``base_model.model.….lora_A.weight``)."""
     state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
     return {
         _PREFIX + name.replace(".default.", "."): value.detach().cpu().contiguous() for name, value in state.items()
@@ -106,14 +108,14 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Write a folder that peft and ``lora_path`` read. For adapted models only."""
+    """Writes a folder that peft and ``lora_path`` read. For adapted models only."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={"format": "pt"})
     model.peft_config["default"].save_pretrained(str(folder))  # type: ignore[index, union-attr]
 
 
 def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
-    """Fill the injected adapters from a peft folder: every adapter tensor is filled, every tensor of the file is used.
+    """Fills the injected adapters from a peft folder. Every adapter is filled, every tensor of the file is used.
 
     Args:
         ignore: compiled patterns of base names that are not built (dead modules).
@@ -157,7 +159,7 @@ SCALES = {
 
 
 def _check_scales(path: Path, own: LoraConfig) -> None:
-    """No tensor tells the scale of an adapter: with another one the same numbers are another policy."""
+    """Compares the scales in the adapter's configuration with ours: no tensor tells the scale."""
     said = read_json(path) if path.is_file() else {}
     wrong = {key: said[field] for field, key in SCALES.items() if field in said and said[field] != getattr(own, field)}
     if wrong:

@@ -1,8 +1,8 @@
-"""Activations wait in host memory for the backward pass.
+"""Keeps activations in host memory until the backward pass.
 
-``torch.autograd.graph.save_on_cpu`` would take the weights along, which autograd saves as well and which are on the
-device anyway: with frozen 7B weights 15 GB a pass. Here they stay. With recomputed layers only the layers' inputs are
-left to move, 4096 numbers a token and layer. (Weights that FSDP gathers for a layer are new tensors, and do go.)
+Autograd saves weights, too. ``torch.autograd.graph.save_on_cpu`` would move them, 15 GB a pass with frozen 7B weights,
+although they are on the device anyway. Here they stay. With recomputed layers only the layers' inputs move, e.g. 4096
+numbers a token and layer. Weights that FSDP gathers for a layer are new tensors and do move.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ LEAST_BYTES = 1024  # a smaller tensor costs more to move than it frees
 
 @dataclass
 class Moved:
+    """Counts what was moved to the host."""
+
     tensors: int = 0
     bytes: int = 0
 
 
 @contextmanager
 def activations_on_host(module: nn.Module) -> Iterator[Moved]:
-    """Within it, what autograd saves is copied to (pinned) host memory, except parameters and buffers of ``module``; it
-    comes back when the backward pass asks for it. Copies are queued on the stream of the computation, so nothing waits
-    and no tensor is overwritten before it has left."""
+    """Moves what autograd saves within it to (pinned) host memory, except parameters and buffers of ``module``.
+
+    It comes back when the backward pass asks for it. Copies are queued on the stream of the computation: nothing waits,
+    and no tensor is overwritten before it was copied.
+    """
     stays = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
     moved = Moved()
 

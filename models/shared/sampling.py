@@ -16,7 +16,7 @@ EXCLUDED = -1e4
 
 
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Float32 log-probabilities of the distribution that is sampled: [B, T, N] → [B, T, N]."""
+    """Computes float32 log-probabilities of the distribution that is sampled: [B, T, N] → [B, T, N]."""
     scaled = logits.float() / sampling.temperature
     if sampling.top_k and sampling.top_k < scaled.shape[-1]:
         threshold = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
@@ -27,14 +27,17 @@ def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
-    """Bool [B, T, N]: the fewest most likely classes whose probability reaches ``top_p`` (Holtzman et al. 2020)."""
+    """Marks the fewest most likely classes that reach ``top_p`` together (Holtzman et al. 2020): bool [B, T, N]."""
     probs, order = scaled.detach().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     before = probs.cumsum(dim=-1) - probs
     return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < top_p)
 
 
 def draw(logp: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
-    """Classes int64 [B, T] by inverting the cumulative distribution at ``uniform`` [B, T] in [0, 1), or the argmax."""
+    """Draws classes int64 [B, T] by inverting the cumulative distribution at ``uniform`` [B, T] in [0, 1).
+
+    Takes the most likely class instead if ``sampling.do_sample`` is false.
+    """
     if not sampling.do_sample:
         return logp.argmax(dim=-1)
     cdf = logp.double().exp().cumsum(dim=-1)  # double: 256 float32 roundings would shift the drawn class visibly
@@ -45,5 +48,5 @@ def draw(logp: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
 
 
 def entropy(logp: Tensor) -> Tensor:
-    """[B, T, N] → nats [B, T]."""
+    """Computes the entropy in nats: [B, T, N] → [B, T]."""
     return -(logp.exp() * logp).sum(dim=-1)
