@@ -60,7 +60,7 @@ def work(threads: int, size: int) -> None:
     )  # fmt: skip
     records = {
         "images": torch.randint(0, 256, (size, 1, 64, 64, 3), dtype=torch.uint8),
-        "task_id": torch.zeros(size, dtype=torch.long),
+        "prompt": torch.zeros(size, dtype=torch.long),
     }
     noise = torch.rand(size, *policy.spec.noise.shape)
     records["action_tokens"] = policy.act(records, noise, Sampling()).fields["action_tokens"]

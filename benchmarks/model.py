@@ -88,7 +88,7 @@ class Bench:
         size = self.net.image_size
         images = torch.randint(0, 256, (batch, 1, size, size, 3), dtype=torch.uint8, device=self.device)
         task = torch.zeros(batch, dtype=torch.int32, device=self.device)
-        return {"images": images, "task_id": task}, torch.rand(batch, self.net.action_tokens, device=self.device)
+        return {"images": images, "prompt": task}, torch.rand(batch, self.net.action_tokens, device=self.device)
 
     def eager(self, batch: int) -> Call:
         obs, uniform = self.observations(batch)
@@ -294,7 +294,7 @@ def _gap_inputs(policy: OpenVLAOFTPolicy, device: str) -> tuple[dict[str, Tensor
     generator, net = torch.Generator().manual_seed(0), policy.model.net
     shape = (GAP_BATCH, 1, net.image_size, net.image_size, 3)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
-    obs = {"images": images, "task_id": torch.zeros(GAP_BATCH, dtype=torch.int32, device=device)}
+    obs = {"images": images, "prompt": torch.zeros(GAP_BATCH, dtype=torch.int32, device=device)}
     uniform = torch.rand(GAP_BATCH, net.action_tokens, generator=generator).to(device)
     return obs, uniform, torch.randn(GAP_BATCH, 1, generator=generator).to(device)
 

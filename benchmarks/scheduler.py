@@ -64,6 +64,9 @@ class SleepingPolicy:
     def bind(self, env: EnvSpec) -> None:
         pass
 
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        return {}
+
     def act(self, obs: Mapping[str, torch.Tensor], noise: torch.Tensor, sampling: Sampling) -> Decision:
         rows = len(noise)
         time.sleep(self._seconds(rows))

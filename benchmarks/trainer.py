@@ -143,7 +143,8 @@ class Bench:
     def _act(self, policy: Policy, arrays: dict[str, np.ndarray]) -> None:
         """Let the policy answer every row, so that log-probs are those of its tokens."""
         for part in np.array_split(np.arange(len(arrays["t"])), -(-len(arrays["t"]) // 32)):
-            obs = {n: torch.from_numpy(arrays[n][part]).to(self.device) for n in (*self.env.obs, "task_id")}
+            obs = {n: torch.from_numpy(arrays[n][part]).to(self.device) for n in self.env.obs}
+            obs |= policy.encode_instructions([self.env.tasks[task] for task in arrays["task_id"][part]])
             drawn = torch.Generator().manual_seed(int(part[0]))
             noise = torch.rand(len(part), *policy.spec.noise.shape, generator=drawn)
             for name, values in policy.act(obs, noise.to(self.device), SAMPLING).fields.items():

@@ -160,8 +160,14 @@ class Policy(Protocol):
     def spec(self) -> PolicySpec: ...
 
     def bind(self, env: EnvSpec) -> None:
-        """Fit to an env: check cameras, state and action dimensions, tokenise the instructions. May be called again
+        """Fit to an env: check cameras, state and action dimensions, prepare for its instructions. May be called again
         with another env. Raises :class:`embodied.errors.SpecMismatchError`."""
+        ...
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        """What :meth:`act` and :meth:`evaluate` read of the instructions of B observations: fields [B, …] of the
+        policy's own choice, e.g. token ids or rows of its table of prompts. Any text will do, also one that
+        ``EnvSpec.tasks`` does not have. After :meth:`bind`."""
         ...
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
@@ -173,7 +179,7 @@ class Policy(Protocol):
         """Answer B observations.
 
         Args:
-            obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and ``task_id`` int32 [B].
+            obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and those of :meth:`encode_instructions`.
             noise: float32 [B, *spec.noise.shape] of the declared kind, the only source of randomness (a row's noise is
                 a function of seed, episode and record, so no batching changes a result).
             sampling: temperature and truncation of the distribution. ``do_sample=False`` asks for the likeliest
@@ -186,7 +192,7 @@ class Policy(Protocol):
     ) -> Evaluation:  # fmt: skip
         """Log-probs (entropies, values) of B records under the present weights, with gradients.
 
-        ``records`` holds the observation fields, ``task_id`` and the decision fields, each [B, …].
+        ``records`` holds the fields that :meth:`act` was given, and those of the decision, each [B, …].
 
         Args:
             distribution: also give the log-probs of what was not chosen (``Evaluation.distribution``). Passed, and
@@ -226,7 +232,7 @@ class CountsFlops(Protocol):
         backward pass too. Two for each multiply-add; what is computed a second time to save memory is not counted.
 
         Args:
-            records: ``task_id`` and the decision fields, each [n, …]; no observations.
+            records: the fields of decisions and of :meth:`Policy.encode_instructions`, each [n, …]; no observations.
         """
         ...
 

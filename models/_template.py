@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +35,16 @@ class TemplatePolicy(nn.Module):
             raise SpecMismatchError(f"the env has {env.action_dim} action dimensions", "set actor.model.action_dim")
         self.low, self.high = (torch.tensor(v).to(self.head.weight) for v in (env.action_low, env.action_high))
 
+    def encode_instructions(
+        self, texts: Sequence[str]
+    ) -> Mapping[str, Tensor]:  # what act() reads of them; here nothing
+        return {}
+
     def probe(self, obs: Mapping[str, Tensor]) -> tuple[str, ...]:  # warnings at the first observations of a run
         return ()
 
     def _log_probs(self, obs: Mapping[str, Tensor], sampling: Sampling) -> Tensor:  # [B, T, bins], for act and evaluate
-        pixels = obs["images"][:, 0].permute(0, 3, 1, 2).float() / 255.0  # obs["task_id"] would say which instruction
+        pixels = obs["images"][:, 0].permute(0, 3, 1, 2).float() / 255.0
         logits = self.head(self.pool(pixels).flatten(1)).unflatten(1, (-1, self.bins))
         return (logits / sampling.temperature).log_softmax(-1)
 

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "embodied"
 
 LAYERS = {
     "types": 0, "errors": 0, "random": 0,
-    "protocols": 1, "targets": 1,
+    "protocols": 1, "targets": 1, "instructions": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,
     "runtime": 4, "learn": 4,

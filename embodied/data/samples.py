@@ -18,13 +18,11 @@ class Samples:
     """N samples of some episodes, numbered by episode and time.
 
     Args:
-        tasks: instructions; ``task_id`` of a sample indexes them.
         chunk: K.
     """
 
-    def __init__(self, episodes: Sequence[Demonstration], tasks: Sequence[str], chunk: int) -> None:
+    def __init__(self, episodes: Sequence[Demonstration], chunk: int) -> None:
         self._episodes, self._chunk = episodes, chunk
-        self._task_ids = np.array([tasks.index(episode.instruction) for episode in episodes], np.int32)
         lengths = np.array([len(episode) for episode in episodes], np.int64)
         self._owner = np.repeat(np.arange(len(episodes)), lengths)
         self._time = np.concatenate([np.arange(length) for length in lengths]) if len(lengths) else np.zeros(0, int)
@@ -38,17 +36,20 @@ class Samples:
         return np.arange(self._chunk) < self._left[chosen][:, None]
 
     def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
-        """Samples ``chosen`` int64 [B]: ``images`` uint8 [B, C, H, W, 3], the other observation fields, ``task_id``
-        int32 [B], and ``actions`` float32 [B, K, A]."""
+        """Samples ``chosen`` int64 [B]: ``images`` uint8 [B, C, H, W, 3], the other observation fields, and ``actions``
+        float32 [B, K, A]."""
         rows = [(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
         ahead = np.arange(self._chunk)
         fields = {name: np.stack([episode.fields[name][t] for episode, t in rows]) for name in rows[0][0].fields}
         return {
             **fields,
             "images": np.stack([episode.pictures(t) for episode, t in rows]),
-            "task_id": self._task_ids[self._owner[chosen]],
             "actions": np.stack([e.actions[np.minimum(t + ahead, len(e) - 1)] for e, t in rows]),
         }
+
+    def instructions(self, chosen: np.ndarray) -> list[str]:
+        """Of the samples ``chosen`` int64 [B]."""
+        return [self._episodes[self._owner[i]].instruction for i in chosen]
 
     def spread(self, count: int) -> np.ndarray:
         """Up to ``count`` samples, evenly over all: int64."""

@@ -108,8 +108,8 @@ class Cloner:
         tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
         self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
         chunk = policy.spec.num_action_chunks
-        self.samples = Samples(self.episodes, tasks, chunk)
-        self._validation = Samples(self.held_out, tasks, chunk)
+        self.samples = Samples(self.episodes, chunk)
+        self._validation = Samples(self.held_out, chunk)
         runner = config.runner
         self.engine = Engine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
         self._world = self.engine.parallel.world
@@ -220,6 +220,8 @@ class Cloner:
         records = {name: torch.from_numpy(values).to(self.device) for name, values in samples.batch(chosen).items()}
         if places is not None:
             records["images"] = self._augment(records["images"], places)
+        told = self.policy.encode_instructions(samples.instructions(chosen))
+        records |= {name: values.to(self.device) for name, values in told.items()}
         encoded = self._encode(records["actions"])
         mask = self._mask(samples, chosen).to(self.device)
         logprobs = self.policy.evaluate({**records, **encoded}, Sampling()).logprobs.flatten(1)[mask]

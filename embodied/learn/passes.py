@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied import instructions
 from embodied.errors import Stopped
 from embodied.learn.batch import gather, micro_batches
 from embodied.learn.reference import Reference
 from embodied.learn.watch import Passed
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import Policy
-from embodied.types import EpisodeResult, Evaluation, Sampling
+from embodied.types import EnvSpec, EpisodeResult, Evaluation, Sampling
 
 Part = TypeVar("Part", Tensor, np.ndarray)
 """Records of one pass: indices, int64 [n]."""
@@ -52,19 +53,27 @@ class OwnRecords:
     Args:
         arrays: the slab's.
         results: this rank's episodes, at least one.
-        fields: names of the arrays that the policy reads.
+        env: whose observations the records hold.
     """
 
     arrays: Mapping[str, np.ndarray]
     results: Sequence[EpisodeResult]
-    fields: Sequence[str]
+    policy: Policy
+    env: EnvSpec
     device: torch.device
     parallel: Replicas
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
         """What the policy reads of ``rows`` int64 [n], tensors [n, …]. Of none: one record, for a pass that counts
         nothing, because other ranks have one to make."""
-        return gather(self.arrays, self.fields, rows if len(rows) else self._any, self.device)
+        rows = rows if len(rows) else self._any
+        fields = [*instructions.fields_of(self.env), *self.policy.spec.decision]
+        told = {name: values.to(self.device) for name, values in self.told(rows).items()}
+        return gather(self.arrays, fields, rows, self.device) | told
+
+    def told(self, rows: np.ndarray) -> Mapping[str, Tensor]:
+        """What the policy reads of the instructions of ``rows`` int64 [n], tensors [n, …]."""
+        return self.policy.encode_instructions(instructions.of_rows(self.env, self.arrays, rows))
 
     @property
     def _any(self) -> np.ndarray:

@@ -170,9 +170,8 @@ class Trainer:
         return self.engine.evaluated()
 
     def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
-        fields = [*self.env.obs, "task_id", *self.policy.spec.decision]
         mine = [result for result in results if result.rank == self._world.rank]
-        return OwnRecords(arrays, mine, fields, self.device, self._parallel)
+        return OwnRecords(arrays, mine, self.policy, self.env, self.device, self._parallel)
 
     def _reset_reference(self, iteration: int) -> None:
         interval = self.algorithm.reference_reset_interval
@@ -311,7 +310,8 @@ class Trainer:
         mine = own.among(ranks, keep)
         if isinstance(self.policy, CountsFlops):
             rows = batch.rows[chosen[mine].numpy()]
-            light = {name: own.arrays[name][rows] for name in ("task_id", *self.policy.spec.decision)}
+            light = {name: own.arrays[name][rows] for name in self.policy.spec.decision}
+            light |= {name: values.numpy() for name, values in own.told(rows).items()}
             costs = torch.from_numpy(self.policy.flops(light, training=not self._warming_up))
             totals.flops += costs.sum().item()
         totals.samples += len(mine)

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from embodied import instructions
 from embodied.errors import SpecMismatchError
 from embodied.protocols import Policy
 from embodied.random import Stream
@@ -175,5 +176,9 @@ class OnePass:
 
     def _observations(self, rows: list[int]) -> dict[str, torch.Tensor]:
         arrays = self._slab.arrays
-        names = [*self._env.obs, "task_id"]
-        return {name: torch.from_numpy(arrays[name][rows]).to(self._device) for name in names}
+        obs = {
+            name: torch.from_numpy(arrays[name][rows]).to(self._device) for name in instructions.fields_of(self._env)
+        }
+        texts = instructions.of_rows(self._env, arrays, rows)
+        encoded = self._policy.encode_instructions(texts)
+        return obs | {name: values.to(self._device) for name, values in encoded.items()}

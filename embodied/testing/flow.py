@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
+from embodied.testing.policy import task_rows
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
 
@@ -34,6 +35,7 @@ class FlowPolicy(nn.Module):
         super().__init__()
         self._steps, self._state_dim, self._sigma = steps, state_dim, sigma
         self._chunk = (num_action_chunks, action_dim)
+        self._tasks: Sequence[str] = ()
         chain, links = (steps, *self._chunk), (steps + 1, *self._chunk)
         decision = {
             "actions": ArraySpec(self._chunk, "float32"),
@@ -58,7 +60,11 @@ class FlowPolicy(nn.Module):
                 f"the env has {env.action_dim} action dimensions and the policy {self._chunk[1]}",
                 f"set actor.model.action_dim={env.action_dim}",
             )
+        self._tasks = env.tasks
         self.low, self.high = (torch.tensor(bound).to(self.low) for bound in (env.action_low, env.action_high))
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        return {"task": task_rows(texts, self._tasks, self.task.num_embeddings)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
         return ()
@@ -91,7 +97,7 @@ class FlowPolicy(nn.Module):
         time = torch.zeros(len(link), self._steps, device=link.device)
         time[:, step] = 1.0
         state = obs["state"][:, : self._state_dim]
-        features = torch.cat([state, self.task(obs["task_id"].long()), link.flatten(1), time], dim=-1)
+        features = torch.cat([state, self.task(obs["task"]), link.flatten(1), time], dim=-1)
         return link + self.body(features).view_as(link) / self._steps
 
     def _log_prob(self, link: Tensor, mean: Tensor, sampling: Sampling) -> Tensor:

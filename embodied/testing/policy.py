@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
+
+
+def task_rows(texts: Sequence[str], tasks: Sequence[str], rows: int) -> Tensor:
+    """A row of an embedding for each text, int64 [B]: that of its task, or for another sentence one that it chooses."""
+    known = {text: row for row, text in reversed([*enumerate(tasks)])}
+    return torch.tensor([known.get(text, zlib.crc32(text.encode()) % rows) for text in texts])
 
 
 class FakePolicy(nn.Module):
@@ -43,6 +50,7 @@ class FakePolicy(nn.Module):
             self.body = nn.Sequential(nn.Linear(state_dim + 3 + 16, 32), nn.Tanh())
             self.head = nn.Linear(32, tokens * bins)
             self.value_head = nn.Linear(32, values) if value_head else None
+        self._tasks: Sequence[str] = ()
         self._statistics: dict[str, Any] | None = None
         self.register_buffer("low", torch.zeros(action_dim), persistent=False)
         self.register_buffer("high", torch.zeros(action_dim), persistent=False)
@@ -53,10 +61,14 @@ class FakePolicy(nn.Module):
                 f"the env has {env.action_dim} action dimensions and the policy {self._action_dim}",
                 f"set actor.model.action_dim={env.action_dim}",
             )
+        self._tasks = env.tasks
         low, high = env.action_low, env.action_high
         if self._statistics is not None:
             low, high = self._statistics["action"]["q01"], self._statistics["action"]["q99"]
         self.low, self.high = torch.tensor(low), torch.tensor(high)
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        return {"task": task_rows(texts, self._tasks, self.task.num_embeddings)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
         return ()
@@ -90,7 +102,7 @@ class FakePolicy(nn.Module):
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         weights = sum(p.numel() for module in (self.body, self.head) for p in module.parameters() if p.ndim == 2)
-        return np.full(len(records["task_id"]), 2.0 * weights * (3 if training else 1))
+        return np.full(len(records["actions"]), 2.0 * weights * (3 if training else 1))
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         width = (self.high - self.low).clamp(min=1e-6)
@@ -115,7 +127,7 @@ class FakePolicy(nn.Module):
     def _features(self, obs: Mapping[str, Tensor]) -> Tensor:
         colour = obs["images"].float().mean(dim=(1, 2, 3)) / 255
         state = obs["state"][:, : self._state_dim]
-        return self.body(torch.cat([state, colour, self.task(obs["task_id"].long())], dim=-1))
+        return self.body(torch.cat([state, colour, self.task(obs["task"].long())], dim=-1))
 
     def _value(self, features: Tensor) -> Tensor:
         # A matrix product with so few columns sums in an order that depends on a row's place in the batch.

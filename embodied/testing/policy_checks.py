@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from embodied.algorithms.layout import Counts, Layout
 from embodied.errors import SpecMismatchError
+from embodied.instructions import fields_of
 from embodied.protocols import Clonable, Policy
 from embodied.types import EnvSpec, Evaluation, PolicySpec, Sampling
 
@@ -27,7 +28,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     policy.bind(env)
     layout = _check_spec(policy.spec)
     random = torch.Generator().manual_seed(0)  # the same verdict every time
-    obs = _observations(env, batch, random)
+    obs = _observations(policy, env, batch, random)
     noise, other = (_draw(policy.spec, batch, random) for _ in range(2))
     sampling = Sampling()
     lines = policy.probe(obs)
@@ -46,6 +47,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
         _check_distribution(policy, {**obs, **fields}, sampling, tolerance)
     if isinstance(policy, Clonable):
         _check_encoded_actions(policy, policy.spec, fields)
+    _check_new_sentence(policy, obs, noise)
 
 
 def _check_spec(spec: PolicySpec) -> Layout:
@@ -90,6 +92,15 @@ def _check_noise(policy: Policy, obs: Mapping[str, Tensor], draws: tuple[Tensor,
             _expect(not same, "actions under other noise", "the same", "others")
         elif not do_sample:
             _expect(same, "actions with do_sample=False under other noise", "others", "the same")
+
+
+def _check_new_sentence(policy: Policy, obs: Mapping[str, Tensor], noise: Tensor) -> None:
+    """An instruction that is in no task table is answered like any other."""
+    told = _encode(policy, ["a sentence that no task of the env has"] * len(noise))
+    with torch.no_grad():
+        fields = policy.act({**obs, **told}, noise, Sampling()).fields
+    for name, spec in policy.spec.decision.items():
+        _expect_field(f"{name} of a new sentence", fields.get(name), (len(noise), *spec.shape), spec.dtype)
 
 
 def _check_evaluation(
@@ -140,16 +151,26 @@ def _draw(spec: PolicySpec, batch: int, random: torch.Generator) -> Tensor:
     return make(batch, *spec.noise.shape, generator=random)
 
 
-def _observations(env: EnvSpec, batch: int, random: torch.Generator) -> dict[str, Tensor]:
+def _observations(policy: Policy, env: EnvSpec, batch: int, random: torch.Generator) -> dict[str, Tensor]:
     obs = {}
-    for name, spec in env.obs.items():
+    for name in fields_of(env):
+        spec = env.obs[name]
         shape = (batch, *spec.shape)
         if spec.dtype == "uint8":
             obs[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
         else:
             obs[name] = torch.randn(shape, generator=random)
-    obs["task_id"] = torch.arange(batch, dtype=torch.int32) % len(env.tasks)
-    return obs
+    texts = [env.tasks[row % len(env.tasks)] for row in range(batch)]
+    return obs | _encode(policy, texts)
+
+
+def _encode(policy: Policy, texts: Sequence[str]) -> dict[str, Tensor]:
+    encoded = policy.encode_instructions(texts)
+    for name, values in encoded.items():
+        _expect(
+            len(values) == len(texts), f"rows of '{name}' of encode_instructions()", str(len(values)), str(len(texts))
+        )
+    return dict(encoded)
 
 
 def _check_gradients(policy: Policy, result: Evaluation, layout: Layout, fields: Mapping[str, Tensor]) -> None:

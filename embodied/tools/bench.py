@@ -199,7 +199,8 @@ def measure_policy(
     with torch.inference_mode():
         for rows in BATCHES:
             batch = {name: torch.from_numpy(np.repeat(value, rows, 0)).to(device) for name, value in obs.items()}
-            batch["task_id"] = torch.zeros(rows, dtype=torch.int32, device=device)
+            told = policy.encode_instructions([checked.train.spec.tasks[0]] * rows)
+            batch |= {name: values.to(device) for name, values in told.items()}
             drawn_noise = torch.rand(rows, *noise, device=device)
 
             def call(batch: Any = batch, noise: torch.Tensor = drawn_noise) -> None:

@@ -31,6 +31,7 @@ from .settings import Settings
 from .tokenizer import PromptTokenizer
 from .value_head import ValueHead
 
+MOST_PROMPTS = 1024  # rows of the table of prompts; a server may meet any number of sentences
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -63,6 +64,8 @@ class OpenVLAOFTPolicy(nn.Module):
         self.padded = False  # whether the bound prompts differ in length
         self.attention_open = False  # whether the mask is a guess that the first observations settle
         self.attention_probe: dict[str, float] = {}  # what they said, if they did (see .probe)
+        self._tasks: tuple[str, ...] = ()  # instructions of the bound env
+        self._row: dict[str, int] = {}  # instruction → row of the table of prompts
         self._training_modules: list[nn.Module] = []
         self.register_buffer("prompts", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.register_buffer("present", torch.empty(0, 0, dtype=torch.bool), persistent=False)
@@ -86,10 +89,23 @@ class OpenVLAOFTPolicy(nn.Module):
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""
         _check_fit(self.model.net, env)
-        ids, present = self.tokenizer.table(env.tasks, self.settings.max_prompt_length)
+        self._tasks = tuple(dict.fromkeys(env.tasks))
+        self._tokenise(self._tasks)
+        self.action_range = self.statistics.action or self._env_range(env)
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        """See :meth:`embodied.protocols.Policy.encode_instructions`: ``prompt`` int64 [B], rows of the table of
+        prompts. A new sentence is added to the table; all prompts are as long as its longest."""
+        if new := [text for text in dict.fromkeys(texts) if text not in self._row]:
+            kept = [*self._row] if len(self._row) + len(new) <= MOST_PROMPTS else self._tasks
+            self._tokenise([*kept, *(text for text in dict.fromkeys(texts) if text not in kept)])
+        return {"prompt": torch.tensor([self._row[text] for text in texts])}
+
+    def _tokenise(self, texts: Sequence[str]) -> None:
+        ids, present = self.tokenizer.table(texts, self.settings.max_prompt_length)
         self.prompts, self.present = ids.to(self.prompts.device), present.to(self.prompts.device)
         self.padded = not bool(present.all())
-        self.action_range = self.statistics.action or self._env_range(env)
+        self._row = {text: row for row, text in enumerate(texts)}
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
         """See :meth:`embodied.protocols.Clonable.use_statistics`; an entry of dataset_statistics.json will do as well.
@@ -201,7 +217,7 @@ class OpenVLAOFTPolicy(nn.Module):
         one = forward_flops(net, prompt).total
         if training:
             one = training_flops(net, prompt, self.settings.is_lora, checkpointing=False)
-        return np.full(len(records["task_id"]), float(one))
+        return np.full(len(records["actions"]), float(one))
 
     def find_training_modules(self) -> None:
         """Note the modules that behave differently in training, dropout and recomputed layers, so that :meth:`act` need
@@ -235,9 +251,9 @@ class OpenVLAOFTPolicy(nn.Module):
             return ReadOut(read.hidden[:rows], read.logits[:rows])
 
     def _inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
-        images, task = obs["images"][:, : self.model.net.num_images], obs["task_id"].long()
-        present = self.present[task] if self.padded else None
-        return Inputs(self.pixels(images), self.prompts[task], present, self._proprio(obs))
+        images, row = obs["images"][:, : self.model.net.num_images], obs["prompt"].long()
+        present = self.present[row] if self.padded else None
+        return Inputs(self.pixels(images), self.prompts[row], present, self._proprio(obs))
 
     def _number_format(self) -> AbstractContextManager[Any]:
         dtype = FORMATS[self.settings.precision]

@@ -17,13 +17,13 @@ def episode(number: int, length: int, told: str = "push") -> Demonstration:
 
 
 def test_a_chunk_beyond_the_end_repeats_the_last_action_and_is_masked():
-    samples = Samples([episode(0, 2), episode(1, 5, "pull")], ["pull", "push"], chunk=3)
+    samples = Samples([episode(0, 2), episode(1, 5, "pull")], chunk=3)
     assert len(samples) == 7
     batch = samples.batch(np.array([0, 2, 5]))
     assert batch["actions"][..., 0].tolist() == [[0, 1, 1], [100, 101, 102], [103, 104, 104]]
     assert batch["actions"].shape == (3, 3, 2)
     assert samples.mask(np.array([0, 2, 5])).tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 0]]
-    assert batch["task_id"].tolist() == [1, 0, 0]
+    assert samples.instructions(np.array([0, 2, 5])) == ["push", "pull", "pull"]
     assert batch["images"][:, 0, 0, 0, 0].tolist() == [0, 10, 13]
     assert batch["state"][:, 0].tolist() == [0, 1, 1]
     assert samples.spread(3).tolist() == [0, 3, 6]
@@ -31,7 +31,7 @@ def test_a_chunk_beyond_the_end_repeats_the_last_action_and_is_masked():
 
 
 def test_there_may_be_none():
-    assert len(Samples([], [], chunk=3)) == 0
+    assert len(Samples([], chunk=3)) == 0
 
 
 @pytest.mark.parametrize(("size", "out"), [(0.25, 2), (0, 0), (3, 3), (100, 7), (0.99, 7)])

@@ -71,7 +71,8 @@ def moved(policy, seed=1, scale=0.05):
 
 
 def records_of(arrays, batch) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    found = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    return {**found, "task": found["task_id"].long()}
 
 
 def bound(env, **options) -> FakePolicy:

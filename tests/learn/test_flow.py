@@ -110,6 +110,7 @@ def test_the_gradient_is_that_of_the_formula_written_out(collected, level):
     total, count = torch.zeros(()), 0
     for place, row in enumerate(batch.rows):
         record = {name: torch.from_numpy(array[row][None]) for name, array in arrays.items()}
+        record |= policy.encode_instructions([env.tasks[arrays["task_id"][row]]])
         logprobs, steps = policy.evaluate(record, Sampling()).logprobs[0], int(arrays["num_steps"][row])
         total = total - float(batch.advantages[place]) * logprobs[:, :steps].sum()
         count += 1 if level == "chunk_level" else steps

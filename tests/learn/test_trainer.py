@@ -80,6 +80,7 @@ def explicit(made: Trainer, arrays, results, batch, entropy_bonus=0.0):
     policy = FakePolicy()
     policy.bind(made.env)
     records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    records["task"] = records["task_id"].long()
     result = policy.evaluate(records, Sampling())
     level = made.algorithm.logprob_type
     mask = LAYOUT.mask(batch.counts, level)
@@ -140,7 +141,7 @@ def test_records_without_advantage_are_skipped_and_denominators_stay(collected):
     made = trainer(env)
     seen = []
     evaluate = made.policy.evaluate
-    made.policy.evaluate = lambda records, s: (seen.append(set(records["task_id"].shape)), evaluate(records, s))[1]
+    made.policy.evaluate = lambda records, s: (seen.append(set(records["task"].shape)), evaluate(records, s))[1]
     metrics, batch, gradients = update_and_gradients(made, arrays, results)
     loss, expected = explicit(made, arrays, results, batch)
     skipped = sum(len(result.rows) for result in results if result.episode.group_id in {0, 2})
@@ -309,6 +310,7 @@ def test_the_ratio_of_gspo_is_that_of_the_episode(collected):
     other = FakePolicy(seed=1)
     other.bind(env)
     records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    records["task"] = records["task_id"].long()
     with torch.no_grad():
         gaps = other.evaluate(records, Sampling()).logprobs - records["logprobs"]
     mask = LAYOUT.mask(batch.counts, "token_level")
@@ -341,6 +343,7 @@ def test_sequences_that_fell_too_far_have_no_gradient(collected):
     assert masked._objective.reads_sequences
     _, batch = trainer(env, loss_type="reinforce").update(arrays, results, iteration=0)
     records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    records["task"] = records["task_id"].long()
     policy = FakePolicy()
     policy.bind(env)
     new = policy.evaluate(records, Sampling()).logprobs.detach()
@@ -391,6 +394,7 @@ def test_the_kl_penalty_pulls_towards_the_weights_that_training_began_with(colle
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     moved = weights(made.policy)
     records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
+    records["task"] = records["task_id"].long()
     began = FakePolicy()
     began.bind(env)
     with torch.no_grad():
@@ -455,7 +459,7 @@ class Dear(FakePolicy):
     """Records of task 1 cost three times as much as those of task 0."""
 
     def flops(self, records, training):
-        return (1.0 + 2.0 * (records["task_id"] == 1)) * (10 if training else 1)
+        return (1.0 + 2.0 * (records["task"] == 1)) * (10 if training else 1)
 
 
 @settings(deadline=None)
@@ -494,7 +498,7 @@ def test_what_was_trained_on_is_counted_once_an_epoch(collected):
     made = trainer(env, update_epoch=2, batch=5)
     metrics, batch = made.update(arrays, results, iteration=0)
     assert made.samples == 2 * len(batch) - metrics["train/skipped_records"]
-    per_record = made.policy.flops({"task_id": np.zeros(1)}, training=True)[0]
+    per_record = made.policy.flops({"actions": np.zeros(1)}, training=True)[0]
     assert per_record == 2 * 3 * (27 * 32 + 32 * 28 * 16)
     assert made.flops == made.samples * per_record
 

@@ -64,14 +64,14 @@ def observe(make_observations: Callable[..., Mapping[str, Tensor]]) -> Callable[
 
 @pytest.fixture(scope="session")
 def make_observations() -> Callable[..., Mapping[str, Tensor]]:
-    """Random observations: pixels, state, task_id cycling through three tasks."""
+    """Random observations: pixels, state, prompts cycling through three tasks."""
 
     def observed(batch: int, seed: int = 0, size: int = 64) -> Mapping[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         return {
             "images": torch.randint(0, 256, (batch, 2, size, size, 3), dtype=torch.uint8, generator=generator),
             "state": torch.randn(batch, 8, generator=generator),
-            "task_id": torch.arange(batch, dtype=torch.int32) % len(TASKS),
+            "prompt": torch.arange(batch, dtype=torch.int32) % len(TASKS),
         }
 
     return observed

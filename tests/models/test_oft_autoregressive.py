@@ -68,7 +68,7 @@ def test_a_probe_reads_what_the_likeliest_tokens_give(make, observe) -> None:
 
 def test_without_padding_too(make, observe, uniform) -> None:
     policy, obs = make(tasks=("lift the cube",), **V1), observe(4)
-    obs = {**obs, "task_id": torch.zeros(4, dtype=torch.int32)}
+    obs = {**obs, "prompt": torch.zeros(4, dtype=torch.int32)}
     assert not policy.padded
     fields = policy.act(obs, uniform, Sampling()).fields
     assert (policy.evaluate({**obs, **fields}, Sampling()).logprobs - fields["logprobs"]).abs().max() <= 1e-5

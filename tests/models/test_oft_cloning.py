@@ -59,7 +59,7 @@ def test_a_gripper_that_is_converted_keeps_its_two_ends(make) -> None:
     policy = make(policy_setup="libero", num_action_chunks=1)
     policy.use_statistics("demonstrations", ranges(episodes()))
     actions = torch.tensor([[[0.1] * 6 + [gripper]] for gripper in (-1.0, 1.0)])
-    again = policy.decode_actions(policy.encode_actions(actions))
+    again = policy.decode_actions(policy.encode_actions(actions)["action_tokens"])
     assert again[..., 6].tolist() == [[-1.0], [1.0]]
     assert (again - actions)[..., :6].abs().max() < 0.6 / 255 + 1e-6
     other = make(policy_setup="libero", num_action_chunks=1)
@@ -85,10 +85,10 @@ def test_it_learns_and_a_checkpoint_brings_the_ranges_back(make, env: EnvSpec, t
     checkpoint.load(saved, fresh)
     assert json.loads(fresh.settled()["statistics"]) == statistics.known(policy)
     records = {"images": torch.zeros(1, 2, 64, 64, 3, dtype=torch.uint8), "state": torch.zeros(1, 8)}
-    records |= {"task_id": torch.zeros(1, dtype=torch.int32), "actions": torch.full((1, 2, 7), 0.1)}
+    records |= {"prompt": torch.zeros(1, dtype=torch.int32), "actions": torch.full((1, 2, 7), 0.1)}
     fresh.bind(env)
     policy.bind(env)
-    assert torch.equal(fresh.encode_actions(records["actions"]), policy.encode_actions(records["actions"]))
+    assert torch.equal(*(p.encode_actions(records["actions"])["action_tokens"] for p in (fresh, policy)))
 
 
 def test_only_tokens_that_count_are_learnt(make, env: EnvSpec) -> None:

@@ -64,5 +64,5 @@ def test_the_policy_says_what_its_records_cost(make, lora) -> None:
     policy = make(is_lora=lora, gradient_checkpointing=True)
     forward = forward_flops(policy.model.net, policy.prompts.shape[1]).total
     assert isinstance(policy, CountsFlops)
-    assert policy.flops({"task_id": np.zeros(3)}, training=False).tolist() == [forward] * 3
-    assert policy.flops({"task_id": np.zeros(2)}, training=True).tolist() == [(2 if lora else 3) * forward] * 2
+    assert policy.flops({"actions": np.zeros(3)}, training=False).tolist() == [forward] * 3
+    assert policy.flops({"actions": np.zeros(2)}, training=True).tolist() == [(2 if lora else 3) * forward] * 2

@@ -98,7 +98,7 @@ def test_the_second_implementation_agrees(make, bimanual, kind: str) -> None:
     state = 4 * torch.randn(1, 14, generator=random)
     wanted = oft_reference.normalised_state(state[0].tolist(), values, kind)
     assert policy._proprio({"state": state})[0].tolist() == pytest.approx(wanted, abs=1e-6)
-    again = policy.encode_actions(policy.decode_actions(tokens)).long()
+    again = policy.encode_actions(policy.decode_actions(tokens))["action_tokens"].long()
     assert torch.equal(again, tokens.clamp(min=769)), "encoding is the inverse; 768 and 769 mean one bin"
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_14_dimensions_uses_extremes_through_save_and_load(aloha
     for policy in policies:
         assert policy.decode_actions(torch.full((1, 28), 769)).flatten().tolist() == pytest.approx([2 * TOP] * 28)
         # 1 unit is half of the way to 1: 192 of the edges −1 + 2i/255 are at most 0.5.
-        assert policy.encode_actions(torch.ones(1, 2, 14)).flatten().tolist() == [1024 - 192] * 28
+        assert policy.encode_actions(torch.ones(1, 2, 14))["action_tokens"].flatten().tolist() == [1024 - 192] * 28
         state = {"state": torch.tensor([[2.0, 4.0, 9.0, -1.0] + [0.0] * 10])}
         assert policy._proprio(state)[0, :5].tolist() == pytest.approx([0.5, 1.0, 1.0, -0.25, 0.0])
     assert policies[0].statistics == policies[1].statistics

@@ -89,7 +89,7 @@ def test_encode_actions_is_the_inverse_of_decode(make) -> None:
     policy = make(policy_setup="libero")
     actions = torch.rand(3, 8, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
     actions[..., 6] = actions[..., 6].sign()
-    again = policy.decode_actions(policy.encode_actions(actions))
+    again = policy.decode_actions(policy.encode_actions(actions)["action_tokens"])
     assert (again - actions)[..., :6].abs().max() <= 2 / 255
     assert torch.equal(again[..., 6], actions[..., 6])
 
@@ -106,7 +106,7 @@ def test_a_row_does_not_depend_on_the_rest_of_its_batch(make, observe, noise) ->
 @pytest.mark.parametrize("keys", [{}, {"attention": "causal"}, {"attn_implementation": "eager"}])
 def test_prompt_padding_is_exact(make, env, observe, noise, keys) -> None:
     """A task that is padded beside longer instructions answers as it does alone, without any padding."""
-    obs = {**observe(2), "task_id": torch.zeros(2, dtype=torch.int32)}
+    obs = {**observe(2), "prompt": torch.zeros(2, dtype=torch.int32)}
     padded, alone = make(**keys), make(tasks=env.tasks[:1], **keys)
     assert padded.padded
     assert not alone.padded
@@ -129,7 +129,7 @@ def test_instruction_image_and_state_matter(make, observe, noise) -> None:
     for name, changed in (
         ("images", 255 - obs["images"]),
         ("state", -obs["state"]),
-        ("task_id", obs["task_id"].flip(0)),
+        ("prompt", obs["prompt"].flip(0)),
     ):
         other = policy.act({**obs, name: changed}, noise(3), Sampling()).fields["logprobs"]
         assert (other - base).abs().max() > 1e-3, name
@@ -240,3 +240,28 @@ def test_the_order_of_rows_changes_no_bit(make, observe, noise, batch, keys) -> 
     turned = policy.act({name: values[order] for name, values in obs.items()}, uniform[order], Sampling()).fields
     for name, values in straight.items():
         assert torch.equal(values[order], turned[name]), name
+
+
+def test_a_sentence_of_no_task_is_answered_as_if_it_were_one(make, env, observe, noise) -> None:
+    """Its prompt is added to the table; what is said of it is what a policy says that was bound to it."""
+    told = "open the drawer"
+    policy, bound = make(), make(tasks=(*env.tasks, told))
+    policy.bind(env)
+    row = policy.encode_instructions([told, env.tasks[1], told])["prompt"]
+    assert row.tolist() == [len(env.tasks), 1, len(env.tasks)]
+    obs = {**observe(3), "prompt": row}
+    answers = [p.act(obs, noise(3), Sampling()).fields for p in (policy, bound)]
+    assert torch.equal(answers[0]["action_tokens"], answers[1]["action_tokens"])
+    assert torch.equal(answers[0]["logprobs"], answers[1]["logprobs"])
+
+
+def test_the_table_of_prompts_does_not_grow_without_end(make, env, monkeypatch) -> None:
+    from embodied.models.openvla_oft import policy as module
+
+    monkeypatch.setattr(module, "MOST_PROMPTS", 5)
+    policy = make()
+    policy.bind(env)
+    for number in range(20):
+        row = policy.encode_instructions([f"sentence {number}", env.tasks[0]])["prompt"].tolist()
+        assert row[1] == 0
+        assert len(policy.prompts) <= 5

@@ -133,7 +133,7 @@ def acts(policy: FakePolicy, env: EnvSpec, times: int) -> torch.Tensor:
     """Log-probs of the last answer, to an observation that is the same on all ranks."""
     obs = {"images": torch.zeros(1, *env.obs["images"].shape), "state": torch.zeros(1, *env.obs["state"].shape)}
     for _ in range(times):
-        decision = policy.act({**obs, "task_id": torch.zeros(1)}, torch.zeros(1, 28), Sampling())
+        decision = policy.act({**obs, "task": torch.zeros(1, dtype=torch.long)}, torch.zeros(1, 28), Sampling())
     return decision.fields["logprobs"].clone()
 
 

@@ -53,12 +53,12 @@ def episodes(world: World, policy: Any) -> tuple[dict[str, np.ndarray], list[Epi
     obs = {
         "images": torch.randint(0, 256, (count, 2, 64, 64, 3), dtype=torch.uint8, generator=generator),
         "state": torch.randn(count, 8, generator=generator),
-        "task_id": torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.int32),
+        "prompt": torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.int32),
     }
     with torch.inference_mode():
         fields = policy.act(obs, torch.rand(count, 56, generator=generator), Sampling()).fields
     arrays = {name: tensor.numpy() for name, tensor in {**obs, **fields}.items()}
-    arrays["version"] = np.zeros(count, np.int64)
+    arrays["task_id"], arrays["version"] = obs["prompt"].numpy(), np.zeros(count, np.int64)
     arrays["num_steps"] = np.full(count, 8, np.int32)
     arrays["rewards"] = np.zeros((count, 8), np.float32)
     results, row = [], 0

@@ -23,7 +23,7 @@ def inputs(device: str, batch: int = 4):
     for name, field in spec.obs.items():
         values = torch.randint(0, 256, (batch, *field.shape)).float()
         rows[name] = values.to(torch.uint8 if field.dtype == "uint8" else torch.float32).to(device)
-    rows["task_id"] = torch.zeros(batch, dtype=torch.int32, device=device)
+    rows["task"] = torch.zeros(batch, dtype=torch.int32, device=device)
     return rows, torch.rand(batch, 28, device=device)
 
 
