@@ -32,7 +32,7 @@ from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
 from embodied.learn.reference import Average, OtherWeights, Reference
 from embodied.learn.totals import UpdateTotals, add_stats, on_cpu
 from embodied.learn.watch import Passed, Watch, unwatched
-from embodied.parallel.group import World
+from embodied.parallel.group import Group as World
 from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig

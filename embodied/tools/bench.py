@@ -23,17 +23,18 @@ import numpy as np
 
 from embodied.errors import ConfigError, EmbodiedError
 from embodied.observe.console import Console, make_console
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.protocols import Batched
 from embodied.run.build import build_policy, sampling
-from embodied.run.collector import policy_batch, pool_config
+from embodied.run.metrics import proportional_memory
 from embodied.run.preflight import Checked, check
-from embodied.run.summary import proportional_memory
+from embodied.run.simulators import policy_batch, pool_config
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool import Pool
 from embodied.runtime.slab import Slab, available_memory, runtime_fields
 from embodied.schema import Config
-from embodied.schema.compose import compose, parse_argv
+from embodied.schema.arguments import parse_argv
+from embodied.schema.compose import compose
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for an error that is explained."""
     try:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
-        run(check(compose(overrides, "train", folders), World()), make_console())
+        run(check(compose(overrides, "train", folders), Group()), make_console())
     except EmbodiedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -140,7 +141,7 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
     actions = np.random.default_rng(0).uniform(low, high, (CHUNKS, spec.num_action_chunks, spec.action_dim))
     try:
         began = time.monotonic()
-        pool = Pool(replace(pool_config(side, 1, checked.config, folder, World()), max_restarts=0), slab)
+        pool = Pool(replace(pool_config(side, 1, checked.config, folder, Group()), max_restarts=0), slab)
         try:
             start_s = time.monotonic() - began
             resets = [_reset(pool, side.max_steps, start) for start in (0, min(1, side.spec.num_init_states[0] - 1))]
