@@ -370,6 +370,14 @@ def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on(whole_g
     assert rows()[-1]["train/weight_version"] == done + 1
 
 
+def test_demonstrations_are_made_by_their_own_command(capsys):
+    assert run("runner.task_type=demos") == 2
+    assert "runner.task_type is demos, which this command does not do" in capsys.readouterr().err
+    assert not Path("demos").exists()
+    assert run("runner.task_type=sft", entry="demos") == 2
+    assert "python -m embodied.tools.demos" in capsys.readouterr().err
+
+
 def test_sigkill_leaves_the_last_checkpoint_whole():
     slow = ("env.train.step_s=0.002", "runner.save_interval=1")
     command = [sys.executable, "-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]

@@ -24,11 +24,12 @@ from embodied.run.build import Model, open_folder, open_model, sampling, sizes
 from embodied.run.collector import Collector
 from embodied.run.conditions import what_to_expect
 from embodied.run.device_memory import explained
+from embodied.run.dynamic_sampling import Collected
 from embodied.run.evaluate import Evaluator
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.simulators import Simulators, Workers, open_fork_server
 from embodied.runtime.signals import StopSignal
 
 NOTHING_LEARNT = (
@@ -87,7 +88,8 @@ def train(
         while iteration < runner.max_epochs or trainer.unlogged:
             if not trainer.unlogged:  # else an evaluation was stopped, and is all that is left of the iteration
                 saves.keep(iteration)
-                trainer.unlogged = _learn(checked, collector, trainer, reporter, iteration, stop)
+                collected = collector.collect(iteration, trainer.weight_version, stop)
+                trainer.unlogged = _update(checked, trainer, collected, collector.workers, reporter, iteration, stop)
                 iteration += 1
             found = {}
             if due(iteration, runner.val_check_interval, runner.max_epochs):
@@ -110,16 +112,17 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
     return iteration
 
 
-def _learn(
-    checked: Checked, collector: Collector, trainer: Trainer, reporter: Reporter, iteration: int, stop: StopSignal
-) -> dict[str, float]:
-    """Collects and updates; returns the metrics of both.
+def _update(
+    checked: Checked, trainer: Trainer, collected: Collected, workers: Workers, reporter: Reporter, iteration: int,
+    stop: StopSignal,
+) -> dict[str, float]:  # fmt: skip
+    """Trains on what was collected, which stands in the slab of ``workers``; returns the metrics of both.
 
     Raises:
-        Stopped: in all processes; a signal has ended one of the two.
+        Stopped: in all processes; a signal has ended the update in one.
+        DeviceMemoryError: the passes do not fit.
     """
-    collected = collector.collect(iteration, trainer.weight_version, stop)
-    workers, sections, device = collector.workers, reporter.sections, trainer.device
+    sections, device = reporter.sections, trainer.device
     with reporter.updating(device, checked.config.actor.num_threads), explained(device, checked, "update"):
         watch = reporter.watch(reporter.title(iteration), stop.grants)
         arrays, baselines = workers.slab.arrays, collected.baselines

@@ -1,4 +1,4 @@
-"""The world of ranks: what it says of itself, and meetings of real processes."""
+"""A group of processes: what it says of itself, and collectives of real processes."""
 
 from __future__ import annotations
 
@@ -46,6 +46,15 @@ def test_an_incomplete_description_is_refused():
         Group.from_environment({"WORLD_SIZE": "4", "RANK": "0"})
 
 
+def test_the_group_of_a_role_is_asked_for():
+    group = Group(1, 2)
+    assert group.of("rollout") is group.of("train") is group
+    hosts = Group(1, 2, roles=frozenset({"rollout"}))
+    assert hosts.of("rollout") is hosts
+    with pytest.raises(ConfigError, match="no process of this run has the role 'train', its 2 processes have: rollout"):
+        hosts.of("train")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_item_has_one_rank_and_groups_stay_together(size):
     groups = [7, 7, 7, 9, 9, 9, 8, 8, 8, 1, 1, 1]
@@ -56,7 +65,7 @@ def test_every_item_has_one_rank_and_groups_stay_together(size):
     assert [len(share) for share in (Group(rank, size).share(range(12)) for rank in range(size))] == [12 // size] * size
 
 
-def meet(world: Group):
+def exchange(world: Group):
     large = np.arange(3 * 2**20, dtype=np.uint8)
     if world.is_main:
         world.post("large", large)
@@ -72,8 +81,8 @@ def meet(world: Group):
     }
 
 
-def test_ranks_meet():
-    results = on_ranks(meet)
+def test_ranks_exchange_values():
+    results = on_ranks(exchange)
     assert results[0] == results[1]
     assert results[0] == {
         "gather": [{"rank": 0}, {"rank": 1}], "broadcast": "from 0", "any": (True, False), "add": 0.1 + 0.2,
