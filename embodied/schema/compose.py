@@ -25,14 +25,14 @@ from embodied.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Composed:
-    """What the command line asked for."""
+    """The configuration that the command line asked for."""
 
     config: schema.Config
     resolved: dict[str, Any]  # plain mapping, every default filled in; what is saved and compared on resume
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
-    """Compose and check.
+    """Composes a configuration and checks it.
 
     Args:
         overrides: hydra overrides, e.g. ``["env=libero_10", "runner.max_epochs=2"]``.
@@ -74,7 +74,7 @@ SHORT = {"data": "data.train_data_paths", "episodes": "demos.episodes", "noise_s
 
 
 def _expand(overrides: Sequence[str]) -> list[str]:
-    """Rewrite the short forms into hydra's own."""
+    """Rewrites the short forms into hydra's own."""
     expanded: list[str] = []
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -115,18 +115,18 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
 
 
 def _search_path(folder: str) -> str:
-    """A folder as an element of a list in hydra's grammar, whatever characters its name has."""
+    """Writes a folder as an element of a list in hydra's grammar, whatever characters its name has."""
     return _quoted(f"file://{Path(folder).resolve()}")
 
 
 def _quoted(text: str) -> str:
-    """A text in hydra's grammar, whatever characters it has."""
+    """Writes a text in hydra's grammar, whatever characters it has."""
     escaped = text.replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
-    """Hydra's message, or if a group or a group file is not known, the nearest known one."""
+    """Turns hydra's error into ours; it names the nearest known group or group file if one is unknown."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         group = key.split("@")[0]
@@ -146,7 +146,7 @@ GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment")
 
 
 def group_options(group: str, folders: Sequence[str] = ()) -> list[str]:
-    """Names of the files of a config group, e.g. ``env`` → libero_10, …; ``folders`` as in :func:`compose`."""
+    """Lists the names of the files of a config group, e.g. ``env`` → libero_10; ``folders`` as in :func:`compose`."""
     import embodied.config
 
     roots = [*embodied.config.__path__, *folders]
