@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from embodied.train import main as train_main
+from embodied.run import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return train_main(argv, "sft")
+    """Returns the exit status (:func:`embodied.run.command.main`)."""
+    return command.main(argv, "sft")
 
 
 if __name__ == "__main__":

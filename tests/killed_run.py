@@ -17,7 +17,7 @@ import torch
 
 from embodied import train
 from embodied.learn import checkpoint
-from embodied.run import rl as loop
+from embodied.run.saves import Saves
 from embodied.testing.policy import FakePolicy
 
 SAVE = torch.save
@@ -70,16 +70,17 @@ DURING_A_ROLLOUT = ("rollout", "update")
 
 
 def kill_in_the_third_iteration(moment: str) -> None:
-    collect = loop.collect
+    keep = Saves.keep
 
-    def prepare_and_collect(parts: Any, collector: Any, iteration: int, stop: Any) -> Any:
+    def prepare(self: Saves, iteration: int) -> None:
+        """Just before the rollout."""
+        keep(self, iteration)
         if iteration == 2:
             if moment not in DURING_A_ROLLOUT:
-                parts.checkpoints.wait()  # so that it is not the second iteration's checkpoint that suffers
+                self.checkpoints.wait()  # so that it is not the second iteration's checkpoint that suffers
             MOMENTS[moment]()
-        return collect(parts, collector, iteration, stop)
 
-    loop.collect = prepare_and_collect
+    Saves.keep = prepare  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

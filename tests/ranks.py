@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 
 DEADLINE_S = 120.0
 
@@ -67,7 +67,7 @@ def _rank(pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...], rank:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     torch.set_num_threads(1)
-    world = World.from_environment()
+    world = Group.from_environment()
     try:
         with world.connected(on_gpu=False, timeout_s=60.0):
             pipe.send_bytes(pickle.dumps(("", work(world, *arguments))))

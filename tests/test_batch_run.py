@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from embodied import train
-from embodied.parallel.group import World
-from embodied.run.collector import pool_config
+from embodied.parallel.group import Group
 from embodied.run.preflight import check
+from embodied.run.simulators import pool_config
 from embodied.schema.compose import compose
 
 CONFIG = str(Path(__file__).parent / "config")
@@ -47,7 +47,7 @@ def test_training_and_evaluation_give_what_an_env_a_slot_gives():
 
 
 def checked(*overrides: str):
-    return check(compose([*FAST, *BATCH, *overrides], "train", [CONFIG]), World())
+    return check(compose([*FAST, *BATCH, *overrides], "train", [CONFIG]), Group())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def checked(*overrides: str):
 def test_there_is_one_worker_a_gpu_unless_told_otherwise(overrides, workers, tmp_path, monkeypatch):
     monkeypatch.setattr("embodied.runtime.placement.NVIDIA", tmp_path / "none")
     found = checked("env.render_gpus=[]", *overrides)
-    config = pool_config(found.train, 4, found.config, tmp_path, World())
+    config = pool_config(found.train, 4, found.config, tmp_path, Group())
     assert (config.num_workers, config.batch) == (workers, True)
 
 

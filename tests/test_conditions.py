@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from embodied import train
-from embodied.run import preflight as checks
+from embodied.parallel.group import Group
+from embodied.run import preflight
 from embodied.run.conditions import Conditions
 from embodied.schema.compose import compose
 
@@ -65,7 +66,7 @@ DOWNLOADED = "maniskill_putonplate25"  # its code comes from elsewhere
 
 @pytest.mark.parametrize("name", sorted({p.stem for p in (SHIPPED / "env").glob("*.yaml")} - {DOWNLOADED}))
 def test_the_limits_of_shipped_env_files_are_the_env_s_own(name):
-    side = checks._side("eval", compose([f"env={name}"], "eval").config.env.eval)
+    side = preflight._side("eval", compose([f"env={name}"], "eval").config.env.eval)
     assert side.max_steps == side.spec.max_episode_steps
 
 
@@ -88,11 +89,11 @@ def test_the_plan_of_an_evaluation_has_the_numbers_of_its_side(capsys):
 
 def test_an_evaluation_hosts_the_slots_of_its_side_alone():
     composed = compose([*FAKE, "env.eval.total_num_envs=3", "env.train.total_num_envs=8"], "eval", [CONFIG])
-    assert checks.slots_of(composed.config, checks.World()) == 3
-    assert checks.slots_of(compose([*FAKE, "env.eval.total_num_envs=3"], "train", [CONFIG]).config, checks.World()) == 3
-    assert (
-        checks.slots_of(compose([*FAKE, "env.train.total_num_envs=9"], "train", [CONFIG]).config, checks.World()) == 9
-    )
+    more_evaluated = compose([*FAKE, "env.eval.total_num_envs=3"], "train", [CONFIG])
+    more_trained = compose([*FAKE, "env.train.total_num_envs=9"], "train", [CONFIG])
+    assert preflight.slots_of(composed.config, Group()) == 3
+    assert preflight.slots_of(more_evaluated.config, Group()) == 3
+    assert preflight.slots_of(more_trained.config, Group()) == 9
 
 
 def test_an_evaluation_alone_runs_whole_episodes_and_says_so(capsys):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embodied.data import demonstrations
+from embodied.data import reading
 from embodied.data.demonstrations import Demonstration, Wanted
 from embodied.data.lerobot_writer import Writer
 from embodied.testing import FakeEnv
@@ -58,7 +58,7 @@ def attempts(folder: str = "demos/fake") -> list[int]:
 
 
 def recorded(folder: str = "demos/fake") -> list[Demonstration]:
-    return list(demonstrations.read(Path(folder), Wanted(FakeEnv().spec.cameras)).episodes)
+    return list(reading.read(Path(folder), Wanted(FakeEnv().spec.cameras)).episodes)
 
 
 def test_it_records_what_the_expert_did_and_saw(capsys):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.run import dynamic_sampling as rounds
-from embodied.run import rl as loop
+from embodied.run import dynamic_sampling
+from embodied.run.collector import Collector
 from embodied.runtime.plan import ROUND_IDS, train_plan
 from embodied.runtime.rollout import RolloutStats
 from embodied.schema import AlgorithmConfig, OverlongPenaltyConfig
@@ -38,31 +38,34 @@ def test_groups_without_a_gradient_are_run_again_until_there_are_enough():
     calls = []
 
     def run(number, groups, kept):
-        calls.append((number, groups, sorted(rounds.taken_rows(kept))))
+        calls.append((number, groups, sorted(dynamic_sampling.taken_rows(kept))))
         return [r for g in range(groups) for r in group(10 * number + g, [0.0, float(g == 0)])]
 
-    judge = rounds.make_judge(AlgorithmConfig(), NO_PENALTY, 10)
-    results, everything, taken = rounds.fill(run, groups=3, max_rounds=5, judge=judge)
+    judge = dynamic_sampling.make_judge(AlgorithmConfig(), NO_PENALTY, 10)
+    results, everything, taken = dynamic_sampling.fill(run, groups=3, max_rounds=5, judge=judge)
     # Of each round the first group alone has a gradient: 3 groups, then 2, then 1.
     assert calls == [(0, 3, []), (1, 2, [0, 1]), (2, 1, [0, 1, 1000, 1001])]
     assert [r.episode.group_id for r in results] == [0, 0, 10, 10, 20, 20]
     assert (len(everything), taken) == (12, 3)
-    assert rounds.Collected(results, everything, RolloutStats()).dropped_groups == 3
+    assert dynamic_sampling.Collected(results, everything, RolloutStats()).dropped_groups == 3
 
 
 def test_what_is_missing_after_the_last_round_stays_as_it_is():
     def run(number, groups, kept):
         return [r for g in range(groups) for r in group(10 * number + g, [1.0, 1.0])]
 
-    judge = rounds.make_judge(AlgorithmConfig(), NO_PENALTY, 10)
-    results, everything, taken = rounds.fill(run, groups=2, max_rounds=3, judge=judge)
+    judge = dynamic_sampling.make_judge(AlgorithmConfig(), NO_PENALTY, 10)
+    results, everything, taken = dynamic_sampling.fill(run, groups=2, max_rounds=3, judge=judge)
     assert [r.episode.group_id for r in results] == [20, 20, 21, 21]
     assert (len(everything), taken) == (12, 3)
 
 
 def test_without_refills_everything_is_kept():
-    results, everything, taken = rounds.fill(
-        lambda number, groups, rows: group(0, [1.0, 1.0]), 1, 1, rounds.make_judge(AlgorithmConfig(), NO_PENALTY, 10)
+    results, everything, taken = dynamic_sampling.fill(
+        lambda number, groups, rows: group(0, [1.0, 1.0]),
+        1,
+        1,
+        dynamic_sampling.make_judge(AlgorithmConfig(), NO_PENALTY, 10),
     )
     assert (results, taken) == (everything, 1)
 
@@ -78,7 +81,7 @@ def test_without_refills_everything_is_kept():
 def test_what_makes_a_group_worth_keeping(algorithm, penalty, good):
     # Returns 0 and 1: mean .5. Twice 1. 10 and 20: beyond the bounds of .1 … .9. All succeed.
     results = group(0, [0, 1], success=True) + group(1, [1, 1], success=True) + group(2, [10, 20], success=True)
-    judge = rounds.make_judge(AlgorithmConfig(**algorithm), OverlongPenaltyConfig(**penalty), 10)
+    judge = dynamic_sampling.make_judge(AlgorithmConfig(**algorithm), OverlongPenaltyConfig(**penalty), 10)
     assert judge(results) == [value for value in good for _ in range(2)]
 
 
@@ -86,14 +89,14 @@ def test_episodes_that_differ_in_length_alone_are_told_apart_by_the_penalty():
     one, two = group(0, [1.0, 1.0])
     results = [one, EpisodeResult(two.episode, two.rows, 1.0, False, 10, False, True)]
     penalty = OverlongPenaltyConfig(enable=True, buffer_length=1)
-    assert rounds.make_judge(AlgorithmConfig(), penalty, 10)(results) == [True, True]
-    assert rounds.make_judge(AlgorithmConfig(), NO_PENALTY, 10)(results) == [False, False]
-    assert rounds.baselines(results, penalty, 10) == {one.episode.start: 0.0}, "the last of a start counts"
+    assert dynamic_sampling.make_judge(AlgorithmConfig(), penalty, 10)(results) == [True, True]
+    assert dynamic_sampling.make_judge(AlgorithmConfig(), NO_PENALTY, 10)(results) == [False, False]
+    assert dynamic_sampling.baselines(results, penalty, 10) == {one.episode.start: 0.0}, "the last of a start counts"
 
 
 def test_a_greedy_plan_has_each_start_once():
     plan = [Episode(i, i // 2, Start(0, i // 2, 7), video="x.mp4") for i in range(6)]
-    greedy = rounds.greedy_plan(plan)
+    greedy = dynamic_sampling.greedy_plan(plan)
     assert [(e.episode_id, e.start.init_state_id, e.video) for e in greedy] == [
         (0, 0, None),
         (2, 1, None),
@@ -124,14 +127,14 @@ def test_rows_that_are_taken_keep_their_records(make_rig):
         train_plan(rig.env.spec, seed=3, iteration=i, episodes=2, group_size=2) for i in range(2)
     )  # fmt: skip
     kept, _ = rig.rollout().collect(first, rig.job())
-    rows = rounds.taken_rows(kept)
+    rows = dynamic_sampling.taken_rows(kept)
     before = {name: array[sorted(rows)].copy() for name, array in rig.slab.arrays.items()}
     again, _ = rig.rollout().collect(second, rig.job(taken=rows))
     assert len(rows) == 6
-    assert not rows & rounds.taken_rows(again)
+    assert not rows & dynamic_sampling.taken_rows(again)
     assert all(np.array_equal(array[sorted(rows)], before[name]) for name, array in rig.slab.arrays.items())
     with pytest.raises(ConfigError, match="need 6 rows and the slab has 0"):
-        rig.rollout().collect(second, rig.job(taken=rows | rounds.taken_rows(again)))
+        rig.rollout().collect(second, rig.job(taken=rows | dynamic_sampling.taken_rows(again)))
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
@@ -172,8 +175,8 @@ def rows_of(name: str) -> list[dict[str, float]]:
 
 def test_dynamic_sampling_fills_the_batch_and_is_the_same_run_whatever_the_workers(monkeypatch):
     seen = []
-    collect = loop.collect
-    monkeypatch.setattr(loop, "collect", lambda *given: (seen.append(collect(*given)), seen[-1])[1])
+    collect = Collector.collect
+    monkeypatch.setattr(Collector, "collect", lambda *given: (seen.append(collect(*given)), seen[-1])[1])
     assert run(*MIXED, "runner.max_epochs=1", name="plain") == 0
     plain = rows_of("plain")[0]
     assert 0 < plain["rollout/zero_advantage_share"] < 1, "there is something to refill, and something to keep"
@@ -190,7 +193,7 @@ def test_dynamic_sampling_fills_the_batch_and_is_the_same_run_whatever_the_worke
     assert len(collected.results) == 32
     ids = [result.episode.episode_id for result in collected.results]
     assert ids == sorted(ids)
-    assert len(rounds.taken_rows(collected.results)) == sum(len(result.rows) for result in collected.results)
+    assert len(dynamic_sampling.taken_rows(collected.results)) == sum(len(result.rows) for result in collected.results)
 
 
 def test_remax_runs_one_greedy_episode_a_start():

@@ -7,6 +7,7 @@ import graphlib
 import subprocess
 import sys
 from collections.abc import Container, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "embodied"
 
 LAYERS = {
-    "types": 0, "errors": 0, "random": 0,
-    "protocols": 1, "targets": 1, "instructions": 1,
+    "types": 0, "errors": 0, "random": 0, "targets": 1, "instructions": 1,
+    "protocols": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,
     "runtime": 4, "learn": 4,
     "run": 5, "testing": 5,
-    "train": 6, "eval": 6, "sft": 6, "tools": 6,
+    "tools": 6, "train": 6, "eval": 6, "sft": 6,
 }  # fmt: skip
-"""A part may import parts of lower layers, and of its own layer only in the lowest layer and in that of the entries."""
-
-SHARED_LAYERS = (0, 6)
+"""A part may import parts of lower layers alone. ``parallel`` lies below ``learn``, which needs its collectives, and
+below ``runtime``, whose stop signal its barrier takes as an argument."""
 
 
 def part(path: Path) -> str:
@@ -82,11 +82,8 @@ def test_imports_point_one_way(path):
     if own == "__init__":
         assert parts_used(path) == set()
         return
-    layer = LAYERS[own]
-    upward = {
-        used for used in parts_used(path) - {own} if not (LAYERS | NOT_RUNTIME)[used] < layer + (layer in SHARED_LAYERS)
-    }
-    assert not upward, f"{own} (layer {layer}) imports {upward}"
+    upward = {used for used in parts_used(path) - {own} if (LAYERS | NOT_RUNTIME)[used] >= LAYERS[own]}
+    assert not upward, f"{own} (layer {LAYERS[own]}) imports {upward}"
 
 
 def test_the_rule_finds_what_it_is_for(tmp_path, monkeypatch):
@@ -99,8 +96,56 @@ def test_the_rule_finds_what_it_is_for(tmp_path, monkeypatch):
     assert parts_used(file) == {"run", "envs", "learn"}
 
 
+def graph(root: Path, package: str) -> dict[str, set[str]]:
+    """Module → the modules of ``package`` that it imports by name: at its top, inside a function, or for type checking.
+
+    A function's import counts, as it runs sooner or later; one for type checking counts, as a reader follows it. What
+    does not count is the package that Python loads before one of its modules.
+    """
+    files = {dotted(path, root): path for path in modules(root / package)}
+    edges: dict[str, set[str]] = {}
+    for name, path in files.items():
+        parent = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        used = {found if found in files else found.rpartition(".")[0] for found in imported(path, parent)}
+        edges[name] = (used & set(files)) - {name}
+    return edges
+
+
+def dotted(path: Path, root: Path) -> str:
+    """``embodied/run/rl.py`` → embodied.run.rl, ``embodied/run/__init__.py`` → embodied.run."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def cycle(edges: dict[str, set[str]]) -> list[str]:
+    """Modules of which each imports the one before it, the first the last; empty if there are none."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    edges = graph(ROOT, "embodied")
+    assert len(edges) > 100
+    assert cycle(edges) == []
+
+
+def test_a_cycle_is_found_wherever_its_imports_stand(tmp_path):
+    for name, text in {
+        "__init__": "", "a": "from embodied import b", "b": "def f():\n    from embodied.sub import c\n",
+        "sub/__init__": "from embodied.sub import c\n", "sub/c": "if TYPE_CHECKING:\n    from embodied.a import X\n",
+    }.items():  # fmt: skip
+        file = tmp_path / "embodied" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    edges = graph(tmp_path, "embodied")
+    assert edges["embodied.sub"] == {"embodied.sub.c"}, "and c does not count as an importer of its package"
+    assert set(cycle(edges)) == {"embodied.a", "embodied.b", "embodied.sub.c"}
+
+
 ADAPTERS = [*modules(ROOT / "envs"), *modules(ROOT / "models")]
-VOCABULARY = ("types", "protocols", "errors", "random")
+VOCABULARY = ("types", "protocols", "errors", "random", "instructions")
 
 
 def strangers(path: Path) -> list[str]:
@@ -212,8 +257,8 @@ def test_circles_are_found(tmp_path, monkeypatch):
         "embodied.testing",
         "embodied.schema.compose",
         "embodied.run.preflight",
-        "embodied.run.build",
         "embodied.train",
+        "embodied.tools.demos",
     ],
 )
 def test_light_modules_load_neither_torch_nor_transformers(module):
@@ -229,3 +274,23 @@ def test_a_fake_env_steps_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--help"], 0, "usage: python -m embodied.train"),
+        (["env=libero_10", "runner.epochs=3"], 2, "unknown key 'runner.epochs'"),
+    ],
+)
+def test_help_and_a_refused_key_do_not_wait_for_torch(arguments, status, said):
+    """Nor for numpy, the simulators' side: together they take seconds."""
+    code = (
+        "import sys; from embodied import train\n"
+        "try: status = train.main(sys.argv[1:])\n"
+        "except SystemExit as end: status = end.code\n"
+        "print(status, [name for name in ('torch', 'numpy') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert said in done.stdout + done.stderr
+    assert done.stderr.splitlines()[-1] == f"{status} []"

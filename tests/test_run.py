@@ -23,9 +23,10 @@ from embodied import train
 from embodied.errors import CheckpointError, WorkerDiedError
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.trainer import Trainer
-from embodied.run import rl as loop
-from embodied.run import summary
+from embodied.run.collector import Collector
 from embodied.run.folder import RunFolder, differences
+from embodied.run.reporter import Reporter
+from embodied.run.saves import Saves
 from embodied.runtime import pool
 from embodied.types import EpisodeResult
 
@@ -369,6 +370,14 @@ def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on(whole_g
     assert rows()[-1]["train/weight_version"] == done + 1
 
 
+def test_demonstrations_are_made_by_their_own_command(capsys):
+    assert run("runner.task_type=demos") == 2
+    assert "runner.task_type is demos, which this command does not do" in capsys.readouterr().err
+    assert not Path("demos").exists()
+    assert run("runner.task_type=sft", entry="demos") == 2
+    assert "python -m embodied.tools.demos" in capsys.readouterr().err
+
+
 def test_sigkill_leaves_the_last_checkpoint_whole():
     slow = ("env.train.step_s=0.002", "runner.save_interval=1")
     command = [sys.executable, "-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]
@@ -381,14 +390,14 @@ def test_sigkill_leaves_the_last_checkpoint_whole():
 
 
 def test_a_crash_right_after_a_save_leaves_the_iteration_logged(monkeypatch):
-    save = loop.save
+    save = Saves.save
 
     def save_and_crash(*args: Any) -> None:
         save(*args)
         raise RuntimeError("power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save", save_and_crash)
+        patch.setattr(Saves, "save", save_and_crash)
         with pytest.raises(RuntimeError, match="power"):
             run("runner.save_interval=1")
     assert checkpoints() == ["000001"]
@@ -422,9 +431,9 @@ def test_a_run_that_fails_otherwise_still_says_what_went_wrong_in_the_background
     def fail(*args: object) -> None:
         raise WorkerDiedError("worker 0 died", "look at its log")
 
-    log = summary.log
+    log = Reporter.log
     monkeypatch.setattr("torch.save", full)
-    monkeypatch.setattr(summary, "log", lambda parts, i, *rest: fail() if i == 2 else log(parts, i, *rest))
+    monkeypatch.setattr(Reporter, "log", lambda self, i, *rest: fail() if i == 2 else log(self, i, *rest))
     assert run("runner.save_interval=1") == 2
     said = capsys.readouterr()
     assert "worker 0 died" in said.err
@@ -439,7 +448,7 @@ def test_checkpoints_by_the_clock(seconds, kept):
 
 def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
     """The disk is slow until the run waits for it, and the signal comes in the rollout before that, twice."""
-    opened, seen, save, wait, collect = threading.Event(), [], torch.save, Checkpoints.wait, loop.collect
+    opened, seen, save, wait, collect = threading.Event(), [], torch.save, Checkpoints.wait, Collector.collect
 
     def slow(*args: Any, **kwargs: Any) -> None:
         assert opened.wait(60)
@@ -451,11 +460,11 @@ def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
             opened.set()
         wait(self)
 
-    def interrupted(parts: Any, collector: Any, iteration: int, stop: Any) -> Any:
+    def interrupted(self: Collector, iteration: int, *rest: Any) -> Any:
         if iteration == 1:
             wait_for(lambda: Path("runs/run/checkpoints/.writing-000001").exists(), 60)
             os.kill(os.getpid(), signal.SIGTERM)
-        return collect(parts, collector, iteration, stop)
+        return collect(self, iteration, *rest)
 
     def close(self: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -464,8 +473,8 @@ def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
 
     monkeypatch.setattr("torch.save", slow)
     monkeypatch.setattr(Checkpoints, "wait", wait_for_the_disk)
-    monkeypatch.setattr(loop, "collect", interrupted)
-    monkeypatch.setattr("embodied.run.collector.Collector.close", close)
+    monkeypatch.setattr(Collector, "collect", interrupted)
+    monkeypatch.setattr("embodied.run.simulators.Workers.close", close)
     assert run("runner.save_interval=1", "runner.max_epochs=5") == 0
     assert seen == [[".writing-000001"]]
     assert checkpoints() == ["000001"]

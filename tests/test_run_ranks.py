@@ -19,6 +19,8 @@ from embodied.learn import checkpoint
 from embodied.testing import FakePolicy
 
 WAIT_S = 120.0
+HERE = Path(__file__).parent
+PATHS = f"{HERE}:{HERE.parent}"  # of this tree, whichever is installed
 USUAL = (
     "env.train.reward_mode=dense",
     "env.train.total_num_envs=4",
@@ -49,7 +51,7 @@ def started(*overrides: str, **options) -> Iterator[subprocess.Popen]:
     """Ended with everything that it started, whatever happens."""
     with Path("out").open("w") as out, Path("error").open("w") as error:
         # else torchrun sets the number of threads, with a paragraph about that
-        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
         process = subprocess.Popen(command(*overrides, **options), stdout=out, stderr=error, env=quiet)
         try:
             yield process

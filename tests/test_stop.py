@@ -27,6 +27,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from embodied import sft, train
 from embodied.learn.checkpoint import Checkpoints
 from embodied.observe.console import PlainConsole
+from embodied.run import build, summary
+from embodied.run.evaluate import Evaluator
 from embodied.tools import demos
 
 HERE = Path(__file__).parent
@@ -245,7 +247,7 @@ def test_without_a_copy_in_memory_the_last_checkpoint_is_what_is_left(monkeypatc
 def test_a_stopped_evaluation_is_made_anew(monkeypatch, capfd, never_stopped_rl):
     _, expected = never_stopped_rl
     with monkeypatch.context() as patch:
-        send_at(patch, sys.modules["embodied.run.evaluate"], "report", 1)  # written, and not logged yet
+        send_at(patch, Evaluator, "_report", 1)  # written, and not logged yet
         assert train.main(command(RL)) == 0
     assert "stopped: 2 iterations done" in capfd.readouterr().out
     assert last("run") == "000002"
@@ -383,7 +385,7 @@ def test_start_up_ends_at_once(seed):
 
 
 def test_a_signal_after_the_last_save_changes_nothing(monkeypatch, capfd):
-    send_at(monkeypatch, sys.modules["embodied.run.summary"], "places", 1)
+    send_at(monkeypatch, summary, "places", 1)
     assert train.main(command(FAST)) == 0
     said = capfd.readouterr()
     assert "2 iterations done. The same command with a larger" in said.out
@@ -392,7 +394,7 @@ def test_a_signal_after_the_last_save_changes_nothing(monkeypatch, capfd):
 
 
 def test_what_stops_a_run_stops_it_before_its_workers_start(monkeypatch, capfd):
-    send_at(monkeypatch, sys.modules["embodied.train"], "build", 1)
+    send_at(monkeypatch, build, "build_policy", 1)
     assert train.main(command(FAST)) == 143
     assert "rollout" not in capfd.readouterr().out
     assert not Path("runs/run/metrics.jsonl").exists()
@@ -404,7 +406,7 @@ def test_what_stops_a_run_stops_it_before_its_workers_start(monkeypatch, capfd):
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A console without a terminal that speaks every 50 ms."""
-    monkeypatch.setattr(train, "make_console", lambda: PlainConsole(sys.stdout, interval_s=0.05))
+    monkeypatch.setattr("embodied.observe.console.make_console", lambda: PlainConsole(sys.stdout, interval_s=0.05))
 
 
 def said_of(phase: str, out: str) -> list[str]:

@@ -13,10 +13,11 @@ import torch
 from embodied.errors import Stopped
 from embodied.learn.passes import until_stopped
 from embodied.observe.console import NullConsole
-from embodied.parallel.group import World
-from embodied.run import reporter as watching
-from embodied.run.reporter import Pace, starved, watched
+from embodied.parallel.group import Group
+from embodied.run import reporter
+from embodied.run.reporter import Pace, Reporter, starved
 from embodied.runtime.signals import StopSignal
+from embodied.schema import LoggerConfig, RunnerConfig
 
 
 class Clock:
@@ -30,7 +31,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("embodied.runtime.signals.time.monotonic", clock)
-    monkeypatch.setattr(watching, "monotonic", clock)
+    monkeypatch.setattr(reporter, "monotonic", clock)
     return clock
 
 
@@ -66,13 +67,13 @@ def test_an_update_that_got_a_third_of_its_time_says_so(wall_s, cpu_s, said):
 
 def test_a_watch_counts_records_and_asks_whether_to_go_on(clock):
     asked = []
-    parts = SimpleNamespace(console=NullConsole(), world=World())
+    watching = Reporter(NullConsole(), Group(), RunnerConfig(logger=LoggerConfig(log_path="runs/run")))
 
     def go_on(left_s):
         asked.append(left_s)
         return len(asked) < 2
 
-    with watched(parts, "iteration 1/3", go_on)("update", 8) as passed:
+    with watching.watch("iteration 1/3", go_on)("update", 8) as passed:
         assert passed(0)
         assert not passed(8)
     assert asked[0] is None, "nothing is known before the first record"
@@ -80,7 +81,7 @@ def test_a_watch_counts_records_and_asks_whether_to_go_on(clock):
 
 
 def parts_until(stop_after: int, meets: bool) -> tuple[list[int], bool]:
-    parallel = SimpleNamespace(world=World(), meets=meets)
+    parallel = SimpleNamespace(world=Group(), meets=meets)
     seen: list[int] = []
     parts = list(torch.arange(8).split(2))
     try:

@@ -6,5 +6,5 @@
 | ``libero_hdf5.py`` | LIBERO's own demonstrations (robomimic's layout) |
 | ``maniskill_h5.py`` | trajectories that ManiSkill recorded, replayed with pictures |
 
-:func:`embodied.data.demonstrations.read` finds out which. It knows neither simulators nor tokens.
+:func:`embodied.data.reading.read` finds out which. It knows neither simulators nor tokens.
 """

@@ -1,4 +1,4 @@
-"""What is read from any layout, and whether it fits the env that the policy will act in."""
+"""Demonstrations as any layout gives them, and whether they fit the env that the policy will act in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from embodied.errors import AssetsMissingError, DatasetError, SpecMismatchError
+from embodied.errors import AssetsMissingError, SpecMismatchError
 from embodied.types import EnvSpec
 
 
@@ -52,37 +52,6 @@ class Wanted:
     camera_keys: Sequence[str] | None = None
     state_keys: Sequence[str] | None = None
     instruction: str | None = None
-
-
-def read(path: Path, wanted: Wanted) -> Demonstrations:
-    """Read a LeRobot folder, a LIBERO ``.hdf5`` file or folder of such, or a ManiSkill ``.h5`` file.
-
-    Raises:
-        DatasetError: nothing there, empty, damaged, or of a layout that is not known.
-        SpecMismatchError: a camera or state that is wanted is not in it.
-        AssetsMissingError: the package that reads it is not installed.
-    """
-    from embodied.data import lerobot, libero_hdf5, maniskill_h5
-
-    if not path.exists():
-        raise DatasetError(
-            f"no demonstrations at {path}",
-            "give data=PATH that exists, or make some: python -m embodied.tools.demos env=NAME",
-        )
-    if (path / "meta" / "info.json").is_file():
-        found = lerobot.read(path, wanted)
-    elif path.suffix == ".hdf5" or (path.is_dir() and list(path.glob("*.hdf5"))):
-        found = libero_hdf5.read(path, wanted)
-    elif path.suffix == ".h5":
-        found = maniskill_h5.read(path, wanted)
-    else:
-        raise DatasetError(
-            f"{path} holds no demonstrations of a known layout",
-            "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill",
-        )
-    if not found.episodes:
-        raise DatasetError(f"{path} holds no episode", "make or download demonstrations; it may have been interrupted")
-    return found
 
 
 def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from embodied.algorithms.advantages import Advantages
 from embodied.algorithms.estimators import Estimator, Experience
 from embodied.algorithms.layout import Counts
 from embodied.algorithms.temporal import explained_variance
-from embodied.parallel.group import World
+from embodied.parallel.group import Group as World
 from embodied.random import Stream, generator
 from embodied.types import EpisodeResult, Start
 

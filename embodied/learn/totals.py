@@ -14,7 +14,7 @@ from torch import Tensor
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats, sum_and_count
 from embodied.learn.engine import Outcome, Taken
 from embodied.learn.objective import Terms
-from embodied.parallel.group import World
+from embodied.parallel.group import Group as World
 
 
 @dataclass

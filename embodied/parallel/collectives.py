@@ -1,4 +1,7 @@
-"""What the ranks that train together say to each other about checkpoints. Without a process group there is one."""
+"""Collectives of torch's process group, for code that has no :class:`~embodied.parallel.group.Group` at hand.
+
+Without a process group there is one process, of rank 0.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ Value = TypeVar("Value")
 
 
 def here() -> int:
-    """This process's rank."""
+    """Returns this process's rank."""
     return dist.get_rank() if _several() else 0
 
 
 def count() -> int:
+    """Returns the number of processes."""
     return dist.get_world_size() if _several() else 1
 
 
 def of_first(compute: Callable[[], Value], group: dist.ProcessGroup | None = None) -> Value:
-    """What rank 0 computes, or the error that it meets, on every rank; the others do not call ``compute``."""
+    """Calls ``compute`` on rank 0 alone; returns its value, or raises its error, on every rank."""
     box: list[Any] = [_outcome(compute) if here() == 0 else None]
     if _several():
         dist.broadcast_object_list(box, src=0, group=group)
@@ -31,7 +35,7 @@ def of_first(compute: Callable[[], Value], group: dist.ProcessGroup | None = Non
 
 
 def together(compute: Callable[[], Value]) -> Value:
-    """``compute`` on every rank. If it fails on one, the error of the first such rank is raised on all."""
+    """Calls ``compute`` on every rank. If it fails on one, raises the error of the first such rank on all."""
     value, error = _outcome(compute)
     errors: list[Any] = [error] * count()
     if _several():
@@ -43,10 +47,10 @@ def together(compute: Callable[[], Value]) -> Value:
 
 
 def background_group() -> dist.ProcessGroup | None:
-    """A group of all ranks for another thread; collective.
+    """Makes a process group of all ranks for another thread; a collective. None without a process group.
 
-    A group of its own, because collectives of one group must come in the same order on all ranks, and two threads that
-    share one do not keep any. With gloo, because what it carries lies in host memory.
+    Collectives of one process group must come in the same order on all ranks, and two threads that share one keep no
+    order. It uses gloo, because what it carries lies in host memory.
     """
     return dist.new_group(backend="gloo") if _several() else None
 

@@ -1,10 +1,16 @@
-"""The processes that train together, as ``torchrun`` starts them: one a device, each with env workers of its own.
+"""A group of processes with its roles and its collectives, as ``torchrun`` starts it: one process a device.
 
     torchrun --standalone --nproc-per-node=8 -m embodied.train …
 
-A single process is a :class:`World` of size 1: nothing is started, and every method below gives back what it was given.
-What goes between ranks is small (results of episodes, flags, sums) except for gradients and weights. Every method but
-:meth:`World.post` and :meth:`World.read` is a meeting: all ranks must come to it in the same order.
+| role | its processes |
+|---|---|
+| rollout | host env workers and collect episodes |
+| train | update the policy |
+
+A single process is a :class:`Group` of size 1: nothing is started, and every method below returns what it was given.
+What processes exchange is small (results of episodes, flags, sums) except for gradients and weights. Every method that
+exchanges something is a collective, which all processes must call in the same order, except :meth:`Group.post` and
+:meth:`Group.read`.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from embodied.errors import ConfigError, EmbodiedError, RankError
 
@@ -34,23 +40,32 @@ LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL",
 """What stands in the message of a RuntimeError that torch raises when a rank is gone or late."""
 
 
-class World:
-    """This process among all of a run.
+Role = Literal["rollout", "train"]
+EVERY_ROLE: frozenset[Role] = frozenset({"rollout", "train"})
+
+
+class Group:
+    """Processes that work together, as one of them sees them.
 
     Args:
-        rank: 0 … size − 1; rank 0 owns the run's folder and speaks.
+        rank: of this process, 0 … size − 1; rank 0 owns the run's folder and speaks.
         local_rank: the same among the processes of this machine, of which there are ``local_size``.
+        roles: what each of the processes does.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1,
+        roles: frozenset[Role] = EVERY_ROLE,
+    ) -> None:  # fmt: skip
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self.met = False  # whether this process has been connected: what goes wrong from then on is its own
+        self.roles = roles
+        self._was_connected = False
         self._store: Any = None
         self._posted: set[str] = set()
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
-        """As torchrun describes it; a world of one where it says nothing.
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Group:
+        """All processes of a run, as torchrun describes them; a group of one where it says nothing.
 
         Raises:
             ConfigError: the description is incomplete.
@@ -67,34 +82,48 @@ class World:
         local_size = int(environment.get("LOCAL_WORLD_SIZE", str(size)))
         return cls(int(environment["RANK"]), size, int(environment["LOCAL_RANK"]), local_size)
 
+    def of(self, role: Role) -> Group:
+        """The group of the processes that have ``role``. All processes of a run have the same roles, so it is this one.
+
+        Raises:
+            ConfigError: no process has it.
+        """
+        if role not in self.roles:
+            raise ConfigError(
+                f"no process of this run has the role '{role}', its {self.size} processes have: "
+                f"{', '.join(sorted(self.roles)) or 'none'}",
+                f"start processes with the role '{role}'",
+            )
+        return self
+
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     @property
     def speaks(self) -> bool:
-        """Whether this process says its errors. Before the ranks have met, those of a machine have the same ones."""
-        return self.met or self.local_rank == 0
+        """Whether this process prints its errors. Before the processes connect, all of a machine have the same ones."""
+        return self._was_connected or self.local_rank == 0
 
     @property
     def share_note(self) -> str:
-        """What stands beside a count that is this process's alone."""
+        """`` (rank 1)``, beside a count that is this process's alone; empty in a group of one."""
         return f" (rank {self.rank})" if self.size > 1 else ""
 
     @property
     def name(self) -> str:
-        """What its lines begin with: ``rank 1: `` where there are several."""
+        """``rank 1: ``, with which its lines begin; empty in a group of one."""
         return f"rank {self.rank}: " if self.size > 1 else ""
 
     @contextmanager
     def connected(self, on_gpu: bool, timeout_s: float) -> Iterator[None]:
-        """Within it the ranks can reach each other: gloo between CPUs, NCCL between GPUs.
+        """Connects the processes for the time of the block: gloo between CPUs, NCCL between GPUs.
 
         Args:
-            timeout_s: how long a rank waits for the others at a meeting, seconds.
+            timeout_s: how long a process waits for the others in a collective, seconds.
 
         Raises:
-            RankError: a rank did not come.
+            RankError: a process did not come.
         """
         if self.size == 1:
             yield
@@ -102,14 +131,14 @@ class World:
         import torch.distributed as dist
 
         patience = timedelta(seconds=timeout_s)
-        with _meeting(self):
+        with _collective(self):
             store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=patience))
             self._store = dist.PrefixStore("embodied", store)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
                 store=dist.PrefixStore("group", store), rank=self.rank, world_size=self.size, timeout=patience,
             )  # fmt: skip
-        self.met = True
+        self._was_connected = True
         try:
             yield
         finally:
@@ -119,20 +148,20 @@ class World:
     # -- who does what -----------------------------------------------------------------------------------------------
 
     def divide(self, count: int) -> int:
-        """This rank's part of ``count`` things that all ranks have equally many of."""
+        """Returns this process's part of ``count`` things that are shared equally."""
         return count // self.size
 
     def share(
         self, items: Sequence[T], together: Callable[[T], Hashable] | None = None, room: Sequence[int] | None = None
     ) -> list[T]:
-        """The items that are this rank's: dealt round by position, those of an equal ``together(item)`` to one rank.
+        """Returns this process's items: they are dealt in turn, those of an equal ``together(item)`` to one process.
 
         Args:
-            room: how many of these groups each rank can take, in all as many as there are; None = any number.
+            room: how many of these keys each process can take, in all as many as there are; None = any number.
 
-        >>> World(rank=1, size=2).share("abcde")
+        >>> Group(rank=1, size=2).share("abcde")
         ['b', 'd']
-        >>> World(rank=1, size=2).share([3, 3, 8, 8, 5, 5], together=lambda item: item)
+        >>> Group(rank=1, size=2).share([3, 3, 8, 8, 5, 5], together=lambda item: item)
         [8, 8]
         """
         keys = [together(item) if together else index for index, item in enumerate(items)]
@@ -142,77 +171,75 @@ class World:
             left[owners[key]] -= 1
         return [item for key, item in zip(keys, items, strict=True) if owners[key] == self.rank]
 
-    # -- meetings ----------------------------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------------------------
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank; anything that can be pickled."""
+        """Returns every process's value, by rank; anything that can be pickled."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.size
-        with _meeting(self):
+        with _collective(self):
             dist.all_gather_object(values, value)
         return values
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value."""
+        """Returns rank 0's value."""
         return self.gather(value if self.is_main else None)[0]  # type: ignore[return-value]
 
     def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is true in any process."""
         return any(self.gather(flag))
 
     def add(self, value: float) -> float:
-        """The sum over ranks, added in their order: the same bits on all."""
+        """Returns the sum over ranks, added in their order: the same bits on all."""
         return sum(self.gather(value))
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Returns the sum over ranks, computed in place."""
         if self.size > 1:
             import torch.distributed as dist
 
-            with _meeting(self):
+            with _collective(self):
                 dist.all_reduce(tensor)
         return tensor
-
-    def barrier(self) -> None:
-        self.gather(None)
 
     # -- a message that waits ----------------------------------------------------------------------------------------
 
     def post(self, key: str, value: Any) -> None:
-        """Leave a value for the others' :meth:`read`; what this rank has posted under ``key`` before stays."""
+        """Leaves a value for the :meth:`read` of others. What this process has posted under ``key`` before stays."""
         if self.size == 1 or key in self._posted:
             return
         self._posted.add(key)
         text = base64.b64encode(pickle.dumps(value)).decode()
         parts = [text[i : i + STORE_LIMIT] for i in range(0, len(text), STORE_LIMIT)]
-        with _meeting(self):
+        with _collective(self):
             for index, part in enumerate(parts):
                 self._store.set(f"{key}/{index}", part)
             self._store.set(key, str(len(parts)))
 
     def read(self, key: str) -> Any:
-        """Wait for what a rank posts."""
-        with _meeting(self):
+        """Waits for what a process posts under ``key``, and returns it."""
+        with _collective(self):
             count = int(self._store.get(key))
             text = b"".join(self._store.get(f"{key}/{index}") for index in range(count))
         return pickle.loads(base64.b64decode(text))
 
 
 @contextmanager
-def ended_by(world: World) -> Iterator[None]:
-    """Tell torchrun what ended this process, for its report of the first failure.
+def ended_by(group: Group) -> Iterator[None]:
+    """Tells torchrun what ended this process, for its report of the first failure.
 
-    A rank that only lost another is no cause of anything: it leaves torchrun the time to see the other first, and is
-    ended by it.
+    A process that only lost another is not the cause: it gives torchrun the time to see the other first, and is ended
+    by it.
     """
     try:
         yield
     except Exception as error:
-        if world.size > 1 and lost_rank(error):
+        if group.size > 1 and lost_rank(error):
             time.sleep(NOTICE_S)
-        elif world.size > 1 and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        elif group.size > 1 and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
             shown = str(error) if isinstance(error, EmbodiedError) else traceback.format_exc()
             told = {"message": str(error), "extraInfo": {"py_callstack": shown, "timestamp": str(int(time.time()))}}
             Path(file).write_text(json.dumps({"message": told}))
@@ -220,15 +247,15 @@ def ended_by(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def _meeting(world: World) -> Iterator[None]:
-    """What torch says when the others do not come, as an error of ours."""
+def _collective(group: Group) -> Iterator[None]:
+    """Turns torch's errors about processes that do not come into :class:`RankError`."""
     try:
         yield
     except RuntimeError as error:
         if not lost_rank(error):
             raise
         raise RankError(
-            f"rank {world.rank} waited for the other ranks in vain: {str(error).splitlines()[0]}",
+            f"rank {group.rank} waited for the other ranks in vain: {str(error).splitlines()[0]}",
             "see what the rank that ended first has printed; if one is only slow, raise cluster.timeout_s",
         ) from error
 

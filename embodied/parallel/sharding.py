@@ -6,8 +6,8 @@
 | fsdp2 | its part of what is trained | reduce-scatter, layer by layer | training all weights |
 
 Gradients are *summed*: the weights of the loss already hold the denominators of the whole optimizer batch. With fsdp2
-a forward or backward pass is a meeting of all ranks, so each must make as many; a rollout is none, because the weights
-are gathered as a whole for it (:meth:`Shards.acting`).
+each forward and backward pass runs collectives, so all ranks make equally many. A rollout runs none, because
+:meth:`Shards.acting` gathers the whole weights first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import ConfigError, RanksDifferError
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.protocols import Policy
 from embodied.schema import AlgorithmConfig, FsdpConfig
 
@@ -32,9 +32,9 @@ SHOWN = 5  # names that an error lists
 class Replicas:
     """Every rank holds the whole policy; one process does too."""
 
-    meets = False  # whether a forward or backward pass is a meeting of all ranks
+    meets = False  # whether each forward and backward pass runs collectives
 
-    def __init__(self, policy: Policy, world: World, notes: Sequence[str] = ()) -> None:
+    def __init__(self, policy: Policy, world: Group, notes: Sequence[str] = ()) -> None:
         self.world, self.notes, self._policy = world, notes, policy
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
 
@@ -43,29 +43,29 @@ class Replicas:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Within it the policy acts, each rank on its own; all ranks enter."""
+        """Prepares the policy to act, on each rank for itself, until the block ends. All ranks enter it."""
         yield
 
     def forget(self) -> None:
-        """Said when the weights have become others: what was gathered of them no longer holds."""
+        """Drops gathered parameters. Call it after the weights change."""
 
     def last_pass(self, last: bool) -> None:
-        """Said before each backward pass: whether it is the last of the optimizer batch."""
+        """Call it before each backward pass, and tell whether it is the last of the optimizer batch."""
 
     def sum_gradients(self) -> None:
-        """Add up the gradients over ranks. A parameter that has none on some ranks has a zero there; one that has none
-        on any rank stays without."""
+        """Adds up the gradients over ranks. A missing gradient counts as zero; a parameter that has none on any rank
+        stays without."""
         if self.world.size == 1:
             return
         for dtype in {p.dtype for p in self._parameters}:
             _sum_in_one([p for p in self._parameters if p.dtype == dtype], self.world)
 
     def check(self) -> None:
-        """All ranks still hold the same trained weights; raises :class:`RanksDifferError`."""
+        """Raises :class:`RanksDifferError` unless all ranks still hold the same trained weights."""
         check_same_weights(self._policy, self.world, trained_only=True)
 
     def clip(self, max_norm: float) -> float:
-        """Clip the gradients to ``max_norm``; their 2-norm before that, over all parameters."""
+        """Clips the gradients to ``max_norm``; returns their 2-norm before that, over all parameters."""
         return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm).item()
 
 
@@ -75,7 +75,7 @@ class Shards(Replicas):
     meets = True
 
     def __init__(
-        self, policy: Policy, fsdp: FsdpConfig, world: World, device: torch.device, notes: Sequence[str] = ()
+        self, policy: Policy, fsdp: FsdpConfig, world: Group, device: torch.device, notes: Sequence[str] = ()
     ) -> None:
         assert isinstance(policy, nn.Module)
         self._reshard, self._accumulate = fsdp.reshard_after_forward, fsdp.enable_gradient_accumulation
@@ -108,10 +108,10 @@ class Shards(Replicas):
             self._root.set_requires_gradient_sync(last)
 
     def sum_gradients(self) -> None:
-        """The backward pass has done it."""
+        """Does nothing: the backward pass has summed them."""
 
     def check(self) -> None:
-        """Nothing is held twice."""
+        """Does nothing: no weight is held twice."""
 
     def clip(self, max_norm: float) -> float:
         norm: Any = torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
@@ -122,9 +122,9 @@ Parallel = Replicas | Shards
 
 
 def make_parallel(
-    policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, world: World, device: torch.device
+    policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, world: Group, device: torch.device
 ) -> Parallel:
-    """Share ``policy`` as ``fsdp`` says. Before its optimizer is made: with fsdp2 the parameters become others.
+    """Shares ``policy`` as ``fsdp`` says. Call it before the optimizer is made: fsdp2 replaces the parameters.
 
     Raises:
         ConfigError: what was asked for does not work with fsdp2.
@@ -161,8 +161,8 @@ def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfi
         )
 
 
-def _shard(policy: nn.Module, fsdp: FsdpConfig, world: World, device: torch.device) -> list[Any]:
-    """Wrap the units of ``policy`` and the rest of it; all of them, the root last."""
+def _shard(policy: nn.Module, fsdp: FsdpConfig, world: Group, device: torch.device) -> list[Any]:
+    """Wraps the units of ``policy`` and the rest of it; returns all of them, the root last."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 
@@ -203,7 +203,7 @@ def _precision(fsdp: FsdpConfig) -> Any:
 
 
 def shard_modules(policy: nn.Module) -> list[nn.Module]:
-    """The modules whose weights are gathered together: what the policy's own ``shard_modules()`` says
+    """Returns the modules whose weights are gathered together: those that the policy's own ``shard_modules()`` names
     (:class:`embodied.protocols.Shardable`), else the elements of its outermost lists of modules."""
     own = getattr(policy, "shard_modules", None)
     if own is not None:
@@ -217,8 +217,8 @@ def _elements_of_lists(module: nn.Module) -> list[nn.Module]:
     return [found for child in module.children() for found in _elements_of_lists(child)]
 
 
-def _sum_in_one(parameters: Sequence[nn.Parameter], world: World) -> None:
-    """Sum the gradients of ``parameters``, all of one format, in one buffer that ends with how many ranks have each."""
+def _sum_in_one(parameters: Sequence[nn.Parameter], world: Group) -> None:
+    """Sums the gradients of ``parameters``, all of one format, in a buffer that ends with how many ranks have each."""
     device = parameters[0].device
     have = torch.tensor([p.grad is not None for p in parameters], dtype=parameters[0].dtype, device=device)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -228,11 +228,11 @@ def _sum_in_one(parameters: Sequence[nn.Parameter], world: World) -> None:
         parameter.grad = total.view_as(parameter) if count else None
 
 
-def check_same_weights(policy: Policy, world: World, trained_only: bool = False) -> None:
-    """Every rank must begin with, and keep, the same weights.
+def check_same_weights(policy: Policy, world: Group, trained_only: bool = False) -> None:
+    """Compares the weights of all ranks, which must begin with the same ones and keep them.
 
     Raises:
-        RanksDifferError: they differ; names some that do.
+        RanksDifferError: weights differ; the message names some of them.
     """
     if world.size == 1:
         return

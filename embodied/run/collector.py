@@ -1,175 +1,135 @@
-"""Workers with their slab and the rollout that drives them, as the configuration wants them."""
+"""Runs the training episodes of an iteration: its plan, and what dynamic sampling and ReMax add to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from embodied import schema
-from embodied.observe.console import Console
-from embodied.observe.timing import Sections
-from embodied.parallel.group import World
-from embodied.protocols import Batched
-from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of, workers_of
-from embodied.types import ArraySpec, WorkerFacts
-
-if TYPE_CHECKING:  # torch takes seconds to import
-    import torch
-
-    from embodied.protocols import Policy
-    from embodied.runtime.fork_server import ForkServer
-    from embodied.runtime.pool import Pool
-    from embodied.runtime.rollout import Rollout
-    from embodied.runtime.slab import Slab
-
-FIRST_OBSERVATIONS = "first observations"
-# rows of a policy call unless rollout.policy_batch says otherwise; a 7B model saturates a GPU there
-MAX_POLICY_BATCH = 8
+from embodied.parallel.barrier import Interruptible
+from embodied.random import Stream
+from embodied.run import dynamic_sampling
+from embodied.run.build import Sizes, sampling
+from embodied.run.device_memory import explained
+from embodied.run.dynamic_sampling import Collected
+from embodied.run.preflight import Checked
+from embodied.run.reporter import Reporter
+from embodied.run.simulators import Simulators, Workers
+from embodied.runtime.plan import train_plan, with_videos
+from embodied.runtime.rollout import Job, RolloutStats
+from embodied.types import Episode, EpisodeResult, Sampling
 
 
-@dataclass
 class Collector:
-    """A pool of workers with the rollout that drives it."""
+    """Collects the records of an iteration. Each process runs its share of the episodes; all get all results."""
 
-    identity: str
-    pool: Pool
-    slab: Slab
-    rollout: Rollout
+    def __init__(self, checked: Checked, simulators: Simulators, sizes: Sizes, reporter: Reporter) -> None:
+        self._checked, self._simulators, self._sizes, self._reporter = checked, simulators, sizes, reporter
+        self._workers: Workers | None = None
+
+    def open(self, stop: Interruptible) -> Workers:
+        """Starts the env workers of the training.
+
+        Raises:
+            Stopped: in all processes; a signal has ended the start in one.
+        """
+
+        def start() -> None:
+            self._workers = self._simulators.open(self._checked.train, self._sizes.rows)
+
+        self._simulators.gather(stop, start)
+        return self.workers
+
+    @property
+    def workers(self) -> Workers:
+        """Those of the training, which :meth:`open` has started."""
+        assert self._workers is not None
+        return self._workers
+
+    def collect(self, iteration: int, weight_version: int, stop: Interruptible) -> Collected:
+        """Runs the plan of the iteration after ``iteration`` ones, with weights of ``weight_version``.
+
+        Raises:
+            Stopped: in all processes; a signal has ended the share of one.
+            DeviceMemoryError: the policy does not fit.
+        """
+        model = self._simulators.model
+        timed, explains = self._reporter.sections("time/rollout"), explained(model.device, self._checked, "rollout")
+        with timed, explains, model.sharding.acting():
+            return self._collect(iteration, self._job(weight_version), stop)
+
+    def _collect(self, iteration: int, job: Job, stop: Interruptible) -> Collected:
+        algorithm, side = self._checked.config.algorithm, self._checked.train
+        processes, penalty = self._simulators.processes, self._checked.config.reward.overlong_penalty
+        title, found = f"{self._reporter.title(iteration)} rollout", list[RolloutStats]()
+
+        def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
+            def own() -> list[EpisodeResult]:
+                results, stats = self.workers.run(share, job, title, self._reporter)
+                found.append(stats)
+                return results
+
+            return in_order(plan, self._simulators.gather(stop, own))
+
+        def sample(number: int, groups: int, kept: Sequence[EpisodeResult]) -> list[EpisodeResult]:
+            plan = self.plan(iteration, number)[: groups * algorithm.group_size]
+            each = processes.divide(self._sizes.groups)
+            room = [each - dynamic_sampling.num_groups(kept, rank) for rank in range(processes.size)]
+            share = processes.share(plan, lambda episode: episode.group_id, room)
+            taken = dynamic_sampling.taken_rows([result for result in kept if result.rank == processes.rank])
+            return run(plan, share, replace(job, taken=taken), f"{title}{_nth(number)}")
+
+        greedy, returned = list[EpisodeResult](), None
+        if algorithm.adv_type == "remax":  # first, because rows of its records need not stay
+            plan = dynamic_sampling.greedy_plan(self.plan(iteration))
+            greedy = run(plan, processes.share(plan), _greedy(job), f"{title}, greedy")
+            returned = dynamic_sampling.baselines(greedy, penalty, side.max_steps)
+        most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
+        judge = dynamic_sampling.make_judge(algorithm, penalty, side.max_steps)
+        results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
+        return Collected(results, everything, dynamic_sampling.add_up(found), rounds, greedy, returned)
+
+    def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
+        """Makes the plan of an iteration, or that of a refill."""
+        config, side = self._checked.config, self._checked.train
+        plan = train_plan(
+            side.spec, seed=config.runner.seed, iteration=iteration, episodes=self._sizes.episodes,
+            group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
+            env_seed=side.config.seed, sampling_round=sampling_round,
+        )  # fmt: skip
+        video = side.config.video_cfg
+        if video.save_video and not sampling_round:
+            plan = with_videos(plan, Path(video.video_base_dir) / f"{iteration + 1:06d}", video.max_videos)
+        return plan
+
+    def _job(self, weight_version: int) -> Job:
+        config, side = self._checked.config, self._checked.train
+        bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
+        return Job(
+            sampling(config.algorithm.sampling_params), config.runner.seed, Stream.TRAIN_NOISE, weight_version,
+            side.max_steps, keep_records=True,
+            num_slots=self._simulators.processes.divide(side.config.total_num_envs),
+            ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
+            value_truncated=bootstraps, value_terminated=bootstraps and always,
+        )  # fmt: skip
 
     def close(self) -> None:
-        self.pool.close()
-        self.slab.close()
+        """Ends the workers."""
+        if self._workers is not None:
+            self._workers.close()
 
 
-@dataclass
-class Collectors:
-    """Opens the collectors of a run; all of them drive one policy."""
-
-    checked: Checked
-    policy: Policy
-    device: torch.device
-    fields: Mapping[str, ArraySpec]  # of a record
-    sections: Sections
-    folder: Path  # the run's
-    console: Console
-    server: ForkServer | None  # what forks the workers; None: each is started by itself
-    _said: set[str] = field(default_factory=set)  # what the console knows already
-    _probed: bool = False
-
-    def open(self, side: EnvSide, rows: int) -> Collector:
-        """Starts the workers of a side, with a slab of ``rows`` records."""
-        from embodied.runtime.policy_port import OnePass
-        from embodied.runtime.pool import Pool
-        from embodied.runtime.rollout import Rollout
-        from embodied.runtime.slab import Slab
-
-        config, world = self.checked.config, self.checked.world
-        shared = self.checked.train.identity == self.checked.eval.identity
-        logs = folder_of_rank(self.folder / "logs", world)
-        if not shared and side.name != "train":
-            logs /= side.name
-        slots = slots_of(config, world) if shared else world.divide(side.config.total_num_envs)
-        slab = Slab.create(self.fields, rows, f"{config.env.channel.name}.slab")
-        try:
-            workers = replace(pool_config(side, slots, config, logs, world), server=self.server)
-            with self.console.progress(f"starting {workers.num_workers} env workers", brief=True):
-                pool = Pool(workers, slab, self.console.say)
-        except BaseException:
-            slab.close()
-            raise
-        self._say_once([*_renderers(pool.facts), *_eager_note(config, self.device)])
-        policy = OnePass(
-            self.policy, slab, side.spec, self.device, policy_batch(config.rollout, slots),
-            fixed_shape=config.runner.deterministic or not config.rollout.enforce_eager,
-            enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
-        )  # fmt: skip
-        rollout = Rollout(
-            pool, policy, slab, self.policy.spec.num_action_chunks, _schedule(config, slots), self.sections,
-            trace=folder_of_rank(self.folder / "trace", world) if config.rollout.trace else None,
-        )  # fmt: skip
-        return Collector(side.identity, pool, slab, rollout)
-
-    def _probe_once(self, obs: Mapping[str, torch.Tensor]) -> None:
-        if not self._probed:
-            self._probed = True
-            seen = first_observations(obs, self.device, self.checked.world)
-            self._say_once(self.policy.probe(seen) if seen else ())
-
-    def _say_once(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            if text not in self._said:
-                self._said.add(text)
-                self.console.say(text)
+def in_order(plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]]) -> list[EpisodeResult]:
+    """Returns the results of all processes, given by rank, in the plan's order."""
+    found = {r.episode.episode_id: replace(r, rank=rank) for rank, share in enumerate(shares) for r in share}
+    return [found[episode.episode_id] for episode in plan]
 
 
-def folder_of_rank(folder: Path, world: World) -> Path:
-    """Where this process leaves what each rank has of its own."""
-    return folder if world.size == 1 else folder / f"rank-{world.rank:02d}"
-
-
-def first_observations(
-    obs: Mapping[str, torch.Tensor], device: torch.device, world: World
-) -> Mapping[str, torch.Tensor] | None:
-    """Those of rank 0, so that all ranks conclude the same from them; None if it stopped before it had any.
-
-    Not a meeting: a rank that a signal stops never comes here.
-    """
-    if world.size == 1:
-        return obs
-    if world.is_main:
-        world.post(FIRST_OBSERVATIONS, {name: tensor.cpu().numpy() for name, tensor in obs.items()})
-        return obs
-    import torch
-
-    seen = world.read(FIRST_OBSERVATIONS)
-    return seen and {name: torch.from_numpy(array).to(device) for name, array in seen.items()}
-
-
-def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, world: World) -> Any:
-    from embodied.runtime.pool import Deadlines, PoolConfig
-    from embodied.runtime.reward import ShapedReward
-
-    env, commands, completions = config.env, config.rollout.channel, config.env.channel
-    return PoolConfig(
-        num_slots=slots, num_workers=workers_of(side, config, slots, world), env_target=side.config.target,
-        env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
-        deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
-        info_on_video=side.config.video_cfg.info_on_video,
-        env_channel=(completions.name, completions.queue_name, completions.queue_size),
-        rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
-        max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
-        gpus=render_gpus_of(config, world), rank=world.local_rank, ranks=world.local_size,
-        batch=isinstance(side.env, Batched),
+def _greedy(job: Job) -> Job:
+    return replace(
+        job, sampling=Sampling(do_sample=False), keep_records=False, value_truncated=False, value_terminated=False
     )  # fmt: skip
 
 
-def _schedule(config: schema.Config, slots: int) -> Any:
-    from embodied.runtime.rollout import Schedule
-
-    rollout = config.rollout
-    return Schedule(
-        lockstep=rollout.schedule == "lockstep",
-        min_batch=rollout.min_batch or max(1, slots // 8),
-        stages=rollout.pipeline_stage_num,
-        max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
-    )
-
-
-def policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:
-    """Rows of one policy call, for the slots of a rank."""
-    return rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
-
-
-def _renderers(facts: Iterable[WorkerFacts]) -> Iterator[str]:
-    """What the workers found: renderer with its reason, versions, warnings."""
-    for fact in facts:
-        yield f"renderer: {fact.renderer} ({fact.reason})"
-        yield from (f"{name}: {text}" for name, text in fact.extra.items())
-
-
-def _eager_note(config: schema.Config, device: torch.device) -> list[str]:
-    if config.rollout.enforce_eager or device.type == "cuda":
-        return []
-    return [f"rollout.enforce_eager=false changes nothing on {device}: CUDA graphs need a GPU"]
+def _nth(sampling_round: int) -> str:
+    return f", round {sampling_round + 1}" if sampling_round else ""

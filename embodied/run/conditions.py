@@ -1,20 +1,22 @@
-"""Under which conditions an evaluation runs. Success cannot be compared without them, so they stand in ``eval/*.json``,
-at the head of its table, and among the numbers that are printed before."""
+"""The conditions of an evaluation. Success cannot be compared without them, so they stand in ``eval/*.json``, at the
+head of its table, and among the numbers that are printed before."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from embodied.run.build import Parts, sampling
-from embodied.run.preflight import EnvSide
+from embodied.run.build import sampling
+from embodied.run.preflight import Checked, EnvSide
 from embodied.schema import EnvEvalConfig
+from embodied.types import PolicySpec
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What an evaluation's success depends on, beside the tasks."""
+    """Settings on which an evaluation's success depends, beside the tasks."""
 
     weights: str  # what acts: a checkpoint's folder, or a run and how far it is
     max_steps: int  # control steps at which episodes are cut off
@@ -61,13 +63,14 @@ class Conditions:
         return f"{text.format(self.max_steps, self.env_max_steps)}{after}, so success is not the benchmark's"
 
 
-def conditions(parts: Parts, iteration: int) -> Conditions:
-    """Those of the evaluation after ``iteration`` training iterations."""
-    side, config = parts.checked.eval, parts.config
+def conditions(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> Conditions:
+    """Returns those of the evaluation after ``iteration`` training iterations of the run in ``folder``."""
+    side, config = checked.eval, checked.config
     own = side.config
     assert isinstance(own, EnvEvalConfig)
     return Conditions(
-        weights=weights(parts, iteration), max_steps=side.max_steps, env_max_steps=side.spec.max_episode_steps,
+        weights=_weights(checked, spec, folder, iteration), max_steps=side.max_steps,
+        env_max_steps=side.spec.max_episode_steps,
         episodes_per_task=own.episodes_per_task, init_states_per_task=side.spec.num_init_states,
         use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
         reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
@@ -75,24 +78,21 @@ def conditions(parts: Parts, iteration: int) -> Conditions:
     )  # fmt: skip
 
 
-def weights(parts: Parts, iteration: int) -> str:
-    """Whose weights are evaluated."""
-    if parts.config.runner.only_eval:
-        return parts.config.runner.ckpt_path or as_built(parts)
-    average = ", their moving average" if parts.config.actor.optim.ema_decay is not None else ""
-    return f"{parts.folder.path} after {iteration} iterations{average}"
+def _weights(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> str:
+    """Says whose weights are evaluated."""
+    config = checked.config
+    if config.runner.only_eval:
+        as_built = "random weights" if spec.random_weights else "the weights that actor.model names"
+        return config.runner.ckpt_path or as_built
+    average = ", their moving average" if config.actor.optim.ema_decay is not None else ""
+    return f"{folder} after {iteration} iterations{average}"
 
 
-def as_built(parts: Parts) -> str:
-    """Of the policy's first weights."""
-    return "random weights" if parts.policy.spec.random_weights else "the weights that actor.model names"
-
-
-def what_to_expect(parts: Parts) -> list[str]:
-    """Lines that tell which metrics will move, for a training that starts from random weights; else none."""
-    if not parts.policy.spec.random_weights or parts.config.runner.ckpt_path is not None:
+def what_to_expect(checked: Checked, spec: PolicySpec) -> list[str]:
+    """Returns lines that tell which metrics will move, for a training that starts from random weights; else none."""
+    if not spec.random_weights or checked.config.runner.ckpt_path is not None:
         return []
-    if parts.checked.train.config.reward_mode == "dense":
+    if checked.train.config.reward_mode == "dense":
         what = (
             "Expect success to stay at 0 or near it, as tasks are hardly ever solved by chance, and the return to "
             "rise: env.train.reward_mode=dense pays for progress."
@@ -110,6 +110,6 @@ def what_to_expect(parts: Parts) -> list[str]:
 
 
 def limit_of(side: EnvSide) -> str:
-    """Beside the step limit of a side, if the env's own is another."""
+    """Returns a note beside the step limit of a side whose env has another limit; else nothing."""
     own = side.spec.max_episode_steps
     return "" if side.max_steps == own else f" (the env's own limit: {own})"

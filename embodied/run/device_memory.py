@@ -1,4 +1,4 @@
-"""Out of memory on the device, as an error that names what to lower, and from what."""
+"""Turns torch's error about a full device into one that names the keys to lower, with their present values."""
 
 from __future__ import annotations
 
@@ -6,49 +6,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import torch
+
 from embodied import schema
 from embodied.errors import DeviceMemoryError
-from embodied.run.build import Parts
-from embodied.run.collector import policy_batch
-from embodied.run.preflight import slots_of
+from embodied.run.preflight import Checked, slots_of
+from embodied.run.simulators import policy_batch
 
 Phase = Literal["rollout", "update"]
 
 
 @contextmanager
-def explained(parts: Parts, phase: Phase) -> Iterator[None]:
-    """Turn torch's error within it into one with the memory's figures and the keys that matter in this phase.
+def explained(device: torch.device, checked: Checked, phase: Phase) -> Iterator[None]:
+    """Turns torch's error within the block into one with the memory's figures and the keys that matter in this phase.
 
     Raises:
         DeviceMemoryError: instead of ``torch.OutOfMemoryError``.
     """
-    import torch
-
     try:
         yield
     except torch.OutOfMemoryError as error:
         doing = {"rollout": "while the policy acted", "update": "in the forward and backward passes"}[phase]
         raise DeviceMemoryError(
-            f"{parts.device} is out of memory {doing}: {str(error).splitlines()[0]}{_figures(parts.device)}",
-            "; or ".join(remedies(parts, phase)),
+            f"{device} is out of memory {doing}: {str(error).splitlines()[0]}{_figures(device)}",
+            "; or ".join(remedies(checked, phase)),
         ) from error
 
 
-def remedies(parts: Parts, phase: Phase) -> list[str]:
-    """What helps, the cheapest first, with present values."""
-    config = parts.config
+def remedies(checked: Checked, phase: Phase) -> list[str]:
+    """Returns what helps, the cheapest first, with present values."""
+    config = checked.config
     actor, model = config.actor, {**(config.actor.model.model_extra or {})}
     found = []
     if phase == "update" and actor.micro_batch_size > 1:
         found.append(_lower("actor.micro_batch_size", actor.micro_batch_size) + " (the result stays the same)")
-    if phase == "rollout" and (rows := policy_batch(config.rollout, slots_of(config, parts.world))) > 1:
+    if phase == "rollout" and (rows := policy_batch(config.rollout, slots_of(config, checked.processes))) > 1:
         found.append(_lower("rollout.policy_batch", rows))
     if phase == "update" and model.get("gradient_checkpointing") is False:
         found.append("set actor.model.gradient_checkpointing=true (now false)")
     if model.get("precision") == "fp32":
         found.append("set actor.model.precision=bf16 (now fp32)")
     if phase == "update":
-        found += _sharing(actor.fsdp_config, parts.world.size)
+        found += _sharing(actor.fsdp_config, checked.processes.of("train").size)
     return found or ["use a smaller model, or a device with more memory"]
 
 
@@ -64,11 +63,9 @@ def _lower(key: str, value: int) -> str:
     return f"set {key}={value // 2} (now {value})"
 
 
-def _figures(device: object) -> str:
-    """Bytes on the device, where it can say."""
-    import torch
-
-    if not isinstance(device, torch.device) or device.type != "cuda":
+def _figures(device: torch.device) -> str:
+    """Returns a line with the bytes on the device, or nothing where it cannot tell them."""
+    if device.type != "cuda":
         return ""
     free, total = torch.cuda.mem_get_info(device)
     used, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)

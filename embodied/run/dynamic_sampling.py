@@ -1,9 +1,9 @@
-"""What an iteration runs beside its plan: refills for groups that teach nothing, and greedy episodes to compare with.
+"""Dynamic sampling: refills for groups that teach nothing. Also ReMax: greedy episodes as baselines.
 
     round 0: the plan ──▶ groups whose returns differ stay, with their rows
     round r: as many new starts as are missing, into the rows of those that did not   (until none is, or the last round)
 
-The plan of a round is a pure function of seed, iteration and round, so that a resumed run meets the same starts.
+The plan of a round is a pure function of seed, iteration and round, so that a resumed run has the same starts.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Collected:
 
 
 def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[EpisodeResult], list[EpisodeResult], int]:
-    """Run until ``groups`` groups teach something, at most ``max_rounds`` times.
+    """Runs until ``groups`` groups teach something, at most ``max_rounds`` times.
 
-    What is still missing then is filled by groups of the last round that teach nothing: they carry no gradient, and
-    keep the denominators those of a full batch.
+    Groups of the last round that teach nothing fill what is still missing then: they carry no gradient, and keep the
+    denominators those of a full batch.
 
     Returns:
         episodes to be trained on, all that were run, and how many rounds it took.
@@ -65,14 +65,14 @@ def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[Epi
 
 
 def taken_rows(results: Sequence[EpisodeResult]) -> frozenset[int]:
-    """Rows of the slab that hold records (or final observations) of ``results``."""
+    """Returns the rows of the slab that hold records (or final observations) of ``results``."""
     rows = {row for result in results for row in (*result.rows, result.final_row)}
     return frozenset(rows - {-1})
 
 
 def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, max_steps: int) -> Judge:
-    """Whether ``dynamic_sampling`` keeps an episode's group: its scores (``filter_reward_metric``) are not all equal,
-    and with ``filter_rewards`` their mean return lies within the bounds."""
+    """Makes the function that says whether ``dynamic_sampling`` keeps an episode's group: if its scores
+    (``filter_reward_metric``) are not all equal, and with ``filter_rewards`` if their mean return is within bounds."""
 
     def judge(results: Sequence[EpisodeResult]) -> list[bool]:
         ids = torch.tensor([result.episode.group_id for result in results])
@@ -89,25 +89,25 @@ def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, max_s
 
 
 def greedy_plan(plan: Sequence[Episode]) -> list[Episode]:
-    """One episode of each start of ``plan``, without video."""
+    """Returns one episode of each start of ``plan``, without video."""
     first = {episode.start: episode for episode in reversed(plan)}
     return [Episode(e.episode_id, e.group_id, e.start) for e in plan if first[e.start] is e]
 
 
 def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, max_steps: int) -> dict[Start, float]:
-    """What the greedy episode of each start returned, less its penalty."""
+    """Returns the return of each start's greedy episode, less its penalty."""
     penalties = episode_penalties(greedy, penalty, max_steps).tolist()
     return {r.episode.start: r.episode_return + p for r, p in zip(greedy, penalties, strict=True)}
 
 
 def add_up(stats: Sequence[RolloutStats]) -> RolloutStats:
-    """Counts and seconds of several calls of ``collect``."""
+    """Adds up the counts and seconds of several rollouts."""
     names = [field.name for field in fields(RolloutStats)]
     return RolloutStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
 
 
 def num_groups(results: Sequence[EpisodeResult], rank: int) -> int:
-    """Groups of ``results`` that ``rank`` has run."""
+    """Counts the groups of ``results`` that ``rank`` has run."""
     return len(_groups([result for result in results if result.rank == rank]))
 
 

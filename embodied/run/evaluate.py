@@ -1,26 +1,52 @@
-"""Evaluation: k episodes of each task, success with its interval, videos."""
+"""The recipe of an evaluation: k episodes of each task, success with its interval, videos."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from embodied.observe.console import Console
 from embodied.observe.statistics import wilson
 from embodied.random import Stream
-from embodied.run.barrier import in_order, meet
-from embodied.run.build import Parts, sampling
-from embodied.run.collector import Collector
+from embodied.run import summary
+from embodied.run.build import open_folder, open_model, sampling, sizes
+from embodied.run.collector import in_order
 from embodied.run.conditions import Conditions, conditions
 from embodied.run.device_memory import explained
-from embodied.run.reporter import counting_successes
+from embodied.run.preflight import Checked
+from embodied.run.reporter import Reporter
+from embodied.run.simulators import Simulators, Workers, open_fork_server
 from embodied.runtime.plan import eval_plan, with_videos
 from embodied.runtime.rollout import Job
 from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
 from embodied.types import Episode, EpisodeResult
+
+
+def run(checked: Checked, console: Console, stop: StopSignal) -> None:
+    """Evaluates a policy (``runner.only_eval``): builds it, says what will run, evaluates, says where the results are.
+
+    Raises:
+        Stopped: a signal came before there were results.
+    """
+    runner = checked.config.runner
+    with ExitStack() as opened:
+        reporter = Reporter(console, checked.processes, runner)
+        folder = opened.enter_context(open_folder(checked))
+        server = opened.enter_context(open_fork_server(checked, folder.path, console))
+        model = opened.enter_context(open_model(checked, reporter))
+        simulators = Simulators(checked, model, folder.path, server, reporter)
+        evaluator = Evaluator(checked, simulators, folder.path, reporter)
+        numbers = sizes(checked, model.policy)
+        console.table(f"{runner.experiment_name}", summary.of_evaluation(checked, model, numbers, folder.path))
+        if runner.dry_run:
+            return
+        stop.hold_from_now()
+        evaluator.evaluate(0, 0, stop)
+        console.table("where things are", summary.places(checked, folder.path))
 
 
 @dataclass(frozen=True)
@@ -36,66 +62,114 @@ class TaskSuccess:
     high: float
 
 
-def evaluate(parts: Parts, iteration: int, collector: Collector | None, stop: StopSignal) -> dict[str, float]:
-    """Evaluate after ``iteration`` training iterations, on ``collector`` if its workers fit, else on new ones. Each
-    rank runs its share of the episodes; all get all results.
+class Evaluator:
+    """Runs evaluations of the policy that acts at the time. Each process runs its share of the episodes.
 
-    Writes ``<run>/eval/<iteration>.json``; returns the ``eval/`` metrics.
-
-    Raises:
-        Stopped: on all ranks; a signal has ended the share of one.
+    Args:
+        folder: the run's, where results go.
+        keep_workers: whether workers that an evaluation starts stay for the next one.
     """
-    plan = _plan(parts, iteration)
-    with ExitStack() as opened, explained(parts, "rollout"), parts.parallel.acting():
-        shares = meet(parts, stop, lambda: _collect(parts, parts.world.share(plan), collector, opened))
-    results = in_order(plan, [results for results, _ in shares])
-    return {**report(parts, iteration, results), "eval/worker_restarts": sum(restarts for _, restarts in shares)}
+
+    def __init__(
+        self, checked: Checked, simulators: Simulators, folder: Path, reporter: Reporter, keep_workers: bool = False
+    ) -> None:
+        self._checked, self._simulators, self._folder, self._reporter = checked, simulators, folder, reporter
+        self._keep_workers, self._kept = keep_workers, ExitStack()
+        self._workers: Workers | None = None
+
+    def evaluate(
+        self, iteration: int, weight_version: int, stop: StopSignal, workers: Workers | None = None
+    ) -> dict[str, float]:
+        """Evaluates after ``iteration`` training iterations, on ``workers`` if they fit, else on new ones.
+
+        Writes ``<run>/eval/<iteration>.json``; returns the ``eval/`` metrics.
+
+        Raises:
+            Stopped: in all processes; a signal has ended the share of one.
+            DeviceMemoryError: the policy does not fit.
+        """
+        model, plan = self._simulators.model, self._plan(iteration)
+        share = self._simulators.processes.share(plan)
+        with ExitStack() as opened, explained(model.device, self._checked, "rollout"), model.sharding.acting():
+
+            def own() -> tuple[list[EpisodeResult], int]:
+                results, stats = self._fitting(workers, opened).run(
+                    share, self._job(weight_version), "evaluation", self._reporter
+                )
+                return results, stats.worker_restarts
+
+            shares = self._simulators.gather(stop, own)
+        results = in_order(plan, [results for results, _ in shares])
+        return {**self._report(iteration, results), "eval/worker_restarts": sum(restarts for _, restarts in shares)}
+
+    def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:
+        """Returns workers of the evaluation's env. Those that it starts end with ``opened``, or stay."""
+        side = self._checked.eval
+        if workers is not None and workers.identity == side.identity:
+            return workers
+        if self._workers is not None:
+            return self._workers
+        started = self._simulators.open(side, 2 * self._simulators.processes.divide(side.config.total_num_envs))
+        if self._keep_workers:
+            self._workers = self._kept.enter_context(closing(started))
+        else:
+            opened.callback(started.close)
+        return started
+
+    def _plan(self, iteration: int) -> list[Episode]:
+        side, config = self._checked.eval, self._checked.config
+        assert isinstance(side.config, EnvEvalConfig)
+        plan = eval_plan(
+            side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
+            fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
+        )  # fmt: skip
+        video = side.config.video_cfg
+        return with_videos(plan, self._videos(iteration), video.max_videos) if video.save_video else plan
+
+    def _job(self, weight_version: int) -> Job:
+        side, config = self._checked.eval, self._checked.config
+        return Job(
+            sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE, weight_version,
+            side.max_steps, keep_records=False,
+            num_slots=self._simulators.processes.divide(side.config.total_num_envs),
+            ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
+        )  # fmt: skip
+
+    def _videos(self, iteration: int) -> Path:
+        return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
+
+    def _report(self, iteration: int, results: Sequence[EpisodeResult]) -> dict[str, float]:
+        """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions."""
+        rows = summarise(self._checked.eval.spec.tasks, results)
+        under = conditions(self._checked, self._simulators.model.policy.spec, self._folder, iteration)
+        if self._simulators.processes.is_main:
+            file = self._folder / "eval" / f"{iteration:06d}.json"
+            file.parent.mkdir(exist_ok=True)
+            found = {"iteration": iteration, "conditions": asdict(under), "tasks": [asdict(row) for row in rows]}
+            file.write_text(json.dumps({**found, "episodes": [_facts(result) for result in results]}, indent=1))
+            console = self._reporter.console
+            console.table("\n".join([f"evaluation of {under.weights}", *under.head]), _cells(rows))
+            if any(result.episode.video for result in results):
+                console.say(f"videos: {self._videos(iteration)}")
+        return metrics(rows, results, under)
+
+    def close(self) -> None:
+        """Ends workers that stayed."""
+        self._kept.close()
 
 
-def _collect(
-    parts: Parts, plan: Sequence[Episode], collector: Collector | None, opened: ExitStack
-) -> tuple[list[EpisodeResult], int]:
-    """Results, and how many workers were replaced. Workers that it starts end with ``opened``."""
-    side = parts.checked.eval
-    if collector is not None and collector.identity == side.identity:
-        return _run(parts, plan, collector)
-    own = parts.open_collector(side, 2 * parts.world.divide(side.config.total_num_envs))
-    opened.callback(own.close)
-    return _run(parts, plan, own)
-
-
-def _plan(parts: Parts, iteration: int) -> list[Episode]:
-    side, config = parts.checked.eval, parts.config
-    assert isinstance(side.config, EnvEvalConfig)
-    plan = eval_plan(
-        side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
-        fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
-    )  # fmt: skip
-    video = side.config.video_cfg
-    if video.save_video:
-        plan = with_videos(plan, video_folder(parts, iteration), video.max_videos)
-    return plan
-
-
-def _run(parts: Parts, plan: Sequence[Episode], collector: Collector) -> tuple[list[EpisodeResult], int]:
-    side, config = parts.checked.eval, parts.config
-    job = Job(
-        sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE,
-        parts.trainer.weight_version, side.max_steps, keep_records=False,
-        num_slots=parts.world.divide(side.config.total_num_envs),
-        ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
-    )  # fmt: skip
-    with parts.console.progress(f"evaluation{parts.world.share_note}", len(plan)) as bar:
-        results, stats = collector.rollout.collect(plan, job, counting_successes(bar), bar.at)
-    return results, stats.worker_restarts
-
-
-def video_folder(parts: Parts, iteration: int) -> Path:
-    return Path(parts.checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
+def _facts(result: EpisodeResult) -> dict[str, object]:
+    return {
+        "start": asdict(result.episode.start),
+        "success": result.success,
+        "return": result.episode_return,
+        "steps": result.num_steps,
+        "video": result.episode.video,
+    }
 
 
 def summarise(tasks: Sequence[str], results: Sequence[EpisodeResult]) -> list[TaskSuccess]:
-    """One row a task that was run, then one over all."""
+    """Returns one row for each task that was run, then one over all."""
     rows = []
     for task_id, instruction in [*enumerate(tasks), (-1, "all tasks")]:
         own = [r.success for r in results if task_id in (-1, r.episode.start.task_id)]
@@ -105,32 +179,8 @@ def summarise(tasks: Sequence[str], results: Sequence[EpisodeResult]) -> list[Ta
     return rows
 
 
-def report(parts: Parts, iteration: int, results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """The ``eval/`` metrics; rank 0 writes and prints the results with the conditions that they hold under."""
-    rows, under = summarise(parts.checked.eval.spec.tasks, results), conditions(parts, iteration)
-    if not parts.world.is_main:
-        return metrics(rows, results, under)
-    file = parts.folder.path / "eval" / f"{iteration:06d}.json"
-    file.parent.mkdir(exist_ok=True)
-    episodes = [
-        {
-            "start": asdict(r.episode.start),
-            "success": r.success,
-            "return": r.episode_return,
-            "steps": r.num_steps,
-            "video": r.episode.video,
-        }
-        for r in results
-    ]
-    found = {"iteration": iteration, "conditions": asdict(under), "tasks": [asdict(row) for row in rows]}
-    file.write_text(json.dumps({**found, "episodes": episodes}, indent=1))
-    parts.console.table("\n".join([f"evaluation of {under.weights}", *under.head]), _cells(rows))
-    if any(r.episode.video for r in results):
-        parts.console.say(f"videos: {video_folder(parts, iteration)}")
-    return metrics(rows, results, under)
-
-
 def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under: Conditions) -> dict[str, float]:
+    """Returns the ``eval/`` metrics of ``results``, which ``rows`` sum up."""
     total = rows[-1]
     return {
         "eval/success_rate": total.success_rate,

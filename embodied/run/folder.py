@@ -1,4 +1,4 @@
-"""The folder of one run: made or reopened, locked, and refused when it holds a run of another configuration.
+"""The folder of one run: makes or reopens it, locks it, and refuses one that holds a run of another configuration.
 
 runs/NAME/  config.yaml  metrics.jsonl  tensorboard/  checkpoints/000004/  eval/000004.json  logs/worker-00.log
 """
@@ -23,11 +23,11 @@ MAY_CHANGE = (
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
     "actor.fsdp_config", "actor.num_threads",
 )  # fmt: skip
-"""Keys that a resumed run may have other values of: they change no number of the training."""
+"""Keys whose values a resumed run may change: they change no number of the training."""
 
 
 RESULTS = ("metrics.jsonl", "checkpoints", "eval", "meta")
-"""What makes a folder one of a certain configuration."""
+"""Results that bind a folder to its configuration."""
 
 
 class RunFolder:
@@ -42,7 +42,7 @@ class RunFolder:
 
     @classmethod
     def look(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
-        """The checks of :meth:`open` without making, locking or writing anything (``runner.dry_run``)."""
+        """Makes the checks of :meth:`open`, and makes, locks and writes nothing."""
         check_writable(path)
         if path.is_dir():
             _check_same(path, resolved)
@@ -50,7 +50,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
-        """Make or reopen ``path`` for the configuration ``resolved``, and save it there."""
+        """Makes or reopens ``path`` for the configuration ``resolved``, and saves it there."""
         check_writable(path)
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
@@ -70,7 +70,7 @@ class RunFolder:
 
 
 def check_writable(path: Path) -> None:
-    """Raise :class:`RunFolderError` if ``path`` is not, or cannot become, a folder that can be written."""
+    """Raises :class:`RunFolderError` unless ``path`` is, or can become, a folder that can be written."""
     existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     if not existing.is_dir():
         raise RunFolderError(
@@ -117,7 +117,7 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> None:
             )
         return
     if not any((path / name).exists() for name in RESULTS):
-        return  # it never got as far as a result: nothing would be lost or mixed up
+        return  # There is no result yet, so nothing can be lost or mixed up.
     try:
         before = yaml.safe_load(saved.read_text()) or {}
     except yaml.YAMLError as error:
@@ -137,7 +137,7 @@ _ABSENT = "(not set)"
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """``(dotted key, old, new)`` for each value that differs."""
+    """Yields ``(dotted key, old, new)`` for each value that differs."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(k for k in new if k not in old)]:
             yield from differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{prefix}{key}.")

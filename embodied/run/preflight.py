@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, in order of cost: found without torch, a simulator or a worker."""
+"""Checks of a configuration before anything starts: they need no torch, no simulator and no worker."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from embodied import schema
-from embodied.data.demonstrations import Demonstration, Wanted, check_fit, read
+from embodied.data.demonstrations import Demonstration, Wanted, check_fit
+from embodied.data.reading import read
 from embodied.data.samples import hold_out
 from embodied.errors import CheckpointError, ConfigError
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.protocols import Batched, Env
 from embodied.run.folder import check_writable
 from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RANK, RESERVE, WORKER, OpenFiles, allow
+from embodied.runtime.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool import num_workers
 from embodied.schema.compose import Composed
 from embodied.types import EnvSpec
@@ -23,7 +25,7 @@ from embodied.types import EnvSpec
 
 @dataclass(frozen=True)
 class EnvSide:
-    """``env.train`` or ``env.eval`` with what its env offers. Equal ``identity``: the same workers will do."""
+    """``env.train`` or ``env.eval`` with what its env offers. Sides of equal ``identity`` can share their workers."""
 
     name: str
     config: schema.EnvSideConfig
@@ -43,7 +45,7 @@ class EnvSide:
 
 @dataclass(frozen=True)
 class Demonstrated:
-    """The demonstrations of a supervised run, found to fit its env."""
+    """The demonstrations of a supervised run, which fit its env."""
 
     train: Sequence[Demonstration]
     held_out: Sequence[Demonstration]
@@ -51,23 +53,23 @@ class Demonstrated:
 
 @dataclass(frozen=True)
 class Checked:
-    """A configuration whose envs were constructed (not built) and found to exist."""
+    """A configuration whose envs were constructed (not built) and found to exist, and the processes of the run."""
 
     composed: Composed
     train: EnvSide
     eval: EnvSide
-    world: World
-    demonstrations: Demonstrated | None = None  # with task_type sft
+    processes: Group
+    demonstrations: Demonstrated  # none unless task_type is sft
 
     @property
     def config(self) -> schema.Config:
         return self.composed.config
 
 
-def check(composed: Composed, world: World) -> Checked:
-    """Everything that can be found without torch, a simulator or a worker. Raises :class:`EmbodiedError`."""
+def check(composed: Composed, processes: Group) -> Checked:
+    """Checks everything that needs no torch, simulator or worker. Raises :class:`EmbodiedError`."""
     config = composed.config
-    _check_shares(config, world)
+    _check_shares(config, processes)
     train, evaluation = _side("train", config.env.train), _side("eval", config.env.eval)
     if train.spec.obs != evaluation.spec.obs or train.spec.action_dim != evaluation.spec.action_dim:
         raise ConfigError(
@@ -76,8 +78,8 @@ def check(composed: Composed, world: World) -> Checked:
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
     for side in (train, evaluation):
-        _check_queues(side, config, world)
-        _check_stages(side, config, world)
+        _check_queues(side, config, processes)
+        _check_stages(side, config, processes)
     _check_penalty(config, train)
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
         raise CheckpointError(
@@ -88,12 +90,13 @@ def check(composed: Composed, world: World) -> Checked:
     for side in (train, evaluation):
         if side.config.video_cfg.save_video:
             check_writable(Path(side.config.video_cfg.video_base_dir))
-    demonstrated = read_demonstrations(config, train) if config.runner.task_type == "sft" else None
-    allow(open_files(config, train, evaluation, world))
-    if world.local_rank == 0:  # what a machine offers is the same for all of its ranks
+    sft = config.runner.task_type == "sft"
+    demonstrated = read_demonstrations(config, train) if sft else Demonstrated((), ())
+    allow(open_files(config, train, evaluation, processes))
+    if processes.local_rank == 0:  # what a machine offers is the same for all of its ranks
         for env in {side.identity: side.env for side in (train, evaluation)}.values():
             env.preflight()
-    return Checked(composed, train, evaluation, world, demonstrated)
+    return Checked(composed, train, evaluation, processes, demonstrated)
 
 
 def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
@@ -124,11 +127,12 @@ def _check_penalty(config: schema.Config, side: EnvSide) -> None:
         )
 
 
-def _check_shares(config: schema.Config, world: World) -> None:
-    """Every rank hosts equally many slots and runs equally many groups."""
-    if world.size > 1 and config.runner.task_type != "embodied":
+def _check_shares(config: schema.Config, processes: Group) -> None:
+    """Refuses what cannot be shared: each process hosts equally many slots and runs equally many groups of episodes."""
+    hosts, learners = processes.of("rollout"), processes.of("train")
+    if processes.size > 1 and config.runner.task_type != "embodied":
         raise ConfigError(
-            f"WORLD_SIZE is {world.size}, and only embodied.train and embodied.eval run in several processes",
+            f"WORLD_SIZE is {processes.size}, and only embodied.train and embodied.eval run in several processes",
             "start this one without torchrun",
         )
     train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
@@ -138,18 +142,18 @@ def _check_shares(config: schema.Config, world: World) -> None:
         groups = schema.episodes_per_iteration(config) // algorithm.group_size
         product = f"rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {train}"
         counts[f"the number of groups, {product} / group_size {algorithm.group_size},"] = groups
-    if (size := config.actor.fsdp_config.fsdp_size) > 0 and world.size > 1 and world.size % size:
+    if (size := config.actor.fsdp_config.fsdp_size) > 0 and learners.size > 1 and learners.size % size:
         raise ConfigError(
-            f"actor.fsdp_config.fsdp_size {size} does not divide the {world.size} processes of the run",
+            f"actor.fsdp_config.fsdp_size {size} does not divide the {learners.size} processes of the run",
             "set it to a divisor (the processes of one machine), or to -1 for all of them",
         )
     for what, count in counts.items():
-        if count % world.size:
+        if count % hosts.size:
             raise ConfigError(
-                f"{what} is {count}, and the {world.size} processes of the run cannot share it equally",
-                f"make it a multiple of {world.size}, or start another number of processes (torchrun --nproc-per-node)",
+                f"{what} is {count}, and the {hosts.size} processes of the run cannot share it equally",
+                f"make it a multiple of {hosts.size}, or start another number of processes (torchrun --nproc-per-node)",
             )
-    slots = slots_of(config, world)
+    slots = slots_of(config, hosts)
     if (config.env.num_workers or 1) > slots:
         raise ConfigError(
             f"env.num_workers {config.env.num_workers} is more than the {slots} env slots of each process: some would "
@@ -158,54 +162,53 @@ def _check_shares(config: schema.Config, world: World) -> None:
         )
 
 
-def slots_of(config: schema.Config, world: World) -> int:
-    """Env slots that a rank hosts if training and evaluation share them; those of the evaluation where it is all that
-    runs episodes."""
-    evaluation = config.env.eval.total_num_envs
-    return world.divide(evaluation if _only_evaluates(config) else max(config.env.train.total_num_envs, evaluation))
+def slots_of(config: schema.Config, processes: Group) -> int:
+    """Returns how many env slots a process hosts if training and evaluation share them; those of the evaluation where
+    nothing else runs episodes."""
+    train, evaluation = config.env.train.total_num_envs, config.env.eval.total_num_envs
+    return processes.of("rollout").divide(evaluation if only_evaluates(config) else max(train, evaluation))
 
 
-def _only_evaluates(config: schema.Config) -> bool:
+def only_evaluates(config: schema.Config) -> bool:
     """Whether evaluations are all that runs episodes."""
     return config.runner.only_eval or config.runner.task_type == "sft"
 
 
-def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, world: World) -> OpenFiles:
-    """What a process of the run has open when it has most: with both sides' workers, if evaluations have their own."""
+def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, processes: Group) -> OpenFiles:
+    """Counts the files that a process of the run has open at most: with both sides' workers, if evaluations have their
+    own."""
     if config.runner.task_type == "demos":
         workers = num_workers(config.env.num_workers, config.demos.episodes)
         return OpenFiles(workers, DEMONSTRATOR, RESERVE)
     if config.runner.task_type == "sft" and config.runner.val_check_interval <= 0:
         pools = []
-    elif train.identity == evaluation.identity or _only_evaluates(config):
-        pools = [workers_of(evaluation, config, slots_of(config, world), world)]
+    elif train.identity == evaluation.identity or only_evaluates(config):
+        pools = [workers_of(evaluation, config, slots_of(config, processes), processes)]
     else:
         sides = [train, evaluation] if config.runner.val_check_interval > 0 else [train]
-        pools = [workers_of(s, config, world.divide(s.config.total_num_envs), world) for s in sides]
-    others = POOL * len(pools) + RANK * (world.size - 1) + RESERVE
+        pools = [workers_of(s, config, processes.divide(s.config.total_num_envs), processes) for s in sides]
+    others = POOL * len(pools) + RANK * (processes.size - 1) + RESERVE
     return OpenFiles(sum(pools), WORKER, others)
 
 
-def workers_of(side: EnvSide, config: schema.Config, slots: int, world: World) -> int:
-    """Env workers of a rank that host ``slots``; of an env that hosts all slots of a worker by itself, one a GPU."""
+def workers_of(side: EnvSide, config: schema.Config, slots: int, processes: Group) -> int:
+    """Returns how many env workers of a process host ``slots``: one a GPU if the env hosts all slots of a worker."""
     requested = config.env.num_workers
     if requested is None and isinstance(side.env, Batched):
-        requested = max(1, len(render_gpus_of(config, world)))
-    return num_workers(requested, slots, world.local_size)
+        requested = max(1, len(render_gpus_of(config, processes)))
+    return num_workers(requested, slots, processes.local_size)
 
 
-def render_gpus_of(config: schema.Config, world: World) -> tuple[int, ...]:
-    """Those that this process's workers render on."""
-    from embodied.runtime.placement import gpus_of_rank, visible_gpus
-
+def render_gpus_of(config: schema.Config, processes: Group) -> tuple[int, ...]:
+    """Returns the GPUs on which this process's workers render."""
     wanted = config.env.render_gpus
-    return gpus_of_rank(visible_gpus() if wanted is None else wanted, world.local_rank, world.local_size)
+    return gpus_of_rank(visible_gpus() if wanted is None else wanted, processes.local_rank, processes.local_size)
 
 
-def _check_queues(side: EnvSide, config: schema.Config, world: World) -> None:
-    """A slot has one message in flight, so a queue must hold as many as a worker has slots."""
-    slots = slots_of(config, world)
-    workers = workers_of(side, config, slots, world)
+def _check_queues(side: EnvSide, config: schema.Config, processes: Group) -> None:
+    """Refuses queues shorter than the slots of a worker: each slot has one message in flight."""
+    slots = slots_of(config, processes)
+    workers = workers_of(side, config, slots, processes)
     most = -(-slots // workers)
     for key, queue in (("env", config.env.channel), ("rollout", config.rollout.channel)):
         if 0 < queue.queue_size < most:
@@ -216,10 +219,10 @@ def _check_queues(side: EnvSide, config: schema.Config, world: World) -> None:
             )
 
 
-def _check_stages(side: EnvSide, config: schema.Config, world: World) -> None:
-    """The slots of a batch wait for each other, so that stages are made of whole workers."""
-    slots, stages = slots_of(config, world), config.rollout.pipeline_stage_num
-    workers = workers_of(side, config, slots, world)
+def _check_stages(side: EnvSide, config: schema.Config, processes: Group) -> None:
+    """Refuses stages that are not whole workers: the slots of a batch wait for each other."""
+    slots, stages = slots_of(config, processes), config.rollout.pipeline_stage_num
+    workers = workers_of(side, config, slots, processes)
     if isinstance(side.env, Batched) and stages > 1 and (workers % stages or slots % workers):
         raise ConfigError(
             f"rollout.pipeline_stage_num {stages} cannot divide {slots} env slots on {workers} workers: each worker "

@@ -1,41 +1,122 @@
-"""How a run watches its own work: bars and estimates on the console, stop signals, and the machine's other users."""
+"""What a run says while it works: console, trackers, times and estimates."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from time import monotonic, perf_counter, process_time
+
+import torch
 
 from embodied.learn.threads import training_threads
 from embodied.learn.watch import Passed, Watch
+from embodied.observe.console import Console
 from embodied.observe.progress import Phase
-from embodied.run.build import Parts
+from embodied.observe.timing import Sections
+from embodied.observe.trackers import Trackers, make_trackers
+from embodied.parallel.group import Group
+from embodied.schema import RunnerConfig
 from embodied.types import EpisodeResult
 
-STARVED = 3.0  # wall time over CPU time of an update from which on it is said that something else takes the cores
-SHORT_S = 5.0  # updates shorter than this are not worth a word
+STARVED = 3.0  # wall time over CPU time of an update from which on the reporter says that others take the cores
+SHORT_S = 5.0  # shorter updates are never called starved
 
 
-def watched(parts: Parts, title: str, go_on: Callable[[float | None], bool]) -> Watch:
-    """Shows the passes of an update on the console, and ends the update where ``go_on`` says no.
+class Reporter:
+    """Console, trackers and times of a run.
 
     Args:
-        title: what the name of each phase begins with, e.g. ``iteration 3/100``.
-        go_on: given the seconds that the phase still needs (None: nobody knows).
+        console: shows what this process does; silent in all processes but rank 0.
+        processes: those of the run.
+        runner: has the number of iterations, the folder, and which trackers there are.
     """
 
+    def __init__(self, console: Console, processes: Group, runner: RunnerConfig) -> None:
+        self.console, self.processes = console, processes
+        self.sections = Sections()
+        self._runner = runner
+        self._trackers: Trackers | None = None
+        self._pace = Pace(0, runner.max_epochs)
+
+    def begin(self, iteration: int) -> None:
+        """Starts times and estimates of a run that has done ``iteration`` iterations."""
+        self.sections.reset()
+        self._pace = Pace(iteration, self._runner.max_epochs)
+
+    def title(self, iteration: int) -> str:
+        """Names the iteration after ``iteration`` iterations: ``iteration 3/100``."""
+        return f"iteration {iteration + 1}/{self._runner.max_epochs}"
+
+    def watch(self, title: str, go_on: Callable[[float | None], bool]) -> Watch:
+        """Shows the passes of an update on the console, and ends the update where ``go_on`` returns False.
+
+        Args:
+            title: what the name of each phase begins with, e.g. ``iteration 3/100``.
+            go_on: is given the seconds that the phase still needs (None: nobody knows).
+        """
+
+        @contextmanager
+        def watch(name: str, total: int) -> Iterator[Passed]:
+            with self.console.progress(f"{title} {name}{self.processes.share_note}", total, brief=True) as bar:
+
+                def passed(records: int) -> bool:
+                    bar.advance(records)
+                    return go_on(bar.left_s)
+
+                yield passed
+
+        return watch
+
+    def episodes(self, name: str, total: int) -> AbstractContextManager[Phase]:
+        """Shows a phase of ``total`` episodes, this process's share."""
+        return self.console.progress(name + self.processes.share_note, total)
+
     @contextmanager
-    def watch(name: str, total: int) -> Iterator[Passed]:
-        with parts.console.progress(f"{title} {name}{parts.world.share_note}", total, brief=True) as bar:
+    def waiting(self) -> Iterator[None]:
+        """Counts and shows the time in which this process waits for the others."""
+        with self.sections("rollout/ranks"), self.console.progress("waiting for the other ranks", brief=True):
+            yield
 
-            def passed(records: int) -> bool:
-                bar.advance(records)
-                return go_on(bar.left_s)
+    @contextmanager
+    def updating(self, device: torch.device, num_threads: int | None) -> Iterator[None]:
+        """Times an update, which computes with ``num_threads`` threads (None: as many as before), and says when other
+        programs take its cores."""
+        with self.sections("time/train"):
+            wall, cpu = perf_counter(), process_time()
+            with training_threads(num_threads):
+                yield
+            alone = device.type == "cpu" and self.processes.size == 1  # else it waits for a device or for ranks
+            if alone and (text := starved(perf_counter() - wall, process_time() - cpu)):
+                self.console.say(text)
 
-            yield passed
+    def open_trackers(self, last_step: int, ids: Mapping[str, str]) -> None:
+        """Opens the trackers, on rank 0. They drop what they hold of steps after ``last_step``.
 
-    return watch
+        Args:
+            ids: under which they know the run.
+        """
+        logger = self._runner.logger
+        if self.processes.is_main:
+            self._trackers = make_trackers(logger.logger_backends, Path(logger.log_path), last_step, ids)
+
+    @property
+    def run_ids(self) -> dict[str, str]:
+        """The ids under which the trackers know the run; rank 0 has them."""
+        return dict(self._trackers.run_ids) if self._trackers else {}
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of an iteration to the trackers and the console, on rank 0."""
+        if self._trackers is not None:
+            self._trackers.log(iteration, metrics)
+            place = {"iteration": iteration, "iterations": self._runner.max_epochs}
+            self.console.iteration({**metrics, **place, "left_s": self._pace.left_s(iteration)})
+
+    def close(self) -> None:
+        """Closes the trackers."""
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 def counting_successes(bar: Phase) -> Callable[[EpisodeResult], None]:
@@ -49,19 +130,9 @@ def counting_successes(bar: Phase) -> Callable[[EpisodeResult], None]:
     return advance
 
 
-@contextmanager
-def training(parts: Parts) -> Iterator[None]:
-    """Within it the policy is trained: with ``actor.num_threads`` threads, on a CPU that should be its own."""
-    wall, cpu = perf_counter(), process_time()
-    with training_threads(parts.config.actor.num_threads):
-        yield
-    alone = parts.device.type == "cpu" and parts.world.size == 1  # else it waits for a device or for ranks
-    if alone and (text := starved(perf_counter() - wall, process_time() - cpu)):
-        parts.console.say(text)
-
-
 def starved(wall_s: float, cpu_s: float) -> str:
-    """What to say of an update on a CPU that took ``wall_s`` seconds and got ``cpu_s`` of CPU time; else empty."""
+    """Returns a line about an update on a CPU that took ``wall_s`` seconds and too little CPU time, ``cpu_s``; empty
+    if it got enough."""
     if wall_s < SHORT_S or wall_s <= STARVED * cpu_s:
         return ""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
@@ -72,7 +143,7 @@ def starved(wall_s: float, cpu_s: float) -> str:
 
 
 class Pace:
-    """How long the rest of a run will take.
+    """Estimates how long the rest of a run takes.
 
     Args:
         iteration: iterations that were done before this process went on.
@@ -83,6 +154,6 @@ class Pace:
         self._first, self._last, self._began = iteration, last, monotonic()
 
     def left_s(self, iteration: int) -> float:
-        """Seconds until the last iteration is done, when ``iteration`` have been; 0 if nobody knows."""
+        """Returns the seconds until the last iteration is done, when ``iteration`` have been; 0 if nobody knows."""
         made = iteration - self._first
         return (monotonic() - self._began) / made * (self._last - iteration) if made else 0.0

@@ -1,4 +1,4 @@
-"""How a process ended, in words for an error."""
+"""Says how a process ended, in words for an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOG_TAIL = 4000  # characters of a log that an error shows
 
 
 def how_it_ended(code: int) -> str:
-    """From a return code as :mod:`subprocess` counts: negative is a signal.
+    """Says what a return code of :mod:`subprocess` means; a negative one is a signal.
 
     >>> how_it_ended(-9), how_it_ended(1)
     ('was killed by SIGKILL', 'ended with status 1')
@@ -18,6 +18,6 @@ def how_it_ended(code: int) -> str:
 
 
 def tail(log: Path) -> str:
-    """The end of a log."""
+    """Returns the end of a log."""
     text = log.read_text(errors="replace") if log.exists() else ""
     return text[-LOG_TAIL:] or "(its log is empty)"

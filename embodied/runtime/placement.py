@@ -1,4 +1,4 @@
-"""Where on its machine a worker runs: which cores, which GPU it renders on, which Python.
+"""Places a worker on its machine: its cores, the GPU it renders on, its Python.
 
 A worker finds in its environment, unless the user has set them otherwise:
 
@@ -44,7 +44,7 @@ for i in range(count.value):
 
 
 def gpu_of(worker: int, gpus: Sequence[int]) -> int | None:
-    """The GPU of a worker: they take turns.
+    """Returns the GPU of a worker; workers take the GPUs in turn.
 
     >>> [gpu_of(worker, (2, 3)) for worker in range(5)], gpu_of(0, ())
     ([2, 3, 2, 3, 2], None)
@@ -53,7 +53,7 @@ def gpu_of(worker: int, gpus: Sequence[int]) -> int | None:
 
 
 def gpus_of_rank(gpus: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
-    """Those of a machine's GPUs that the workers of one of its ranks render on: its own, and equally many of others.
+    """Returns the GPUs on which a rank's workers render: every ``ranks``-th of the machine's, from its own on.
 
     >>> gpus_of_rank((0, 1, 2, 3), 1, 2), gpus_of_rank((0, 1), 2, 4), gpus_of_rank((), 0, 2)
     ((1, 3), (0,), ())
@@ -62,8 +62,8 @@ def gpus_of_rank(gpus: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ, folder: Path = NVIDIA) -> tuple[int, ...]:
-    """The GPUs that this process may use, as nvidia-smi counts: those in ``CUDA_VISIBLE_DEVICES`` (of which names
-    other than numbers say nothing here), else all that the driver has."""
+    """Returns the GPUs that this process may use, as nvidia-smi counts: those in ``CUDA_VISIBLE_DEVICES``, else all of
+    the driver. If the variable holds anything but numbers, returns no GPU."""
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return tuple(range(len([*folder.iterdir()]))) if folder.is_dir() else ()
@@ -72,7 +72,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, folder: Path = NVIDIA)
 
 
 def render_environment(gpu: int | None, egl: Mapping[int, int], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the table above for a worker on ``gpu``; what the user has set stays.
+    """Returns the variables of the table above for a worker on ``gpu``. Those that the user has set stay as they are.
 
     Args:
         egl: GPU → EGL's index of it.
@@ -89,8 +89,8 @@ def render_environment(gpu: int | None, egl: Mapping[int, int], environ: Mapping
 
 
 def worker_environment(worker: int, gpus: Sequence[int], python: str | None) -> dict[str, str]:
-    """A worker's environment: one thread each unless the user says otherwise, as there is about one worker a core, and
-    the GPU that it should render on.
+    """Returns a worker's environment: the GPU that it renders on, and one thread unless the user says otherwise, as
+    there is about one worker a core.
 
     Args:
         python: the workers' interpreter; None = the launcher's.
@@ -107,8 +107,8 @@ def worker_environment(worker: int, gpus: Sequence[int], python: str | None) -> 
 
 @cache
 def egl_indices() -> dict[int, int]:
-    """GPU → EGL's index of it; empty where EGL or the attribute is missing. Asked in a process of its own, since a GL
-    library that is once loaded stays."""
+    """Returns EGL's index of each GPU; empty where EGL or the attribute is missing. It asks in another process, since a
+    GL library stays once it is loaded."""
     try:
         done = subprocess.run([sys.executable, "-c", _ASK_EGL], capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -117,7 +117,7 @@ def egl_indices() -> dict[int, int]:
 
 
 def parse_egl(lines: str) -> dict[int, int]:
-    """``EGL index, GPU or −1`` a line → GPU → EGL index.
+    """Reads lines of ``EGL index, GPU or −1``; returns the EGL index of each GPU.
 
     >>> parse_egl("0 1\\n1 0\\n2 -1\\n")
     {1: 0, 0: 1}
@@ -127,8 +127,8 @@ def parse_egl(lines: str) -> dict[int, int]:
 
 
 def cores_of(worker: int, workers: int, nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The cores of a pinned worker: an equal part of those of one NUMA node where there are enough, else one core that
-    it may share with other workers.
+    """Returns the cores of a pinned worker: an equal part of those of one NUMA node where there are enough, else one
+    core, which it may share with other workers.
 
     Args:
         nodes: the cores of each node that may be used.
@@ -148,7 +148,7 @@ def cores_of(worker: int, workers: int, nodes: Sequence[Sequence[int]]) -> tuple
 
 
 def numa_nodes(allowed: set[int] | None = None, folder: Path = NODES) -> list[list[int]]:
-    """The cores that this process may use, by NUMA node; one node where the kernel does not tell."""
+    """Returns the cores that this process may use, by NUMA node; one node where the kernel does not tell."""
     allowed = os.sched_getaffinity(0) if allowed is None else allowed
     files = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda file: int(file.parent.name.removeprefix("node")))
     nodes = [sorted(parse_cpulist(file.read_text()) & allowed) for file in files]
@@ -157,7 +157,7 @@ def numa_nodes(allowed: set[int] | None = None, folder: Path = NODES) -> list[li
 
 
 def parse_cpulist(text: str) -> set[int]:
-    """The kernel's notation of a set of cores.
+    """Reads the kernel's notation of a set of cores.
 
     >>> sorted(parse_cpulist("0-2,8\\n"))
     [0, 1, 2, 8]
@@ -170,8 +170,9 @@ def parse_cpulist(text: str) -> set[int]:
 
 
 def module_folders(python: str | None, sys_path: Sequence[str], prefixes: Sequence[str]) -> tuple[str, ...]:
-    """Folders of the launcher's ``sys.path`` in which a worker looks for the user's env class, after its own. Another
-    interpreter gets none of the launcher's packages (they may be built for another version), only project folders.
+    """Returns folders of the launcher's ``sys.path`` in which a worker looks for the user's env class, after its own.
+
+    Another interpreter gets project folders alone: the launcher's packages may be built for another version.
 
     >>> module_folders("/other/bin/python", ["/home/me/project", "/venv/lib/site-packages"], ["/venv"])
     ('/home/me/project',)

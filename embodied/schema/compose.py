@@ -1,4 +1,4 @@
-"""Command line → one checked configuration: hydra composes the YAML groups, :mod:`embodied.schema` checks.
+"""Composes overrides into one checked configuration: hydra composes the YAML groups, :mod:`embodied.schema` checks.
 
 ``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``; :data:`SHORT` has more. A key may be set whether or
 not a YAML file mentions it (no ``+`` needed): the schema, not the files, says which keys exist.
@@ -22,32 +22,17 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from embodied import schema
 from embodied.errors import ConfigError, did_you_mean
 
-USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
-
-  python -m embodied.train env=libero_10                    train with the small embedded policy
-  python -m embodied.train env=libero_10 runner.dry_run=true   check everything, print the derived numbers
-  python -m embodied.eval env=libero_10 runner.ckpt_path=runs/NAME/checkpoints/000004
-  python -m embodied.tools.demos env=NAME episodes=200      demonstrations by the env's expert, into demos/NAME
-  python -m embodied.sft env=NAME data=demos/NAME           learn from demonstrations
-
-groups: env, model, algorithm, runtime, tracker, experiment
-  --cfg             print the composed configuration and exit
-  --config-dir DIR  look for group files in DIR too (DIR/env/my_task.yaml → env=my_task)
-  --help            this text
-keys: docs/configuration.md
-"""
-
 
 @dataclass(frozen=True)
 class Composed:
-    """What the command line asked for."""
+    """The configuration that the command line asked for."""
 
     config: schema.Config
     resolved: dict[str, Any]  # plain mapping, every default filled in; what is saved and compared on resume
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
-    """Compose and check.
+    """Composes a configuration and checks it.
 
     Args:
         overrides: hydra overrides, e.g. ``["env=libero_10", "runner.max_epochs=2"]``.
@@ -89,7 +74,7 @@ SHORT = {"data": "data.train_data_paths", "episodes": "demos.episodes", "noise_s
 
 
 def _expand(overrides: Sequence[str]) -> list[str]:
-    """Rewrite the short forms into hydra's own."""
+    """Rewrites the short forms into hydra's own."""
     expanded: list[str] = []
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -130,18 +115,18 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
 
 
 def _search_path(folder: str) -> str:
-    """A folder as an element of a list in hydra's grammar, whatever characters its name has."""
+    """Writes a folder as an element of a list in hydra's grammar, whatever characters its name has."""
     return _quoted(f"file://{Path(folder).resolve()}")
 
 
 def _quoted(text: str) -> str:
-    """A text in hydra's grammar, whatever characters it has."""
+    """Writes a text in hydra's grammar, whatever characters it has."""
     escaped = text.replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
-    """Hydra's message, or if a group or a group file is not known, the nearest known one."""
+    """Turns hydra's error into ours; it names the nearest known group or group file if one is unknown."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         group = key.split("@")[0]
@@ -161,44 +146,11 @@ GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment")
 
 
 def group_options(group: str, folders: Sequence[str] = ()) -> list[str]:
-    """Names of the files of a config group, e.g. ``env`` → libero_10, …; ``folders`` as in :func:`compose`."""
+    """Lists the names of the files of a config group, e.g. ``env`` → libero_10; ``folders`` as in :func:`compose`."""
     import embodied.config
 
     roots = [*embodied.config.__path__, *folders]
     return sorted({path.stem for root in roots for path in (Path(root) / group).glob("*.yaml")})
-
-
-def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], bool]:
-    """``(overrides, config_dirs, print_only)``; prints the usage and exits for ``--help``."""
-    overrides: list[str] = []
-    folders: list[str] = []
-    print_only = False
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument in ("-h", "--help"):
-            print(USAGE.format(entry=entry))
-            raise SystemExit(0)
-        if argument == "--cfg":
-            print_only = True
-        elif argument == "--config-dir":
-            folders.append(next(arguments, None) or "(nothing)")
-        elif argument.startswith("-"):
-            raise ConfigError(
-                f"unknown option '{argument}'.{did_you_mean(argument, ['--help', '--cfg', '--config-dir'])}",
-                "run with --help",
-            )
-        else:
-            overrides.append(argument)
-    return overrides, _existing(folders), print_only
-
-
-def _existing(folders: list[str]) -> list[str]:
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(
-                f"--config-dir: no folder '{folder}'", "give a folder that holds env/, model/ … with YAML files"
-            )
-    return folders
 
 
 def as_yaml(composed: Composed) -> str:

@@ -23,17 +23,18 @@ import numpy as np
 
 from embodied.errors import ConfigError, EmbodiedError
 from embodied.observe.console import Console, make_console
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.protocols import Batched
 from embodied.run.build import build_policy, sampling
-from embodied.run.collector import policy_batch, pool_config
+from embodied.run.metrics import proportional_memory
 from embodied.run.preflight import Checked, check
-from embodied.run.summary import proportional_memory
+from embodied.run.simulators import policy_batch, pool_config
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool import Pool
 from embodied.runtime.slab import Slab, available_memory, runtime_fields
 from embodied.schema import Config
-from embodied.schema.compose import compose, parse_argv
+from embodied.schema.arguments import parse_argv
+from embodied.schema.compose import compose
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ MEMORY_SHARE = 0.8  # of what is free, for workers
 
 @dataclass(frozen=True)
 class EnvCost:
-    """What one worker with one slot takes, seconds and bytes; ``step_s`` and ``render_s`` of one chunk."""
+    """Seconds and bytes that one worker with one slot takes; ``step_s`` and ``render_s`` are of one chunk."""
 
     start_s: float
     first_reset_s: float
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for an error that is explained."""
     try:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
-        run(check(compose(overrides, "train", folders), World()), make_console())
+        run(check(compose(overrides, "train", folders), Group()), make_console())
     except EmbodiedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -131,8 +132,11 @@ def run(checked: Checked, console: Console) -> None:
 
 
 def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost, dict[str, np.ndarray]]:
-    """One worker with one slot: start, resets to two starts of a task, chunks of random actions; an observation at the
-    end."""
+    """Measures one worker with one slot: its start, resets to two starts of a task, chunks of random actions.
+
+    Returns:
+        its cost, and its last observation.
+    """
     side, spec = checked.train, policy.spec
     fields = {**side.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
     slab = Slab.create(fields, 2, "bench.slab")
@@ -140,7 +144,7 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
     actions = np.random.default_rng(0).uniform(low, high, (CHUNKS, spec.num_action_chunks, side.spec.action_dim))
     try:
         began = time.monotonic()
-        pool = Pool(replace(pool_config(side, 1, checked.config, folder, World()), max_restarts=0), slab)
+        pool = Pool(replace(pool_config(side, 1, checked.config, folder, Group()), max_restarts=0), slab)
         try:
             start_s = time.monotonic() - began
             resets = [_reset(pool, side.max_steps, start) for start in (0, min(1, side.spec.num_init_states[0] - 1))]
@@ -167,7 +171,7 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
 
 
 def _reset(pool: Pool, max_steps: int, start: int) -> Completion:
-    """To one of the first task's starts: going back to one costs less than the first time."""
+    """Resets to one of the first task's starts. Going back to a start costs less than its first time."""
     command = Command(
         Kind.RESET, 0, next_row=0, task_id=0, init_state_id=start, seed=start, max_steps=max_steps,
         ignore_terminations=True,
@@ -189,7 +193,7 @@ def _cpu_seconds(pid: int) -> float:
 def measure_policy(
     checked: Checked, policy: Policy, device: torch.device, obs: Mapping[str, np.ndarray]
 ) -> dict[int, float]:
-    """Seconds of a call by its rows: the median of at least three."""
+    """Measures the seconds of a policy call by its rows: the median of at least three."""
     import torch
 
     policy.bind(checked.train.spec)
@@ -225,7 +229,7 @@ def _median_seconds(call: Callable[[], None]) -> float:
 
 
 def propose(env: EnvCost, calls: Mapping[int, float], machine: Machine, config: Config, chunks: int) -> Proposal:
-    """Sizes for this machine.
+    """Proposes sizes for this machine.
 
     Args:
         calls: seconds of a policy call by its rows.
@@ -275,8 +279,10 @@ def _workers(env: EnvCost, machine: Machine, reasons: dict[str, str]) -> int:
 
 
 def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) -> float:
-    """Seconds in which the policy answers ``rows`` of ``slots``: in calls of at most ``rollout.policy_batch`` rows,
-    which are filled up where their shape is fixed."""
+    """Returns the seconds in which the policy answers ``rows`` of ``slots``.
+
+    A call has at most ``rollout.policy_batch`` rows, and is filled up where its shape is fixed.
+    """
     most = policy_batch(config.rollout, slots)
     whole, rest = divmod(rows, most)
     return whole * _seconds(calls, most) + (_seconds(calls, most if _filled_up(config) else rest) if rest else 0.0)
@@ -288,7 +294,7 @@ def _filled_up(config: Config) -> bool:
 
 
 def _seconds(calls: Mapping[int, float], rows: int) -> float:
-    """Between the measured batch sizes on a line, beyond them in proportion."""
+    """Interpolates between the measured batch sizes, and scales in proportion beyond them."""
     sizes = sorted(calls)
     if rows > sizes[-1]:
         return calls[sizes[-1]] * rows / sizes[-1]
@@ -313,7 +319,7 @@ def env_rows(env: EnvCost) -> list[list[object]]:
 def time_rows(
     env: EnvCost, calls: Mapping[int, float], proposal: Proposal, config: Config, chunks: int
 ) -> list[list[object]]:
-    """Seconds of worker and policy for one record, with the proposed batch."""
+    """Returns rows with the seconds of worker and policy for one record, with the proposed batch."""
     policy = call_s(calls, config, proposal.total_num_envs, proposal.min_batch) / proposal.min_batch
     worker = env.step_s + env.render_s + env.reset_s / chunks
     parts = {"steps": env.step_s, "render": env.render_s, "reset, its share": env.reset_s / chunks}

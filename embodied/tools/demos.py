@@ -19,13 +19,13 @@ from embodied.data.lerobot_writer import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
 from embodied.observe.console import Console
 from embodied.protocols import Expert
+from embodied.run import command
 from embodied.run.folder import RunFolder
 from embodied.run.preflight import Checked, EnvSide
 from embodied.runtime.crew import Crew, Job
 from embodied.runtime.plan import train_plan
 from embodied.runtime.pool import num_workers
 from embodied.runtime.signals import Stopped, StopSignal
-from embodied.train import main as train_main
 from embodied.types import Start
 
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise
@@ -131,7 +131,7 @@ def _plan(checked: Checked, path: Path, workers: int) -> list[list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return train_main(argv, "demos")
+    return command.main(argv, "demos", make)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m embodied.tools.docs``: write the pages that are generated from code (``make docs``)."""
+"""``python -m embodied.tools.docs``: writes the pages that are generated from code (``make docs``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def configuration() -> str:
-    """``docs/configuration.md``: every key of the schema."""
+    """Makes ``docs/configuration.md``: every key of the schema."""
     parts = [
         "# Configuration keys",
         "",
@@ -40,7 +40,7 @@ def configuration() -> str:
 
 
 def metrics_page() -> str:
-    """``docs/metrics.md``: every metric that can be logged."""
+    """Makes ``docs/metrics.md``: every metric that can be logged."""
     head = "# Metrics\n\nGenerated from `embodied/observe/metrics.py` by `make docs`. Nothing else is ever logged.\n\n"
     return head + metrics.markdown()
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from embodied.data import demonstrations
+from embodied.data import reading
 from embodied.data.demonstrations import Wanted
 from embodied.errors import DatasetError, SpecMismatchError
 
@@ -43,7 +43,7 @@ def libero_file(path: Path, instruction: object = "turn on the stove", demos: in
 
 def test_libero_demonstrations_are_read_as_its_env_shows_them(tmp_path):
     last = libero_file(tmp_path / "one.hdf5")
-    found = demonstrations.read(tmp_path / "one.hdf5", LIBERO)
+    found = reading.read(tmp_path / "one.hdf5", LIBERO)
     assert [len(episode) for episode in found.episodes] == list(range(4, 15)), "demo_2 comes before demo_10"
     episode = found.episodes[10]
     assert episode.instruction == "turn on the stove"
@@ -61,7 +61,7 @@ def test_a_folder_of_libero_files_is_one_set(tmp_path):
     libero_file(tmp_path / "KITCHEN_SCENE3_turn_on_the_stove_and_put_it_there_demo.hdf5", None, demos=2)
     libero_file(tmp_path / "pick_up_the_bowl_demo.hdf5", list('"pick up"'), demos=1)
     libero_file(tmp_path / "open_the_drawer_demo.hdf5", None, demos=1)
-    found = demonstrations.read(tmp_path, LIBERO)
+    found = reading.read(tmp_path, LIBERO)
     told = [episode.instruction for episode in found.episodes]
     assert told == ["turn on the stove and put it there"] * 2 + ["open the drawer", "pick up"]
 
@@ -69,13 +69,13 @@ def test_a_folder_of_libero_files_is_one_set(tmp_path):
 def test_libero_files_that_do_not_fit_are_refused(tmp_path):
     libero_file(tmp_path / "one.hdf5", demos=1)
     with pytest.raises(SpecMismatchError, match="'frontview', only of: agentview_rgb, eye_in_hand_rgb"):
-        demonstrations.read(tmp_path / "one.hdf5", Wanted(["frontview"]))
+        reading.read(tmp_path / "one.hdf5", Wanted(["frontview"]))
     with pytest.raises(SpecMismatchError, match="has no nothing") as refused:
-        demonstrations.read(tmp_path / "one.hdf5", Wanted(["agentview"], state_keys=["nothing"]))
+        reading.read(tmp_path / "one.hdf5", Wanted(["agentview"], state_keys=["nothing"]))
     assert "joint_states" in refused.value.remedy
     (tmp_path / "bad.hdf5").write_bytes(b"no")
     with pytest.raises(DatasetError, match=r"bad.hdf5 is no file of LIBERO demonstrations"):
-        demonstrations.read(tmp_path, LIBERO)
+        reading.read(tmp_path, LIBERO)
 
 
 def maniskill_file(path: Path, pictures: bool = True, modes: tuple[str, ...] = ("pd_ee_delta_pos",) * 3) -> None:
@@ -96,7 +96,7 @@ def maniskill_file(path: Path, pictures: bool = True, modes: tuple[str, ...] = (
 
 def test_maniskill_trajectories_are_read_without_those_that_failed(tmp_path):
     maniskill_file(tmp_path / "t.h5")
-    found = demonstrations.read(tmp_path / "t.h5", Wanted(["base_camera"], instruction="pick up the cube"))
+    found = reading.read(tmp_path / "t.h5", Wanted(["base_camera"], instruction="pick up the cube"))
     assert found.made_with == {"control_mode": "pd_ee_delta_pos"}
     assert [episode.actions[0, 0] for episode in found.episodes] == pytest.approx([0, 0.2])
     second = found.episodes[1]
@@ -105,26 +105,26 @@ def test_maniskill_trajectories_are_read_without_those_that_failed(tmp_path):
     assert second.pictures(4).max() == 2
     assert np.array_equal(second.fields["state"], np.tile(np.arange(9, dtype=np.float32), (5, 1)))
     wanted = Wanted(["base_camera"], state_keys=["agent/qpos", "extra/tcp_pose"], instruction="pick up the cube")
-    assert demonstrations.read(tmp_path / "t.h5", wanted).episodes[0].fields["state"].shape == (5, 16)
+    assert reading.read(tmp_path / "t.h5", wanted).episodes[0].fields["state"].shape == (5, 16)
 
 
 def test_maniskill_files_that_do_not_fit_are_refused(tmp_path):
     wanted = Wanted(["base_camera"], instruction="pick up the cube")
     maniskill_file(tmp_path / "a.h5", pictures=False)
     with pytest.raises(DatasetError, match="holds no pictures") as refused:
-        demonstrations.read(tmp_path / "a.h5", wanted)
+        reading.read(tmp_path / "a.h5", wanted)
     assert "replay_trajectory" in refused.value.remedy
     maniskill_file(tmp_path / "b.h5", modes=("pd_ee_delta_pos", "pd_joint_pos"))
     with pytest.raises(DatasetError, match="mixes control modes: pd_ee_delta_pos, pd_joint_pos"):
-        demonstrations.read(tmp_path / "b.h5", wanted)
+        reading.read(tmp_path / "b.h5", wanted)
     maniskill_file(tmp_path / "c.h5")
     with pytest.raises(SpecMismatchError, match="'hand_camera', only of: base_camera"):
-        demonstrations.read(tmp_path / "c.h5", Wanted(["hand_camera"], instruction="x"))
+        reading.read(tmp_path / "c.h5", Wanted(["hand_camera"], instruction="x"))
     with pytest.raises(SpecMismatchError, match="no agent/qvel") as missing:
-        demonstrations.read(tmp_path / "c.h5", Wanted(["base_camera"], state_keys=["agent/qvel"], instruction="x"))
+        reading.read(tmp_path / "c.h5", Wanted(["base_camera"], state_keys=["agent/qvel"], instruction="x"))
     assert missing.value.remedy == "choose data.state_keys from: agent/qpos, extra/tcp_pose"
     with pytest.raises(SpecMismatchError, match="no instructions"):
-        demonstrations.read(tmp_path / "c.h5", Wanted(["base_camera"]))
+        reading.read(tmp_path / "c.h5", Wanted(["base_camera"]))
     (tmp_path / "c.json").unlink()
     with pytest.raises(DatasetError, match="no pair of trajectory files"):
-        demonstrations.read(tmp_path / "c.h5", wanted)
+        reading.read(tmp_path / "c.h5", wanted)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embodied.data import demonstrations, lerobot_writer, pictures
+from embodied.data import lerobot_writer, pictures, reading
 from embodied.data.demonstrations import Wanted, check_fit
 from embodied.errors import DatasetError, SpecMismatchError
 from embodied.testing import FakeEnv
@@ -46,7 +46,7 @@ def write(folder: Path, *recordings: lerobot_writer.Recording) -> lerobot_writer
 def test_what_was_written_is_read_back_bit_by_bit(tmp_path):
     made = [recording(0), recording(1, length=5, task=1)]
     write(tmp_path, *made)
-    found = demonstrations.read(tmp_path, WANTED)
+    found = reading.read(tmp_path, WANTED)
     assert found.made_with == {"control_mode": "delta", "camera_views": None}
     assert [episode.instruction for episode in found.episodes] == list(SPEC.tasks)
     for number, (episode, original) in enumerate(zip(found.episodes, made, strict=True)):
@@ -115,9 +115,9 @@ def as_one_file(folder: Path) -> None:
 
 def test_many_episodes_in_one_file_are_read_as_well(tmp_path):
     write(tmp_path, recording(0), recording(1, length=5), recording(2))
-    before = demonstrations.read(tmp_path, WANTED)
+    before = reading.read(tmp_path, WANTED)
     as_one_file(tmp_path)
-    after = demonstrations.read(tmp_path, WANTED)
+    after = reading.read(tmp_path, WANTED)
     for old, new in zip(before.episodes, after.episodes, strict=True):
         assert np.array_equal(old.actions, new.actions)
         assert np.array_equal(old.fields["state"], new.fields["state"])
@@ -126,7 +126,7 @@ def test_many_episodes_in_one_file_are_read_as_well(tmp_path):
 
 def test_cameras_and_state_may_have_other_names(tmp_path):
     write(tmp_path, recording(0))
-    found = demonstrations.read(
+    found = reading.read(
         tmp_path,
         Wanted(["top"], camera_keys=["observation.images.camera1"], state_keys=["action", "observation.state"]),
     )
@@ -141,25 +141,25 @@ def edit_info(folder: Path, **changes: object) -> None:
 
 def test_what_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(DatasetError, match="no demonstrations at"):
-        demonstrations.read(tmp_path / "nowhere", WANTED)
+        reading.read(tmp_path / "nowhere", WANTED)
     with pytest.raises(DatasetError, match="no demonstrations of a known layout"):
-        demonstrations.read(tmp_path, WANTED)
+        reading.read(tmp_path, WANTED)
     write(tmp_path)
     with pytest.raises(DatasetError, match="holds no episode"):
-        demonstrations.read(tmp_path, WANTED)
+        reading.read(tmp_path, WANTED)
     write(tmp_path, recording(0), recording(1))
     with pytest.raises(SpecMismatchError, match=r"camera 'wrist', only of: observation.images.camera0, obs"):
-        demonstrations.read(tmp_path, Wanted(["wrist"]))
+        reading.read(tmp_path, Wanted(["wrist"]))
     data = tmp_path / "data/chunk-000/file-001.parquet"
     pq.write_table(pq.read_table(data).slice(1), data)
     with pytest.raises(DatasetError, match="has 2 rows of episode 1, and meta/episodes says 3"):
-        demonstrations.read(tmp_path, WANTED)
+        reading.read(tmp_path, WANTED)
     data.write_bytes(b"not parquet")
     with pytest.raises(DatasetError, match="cannot be read"):
-        demonstrations.read(tmp_path, WANTED)
+        reading.read(tmp_path, WANTED)
     edit_info(tmp_path, codebase_version="v2.1")
     with pytest.raises(DatasetError, match=r"layout v2\.1") as refused:
-        demonstrations.read(tmp_path, WANTED)
+        reading.read(tmp_path, WANTED)
     assert "convert_dataset_v21_to_v30" in refused.value.remedy
 
 
@@ -169,7 +169,7 @@ def test_videos_are_refused(tmp_path):
     info["features"]["observation.images.camera0"]["dtype"] = "video"
     edit_info(tmp_path, features=info["features"])
     with pytest.raises(DatasetError, match="as videos"):
-        demonstrations.read(tmp_path, WANTED)
+        reading.read(tmp_path, WANTED)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_videos_are_refused(tmp_path):
 def test_demonstrations_of_another_env_are_refused(tmp_path, env, kwargs, message):
     write(tmp_path, recording(0))
     with pytest.raises(SpecMismatchError, match=message):
-        check_fit(demonstrations.read(tmp_path, WANTED), FakeEnv(**env).spec, kwargs)
+        check_fit(reading.read(tmp_path, WANTED), FakeEnv(**env).spec, kwargs)
 
 
 def test_actions_in_other_units_are_refused(tmp_path):
@@ -201,4 +201,4 @@ def test_actions_in_other_units_are_refused(tmp_path):
     one.actions[:] = 100 * one.actions
     write(tmp_path, one)
     with pytest.raises(SpecMismatchError, match=r"outside the env's range \[-1, 1\]"):
-        check_fit(demonstrations.read(tmp_path, WANTED), SPEC, {})
+        check_fit(reading.read(tmp_path, WANTED), SPEC, {})

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from embodied.errors import CheckpointError
 from embodied.learn.checkpoint import Checkpoints, load, resume
 from embodied.learn.checkpoint_meta import read_meta
-from embodied.run import rl as loop
+from embodied.run import saves
 
 WORLD = 2
 WAIT = 120  # seconds until the ranks must be through
@@ -181,11 +181,10 @@ def fail_to_resume_on_one_rank(rank: int, folder: Path) -> None:
 
 def agree_on_the_time(rank: int, folder: Path) -> None:
     """Clocks differ between machines: what rank 0 reads counts."""
-    runner = SimpleNamespace(save_interval=-1, save_interval_s=50.0, max_epochs=9)
-    parts: Any = SimpleNamespace(config=SimpleNamespace(runner=runner))
-    long_ago, just_now = loop.monotonic() - 100, loop.monotonic()
-    assert loop.save_due(parts, 1, long_ago if rank == 0 else just_now)
-    assert not loop.save_due(parts, 1, just_now if rank == 0 else long_ago)
+    runner: Any = SimpleNamespace(save_interval=-1, save_interval_s=50.0, max_epochs=9)
+    long_ago, just_now = saves.monotonic() - 100, saves.monotonic()
+    assert saves.save_due(runner, 1, long_ago if rank == 0 else just_now)
+    assert not saves.save_due(runner, 1, just_now if rank == 0 else long_ago)
 
 
 SCENARIOS: tuple[Callable[[int, Path], None], ...] = (

@@ -40,7 +40,7 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "final-rows-of-terminated",
-        "embodied/run/rl.py",
+        "embodied/run/collector.py",
         "value_truncated=bootstraps, value_terminated=bootstraps and always",
         "value_truncated=bootstraps and always, value_terminated=bootstraps",
         ("tests/test_run.py::test_ppo_observes_the_end_of_truncated_episodes_and_of_all_if_told_so",),
@@ -59,9 +59,9 @@ MUTANTS = [
     ),
     Mutant(
         "records-of-an-older-version",
-        "embodied/run/rl.py",
-        "parts.trainer.weight_version, side.max_steps",
-        "parts.trainer.weight_version - 1, side.max_steps",
+        "embodied/run/collector.py",
+        "self._job(weight_version), stop)",
+        "self._job(weight_version - 1), stop)",
         ("tests/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
         "fresh records would count as stale by one update",
     ),
@@ -92,16 +92,16 @@ MUTANTS = [
     Mutant(
         "no-copy-of-an-iteration",
         "embodied/run/rl.py",
-        "parts.checkpoints.keep(trainer, iteration, run_ids(parts))",
+        "saves.keep(iteration)",
         "pass",
         ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
         "a stop in the midst of an update would lose all iterations since the last save",
     ),
     Mutant(
         "half-an-update-is-saved",
-        "embodied/run/rl.py",
-        "if saved < iteration and not parts.trainer.cut_short:",
-        "if saved < iteration:",
+        "embodied/run/saves.py",
+        "        if whole and not there:",
+        "        if not there:",
         ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
         "the run that goes on would collect with weights between two iterations",
     ),

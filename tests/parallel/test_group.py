@@ -1,4 +1,4 @@
-"""The world of ranks: what it says of itself, and meetings of real processes."""
+"""A group of processes: what it says of itself, and collectives of real processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ranks import on_ranks
 
 from embodied.errors import ConfigError, RankError
-from embodied.parallel.group import World, lost_rank
+from embodied.parallel.group import Group, lost_rank
 
 TORCHRUN = {
     "RANK": "3",
@@ -23,7 +23,7 @@ TORCHRUN = {
 
 
 def test_torchrun_says_which_process_this_is():
-    world = World.from_environment(TORCHRUN)
+    world = Group.from_environment(TORCHRUN)
     assert (world.rank, world.size, world.local_rank, world.local_size) == (3, 4, 1, 2)
     assert not world.is_main
     assert world.name == "rank 3: "
@@ -31,7 +31,7 @@ def test_torchrun_says_which_process_this_is():
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}])
 def test_one_process_is_a_world_of_its_own(environment):
-    world = World.from_environment(environment)
+    world = Group.from_environment(environment)
     with world.connected(on_gpu=False, timeout_s=1.0):
         assert not torch.distributed.is_initialized()
         assert (world.size, world.is_main, world.name) == (1, True, "")
@@ -43,20 +43,29 @@ def test_one_process_is_a_world_of_its_own(environment):
 
 def test_an_incomplete_description_is_refused():
     with pytest.raises(ConfigError, match="WORLD_SIZE is 4 and LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"):
-        World.from_environment({"WORLD_SIZE": "4", "RANK": "0"})
+        Group.from_environment({"WORLD_SIZE": "4", "RANK": "0"})
+
+
+def test_the_group_of_a_role_is_asked_for():
+    group = Group(1, 2)
+    assert group.of("rollout") is group.of("train") is group
+    hosts = Group(1, 2, roles=frozenset({"rollout"}))
+    assert hosts.of("rollout") is hosts
+    with pytest.raises(ConfigError, match="no process of this run has the role 'train', its 2 processes have: rollout"):
+        hosts.of("train")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_item_has_one_rank_and_groups_stay_together(size):
     groups = [7, 7, 7, 9, 9, 9, 8, 8, 8, 1, 1, 1]
-    shares = [World(rank, size).share(list(enumerate(groups)), together=lambda item: item[1]) for rank in range(size)]
+    shares = [Group(rank, size).share(list(enumerate(groups)), together=lambda item: item[1]) for rank in range(size)]
     assert sorted(item for share in shares for item in share) == list(enumerate(groups))
     owners = [{group for _, group in share} for share in shares]
     assert sum(map(len, owners)) == 4
-    assert [len(share) for share in (World(rank, size).share(range(12)) for rank in range(size))] == [12 // size] * size
+    assert [len(share) for share in (Group(rank, size).share(range(12)) for rank in range(size))] == [12 // size] * size
 
 
-def meet(world: World):
+def exchange(world: Group):
     large = np.arange(3 * 2**20, dtype=np.uint8)
     if world.is_main:
         world.post("large", large)
@@ -72,8 +81,8 @@ def meet(world: World):
     }
 
 
-def test_ranks_meet():
-    results = on_ranks(meet)
+def test_ranks_exchange_values():
+    results = on_ranks(exchange)
     assert results[0] == results[1]
     assert results[0] == {
         "gather": [{"rank": 0}, {"rank": 1}], "broadcast": "from 0", "any": (True, False), "add": 0.1 + 0.2,
@@ -81,7 +90,7 @@ def test_ranks_meet():
     }  # fmt: skip
 
 
-def leave(world: World) -> str:
+def leave(world: Group) -> str:
     """Rank 1 goes without a word; what rank 0 is told."""
     if world.rank == 1:
         os._exit(0)

@@ -14,7 +14,7 @@ from rig import CPU
 
 from embodied.errors import ConfigError, RanksDifferError
 from embodied.learn.trainer import Trainer
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas, check_same_weights, make_parallel, shard_modules
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, GradScalerConfig, ModelConfig, OptimConfig
@@ -88,7 +88,7 @@ def collected(shared_rig) -> dict[bool, Data]:
     }
 
 
-def trained(case: Case, data: Data, world: World) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+def trained(case: Case, data: Data, world: Group) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Metrics of three updates, and the weights after them."""
     env, arrays, results = data
     if world.size > 1:
@@ -142,7 +142,7 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def train_all(world: World, collected: dict[bool, Data]) -> dict[str, Any]:
+def train_all(world: Group, collected: dict[bool, Data]) -> dict[str, Any]:
     return {name: trained(case, collected[case.values], world) for name, case in CASES.items()}
 
 
@@ -155,7 +155,7 @@ def on_two_ranks(collected) -> list[dict[str, Any]]:
 def test_two_ranks_train_as_one_process_does(name, collected, on_two_ranks):
     case = CASES[name]
     alone = replace(case, fsdp={})
-    expected_metrics, expected = trained(alone, collected[case.values], World())
+    expected_metrics, expected = trained(alone, collected[case.values], Group())
     assert sum(row["train/optimizer_steps"] for row in expected_metrics) > 2
     for rank in on_two_ranks:
         metrics, weights = rank[name]
@@ -173,7 +173,7 @@ def test_the_cases_are_what_they_are_called(collected, on_two_ranks):
     assert all(row["train/grad_norm"] > 0 for row in metrics["grpo"])
 
 
-def differ(world: World) -> str:
+def differ(world: Group) -> str:
     policy = FakePolicy(seed=world.rank)
     with pytest.raises(RanksDifferError) as caught:
         check_same_weights(policy, world)
@@ -193,14 +193,14 @@ def test_ranks_that_hold_other_weights_are_refused():
 )
 def test_what_fsdp2_cannot_do_is_refused(fsdp, algorithm, text):
     with pytest.raises(ConfigError, match=text):
-        make_parallel(FakePolicy(), FsdpConfig(**fsdp), AlgorithmConfig(**algorithm), World(0, 2), CPU)
+        make_parallel(FakePolicy(), FsdpConfig(**fsdp), AlgorithmConfig(**algorithm), Group(0, 2), CPU)
 
 
 def test_one_process_and_a_frozen_base_are_not_sharded():
     policy, auto = FakePolicy(), FsdpConfig()
-    assert type(make_parallel(policy, FsdpConfig(strategy="fsdp2"), AlgorithmConfig(), World(), CPU)) is Replicas
+    assert type(make_parallel(policy, FsdpConfig(strategy="fsdp2"), AlgorithmConfig(), Group(), CPU)) is Replicas
     policy.body.requires_grad_(False)
-    made = make_parallel(policy, auto, AlgorithmConfig(), World(1, 2), CPU)
+    made = make_parallel(policy, auto, AlgorithmConfig(), Group(1, 2), CPU)
     assert type(made) is Replicas
     assert list(made.notes) == ["2 processes, replicate: 3 of 5 weights are trained"]
 
@@ -217,7 +217,7 @@ def test_units_are_the_layers_unless_the_policy_says_others():
 @pytest.mark.parametrize(("strategy", "notes"), [("auto", 0), ("replicate", 0), ("fsdp2", 1), ("fsdp", 2)])
 def test_one_process_is_told_that_nothing_is_shared_out(strategy, notes):
     algorithm = AlgorithmConfig(adv_type="grpo")
-    made = make_parallel(FakePolicy(), FsdpConfig(strategy=strategy), algorithm, World(), CPU)
+    made = make_parallel(FakePolicy(), FsdpConfig(strategy=strategy), algorithm, Group(), CPU)
     said = ["actor.fsdp_config.strategy fsdp: it is FSDP2 that is used", "fsdp2 shards nothing in one process"]
     assert isinstance(made, Replicas)
     assert list(made.notes) == said[2 - notes :]

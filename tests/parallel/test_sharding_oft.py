@@ -12,7 +12,7 @@ from ranks import on_ranks
 from rig import CPU
 
 from embodied.learn.trainer import Trainer
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel, shard_modules
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, ModelConfig, OptimConfig
 from embodied.types import ArraySpec, EnvSpec, Episode, EpisodeResult, Sampling, Start
@@ -47,7 +47,7 @@ def made(keys: dict[str, Any]) -> Any:
     return policy
 
 
-def episodes(world: World, policy: Any) -> tuple[dict[str, np.ndarray], list[EpisodeResult]]:
+def episodes(world: Group, policy: Any) -> tuple[dict[str, np.ndarray], list[EpisodeResult]]:
     """Made-up records, answered by the policy; a slab that holds all of them. Group 1 is rank 1's, if there is one."""
     generator, count = torch.Generator().manual_seed(0), sum(LENGTHS)
     obs = {
@@ -73,7 +73,7 @@ def episodes(world: World, policy: Any) -> tuple[dict[str, np.ndarray], list[Epi
     return arrays, results
 
 
-def trained(name: str, world: World) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+def trained(name: str, world: Group) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Metrics of two updates and the trained weights after them."""
     keys, fsdp = CASES[name]
     policy = made(keys)
@@ -93,7 +93,7 @@ def trained(name: str, world: World) -> tuple[list[dict[str, float]], dict[str, 
     return metrics, {n: (w.full_tensor() if hasattr(w, "full_tensor") else w).clone() for n, w in weights.items()}
 
 
-def train_several(world: World, names: tuple[str, ...]) -> dict[str, Any]:
+def train_several(world: Group, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: trained(name, world) for name in names}
 
 
@@ -104,7 +104,7 @@ def train_several(world: World, names: tuple[str, ...]) -> dict[str, Any]:
 def test_two_ranks_train_as_one_process_does(names):
     ranks = on_ranks(train_several, names)
     for name in names:
-        check(*trained(name, World()), [rank[name] for rank in ranks], ROUNDING.get(name, EXACT))
+        check(*trained(name, Group()), [rank[name] for rank in ranks], ROUNDING.get(name, EXACT))
 
 
 def check(

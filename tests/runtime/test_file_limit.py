@@ -17,7 +17,8 @@ from rig import BOTH_STARTS
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.run import preflight as checks
+from embodied.parallel.group import Group
+from embodied.run import command, preflight
 from embodied.runtime import file_limit
 from embodied.runtime.crew import Crew, Job
 from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RESERVE, WORKER, OpenFiles, open_now
@@ -72,7 +73,7 @@ def most_open() -> Iterator[Callable[[], int]]:
 def test_a_run_with_both_pools_has_no_more_open_than_was_counted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     counted: list[OpenFiles] = []
-    monkeypatch.setattr(checks, "allow", counted.append)
+    monkeypatch.setattr(preflight, "allow", counted.append)
     begun = open_now()
     options = (*TINY, "env.num_workers=3", "env.eval.success_distance=99", "runner.val_check_interval=1")
     with most_open() as most:
@@ -100,9 +101,9 @@ def test_which_workers_are_counted(tmp_path, monkeypatch, overrides, entry, work
     def refuse(files: OpenFiles) -> None:
         raise ConfigError(f"{files.workers} workers", "")
 
-    monkeypatch.setattr(checks, "allow", refuse)
+    monkeypatch.setattr(preflight, "allow", refuse)
     with pytest.raises(ConfigError, match=f"^{workers} workers"):
-        train.run([*TINY, *overrides, "--config-dir", str(TESTS / "config")], entry, checks.World())
+        command.run([*TINY, *overrides, "--config-dir", str(TESTS / "config")], entry, Group())
 
 
 def start(limit: str, folder: Path, *overrides: str, entry: str = "train") -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,46 @@
+"""The barrier at which processes gather their shares of some work, and agree on a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol, TypeVar
+
+from embodied.errors import Stopped
+from embodied.parallel.group import Group
+
+T = TypeVar("T")
+
+
+class Interruptible(Protocol):
+    """What a stop signal offers here (:class:`embodied.runtime.signals.StopSignal`)."""
+
+    def cut_short(self) -> AbstractContextManager[None]:
+        """Lets a signal end the block at once with :class:`Stopped`."""
+        ...
+
+
+def gather_shares(
+    group: Group, stop: Interruptible, work: Callable[[], T], stopped: Callable[[], None],
+    waiting: Callable[[], AbstractContextManager[object]],
+) -> list[T]:  # fmt: skip
+    """Runs ``work`` in every process; returns what it gave in each, by rank.
+
+    Args:
+        stop: held by the caller. A signal ends ``work`` in the process where it comes.
+        stopped: called in a process whose ``work`` was ended, before it waits for the others.
+        waiting: entered while this process waits for the others.
+
+    Raises:
+        Stopped: in all processes, after ``work`` was ended in one of them: none waits for one that has left.
+    """
+    done: tuple[T] | None = None
+    with suppress(Stopped), stop.cut_short():
+        done = (work(),)
+    if done is None:
+        stopped()
+    with waiting():
+        every = group.gather(done)
+    if any(one is None for one in every):
+        raise Stopped
+    return [one[0] for one in every if one is not None]

@@ -1,0 +1,118 @@
+"""A command from its arguments to its exit status: compose → check → run a recipe → close.
+
+Imports take longer than all of this, so each stage imports what it needs when it begins:
+
+| stage | imports | so that |
+|---|---|---|
+| arguments | nothing | ``--help`` answers at once |
+| compose | hydra | a refused key is said within a second |
+| check | numpy, the env's class | most mistakes are found without torch |
+| recipe | torch | |
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from embodied.errors import ConfigError, EmbodiedError, Stopped
+from embodied.parallel.group import Group, ended_by
+from embodied.schema.arguments import parse_argv
+
+if TYPE_CHECKING:
+    from embodied.observe.console import Console
+    from embodied.run.preflight import Checked
+    from embodied.runtime.signals import StopSignal
+    from embodied.schema.compose import Composed
+
+    Recipe = Callable[[Checked, Console, StopSignal], None]
+    """Builds and runs what was checked. It may raise :class:`Stopped` before there is anything to keep."""
+
+
+def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        argv: its arguments; None = those of this process.
+        config_name: ``train``, ``eval``, ``sft`` or ``demos``.
+        recipe: what it runs; None = what ``runner.only_eval`` and ``runner.task_type`` name.
+
+    Returns:
+        the exit status: 0, 2 for an error that is explained, or 128 and the signal's number (130 for Ctrl-C, 143 for
+        SIGTERM) when stopped without a result.
+    """
+    processes = Group()
+    try:
+        processes = Group.from_environment()
+        with ended_by(processes):
+            return run(sys.argv[1:] if argv is None else argv, config_name, processes, recipe)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except EmbodiedError as error:
+        if processes.speaks:
+            print(f"{processes.name}error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe | None = None) -> int:
+    """Runs a command in one of its processes; returns its exit status.
+
+    Raises:
+        EmbodiedError: what ended it.
+    """
+    overrides, folders, print_only = parse_argv(argv, "tools.demos" if config_name == "demos" else config_name)
+
+    from embodied.schema.compose import as_yaml, compose
+
+    composed = compose(overrides, config_name, folders)
+    _check_entry(composed, config_name)
+    if not print_only:
+        return _carry_out(composed, processes, recipe)
+    if processes.is_main:
+        print(as_yaml(composed), end="")
+    return 0
+
+
+def _check_entry(composed: Composed, config_name: str) -> None:
+    """Raises :class:`ConfigError` if demonstrations are asked of a command that trains, or training of the other."""
+    task = composed.config.runner.task_type
+    if (task == "demos") != (config_name == "demos"):
+        raise ConfigError(
+            f"runner.task_type is {task}, which this command does not do",
+            "run python -m embodied.tools.demos to make demonstrations, and embodied.train or embodied.sft to train",
+        )
+
+
+def _carry_out(composed: Composed, processes: Group, recipe: Recipe | None) -> int:
+    """Checks what was composed and runs the recipe under a stop signal; returns the exit status."""
+    from embodied.observe.console import NullConsole, make_console
+    from embodied.run.preflight import check
+    from embodied.runtime.signals import StopSignal
+    from embodied.runtime.wait_policy import cores_are_shared
+
+    cores_are_shared()
+    console = make_console() if processes.is_main else NullConsole()
+    stop = StopSignal(composed.config.runner.stop_timeout_s, processes.name)
+    try:
+        with stop:
+            with console.progress("checking the configuration", brief=True):
+                checked = check(composed, processes)
+            (recipe or _recipe(checked))(checked, console, stop)
+    except Stopped:
+        if processes.speaks:
+            print(f"{processes.name}stopped before there was a result to keep", file=sys.stderr)
+        return 128 + (stop.number or signal.SIGTERM)
+    return 0
+
+
+def _recipe(checked: Checked) -> Recipe:
+    """Returns the recipe that ``runner.only_eval`` and ``runner.task_type`` name. Imports torch."""
+    from embodied.run import evaluate, rl, sft
+
+    runner = checked.config.runner
+    if runner.only_eval:
+        return evaluate.run
+    return sft.run if runner.task_type == "sft" else rl.run

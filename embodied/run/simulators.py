@@ -1,0 +1,210 @@
+"""Starts env workers, with the slab and the rollout that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from embodied import schema
+from embodied.observe.console import Console
+from embodied.parallel.barrier import Interruptible, gather_shares
+from embodied.parallel.group import Group
+from embodied.protocols import Batched
+from embodied.run.build import Model, reproducible_arithmetic, sizes
+from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of, workers_of
+from embodied.run.reporter import Reporter, counting_successes
+from embodied.runtime.fork_server import ForkServer
+from embodied.runtime.policy_port import OnePass
+from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.reward import ShapedReward
+from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
+from embodied.runtime.slab import Slab
+from embodied.types import Episode, EpisodeResult, WorkerFacts
+
+T = TypeVar("T")
+FIRST_OBSERVATIONS = "first observations"
+MAX_POLICY_BATCH = 8  # rows of a policy call unless rollout.policy_batch is set; a 7B model saturates a GPU there
+
+
+@dataclass
+class Workers:
+    """A pool of env workers, its slab, and the rollout that drives it."""
+
+    identity: str
+    pool: Pool
+    slab: Slab
+    rollout: Rollout
+
+    def run(
+        self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter
+    ) -> tuple[list[EpisodeResult], RolloutStats]:
+        """Runs ``plan`` under a progress bar called ``name``."""
+        with reporter.episodes(name, len(plan)) as bar:
+            return self.rollout.collect(plan, job, counting_successes(bar), bar.at)
+
+    def close(self) -> None:
+        """Ends the workers and frees the slab."""
+        self.pool.close()
+        self.slab.close()
+
+
+class Simulators:
+    """Starts the workers of a run. All of them drive one policy.
+
+    Args:
+        folder: the run's.
+        server: forks the workers; None = each is started by itself.
+    """
+
+    def __init__(
+        self, checked: Checked, model: Model, folder: Path, server: ForkServer | None, reporter: Reporter
+    ) -> None:
+        self.checked, self.model, self.reporter = checked, model, reporter
+        self.processes = checked.processes.of("rollout")
+        self._folder, self._server = folder, server
+        self._said: set[str] = set()
+        self._probed = False
+
+    def open(self, side: EnvSide, rows: int) -> Workers:
+        """Starts the workers of a side, with a slab of ``rows`` records."""
+        config, processes, console = self.checked.config, self.processes, self.reporter.console
+        model, fields = self.model, sizes(self.checked, self.model.policy).fields
+        shared = self.checked.train.identity == self.checked.eval.identity
+        logs = folder_of_rank(self._folder / "logs", processes)
+        if not shared and side.name != "train":
+            logs /= side.name
+        slots = slots_of(config, processes) if shared else processes.divide(side.config.total_num_envs)
+        slab = Slab.create(fields, rows, f"{config.env.channel.name}.slab")
+        try:
+            workers = replace(pool_config(side, slots, config, logs, processes), server=self._server)
+            with console.progress(f"starting {workers.num_workers} env workers", brief=True):
+                pool = Pool(workers, slab, console.say)
+        except BaseException:
+            slab.close()
+            raise
+        self._say_once([*_renderers(pool.facts), *_eager_note(config, model.device)])
+        policy = OnePass(
+            model.policy, slab, side.spec, model.device, policy_batch(config.rollout, slots),
+            fixed_shape=config.runner.deterministic or not config.rollout.enforce_eager,
+            enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
+        )  # fmt: skip
+        rollout = Rollout(
+            pool, policy, slab, model.policy.spec.num_action_chunks, _schedule(config, slots), self.reporter.sections,
+            trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
+        )  # fmt: skip
+        return Workers(side.identity, pool, slab, rollout)
+
+    def gather(self, stop: Interruptible, work: Callable[[], T]) -> list[T]:
+        """Runs ``work`` in every process; returns what it gave in each, by rank.
+
+        Raises:
+            Stopped: in all processes; a signal has ended ``work`` in one.
+        """
+        return gather_shares(self.processes, stop, work, self._release, self.reporter.waiting)
+
+    def _release(self) -> None:
+        """Lets the processes go on that wait for the first observations of this one, which was stopped."""
+        if self.processes.is_main:
+            self.processes.post(FIRST_OBSERVATIONS, None)
+
+    def _probe_once(self, obs: Mapping[str, torch.Tensor]) -> None:
+        if not self._probed:
+            self._probed = True
+            seen = first_observations(obs, self.model.device, self.processes)
+            self._say_once(self.model.policy.probe(seen) if seen else ())
+
+    def _say_once(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if text not in self._said:
+                self._said.add(text)
+                self.reporter.console.say(text)
+
+
+@contextmanager
+def open_fork_server(checked: Checked, folder: Path, console: Console) -> Iterator[ForkServer | None]:
+    """Starts the process that forks env workers, if ``env.start_method`` wants it. It imports the simulator while the
+    policy is built, so start it before that."""
+    config, processes = checked.config, checked.processes.of("rollout")
+    if config.env.start_method == "spawn" or config.runner.dry_run:
+        yield None
+        return
+    if config.runner.deterministic:
+        reproducible_arithmetic()
+    envs = {side.config.target: side.kwargs for side in (checked.eval, checked.train)}
+    logs, gpus = folder_of_rank(folder / "logs", processes), render_gpus_of(config, processes)
+    server = ForkServer([*envs.items()], logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def folder_of_rank(folder: Path, processes: Group) -> Path:
+    """Returns where this process leaves files that each process has of its own."""
+    return folder if processes.size == 1 else folder / f"rank-{processes.rank:02d}"
+
+
+def first_observations(
+    obs: Mapping[str, torch.Tensor], device: torch.device, processes: Group
+) -> Mapping[str, torch.Tensor] | None:
+    """Returns the first observations of rank 0, so that all processes conclude the same from them; None if rank 0
+    stopped before it had any.
+
+    It is no collective: a process that a signal stops never comes here.
+    """
+    if processes.size == 1:
+        return obs
+    if processes.is_main:
+        processes.post(FIRST_OBSERVATIONS, {name: tensor.cpu().numpy() for name, tensor in obs.items()})
+        return obs
+    seen = processes.read(FIRST_OBSERVATIONS)
+    return seen and {name: torch.from_numpy(array).to(device) for name, array in seen.items()}
+
+
+def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, processes: Group) -> PoolConfig:
+    """Translates the configuration of a side, with ``slots`` env slots in this process, for the pool."""
+    env, commands, completions = config.env, config.rollout.channel, config.env.channel
+    return PoolConfig(
+        num_slots=slots, num_workers=workers_of(side, config, slots, processes), env_target=side.config.target,
+        env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
+        deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
+        info_on_video=side.config.video_cfg.info_on_video,
+        env_channel=(completions.name, completions.queue_name, completions.queue_size),
+        rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
+        max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
+        gpus=render_gpus_of(config, processes), rank=processes.local_rank, ranks=processes.local_size,
+        batch=isinstance(side.env, Batched),
+    )  # fmt: skip
+
+
+def _schedule(config: schema.Config, slots: int) -> Schedule:
+    rollout = config.rollout
+    return Schedule(
+        lockstep=rollout.schedule == "lockstep",
+        min_batch=rollout.min_batch or max(1, slots // 8),
+        stages=rollout.pipeline_stage_num,
+        max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
+    )
+
+
+def policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:
+    """Returns the rows of one policy call, for the slots of a process."""
+    return rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
+
+
+def _renderers(facts: Iterable[WorkerFacts]) -> Iterator[str]:
+    """Yields what the workers found: renderer with its reason, versions, warnings."""
+    for fact in facts:
+        yield f"renderer: {fact.renderer} ({fact.reason})"
+        yield from (f"{name}: {text}" for name, text in fact.extra.items())
+
+
+def _eager_note(config: schema.Config, device: torch.device) -> list[str]:
+    if config.rollout.enforce_eager or device.type == "cuda":
+        return []
+    return [f"rollout.enforce_eager=false changes nothing on {device}: CUDA graphs need a GPU"]

@@ -1,0 +1,63 @@
+"""The command line: overrides and options. Imports nothing that takes time, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from embodied.errors import ConfigError, did_you_mean
+
+USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
+
+  python -m embodied.train env=libero_10                    train with the small embedded policy
+  python -m embodied.train env=libero_10 runner.dry_run=true   check everything, print the derived numbers
+  python -m embodied.eval env=libero_10 runner.ckpt_path=runs/NAME/checkpoints/000004
+  python -m embodied.tools.demos env=NAME episodes=200      demonstrations by the env's expert, into demos/NAME
+  python -m embodied.sft env=NAME data=demos/NAME           learn from demonstrations
+
+groups: env, model, algorithm, runtime, tracker, experiment
+  --cfg             print the composed configuration and exit
+  --config-dir DIR  look for group files in DIR too (DIR/env/my_task.yaml → env=my_task)
+  --help            this text
+keys: docs/configuration.md
+"""
+
+
+def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], bool]:
+    """Returns ``(overrides, config_dirs, print_only)``; prints the usage and exits for ``--help``.
+
+    Args:
+        entry: the command's name after ``python -m embodied.``.
+
+    Raises:
+        ConfigError: an unknown option, or a folder that does not exist.
+    """
+    overrides: list[str] = []
+    folders: list[str] = []
+    print_only = False
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument in ("-h", "--help"):
+            print(USAGE.format(entry=entry))
+            raise SystemExit(0)
+        if argument == "--cfg":
+            print_only = True
+        elif argument == "--config-dir":
+            folders.append(next(arguments, None) or "(nothing)")
+        elif argument.startswith("-"):
+            raise ConfigError(
+                f"unknown option '{argument}'.{did_you_mean(argument, ['--help', '--cfg', '--config-dir'])}",
+                "run with --help",
+            )
+        else:
+            overrides.append(argument)
+    return overrides, _existing(folders), print_only
+
+
+def _existing(folders: list[str]) -> list[str]:
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(
+                f"--config-dir: no folder '{folder}'", "give a folder that holds env/, model/ … with YAML files"
+            )
+    return folders
