@@ -23,7 +23,7 @@ from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.passes import Part, until_stopped
 from embodied.learn.reference import Average
 from embodied.learn.watch import Passed
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import Policy
 from embodied.schema import ActorConfig
@@ -59,7 +59,7 @@ class Engine:
     def __init__(
         self, policy: Policy, actor: ActorConfig, parallel: Parallel | None, iterations: int, max_bad_updates: int
     ) -> None:
-        self.policy, self.parallel = policy, parallel or Replicas(policy, World())
+        self.policy, self.parallel = policy, parallel or Replicas(policy, Group())
         self.optimizer = make_optimizer(policy, actor.optim)
         self.loss_scale = LossScale.of(actor)
         self.finite = FiniteUpdates(max_bad_updates)

@@ -12,7 +12,7 @@ from test_cloning_steps import CONFIG, demonstrations
 
 from embodied.errors import Stopped
 from embodied.learn.cloning import Cloner
-from embodied.parallel.group import World
+from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel
 from embodied.schema import bind
 from embodied.testing import FakeEnv, FakePolicy
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(world: World, strategy: str, actor: dict[str, Any]) -> Cloner:
+def make(world: Group, strategy: str, actor: dict[str, Any]) -> Cloner:
     values = deepcopy(CONFIG)
     values["actor"] |= {"fsdp_config": {"strategy": strategy}, **deepcopy(actor)}
     config, policy = bind(values), FakePolicy()
@@ -44,7 +44,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def trained(world: World, strategy: str, actor: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, Any]]:
+def trained(world: Group, strategy: str, actor: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, Any]]:
     cloner, metrics = make(world, strategy, actor), []
     for iteration in range(2):
         cloner.iterate(iteration)
@@ -53,7 +53,7 @@ def trained(world: World, strategy: str, actor: dict[str, Any]) -> tuple[list[di
         return metrics, {name: whole(value) for name, value in cloner.policy.named_parameters()}
 
 
-def train_all(world: World) -> dict[str, Any]:
+def train_all(world: Group) -> dict[str, Any]:
     return {name: trained(world, *case) for name, case in CASES.items()}
 
 
@@ -64,7 +64,7 @@ def on_two_ranks() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_learn_what_one_does(on_two_ranks, name):
-    expected_metrics, expected_weights = trained(World(), *CASES[name])
+    expected_metrics, expected_weights = trained(Group(), *CASES[name])
     for rank in on_two_ranks:
         metrics, weights = rank[name]
         for got, wanted in zip(metrics, expected_metrics, strict=True):
@@ -74,11 +74,11 @@ def test_two_processes_learn_what_one_does(on_two_ranks, name):
 
 
 def test_the_average_is_not_the_present_weights():
-    plain, averaged = (trained(World(), "replicate", CASES[name][1])[1] for name in ("replicate", "replicate, average"))
+    plain, averaged = (trained(Group(), "replicate", CASES[name][1])[1] for name in ("replicate", "replicate, average"))
     assert any(not torch.equal(plain[name], averaged[name]) for name in plain)
 
 
-def stopped(world: World) -> tuple[int, list[torch.Tensor]]:
+def stopped(world: Group) -> tuple[int, list[torch.Tensor]]:
     """Rank 1 is stopped in the second step."""
     cloner, passes = make(world, "replicate", {}), []
 
