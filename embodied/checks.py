@@ -16,7 +16,7 @@ from embodied.distributed import World
 from embodied.errors import CheckpointError, ConfigError
 from embodied.protocols import Batched, Env
 from embodied.run_folder import check_writable
-from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RANK, RESERVE, WORKER, OpenFiles, allow
+from embodied.runtime.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles, allow
 from embodied.runtime.pool import num_workers
 from embodied.types import EnvSpec
 
@@ -174,7 +174,7 @@ def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, world
     """What a process of the run has open when it has most: with both sides' workers, if evaluations have their own."""
     if config.runner.task_type == "demos":
         workers = num_workers(config.env.num_workers, config.demos.episodes)
-        return OpenFiles(workers, DEMONSTRATOR, RESERVE)
+        return OpenFiles(workers, WORKER, POOL + RESERVE)
     if config.runner.task_type == "sft" and config.runner.val_check_interval <= 0:
         pools = []
     elif train.identity == evaluation.identity or _only_evaluates(config):
