@@ -69,7 +69,7 @@ def check(composed: Composed, world: World) -> Checked:
     config = composed.config
     _check_shares(config, world)
     train, evaluation = _side("train", config.env.train), _side("eval", config.env.eval)
-    if train.spec.obs != evaluation.spec.obs or train.spec.action_dim != evaluation.spec.action_dim:
+    if train.spec.obs != evaluation.spec.obs or train.spec.action.field(1) != evaluation.spec.action.field(1):
         raise ConfigError(
             "env.train and env.eval offer different observations: "
             f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",

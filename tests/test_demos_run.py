@@ -18,12 +18,15 @@ import pytest
 from embodied.data import demonstrations
 from embodied.data.demonstrations import Demonstration, Wanted
 from embodied.data.lerobot_writer import Writer
+from embodied.data.samples import Samples
+from embodied.errors import SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 from embodied.types import Start
 
 HERE = Path(__file__).parent
 ODD = "env.train._target_=odd_experts."
+KEYS = ("+env.train.num_actions=8", "+env.eval.num_actions=8")
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +228,54 @@ def test_sigterm_leaves_whole_episodes_and_no_worker():
     while [pid for pid in children if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+KINDS = [{"num_actions": "8"}, {"pictures": "false"}, {"num_actions": "8", "pictures": "false"}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_envs_of_every_kind_are_demonstrated_and_read_again(kind):
+    options = [f"+env.{side}.{name}={value}" for side in ("train", "eval") for name, value in kind.items()]
+    assert make("demos.path=kind", "env.train.state_dim=2", "env.eval.state_dim=2", *options) == 0
+    env = FakeEnv(
+        horizon=60, success_distance=0.3, state_dim=2, pictures="pictures" not in kind,
+        num_actions=8 if "num_actions" in kind else None,
+    )  # fmt: skip
+    found = demonstrations.read(Path("kind"), Wanted(env.spec.cameras))
+    demonstrations.check_fit(found, env.spec, {})
+    row = pq.read_table("kind/meta/episodes/chunk-000/file-005.parquet").to_pylist()[0]
+    start = Start(env.spec.tasks.index(row["tasks"][0]), row["init_state_id"], row["seed"])
+    episode = found.episodes[5]
+    env.reset(start)
+    for t, action in enumerate(episode.actions):
+        assert (action.dtype, action.shape) == (env.spec.action.neutral().dtype, env.spec.action.neutral().shape)
+        assert np.array_equal(action, next(env.expert()))
+        result = env.step(action)
+        if "pictures" in kind:
+            assert episode.pictures is None
+        else:
+            assert np.array_equal(episode.pictures(t)[0, ..., 1], np.full((16, 16), t))
+    assert result.success
+    samples = Samples(found.episodes, env.spec.tasks, 4).batch(np.array([0, 1]))
+    assert samples["actions"].shape == (2, *env.spec.action.field(4).shape)
+    assert samples["actions"].dtype == env.spec.action.field(4).dtype
+    assert ("images" in samples) == ("pictures" not in kind)
+
+
+def test_demonstrations_of_another_kind_of_action_are_refused():
+    assert make("demos.path=numbers", "episodes=1") == make("demos.path=keys", *KEYS) == 0
+    for path, spec, text in (
+        ("numbers", FakeEnv(num_actions=8).spec, "have 7 numbers an action, and the env takes one of 8 actions"),
+        ("keys", FakeEnv().spec, "have one of several actions a step, and the env takes 7"),
+        ("keys", FakeEnv(num_actions=1).spec, r"have an action \d, and the env's are 0 to 0"),
+    ):
+        with pytest.raises(SpecMismatchError, match=text):
+            demonstrations.check_fit(demonstrations.read(Path(path), Wanted(spec.cameras)), spec, {})
+
+
+def test_no_noise_is_added_to_discrete_actions(capsys):
+    assert make("noise_std=0.1", *KEYS) == 2
+    assert "takes one of 8 actions, to which no noise can be added" in capsys.readouterr().err
 
 
 def test_help_names_the_entry(capsys):

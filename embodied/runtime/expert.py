@@ -25,7 +25,7 @@ from embodied.random import Stream, generator
 from embodied.runtime.channel import Command, Completion, Kind, Ring
 from embodied.runtime.slab import Slab
 from embodied.runtime.slot import start_of
-from embodied.types import ArraySpec, EnvSpec
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
 MAX_STEPS = 32
 """Control steps of one command at most. With more a hung step would be found later; with fewer workers would wait for
@@ -39,7 +39,7 @@ class ExpertJob:
 
     Args:
         seed: of the noise. That of attempt n is a function of the seed and n.
-        noise_std: standard deviation of the noise, as a share of half the action range.
+        noise_std: standard deviation of the noise, as a share of half the action range; discrete actions have none.
     """
 
     seed: int
@@ -62,7 +62,7 @@ def _step_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
         fields["picture_bytes"] = ArraySpec((cameras,), "int32")
     return {
         **fields,
-        "actions": ArraySpec((spec.action_dim,), "float32"),
+        "actions": ArraySpec(spec.action.field(1).shape[1:], spec.action.field(1).dtype),
         "rewards": ArraySpec((), "float32"),
         "successes": ArraySpec((), "bool"),
     }
@@ -100,8 +100,10 @@ class _Attempt:
     def __init__(self, env: Env, job: ExpertJob, slab: Slab) -> None:
         assert isinstance(env, Expert)
         self.env, self._expert_of, self._job, self._arrays = env, env.expert, job, slab.arrays
-        spec = env.spec
-        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+        spec, action = env.spec, env.spec.action
+        self._range = None
+        if isinstance(action, ContinuousAction):
+            self._range = np.array(action.low, np.float32), np.array(action.high, np.float32)
         self._names = [name for name in spec.obs if name != "images"]
         images = spec.obs.get("images")
         self._images = None if images is None else np.zeros(images.shape, images.dtype)
@@ -126,18 +128,23 @@ class _Attempt:
             if action is None:
                 return k, True
             self._observe(row, k)
-            action = np.clip(np.asarray(action, np.float32), self._low, self._high)
-            result = self.env.step(np.clip(action + self._noise(), self._low, self._high))
-            arrays["actions"][row, k] = action
+            arrays["actions"][row, k], executed = self._disturbed(action)
+            result = self.env.step(executed)
             arrays["rewards"][row, k], arrays["successes"][row, k] = result.reward, result.success
             self._steps += 1
             if result.success or result.terminated or self._steps == self._max_steps:
                 return k + 1, True
         return most, False
 
-    def _noise(self) -> np.ndarray:
-        drawn = self._random.standard_normal(len(self._low)).astype(np.float32)
-        return self._job.noise_std * drawn * (self._high - self._low) / 2
+    def _disturbed(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The expert's action as it is recorded, and as it is executed."""
+        if self._range is None:
+            chosen = np.asarray(action, np.int32)[()]
+            return chosen, chosen
+        low, high = self._range
+        action = np.clip(np.asarray(action, np.float32), low, high)
+        drawn = self._random.standard_normal(len(low)).astype(np.float32)
+        return action, np.clip(action + self._job.noise_std * drawn * (high - low) / 2, low, high)
 
     def _observe(self, row: int, k: int) -> None:
         arrays = self._arrays

@@ -32,7 +32,7 @@ from embodied.runtime.recorder import Recorder
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.runtime.slab import Slab
 from embodied.train import main as train_main
-from embodied.types import Start
+from embodied.types import ContinuousAction, Start
 
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise
 
@@ -53,6 +53,12 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
             + (f"; it has one for {known}" if known else ""),
             "give it a method expert() (embodied.protocols.Expert), choose another env, or bring demonstrations of "
             "your own: python -m embodied.sft … data=PATH",
+        )
+    if config.demos.noise_std and not isinstance(side.spec.action, ContinuousAction):
+        raise ConfigError(
+            f"demos.noise_std is {config.demos.noise_std:g}, and {side.config.target} takes one of "
+            f"{side.spec.action.num_actions} actions, to which no noise can be added",
+            "set demos.noise_std=0",
         )
     path = Path(config.demos.path or f"demos/{config.runner.experiment_name}")
     console.table(f"demonstrations of {config.runner.experiment_name}", _plan(checked, path))
