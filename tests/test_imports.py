@@ -15,7 +15,7 @@ PACKAGE = ROOT / "embodied"
 
 LAYERS = {
     "types": 0, "errors": 0, "random": 0,
-    "protocols": 1, "targets": 1, "distributed": 1,
+    "protocols": 1, "targets": 1, "distributed": 1, "spec_json": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "testing": 2, "data": 2,
     "runtime": 3, "learn": 3,
     "compose": 4, "run_folder": 4,

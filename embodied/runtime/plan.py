@@ -43,7 +43,7 @@ def train_plan(
     >>> spec = EnvSpec({}, (), DiscreteAction(2), ("push", "pull"), (3, 3), 10, 20.0)
     >>> plan = train_plan(spec, seed=0, iteration=0, episodes=4, group_size=2)
     >>> [(e.episode_id, e.group_id, e.start.task_id) for e in plan]
-    [(0, 0, 1), (1, 0, 1), (2, 1, 0), (3, 1, 0)]
+    [(0, 0, 1), (1, 0, 1), (2, 1, 1), (3, 1, 1)]
     """
     per_start = group_size if shared_start else 1
     num_starts = episodes // per_start
