@@ -129,7 +129,7 @@ def test_order_of_the_observation_is_part_of_it():
         ({"action": 7}, "action of an env's spec: got 7"),
         ({"action": {"kind": "discrete", "num_actions": 2, "names": []}}, "action has the unknown fields names"),
         ({"action": {"kind": "continuous", "low": [0.0]}}, "action lacks high"),
-        ({"action": {"kind": "continuous", "low": ["a"], "high": [1]}}, "low of an env's spec: got 'a', expected a num"),
+        ({"action": {"kind": "continuous", "low": ["a"], "high": [1]}}, "low of an env's spec: got 'a', expected a"),
         ({"tasks": "push"}, "tasks of an env's spec: got 'push', expected a list"),
         ({"tasks": [3]}, "tasks of an env's spec: got 3, expected a text"),
         ({"num_init_states": [-1]}, "num_init_states of an env's spec: got -1, expected a whole number"),
