@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
 NO_LIMIT = 10**6
 
@@ -37,7 +37,7 @@ class CostEnv:
         self._steps, self._durations = 0, np.zeros(1)
         self._spec = EnvSpec(
             {"images": images, "state": ArraySpec((8,), "float32")}, tuple(f"camera{i}" for i in range(cameras)),
-            action_dim, (-1.0,) * action_dim, (1.0,) * action_dim, ("nothing",), (1,), horizon, 20.0,
+            ContinuousAction((-1.0,) * action_dim, (1.0,) * action_dim), ("nothing",), (1,), horizon, 20.0,
         )  # fmt: skip
 
     @property

@@ -45,17 +45,16 @@ def work(threads: int, size: int) -> None:
     from embodied.models.openvla_oft import Settings
     from embodied.models.openvla_oft.build import build
 
-    from embodied.types import ArraySpec, EnvSpec, Sampling
+    from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Sampling
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     policy = build(Settings.from_kwargs({"size": "tiny", "is_lora": False}), torch.device("cpu"))
-    bound = (1.0,) * 7
     policy.bind(
         EnvSpec(
-            obs={"images": ArraySpec((1, 64, 64, 3), "uint8")}, cameras=("front",), action_dim=7, action_high=bound,
-            action_low=tuple(-x for x in bound), tasks=("pull the cube",), num_init_states=(1,), max_episode_steps=50,
-            control_hz=20.0,
+            obs={"images": ArraySpec((1, 64, 64, 3), "uint8")}, cameras=("front",),
+            action=ContinuousAction((-1.0,) * 7, (1.0,) * 7), tasks=("pull the cube",), num_init_states=(1,),
+            max_episode_steps=50, control_hz=20.0,
         )
     )  # fmt: skip
     records = {

@@ -44,7 +44,7 @@ from embodied.models.openvla_oft.policy import FORMATS, OpenVLAOFTPolicy
 from torch import Tensor
 
 from embodied.runtime.capture import CapturedAct
-from embodied.types import ArraySpec, EnvSpec, Sampling
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Sampling
 
 INSTRUCTION = "put both the alphabet soup and the tomato sauce in the basket"
 PLAIN_PROMPT = 128
@@ -159,10 +159,9 @@ class Bench:
 
 
 def _env(size: int) -> EnvSpec:
-    bound = (1.0,) * 7
     return EnvSpec(
-        obs={"images": ArraySpec((1, size, size, 3), "uint8")}, cameras=("front",), action_dim=7,
-        action_low=tuple(-x for x in bound), action_high=bound, tasks=(INSTRUCTION,), num_init_states=(1,),
+        obs={"images": ArraySpec((1, size, size, 3), "uint8")}, cameras=("front",),
+        action=ContinuousAction((-1.0,) * 7, (1.0,) * 7), tasks=(INSTRUCTION,), num_init_states=(1,),
         max_episode_steps=8, control_hz=20.0,
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ from embodied.learn.trainer import Trainer
 from embodied.protocols import Policy
 from embodied.runtime.slab import runtime_fields
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
-from embodied.types import ArraySpec, EnvSpec, Episode, EpisodeResult, Sampling, Start
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Episode, EpisodeResult, Sampling, Start
 
 INSTRUCTION = "put both the alphabet soup and the tomato sauce in the basket"
 SAMPLING = Sampling(temperature=1.6)
@@ -157,10 +157,9 @@ def _successes(chances: list[float], group: int) -> np.ndarray:
 
 
 def _env(size: int, max_steps: int) -> EnvSpec:
-    bound = (1.0,) * 7
     return EnvSpec(
-        obs={"images": ArraySpec((1, size, size, 3), "uint8")}, cameras=("front",), action_dim=7,
-        action_low=tuple(-x for x in bound), action_high=bound, tasks=(INSTRUCTION,), num_init_states=(64,),
+        obs={"images": ArraySpec((1, size, size, 3), "uint8")}, cameras=("front",),
+        action=ContinuousAction((-1.0,) * 7, (1.0,) * 7), tasks=(INSTRUCTION,), num_init_states=(64,),
         max_episode_steps=max_steps, control_hz=20.0,
     )  # fmt: skip
 

@@ -27,7 +27,9 @@ class Env(Protocol):
     by the first :meth:`reset`, which only ever happens in a worker.
 
     ``reset(start)`` must leave no trace of earlier episodes: equal starts and equal actions give equal results,
-    whatever ran before.
+    whatever ran before. An env that cannot keep this (a robot) says so with ``repeatable=False`` in its spec. What else
+    may be asked of an env is declared there as well (``restorable``, ``retry_safe``), and what it offers besides is a
+    protocol: :class:`Expert`, :class:`Batched`, :class:`Preloads`.
     """
 
     @property
@@ -50,7 +52,12 @@ class Env(Protocol):
         ...
 
     def step(self, action: np.ndarray) -> StepResult:
-        """One control step with ``action`` float32 [A] in the units of ``spec.action_low/high``. Renders nothing."""
+        """One control step; renders nothing.
+
+        Args:
+            action: as ``spec.action`` says: float32 [A] in the units of its ``low`` and ``high``, or an int32 scalar
+                from 0 to ``num_actions`` − 1.
+        """
         ...
 
     def observe(self, out: Obs) -> None:
@@ -61,15 +68,21 @@ class Env(Protocol):
         """A picture for the video: uint8 [H, W, 3], upright. Called for recorded episodes only."""
         ...
 
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """What an env with ``EnvSpec.restorable`` offers beside :class:`Env`: going back to a moment."""
+
     def get_state(self) -> Any:
         """Everything needed to go on from here exactly: picklable."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """The inverse of :meth:`get_state`, for the same task: equal actions then give equal results, bit by bit."""
+        """The inverse of :meth:`get_state`, for the same task: equal actions then give equal results, bit by bit (if
+        the env is ``repeatable``)."""
         ...
-
-    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -78,8 +91,8 @@ class Expert(Protocol):
     One that solves only some of its tasks has the method for those, and says which in a text ``experts``."""
 
     def expert(self) -> Iterator[np.ndarray]:
-        """On a freshly reset env: the next action each time one is asked for, float32 [A] in the units of
-        ``spec.action_low/high``, from privileged state, until it gives up or the episode ends.
+        """On a freshly reset env: the next action each time one is asked for, as in :meth:`Env.step`, from privileged
+        state, until it gives up or the episode ends.
 
         It reads the state anew for every action, because what was executed need not be what it said (noise), and is a
         function of the state and of what it did before in this episode only.
@@ -117,7 +130,8 @@ class BatchEnv(Protocol):
         """One control step of all slots; renders nothing.
 
         Args:
-            actions: float32 [N, A], as in :meth:`Env.step`; of slots that are not active zero, or the nearest to it.
+            actions: float32 [N, A] or int32 [N], as in :meth:`Env.step`; of slots that are not active the
+                ``spec.action.neutral()`` one.
             active: bool [N]. The others have no episode, or have ended theirs: they may move or stay as the simulator
                 likes, and are reset before they become active again.
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from embodied.errors import SpecMismatchError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -42,22 +44,106 @@ class Start:
 
 
 @dataclass(frozen=True)
+class ContinuousAction:
+    """An action of A numbers, e.g. ``ContinuousAction(low=(-1.0,) * 7, high=(1.0,) * 7)``."""
+
+    low: tuple[float, ...]  # [A], unit of the controller
+    high: tuple[float, ...]  # [A]
+
+    @property
+    def dim(self) -> int:
+        """A."""
+        return len(self.low)
+
+    def field(self, num_action_chunks: int) -> ArraySpec:
+        """A record's ``actions``: float32 [K, A]. A step gets float32 [A]."""
+        return ArraySpec((num_action_chunks, self.dim), "float32")
+
+    def neutral(self) -> np.ndarray:
+        """Zero, or the nearest to it: float32 [A]."""
+        return np.clip(np.zeros(self.dim), self.low, self.high).astype(np.float32)
+
+    def sample(self, random: np.random.Generator, count: int) -> np.ndarray:
+        """Actions drawn evenly from the range: float32 [count, A]."""
+        return random.uniform(self.low, self.high, (count, self.dim)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class DiscreteAction:
+    """One of N actions, e.g. the keys of a game: a number from 0 to N − 1."""
+
+    num_actions: int  # N
+
+    def field(self, num_action_chunks: int) -> ArraySpec:
+        """A record's ``actions``: int32 [K]. A step gets an int32 scalar."""
+        return ArraySpec((num_action_chunks,), "int32")
+
+    def neutral(self) -> np.ndarray:
+        """Action 0, whatever it does: int32 []."""
+        return np.zeros((), np.int32)
+
+    def sample(self, random: np.random.Generator, count: int) -> np.ndarray:
+        """Actions drawn evenly: int32 [count]."""
+        return random.integers(self.num_actions, size=count, dtype=np.int32)
+
+
+ActionSpec = ContinuousAction | DiscreteAction
+"""What a control step takes. ``action.field(K)`` is the one place that says what the field ``actions`` of a record with
+K actions must be; policies, workers and checks ask it."""
+
+
+@dataclass(frozen=True)
 class EnvSpec:
-    """What an env offers; known without building a simulator.
+    """What an env offers: observation, action, tasks, and what may be asked of it. Known without building a simulator.
 
     Example: one 224×224 camera and 8 numbers of robot state →
-    ``obs={"images": ArraySpec((1, 224, 224, 3), "uint8"), "state": ArraySpec((8,), "float32")}``.
+    ``obs={"images": ArraySpec((1, 224, 224, 3), "uint8"), "state": ArraySpec((8,), "float32")}``. An env without
+    pictures has no "images" and ``cameras=()``.
     """
 
+    # observation
     obs: Mapping[str, ArraySpec]  # fields of one observation; "images" uint8 [C, H, W, 3], "state" float32 [S]
     cameras: tuple[str, ...]  # names of images[0], images[1], …; third-person first, then wrist
-    action_dim: int  # A
-    action_low: tuple[float, ...]  # [A], unit of the controller
-    action_high: tuple[float, ...]  # [A]
+    # action
+    action: ActionSpec
+    # tasks
     tasks: tuple[str, ...]  # instruction of each task, e.g. "pick up the black bowl and place it on the plate"
     num_init_states: tuple[int, ...]  # per task: how many fixed initial states
     max_episode_steps: int  # default limit of an episode, control steps
     control_hz: float  # control steps a second, used for the frame rate of videos
+    # capabilities
+    restorable: bool = True  # it has get_state and set_state (embodied.protocols.Restorable)
+    repeatable: bool = True  # equal starts and equal actions give equal episodes, bit by bit
+    retry_safe: bool = True  # an episode that was lost with its worker may be redone without asking; a robot's may not
+
+    @property
+    def continuous(self) -> ContinuousAction:
+        """The action of an env that takes numbers.
+
+        Raises:
+            SpecMismatchError: it takes one of N actions.
+        """
+        if not isinstance(self.action, ContinuousAction):
+            raise SpecMismatchError(
+                f"the env takes one of {self.action.num_actions} actions, expected actions of several numbers",
+                "choose a policy for discrete actions, or an env with continuous ones",
+            )
+        return self.action
+
+    @property
+    def action_dim(self) -> int:
+        """A of a :attr:`continuous` action."""
+        return self.continuous.dim
+
+    @property
+    def action_low(self) -> tuple[float, ...]:
+        """[A] of a :attr:`continuous` action, unit of the controller."""
+        return self.continuous.low
+
+    @property
+    def action_high(self) -> tuple[float, ...]:
+        """[A] of a :attr:`continuous` action."""
+        return self.continuous.high
 
 
 class StepResult(NamedTuple):

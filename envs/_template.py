@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from embodied.errors import ConfigError
-from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
 
 class TemplateEnv:
@@ -19,9 +19,7 @@ class TemplateEnv:
         self.spec = EnvSpec(
             obs={"images": ArraySpec((1, size, size, 3), "uint8"), "state": ArraySpec((2,), "float32")},
             cameras=("top",),
-            action_dim=2,
-            action_low=(-1.0,) * 2,  # in the units of step()
-            action_high=(1.0,) * 2,
+            action=ContinuousAction(low=(-1.0,) * 2, high=(1.0,) * 2),  # in the units of step(); or DiscreteAction(N)
             tasks=("go to the upper left corner", "go to the lower right corner"),
             num_init_states=(5, 5),  # of each task
             max_episode_steps=40,
@@ -51,7 +49,7 @@ class TemplateEnv:
         picture[y : y + 4, x : x + 4] = (200, 30, 30)
         return picture
 
-    def get_state(self) -> tuple[int, np.ndarray]:  # everything needed to go on exactly; picklable
+    def get_state(self) -> tuple[int, np.ndarray]:  # all to go on exactly; none with EnvSpec(restorable=False)
         return self._task_id, self._dot.copy()
 
     def set_state(self, state: tuple[int, np.ndarray]) -> None:

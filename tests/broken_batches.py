@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from broken_envs import FailsOnce
@@ -73,11 +74,11 @@ class _FloatFrame(FakeBatch):
         return super().frame(slot) / 255
 
 
-def env_of(kind: type[FakeBatch]) -> FakeBatchEnv:
+def env_of(kind: type[FakeBatch], **options: Any) -> FakeBatchEnv:
     """An env with batches of this kind."""
 
     class Env(FakeBatchEnv):
         def batch(self, num_slots: int) -> FakeBatch:
             return kind(super().batch(num_slots)._copies)
 
-    return Env()
+    return Env(**options)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from embodied.errors import RendererUnavailableError
+from embodied.errors import RendererUnavailableError, SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.types import Obs, Start, StepResult, WorkerFacts
 
@@ -52,6 +53,46 @@ class NondeterministicReset(FakeEnv):
 class ForgetfulState(FakeEnv):
     def set_state(self, state: Any) -> None:
         pass
+
+
+class NoState(FakeEnv):
+    get_state = set_state = None  # type: ignore[assignment]
+
+
+class StateIsRefused(FakeEnv):
+    """Takes a state and does not take it back."""
+
+    def set_state(self, state: Any) -> None:
+        raise SpecMismatchError("this state is not taken back", "mend set_state")
+
+
+class NeverTheSame(FakeEnv):
+    """Pictures, states and rewards of an env without a simulator's discipline, such as a robot."""
+
+    random = np.random.default_rng(0)
+
+    def observe(self, out: Obs) -> None:
+        super().observe(out)
+        for values in out.values():
+            values[...] = self.random.integers(2, 200, values.shape)
+
+    def step(self, action: np.ndarray) -> StepResult:
+        return super().step(action)._replace(reward=self.random.random())
+
+
+class NeverTheSameAndForgetful(NeverTheSame):
+    """… and it leaves out a field."""
+
+    def observe(self, out: Obs) -> None:
+        super().observe({**out, "state": out["state"].copy()})
+
+
+class ExpertOutside(FakeEnv):
+    """Its expert's numbers are out of range, or of another dtype."""
+
+    def expert(self) -> Iterator[np.ndarray]:
+        for action in super().expert():
+            yield action + np.asarray(9, action.dtype)
 
 
 class FloatFrame(FakeEnv):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import numpy as np
+from broken_envs import first_to_make
 
 from embodied.errors import AssetsMissingError
 from embodied.testing import FakeEnv
@@ -36,6 +40,36 @@ class Dies(FakeEnv):
         if self._start.seed == 2:
             os._exit(7)
         return super().expert()
+
+
+class FailsOnce(FakeEnv):
+    """The first worker of all that comes to the third control step of the start with seed 2 fails as it is told to.
+
+    Args:
+        marker: path of a file that says so to the workers after it.
+        how: exit, raise or hang.
+    """
+
+    def __init__(self, marker: str, how: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._marker, self._how = marker, how
+
+    def expert(self) -> Iterator[np.ndarray]:
+        for number, action in enumerate(super().expert()):
+            if number == 2 and self._start.seed == 2 and first_to_make(self._marker):
+                if self._how == "exit":
+                    os._exit(7)
+                if self._how == "raise":
+                    raise RuntimeError("this expert failed once")
+                time.sleep(3600)
+            yield action
+
+
+class GivesUp(FakeEnv):
+    """After as many control steps as the start's seed says."""
+
+    def expert(self) -> Iterator[np.ndarray]:
+        yield from islice(super().expert(), self._start.seed)
 
 
 class Raises(FakeEnv):

@@ -16,14 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from embodied.data import reading
-from embodied.data.demonstrations import Demonstration, Wanted
+from embodied.data.demonstrations import Demonstration, Wanted, check_fit
 from embodied.data.lerobot_writer import Writer
+from embodied.data.samples import Samples
+from embodied.errors import SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 from embodied.types import Start
 
 HERE = Path(__file__).parent
 ODD = "env.train._target_=odd_experts."
+KEYS = ("+env.train.num_actions=8", "+env.eval.num_actions=8")
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +99,38 @@ def test_only_successes_are_kept_in_the_order_of_the_starts_whatever_the_workers
     assert attempts("one")[-1] > 5, "some attempts failed"
 
 
+@pytest.mark.parametrize(("how", "said"), [("exit", "status 7"), ("raise", "failed once"), ("hang", "did not answer")])
+def test_an_attempt_whose_worker_failed_is_redone(capsys, how, said):
+    """With noise: the numbers of the attempt are drawn anew from their beginning."""
+    assert make("noise_std=0.3", "demos.path=usual") == 0
+    once = (f"{ODD}FailsOnce", f"+env.train.marker={Path('marker').absolute()}", f"+env.train.how={how}")
+    capsys.readouterr()
+    assert make("noise_std=0.3", "demos.path=redone", *once, "env.num_workers=2", "env.step_timeout_s=1") == 0
+    out = capsys.readouterr().out
+    assert Path("marker").exists()
+    assert said in out
+    assert "1 of env.max_worker_restarts 3 in a row" in out
+    usual, redone = contents("usual"), contents("redone")
+    for folder in ("data", "meta/episodes"):
+        assert {name: file for name, file in usual.items() if name.startswith(folder)} == {
+            name: file for name, file in redone.items() if name.startswith(folder)
+        }
+    assert Path("redone.logs/worker-00.log").exists()
+
+
+def test_forked_workers_record_the_same(capsys):
+    assert make("demos.path=spawned", "env.num_workers=2") == 0
+    assert make("demos.path=forked", "env.num_workers=2", "env.start_method=forkserver") == 0
+    assert contents("forked") == contents("spawned")
+    assert Path("forked.logs/fork-server.log").exists()
+
+
+def test_workers_may_have_an_interpreter_of_their_own():
+    assert make("demos.path=usual") == 0
+    assert make("demos.path=other", f"env.python={sys.executable}") == 0
+    assert contents("other") == contents("usual")
+
+
 def test_more_episodes_go_on_where_it_stopped():
     assert make("demos.path=whole") == 0
     assert make("demos.path=parts", "episodes=2") == 0
@@ -116,12 +151,13 @@ def test_another_env_or_noise_in_the_same_folder_is_refused(capsys):
 def test_noise_is_executed_and_not_recorded():
     assert make("noise_std=0.3", "demos.path=noisy") == make("demos.path=clean") == 0
     noisy, clean = recorded("noisy"), recorded("clean")
-    assert np.array_equal(noisy[0].actions[0], clean[0].actions[0]), "the first state is the same"
-    assert not np.array_equal(noisy[0].fields["state"][1], clean[0].fields["state"][1])
-    assert np.array_equal(noisy[0].actions[:, 2:], np.zeros_like(noisy[0].actions[:, 2:])), "the expert's own actions"
-    for t in range(len(noisy[0])):
-        offset = noisy[0].fields["state"][t, :2]
-        assert np.allclose(noisy[0].actions[t, :2], np.clip(10 * offset, -1, 1), atol=1e-5)
+    far = max(range(len(clean)), key=lambda number: len(clean[number]))
+    assert np.array_equal(noisy[far].actions[0], clean[far].actions[0]), "the first state is the same"
+    assert not np.array_equal(noisy[far].fields["state"][1], clean[far].fields["state"][1])
+    assert np.array_equal(noisy[far].actions[:, 2:], np.zeros_like(noisy[far].actions[:, 2:])), "the expert's own"
+    for t in range(len(noisy[far])):
+        offset = noisy[far].fields["state"][t, :2]
+        assert np.allclose(noisy[far].actions[t, :2], np.clip(10 * offset, -1, 1), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +168,9 @@ def test_noise_is_executed_and_not_recorded():
         ([f"{ODD}Dies"], "ended with status 7"),
         ([f"{ODD}Raises"], "this expert knows nothing"),
         ([f"{ODD}NotThisTask"], "choose another task"),
-        (["env.train.horizon=1", "demos.max_attempts=3"], "the expert solved 0 of 3 starts"),
+        (["env.train.success_distance=0", "env.train.horizon=1", "demos.max_attempts=3"], "solved 0 of 3 starts"),
         (["env.train.fault=prepare_exception"], "the fake env was told to fail in prepare"),
-        (["env.python=/usr/bin/python3"], "run it with that one: /usr/bin/python3 -m embodied.tools.demos"),
+        (["env.python=/no/such/python"], "/no/such/python"),
         (["demos.episodes=0"], "demos.episodes = 0"),
         (["demos.episode=3"], "Did you mean 'episodes'?"),
     ],
@@ -192,6 +228,54 @@ def test_sigterm_leaves_whole_episodes_and_no_worker():
     while [pid for pid in children if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+KINDS = [{"num_actions": "8"}, {"pictures": "false"}, {"num_actions": "8", "pictures": "false"}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_envs_of_every_kind_are_demonstrated_and_read_again(kind):
+    options = [f"+env.{side}.{name}={value}" for side in ("train", "eval") for name, value in kind.items()]
+    assert make("demos.path=kind", "env.train.state_dim=2", "env.eval.state_dim=2", *options) == 0
+    env = FakeEnv(
+        horizon=60, success_distance=0.3, state_dim=2, pictures="pictures" not in kind,
+        num_actions=8 if "num_actions" in kind else None,
+    )  # fmt: skip
+    found = reading.read(Path("kind"), Wanted(env.spec.cameras))
+    check_fit(found, env.spec, {})
+    row = pq.read_table("kind/meta/episodes/chunk-000/file-005.parquet").to_pylist()[0]
+    start = Start(env.spec.tasks.index(row["tasks"][0]), row["init_state_id"], row["seed"])
+    episode = found.episodes[5]
+    env.reset(start)
+    for t, action in enumerate(episode.actions):
+        assert (action.dtype, action.shape) == (env.spec.action.neutral().dtype, env.spec.action.neutral().shape)
+        assert np.array_equal(action, next(env.expert()))
+        result = env.step(action)
+        if "pictures" in kind:
+            assert episode.pictures is None
+        else:
+            assert np.array_equal(episode.pictures(t)[0, ..., 1], np.full((16, 16), t))
+    assert result.success
+    samples = Samples(found.episodes, 4).batch(np.array([0, 1]))
+    assert samples["actions"].shape == (2, *env.spec.action.field(4).shape)
+    assert samples["actions"].dtype == env.spec.action.field(4).dtype
+    assert ("images" in samples) == ("pictures" not in kind)
+
+
+def test_demonstrations_of_another_kind_of_action_are_refused():
+    assert make("demos.path=numbers", "episodes=1") == make("demos.path=keys", *KEYS) == 0
+    for path, spec, text in (
+        ("numbers", FakeEnv(num_actions=8).spec, "have 7 numbers an action, and the env takes one of 8 actions"),
+        ("keys", FakeEnv().spec, "have one of several actions a step, and the env takes 7"),
+        ("keys", FakeEnv(num_actions=1).spec, r"have an action \d, and the env's are 0 to 0"),
+    ):
+        with pytest.raises(SpecMismatchError, match=text):
+            check_fit(reading.read(Path(path), Wanted(spec.cameras)), spec, {})
+
+
+def test_no_noise_is_added_to_discrete_actions(capsys):
+    assert make("noise_std=0.1", *KEYS) == 2
+    assert "takes one of 8 actions, to which no noise can be added" in capsys.readouterr().err
 
 
 def test_help_names_the_entry(capsys):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "embodied"
 
 LAYERS = {
-    "types": 0, "errors": 0, "random": 0, "targets": 1, "instructions": 1,
+    "types": 0, "errors": 0, "random": 0, "targets": 1, "instructions": 1, "spec_json": 1,
     "protocols": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,

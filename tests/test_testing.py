@@ -16,14 +16,19 @@ from broken_policies import Altered, NoField, UnusedParameter, WrongLogProbs
 
 from embodied.errors import SpecMismatchError
 from embodied.testing import FakeBatchEnv, FakeEnv, FakePolicy, check_batch_env, check_env, check_policy
-from embodied.types import Start
+from embodied.types import ContinuousAction, DiscreteAction, Start
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"cameras": 1, "size": 9, "num_tasks": 1}, {"state_dim": 2, "success_distance": 0.5}]
-)
+    "options",
+    [
+        {}, {"cameras": 1, "size": 9, "num_tasks": 1}, {"state_dim": 2, "success_distance": 0.5}, {"pictures": False},
+        {"num_actions": 5}, {"num_actions": 1, "pictures": False}, {"restorable": False},
+        {"restorable": False, "repeatable": False},
+    ],
+)  # fmt: skip
 def test_the_fake_env_is_right(options):
     check_env(FakeEnv(**options))
 
@@ -51,9 +56,49 @@ def test_a_broken_env_is_named_by_what_is_broken(env, message):
     assert "embodied/protocols.py" in failed.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        ("NoState", {}, "spec.restorable: got an env without get_state() and set_state(), expected both, or EnvSpec("),
+        ("StateIsRefused", {"repeatable": False}, "this state is not taken back"),
+        ("NeverTheSame", {}, "written by observe()"),
+        ("NeverTheSameAndForgetful", {"repeatable": False}, "observation 'state': written by observe(): got no value"),
+        ("ExpertOutside", {}, "an action of expert()"),
+        ("ExpertOutside", {"num_actions": 3}, "an action of expert(): got"),
+    ],
+)
+def test_what_is_declared_is_driven(env, options, message):
+    with pytest.raises(SpecMismatchError) as failed:
+        check_env(getattr(broken_envs, env)(**options))
+    assert message in failed.value.message
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("NoState", {"restorable": False}),
+        ("NeverTheSame", {"repeatable": False}),
+        ("ForgetfulState", {"repeatable": False}),
+    ],
+)
+def test_what_is_not_declared_is_not_asked_for(env, options):
+    check_env(getattr(broken_envs, env)(**options))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_actions": 4}, {"pictures": False}])
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_the_fake_batch_is_right(slots):
-    check_batch_env(FakeBatchEnv(success_distance=0.5), num_slots=slots)
+def test_the_fake_batch_is_right(slots, options):
+    check_batch_env(FakeBatchEnv(success_distance=0.5, **options), num_slots=slots)
+
+
+def test_a_batch_that_is_not_repeatable_is_compared_only_within_a_tolerance():
+    class Drifts(broken_batches.FakeBatch):
+        def step(self, actions, active):
+            return super().step(actions + 1e-3 * np.arange(len(actions))[:, None], active)
+
+    check_batch_env(broken_batches.env_of(Drifts, repeatable=False))
+    with pytest.raises(SpecMismatchError, match="of equal starts in two slots"):
+        check_batch_env(broken_batches.env_of(Drifts, repeatable=False), tolerance=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +136,12 @@ def test_an_env_without_a_batch_is_told_so():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"action_low": (-1.0,)}, "spec.action_low/high: got 1, 7, expected 7 numbers each"),
+        ({"action": ContinuousAction((-1.0,), (1.0,) * 7)}, "spec.action.low and high: got 1 and 7 numbers"),
+        ({"action": ContinuousAction((), ())}, "spec.action: got no number"),
+        ({"action": ContinuousAction((1.0, 2.0), (1.0, -2.0))}, "spec.action.low: got above high in dimensions [1]"),
+        ({"action": DiscreteAction(0)}, "spec.action.num_actions: got 0"),
+        ({"action": 7}, "spec.action: got int, expected a ContinuousAction or a DiscreteAction"),
+        ({"obs": {}}, "spec.cameras: got ('camera0', 'camera1'), expected (), as spec.obs has no 'images'"),
         ({"tasks": ()}, "spec.tasks: got none"),
         ({"num_init_states": (4,)}, "spec.num_init_states: got 1, expected one for each of 2 tasks"),
         ({"cameras": ("one",)}, "spec.obs['images']: got (2, 16, 16, 3), expected (1, H, W, 3)"),

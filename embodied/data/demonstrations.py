@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import AssetsMissingError, SpecMismatchError
-from embodied.types import EnvSpec
+from embodied.types import ActionSpec, ContinuousAction, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Demonstration:
     """One episode of L control steps; what stands at t was seen before action t."""
 
     instruction: str
-    actions: np.ndarray  # float32 [L, A], units of the controller
+    actions: np.ndarray  # float32 [L, A], units of the controller; int32 [L] if each is one of N actions
     fields: Mapping[str, np.ndarray]  # observation fields but the pictures, e.g. "state" float32 [L, S]
-    pictures: Callable[[int], np.ndarray]  # t → uint8 [C, H, W, 3], decoded when asked for
+    pictures: Callable[[int], np.ndarray] | None  # t → uint8 [C, H, W, 3], decoded when asked for; None without cameras
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -72,21 +72,41 @@ def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) ->
             found, f"were seen with init_params.camera_views {made}, and the env has {now}",
             "give env.train and env.eval the camera_views of the demonstrations, or make them anew",
         )  # fmt: skip
-    first = found.episodes[0]
-    if first.actions.shape[1] != env.action_dim:
-        raise _misfit(
-            found, f"have {first.actions.shape[1]} numbers an action, and the env takes {env.action_dim}",
-            "choose the env's controller with which they were made",
-        )  # fmt: skip
+    _check_actions(found, env.action)
     _check_fields(found, env)
-    _check_range(found, env)
+    if isinstance(env.action, ContinuousAction):
+        _check_range(found, env.action)
+
+
+def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
+    actions = found.episodes[0].actions
+    numbers = actions.shape[1] if actions.ndim == 2 else 0
+    if isinstance(wanted, ContinuousAction):
+        if numbers != wanted.dim:
+            shown = f"{numbers} numbers an action" if numbers else "one of several actions a step"
+            raise _misfit(
+                found, f"have {shown}, and the env takes {wanted.dim}",
+                "choose the env's controller with which they were made",
+            )  # fmt: skip
+        return
+    if numbers:
+        raise _misfit(
+            found, f"have {numbers} numbers an action, and the env takes one of {wanted.num_actions} actions",
+            "choose the env with which they were made",
+        )  # fmt: skip
+    most = max(int(episode.actions.max()) for episode in found.episodes)
+    if most >= wanted.num_actions:
+        raise _misfit(
+            found, f"have an action {most}, and the env's are 0 to {wanted.num_actions - 1}",
+            "choose the env with which they were made",
+        )  # fmt: skip
 
 
 def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
     first = found.episodes[0]
     for name, spec in env.obs.items():
         if name == "images":
-            got = tuple(first.pictures(0).shape)
+            got = () if first.pictures is None else tuple(first.pictures(0).shape)
             fix = "give env.train and env.eval the cameras and sizes of the demonstrations (init_params)"
         else:
             got = tuple(first.fields[name].shape[1:]) if name in first.fields else ()
@@ -100,10 +120,10 @@ TOLERANCE = 0.05  # of the range's width: rounding and a little overshoot
 STRAYS = 0.01  # share of numbers that may lie further outside
 
 
-def _check_range(found: Demonstrations, env: EnvSpec) -> None:
+def _check_range(found: Demonstrations, wanted: ContinuousAction) -> None:
     """Actions in other units show by lying outside the env's range."""
     actions = np.concatenate([episode.actions for episode in found.episodes])
-    low, high = np.array(env.action_low), np.array(env.action_high)
+    low, high = np.array(wanted.low), np.array(wanted.high)
     margin = TOLERANCE * (high - low)
     outside = ((actions < low - margin) | (actions > high + margin)).mean(axis=0)
     worst = int(outside.argmax())

@@ -114,10 +114,16 @@ def _read_file(
             for name, keys in columns.fields.items()
         }
         files = [part[camera].field("bytes") for camera in columns.cameras]
-        found.append(
-            Demonstration(row["tasks"][0], numbers["action"].astype(np.float32), fields, _Pictures(path, files))
-        )
+        actions, seen = _actions(numbers["action"]), _Pictures(path, files) if files else None
+        found.append(Demonstration(row["tasks"][0], actions, fields, seen))
     return found
+
+
+def _actions(values: np.ndarray) -> np.ndarray:
+    """float32 [L, A]; of one whole number a step, which is one of N actions, int32 [L]."""
+    if np.issubdtype(values.dtype, np.integer) and values.shape[1:] == (1,):
+        return values.reshape(-1).astype(np.int32)
+    return values.astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Recording:
     attempt: int  # number of its start in the plan
     pictures: Sequence[Sequence[bytes]]  # [C][L], png
     fields: Mapping[str, np.ndarray]  # other observation fields, float32 [L, …]
-    actions: np.ndarray  # float32 [L, A]
+    actions: np.ndarray  # float32 [L, A], or int32 [L] of a discrete env
     rewards: np.ndarray  # float32 [L]
     successes: np.ndarray  # bool [L]
 
@@ -150,7 +150,8 @@ def _features(env: EnvSpec) -> dict[str, Any]:
                 }
         else:
             features[FIELD + name] = {"dtype": spec.dtype, "shape": list(spec.shape), "names": None}
-    features["action"] = {"dtype": "float32", "shape": [env.action_dim], "names": None}
+    action = env.action.field(1)
+    features["action"] = {"dtype": action.dtype, "shape": list(action.shape[1:]) or [1], "names": None}
     features["next.reward"] = {"dtype": "float32", "shape": [1], "names": None}
     features["next.success"] = {"dtype": "bool", "shape": [1], "names": None}
     for name in COUNTERS:
@@ -171,7 +172,7 @@ def _table(recording: Recording, env: EnvSpec, number: int, first: int, fps: int
         )
     columns |= {FIELD + name: _rows(values) for name, values in recording.fields.items()}
     columns |= {
-        "action": _rows(recording.actions),
+        "action": _rows(recording.actions.reshape(length, -1)),
         "next.reward": pa.array(recording.rewards.astype(np.float32)),
         "next.success": pa.array(recording.successes.astype(bool)),
         "timestamp": pa.array((frames / fps).astype(np.float32)),

@@ -16,6 +16,13 @@ def encode(picture: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def most_bytes(height: int, width: int) -> int:
+    """Bytes that :func:`encode` may come to: a picture of noise is stored as it is, with a filter byte a line and a few
+    more for each block and each chunk of the file."""
+    raw = height * (3 * width + 1)
+    return raw + raw // 100 + 1024
+
+
 def decode(data: bytes) -> np.ndarray:
     """A picture file (png or jpeg) → uint8 [H, W, 3]."""
     from PIL import Image

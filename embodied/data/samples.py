@@ -36,14 +36,15 @@ class Samples:
         return np.arange(self._chunk) < self._left[chosen][:, None]
 
     def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
-        """Samples ``chosen`` int64 [B]: ``images`` uint8 [B, C, H, W, 3], the other observation fields, and ``actions``
-        float32 [B, K, A]."""
+        """Samples ``chosen`` int64 [B]: ``images`` uint8 [B, C, H, W, 3] if there are pictures, the other observation
+        fields, and ``actions`` float32 [B, K, A] or int32 [B, K]."""
         rows = [(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
         ahead = np.arange(self._chunk)
         fields = {name: np.stack([episode.fields[name][t] for episode, t in rows]) for name in rows[0][0].fields}
+        seen = [episode.pictures(t) for episode, t in rows if episode.pictures is not None]
         return {
             **fields,
-            "images": np.stack([episode.pictures(t) for episode, t in rows]),
+            **({"images": np.stack(seen)} if seen else {}),
             "actions": np.stack([e.actions[np.minimum(t + ahead, len(e) - 1)] for e, t in rows]),
         }
 

@@ -16,7 +16,7 @@ from embodied.errors import CheckpointError, ConfigError
 from embodied.parallel.group import Group
 from embodied.protocols import Batched, Env
 from embodied.run.folder import check_writable
-from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RANK, RESERVE, WORKER, OpenFiles, allow
+from embodied.runtime.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles, allow
 from embodied.runtime.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool import num_workers
 from embodied.schema.compose import Composed
@@ -71,7 +71,7 @@ def check(composed: Composed, processes: Group) -> Checked:
     config = composed.config
     _check_shares(config, processes)
     train, evaluation = _side("train", config.env.train), _side("eval", config.env.eval)
-    if train.spec.obs != evaluation.spec.obs or train.spec.action_dim != evaluation.spec.action_dim:
+    if train.spec.obs != evaluation.spec.obs or train.spec.action.field(1) != evaluation.spec.action.field(1):
         raise ConfigError(
             "env.train and env.eval offer different observations: "
             f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
@@ -179,7 +179,7 @@ def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, proce
     own."""
     if config.runner.task_type == "demos":
         workers = num_workers(config.env.num_workers, config.demos.episodes)
-        return OpenFiles(workers, DEMONSTRATOR, RESERVE)
+        return OpenFiles(workers, WORKER, POOL + RESERVE)
     if config.runner.task_type == "sft" and config.runner.val_check_interval <= 0:
         pools = []
     elif train.identity == evaluation.identity or only_evaluates(config):

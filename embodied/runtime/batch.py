@@ -45,7 +45,7 @@ class Rounds:
         self._env, self._slots, self._rows = env, slots, rows
         self._completions, self._next_video = completions, next_video
         self._numbers = {name: number for number, name in enumerate(names)}
-        self._hold = np.clip(np.zeros(spec.action_dim), spec.action_low, spec.action_high)
+        self._hold = spec.action.neutral()
         self._steps: dict[int, Command] = {}  # that wait for their round
         self._resets: dict[int, Command] = {}
         self._videos: dict[int, str] = {}
@@ -95,9 +95,9 @@ class Rounds:
         """Execute the chunks; seconds that went into observations of episodes that ended before the chunk did."""
         if not steps:
             return 0.0
-        numbers, early_s = list(steps), 0.0
-        chunks = np.stack([self._rows.actions(command.row) for command in steps.values()], axis=1)  # [K, n, A]
-        actions = np.empty((len(chunks), len(self._slots), chunks.shape[2]), np.float32)
+        numbers, early_s = list(steps), 0.0  # chunks is [K, n, A], or [K, n] of discrete actions
+        chunks = np.stack([self._rows.actions(command.row) for command in steps.values()], axis=1)
+        actions = np.empty((len(chunks), len(self._slots), *chunks.shape[2:]), chunks.dtype)
         actions[:] = self._hold
         actions[:, numbers] = chunks
         active = np.zeros(len(self._slots), bool)

@@ -28,6 +28,7 @@ class Kind:
 
     RESET: Final = 1  # go to a start and write the first observation into next_row
     STEP: Final = 2  # execute the chunk in row, write rewards there and the next observation into next_row
+    EXPERT: Final = 3  # let the env's expert act for as many control steps as row takes, and write all of it there
 
 
 class Command(NamedTuple):
@@ -38,7 +39,7 @@ class Command(NamedTuple):
 
     kind: int  # of Kind
     slot: int  # index among all slots of the pool
-    row: int = -1  # STEP: row whose "actions" are executed
+    row: int = -1  # STEP: row whose "actions" are executed; EXPERT: row that is written
     next_row: int = -1  # row that the next observation is written into
     task_id: int = -1  # RESET: the start
     init_state_id: int = -1
@@ -48,6 +49,7 @@ class Command(NamedTuple):
     observe_truncated: bool = False  # STEP: observe into next_row also when the chunk truncates the episode
     observe_terminated: bool = False  # STEP: … when it terminates it
     video: bool = False  # RESET: record; the file's name comes over the socket
+    attempt: int = -1  # RESET before EXPERT: number of the attempt, of which its noise is a function
 
 
 class Completion(NamedTuple):
@@ -55,8 +57,8 @@ class Completion(NamedTuple):
 
     kind: int  # of Kind
     slot: int
-    num_steps: int = 0  # STEP: control steps executed
-    ended: bool = False  # STEP: the episode is over
+    num_steps: int = 0  # STEP, EXPERT: control steps executed
+    ended: bool = False  # STEP, EXPERT: the episode is over
     observed: bool = True  # an observation was written into next_row; after the end only if the command asked for it
     began: float = 0.0  # CLOCK_MONOTONIC at which the worker took the command; one clock for all processes
     reset_s: float = 0.0  # seconds of wall clock from then on in env.reset, env.step, env.observe, and for the video

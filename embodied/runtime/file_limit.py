@@ -14,7 +14,6 @@ from embodied.errors import ConfigError
 
 WORKER = 6  # of the pool: its pidfd, its socket, two eventfds, the memory of its rings and the copy that mmap keeps
 POOL = 3  # the epoll, the slab and the copy that mmap keeps of it
-DEMONSTRATOR = 3  # a worker of the crew: its connection, and two pipes of multiprocessing
 RANK = 4  # gloo's sockets to one other process of the run
 RESERVE = 128
 """For everything else: a worker that is being started, metrics, checkpoints, data files. 7 were seen without torchrun,

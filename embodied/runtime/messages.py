@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.runtime.channel import ChannelHandles
+from embodied.runtime.expert import ExpertJob
 from embodied.runtime.reward import ShapedReward
 from embodied.types import ArraySpec
 
@@ -33,6 +34,7 @@ class WorkerSetup:
     info_on_video: bool
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
     cores: tuple[int, ...] = ()  # to run on; empty = any
+    expert: ExpertJob | None = None  # the env's expert acts, and not a policy
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,11 @@ def train_plan(
         sampling_round: above 0 for refills (``algorithm.dynamic_sampling``), which have an order of starts and ids of
             their own, so that how many were needed changes nothing of later iterations.
 
-    >>> spec = EnvSpec({}, (), 1, (-1.0,), (1.0,), ("push", "pull"), (3, 3), 10, 20.0)
+    >>> from embodied.types import DiscreteAction
+    >>> spec = EnvSpec({}, (), DiscreteAction(2), ("push", "pull"), (3, 3), 10, 20.0)
     >>> plan = train_plan(spec, seed=0, iteration=0, episodes=4, group_size=2)
     >>> [(e.episode_id, e.group_id, e.start.task_id) for e in plan]
-    [(0, 0, 1), (1, 0, 1), (2, 1, 0), (3, 1, 0)]
+    [(0, 0, 1), (1, 0, 1), (2, 1, 1), (3, 1, 1)]
     """
     per_start = group_size if shared_start else 1
     num_starts = episodes // per_start

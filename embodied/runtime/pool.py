@@ -15,7 +15,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from embodied.runtime import process
-from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.channel import Command, Completion
 from embodied.runtime.messages import send
 from embodied.runtime.ports import Back as Back
 from embodied.runtime.ports import Event as Event
@@ -268,7 +268,7 @@ class Pool:
             self._in_flight.discard(done.slot)
         if completions:
             worker.overdue = None if not worker.killed else worker.overdue
-        if any(done.ended and done.kind == Kind.STEP for done in completions):  # type: ignore[union-attr]
+        if any(done.ended for done in completions):  # type: ignore[union-attr]
             self.supervisor.finished_an_episode(worker.index)
         return completions  # type: ignore[return-value]
 

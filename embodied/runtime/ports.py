@@ -10,7 +10,8 @@
 |              | executed                                         |                  |
 | `Back`       | a new worker serves the slot                     | takes a RESET    |
 
-The port knows neither episodes nor policies.
+Users are the rollout (:mod:`embodied.runtime.rollout`) and the recorder of demonstrations
+(:mod:`embodied.runtime.recorder`). The port knows neither episodes nor policies.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.exit_status import how_it_ended, tail
+from embodied.runtime.expert import ExpertJob
 from embodied.runtime.fork_server import ForkedProcess, ForkServer
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.placement import START, cores_of, module_folders, numa_nodes, worker_environment
@@ -66,6 +67,7 @@ class PoolConfig:
     rank: int = 0  # among the processes of this machine that have a pool each, of which there are `ranks`
     ranks: int = 1
     server: ForkServer | None = None  # that forks the workers; None = each starts as an interpreter of its own
+    expert: ExpertJob | None = None  # slots take EXPERT in the place of STEP; without a batch
 
 
 @dataclass
@@ -243,6 +245,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
         info_on_video=config.info_on_video,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
+        expert=config.expert,
     )  # fmt: skip
     with suppress(OSError):  # it is dead already; its pidfd says so
         send(ours, setup)

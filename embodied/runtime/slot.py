@@ -97,7 +97,7 @@ class WorkerRows:
         self._views: dict[int, Obs] = {}  # row → where its observation goes; made once
 
     def actions(self, row: int) -> np.ndarray:
-        """The chunk to execute, float32 [K, A]."""
+        """The chunk to execute, as ``EnvSpec.action.field(K)`` says."""
         return self._arrays["actions"][row]
 
     def observation(self, row: int) -> Obs:

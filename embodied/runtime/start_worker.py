@@ -3,7 +3,8 @@ workers (:mod:`embodied.runtime.forking`): ``PYTHON …/start_worker.py --serve 
 
 It imports the launcher's own ``embodied``, from where this file lies, and nothing else of its environment: not
 its site-packages (another interpreter may have other versions), not what happens to lie in the current folder. The
-interpreter needs Python 3.10, numpy, and the simulator; pillow and imageio-ffmpeg where videos are recorded.
+interpreter needs Python 3.10, numpy, and the simulator; pillow where demonstrations or videos are recorded, and
+imageio-ffmpeg where videos are.
 """
 
 import importlib.util

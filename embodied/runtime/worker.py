@@ -26,6 +26,7 @@ from embodied.errors import EmbodiedError
 from embodied.protocols import Batched, Env
 from embodied.runtime.batch import Rounds
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
+from embodied.runtime.expert import ExpertJob, Experts
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
 from embodied.runtime.slab import Slab
 from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
@@ -119,7 +120,7 @@ class Worker:
         self._make = load_target(setup.env_target, "env._target_")
         self._setup = setup
         env, self.facts = self._prepared()
-        self._host = self._rounds(env) if isinstance(env, Batched) else self._singles(env)
+        self._host = self._make_host(env)
 
     def _prepared(self) -> tuple[Env, WorkerFacts]:
         env: Env = self._make(**self._setup.env_kwargs)
@@ -128,11 +129,23 @@ class Worker:
     def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
         return Slot(env.spec, replace(self._setup.reward), frame, self._setup.info_on_video)
 
-    def _singles(self, first: Env) -> Singles:
+    def _make_host(self, first: Env) -> Singles | Rounds | Experts:
+        if self._setup.expert is not None:
+            return self._experts(first, self._setup.expert)
+        return self._rounds(first) if isinstance(first, Batched) else self._singles(first)
+
+    def _envs(self, first: Env) -> dict[int, Env]:
+        """An env for each slot."""
         envs = [first, *(self._prepared()[0] for _ in self._setup.slots[1:])]
-        slots = {index: (env, self._slot(env, env.frame)) for index, env in zip(self._setup.slots, envs, strict=True)}
+        return dict(zip(self._setup.slots, envs, strict=True))
+
+    def _singles(self, first: Env) -> Singles:
+        slots = {index: (env, self._slot(env, env.frame)) for index, env in self._envs(first).items()}
         rows = WorkerRows(self._slab, first.spec.obs)
         return Singles(slots, rows, self._channel.completions, self._next_video)
+
+    def _experts(self, first: Env, job: ExpertJob) -> Experts:
+        return Experts(self._envs(first), job, self._slab, self._channel.completions)
 
     def _rounds(self, env: Env) -> Rounds:
         assert isinstance(env, Batched)

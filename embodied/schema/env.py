@@ -89,7 +89,7 @@ class EnvConfig(Section):
         "spawn",
         description="How workers start, also those that replace failed ones: spawn = a fresh interpreter each; "
         "forkserver = forks of one process that has imported the simulator, which saves each of them its imports and "
-        "their memory. embodied.tools.demos and .bench always spawn.",
+        "their memory. embodied.tools.bench always spawns.",
     )
     pin_workers: bool = Field(
         False, description="Pin each worker to cores of its own, shared out evenly over the NUMA nodes."

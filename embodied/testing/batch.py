@@ -22,7 +22,7 @@ class FakeBatchEnv(FakeEnv):
         """A control step that takes no time; one that is not active drifts off."""
         self._steps += 1
         if not active:
-            return self._move(action + 0.5)
+            return self._move(action + 0.5 if self._directions is None else action)
         self._misbehave()
         return self._move(action)
 

@@ -8,16 +8,26 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Batched, BatchEnv, Env, Expert
-from embodied.types import ArraySpec, EnvSpec, Start, StepResult, WorkerFacts
+from embodied.protocols import Batched, BatchEnv, Env, Expert, Restorable
+from embodied.types import (
+    ActionSpec,
+    ArraySpec,
+    ContinuousAction,
+    DiscreteAction,
+    EnvSpec,
+    Start,
+    StepResult,
+    WorkerFacts,
+)
 
 
 def check_env(env: Env, steps: int = 5) -> None:
-    """Drive every method of ``env`` and compare with its spec.
+    """Drive every method of ``env``, and exactly the capabilities that its spec declares; compare with the spec.
 
     Checks: observations fill every field with the declared shape and dtype; equal starts and actions give equal
-    episodes; ``set_state(get_state())`` goes on exactly; a frame is uint8 [H, W, 3]; an expert, if there is one, gives
-    an action.
+    episodes (unless ``repeatable=False``); ``set_state(get_state())`` goes on exactly (unless ``restorable=False``; if
+    the env is not repeatable, it goes on at all); a frame is uint8 [H, W, 3]; an expert, if there is one, gives an
+    action.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -27,20 +37,21 @@ def check_env(env: Env, steps: int = 5) -> None:
     env.preflight()
     facts = env.prepare()
     _expect(isinstance(facts, WorkerFacts), "prepare()", type(facts).__name__, "WorkerFacts")
-    actions = np.random.default_rng(0).uniform(spec.action_low, spec.action_high, (2 * steps, spec.action_dim))
-    actions = actions.astype(np.float32)
+    actions = spec.action.sample(np.random.default_rng(0), 2 * steps)
     env.reset(Start(0, 0, 0))
     first = _observe(env)
     before = [_step(env, action) for action in actions[:steps]]
-    state = env.get_state()
+    state = _restorable(env).get_state() if spec.restorable else None
     after = [_step(env, action) for action in actions[steps:]]
     end = _observe(env)
-    env.set_state(state)
-    _equal("rewards after set_state(get_state())", [_step(env, a) for a in actions[steps:]], after)
-    _same_obs("after set_state(get_state())", _observe(env), end)
+    if spec.restorable:
+        _restorable(env).set_state(state)
+        again = [_step(env, action) for action in actions[steps:]]
+        _compare(spec, "after set_state(get_state())", (again, after), (_observe(env), end))
     env.reset(Start(0, 0, 0))
-    _same_obs("of an equal start", _observe(env), first)
-    _equal("rewards of an equal start", [_step(env, a) for a in actions], before + after)
+    start = _observe(env)
+    again = [_step(env, action) for action in actions]
+    _compare(spec, "of an equal start", (again, before + after), (start, first))
     _check_frame(env.frame())
     if isinstance(env, Expert):
         _check_expert(env, spec)
@@ -53,6 +64,8 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
     Checks: equal starts give equal episodes, in whichever slot and whatever runs beside them; a reset of some slots
     leaves the others as they are; slots that are not active change nothing for the others; an observation fills every
     field of the slots that were asked for; a frame is uint8 [H, W, 3].
+
+    The comparisons are left out of an env with ``repeatable=False``, unless a tolerance says what may be expected.
 
     Args:
         tolerance: by which rewards, and numbers of observations other than uint8, may differ (GPU simulators place the
@@ -70,17 +83,17 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
     last = Start(0, spec.num_init_states[0] - 1, 1)
     starts = [last if slot == 1 else Start(0, 0, 0) for slot in everyone]
     others = [slot for slot in everyone if slot != 1]
-    actions = np.random.default_rng(0).uniform(spec.action_low, spec.action_high, (2 * steps, spec.action_dim))
-    before, after = actions[:steps].astype(np.float32), actions[steps:].astype(np.float32)
+    actions = spec.action.sample(np.random.default_rng(0), 2 * steps)
+    before, after = actions[:steps], actions[steps:]
 
     def play(given: np.ndarray, slots: Sequence[int]) -> dict[int, list[float]]:
-        return _play_batch(batch, given, slots, num_slots)
+        return _play_batch(batch, spec, given, slots, num_slots)
 
     def look() -> list[dict[str, np.ndarray]]:
         return _observe_batch(batch, spec, num_slots)
 
     def same(what: str, slots: Sequence[int], got: Any, expected: Any) -> None:
-        for slot in slots:
+        for slot in slots if spec.repeatable or tolerance else ():
             _same_numbers(f"{what}, slot {slot}", got[slot], expected[slot], tolerance)
 
     batch.reset(everyone, starts)
@@ -106,14 +119,14 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
 
 
 def _play_batch(
-    batch: BatchEnv, actions: np.ndarray, slots: Sequence[int], num_slots: int
+    batch: BatchEnv, spec: EnvSpec, actions: np.ndarray, slots: Sequence[int], num_slots: int
 ) -> dict[int, list[float]]:  # fmt: skip
     """The same actions in some slots; rewards by slot."""
     active = np.zeros(num_slots, bool)
     active[list(slots)] = True
     rewards: dict[int, list[float]] = {slot: [] for slot in slots}
     for action in actions:
-        results = batch.step(np.where(active[:, None], action, np.float32(0)), active)
+        results = batch.step(np.stack([action if moves else spec.action.neutral() for moves in active]), active)
         _expect(len(results) == num_slots, "step()", f"{len(results)} results", f"{num_slots}, one a slot")
         for slot in slots:
             rewards[slot].append(_reward(results[slot]))
@@ -130,9 +143,7 @@ def _observe_batch(batch: BatchEnv, spec: EnvSpec, num_slots: int) -> list[dict[
 
     filled, alone = over(0, range(num_slots)), [over(1, [slot])[0] for slot in range(num_slots)]
     for slot in range(num_slots):
-        for name, spec_of in spec.obs.items():
-            what = f"observation '{name}' of slot {slot}: written by observe()"
-            _same(what, filled[slot][name], alone[slot][name], spec_of)
+        _check_written(spec, filled[slot], alone[slot], f" of slot {slot}")
     return filled
 
 
@@ -154,20 +165,35 @@ def _check_frame(frame: np.ndarray) -> None:
 
 def _check_expert(env: Expert, spec: EnvSpec) -> None:
     env.reset(Start(0, 0, 0))  # type: ignore[attr-defined]  # it is an Env as well
-    action = next(env.expert())
-    shown = f"{action.dtype} {action.shape}"
-    _expect(shown == f"float32 ({spec.action_dim},)", "an action of expert()", shown, f"float32 ({spec.action_dim},)")
-    inside = (action >= np.array(spec.action_low) - 1e-5) & (action <= np.array(spec.action_high) + 1e-5)
-    _expect(bool(inside.all()), "an action of expert()", str(action), f"in {spec.action_low}..{spec.action_high}")
+    action, field = np.asarray(next(env.expert())), spec.action.field(1)
+    shown, wanted = f"{action.dtype} {action.shape}", f"{field.dtype} {field.shape[1:]}"
+    _expect(shown == wanted, "an action of expert()", shown, wanted)
+    low, high = _bounds(spec.action)
+    inside = (action >= np.array(low) - 1e-5) & (action <= np.array(high) + 1e-5)
+    _expect(bool(inside.all()), "an action of expert()", str(action), f"in {low}..{high}")
+
+
+def _bounds(action: ActionSpec) -> tuple[Any, Any]:
+    """The lowest and the highest number of an action."""
+    return (action.low, action.high) if isinstance(action, ContinuousAction) else (0, action.num_actions - 1)
+
+
+def _check_action(action: ActionSpec) -> None:
+    _expect(
+        isinstance(action, ActionSpec), "spec.action", type(action).__name__, "a ContinuousAction or a DiscreteAction"
+    )
+    if isinstance(action, DiscreteAction):
+        _expect(action.num_actions > 0, "spec.action.num_actions", str(action.num_actions), "1 or more")
+        return
+    low, high = action.low, action.high
+    _expect(len(low) == len(high), "spec.action.low and high", f"{len(low)} and {len(high)} numbers", "equally many")
+    _expect(len(low) > 0, "spec.action", "no number", "one or more")
+    wrong = [i for i, (least, most) in enumerate(zip(low, high, strict=True)) if not least <= most]
+    _expect(not wrong, "spec.action.low", f"above high in dimensions {wrong}", "low ≤ high")
 
 
 def _check_spec(spec: EnvSpec) -> None:
-    _expect(
-        len(spec.action_low) == len(spec.action_high) == spec.action_dim,
-        "spec.action_low/high",
-        f"{len(spec.action_low)}, {len(spec.action_high)}",
-        f"{spec.action_dim} numbers each",
-    )
+    _check_action(spec.action)
     _expect(len(spec.tasks) > 0, "spec.tasks", "none", "one instruction or more")
     _expect(
         len(spec.tasks) == len(spec.num_init_states),
@@ -175,7 +201,9 @@ def _check_spec(spec: EnvSpec) -> None:
         str(len(spec.num_init_states)),
         f"one for each of {len(spec.tasks)} tasks",
     )
-    if "images" in spec.obs:
+    if "images" not in spec.obs:
+        _expect(not spec.cameras, "spec.cameras", str(spec.cameras), "(), as spec.obs has no 'images'")
+    else:
         shape = spec.obs["images"].shape
         _expect(
             len(shape) == 4 and shape[0] == len(spec.cameras) and shape[3] == 3,
@@ -187,10 +215,21 @@ def _check_spec(spec: EnvSpec) -> None:
 
 def _observe(env: Env) -> dict[str, np.ndarray]:
     """An observation into arrays that hold other values before, so that a field that is not written shows."""
-    filled = [_observe_over(env, value) for value in (0, 1)]
-    for name, spec in env.spec.obs.items():
-        _same(f"observation '{name}': written by observe()", filled[0][name], filled[1][name], spec)
-    return filled[0]
+    zeros, ones = (_observe_over(env, value) for value in (0, 1))
+    _check_written(env.spec, zeros, ones)
+    return zeros
+
+
+def _check_written(spec: EnvSpec, zeros: dict[str, np.ndarray], ones: dict[str, np.ndarray], of: str = "") -> None:
+    """Compare two observations of one moment: into arrays of zeros, and of ones. Those of an env that is not repeatable
+    may differ; there a field is found to be missing if all of it stayed as it was."""
+    for name, field in spec.obs.items():
+        what = f"observation '{name}'{of}: written by observe()"
+        if spec.repeatable:
+            _same(what, zeros[name], ones[name], field)
+        else:
+            untouched = bool((zeros[name] == 0).all() and (ones[name] == 1).all())
+            _expect(not untouched, what, "no value", f"{field.dtype} {field.shape}")
 
 
 def _observe_over(env: Env, value: int) -> dict[str, np.ndarray]:
@@ -209,19 +248,31 @@ def _reward(result: StepResult) -> float:
     return float(result.reward)
 
 
-def _same_obs(what: str, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    for name in expected:
-        _same(f"observation '{name}' {what}", got[name], expected[name], None)
+Rewards = list[float]
+Seen = dict[str, np.ndarray]
+
+
+def _compare(spec: EnvSpec, when: str, rewards: tuple[Rewards, Rewards], seen: tuple[Seen, Seen]) -> None:
+    """Rewards and observation of two episodes that must be equal if the env is repeatable: got, and expected."""
+    if not spec.repeatable:
+        return
+    _expect(rewards[0] == rewards[1], f"rewards {when}", str(rewards[0]), str(rewards[1]))
+    for name, expected in seen[1].items():
+        _same(f"observation '{name}' {when}", seen[0][name], expected, None)
+
+
+def _restorable(env: Env) -> Restorable:
+    _expect(
+        isinstance(env, Restorable), "spec.restorable", "an env without get_state() and set_state()",
+        "both, or EnvSpec(restorable=False)",
+    )  # fmt: skip
+    return env  # type: ignore[return-value]
 
 
 def _same(what: str, got: np.ndarray, expected: np.ndarray, spec: ArraySpec | None) -> None:
     differ = int((got != expected).sum())
     of = f"{spec.dtype} {spec.shape}" if spec else f"{got.size} values"
     _expect(differ == 0, what, f"{differ} values differ", f"the same {of} both times")
-
-
-def _equal(what: str, got: list[float], expected: list[float]) -> None:
-    _expect(got == expected, what, str(got), str(expected))
 
 
 def _expect(holds: bool, what: str, got: str, expected: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError
-from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
 FAULTS = ("none", "exception", "kill", "hang", "prepare_exception")
 
@@ -25,6 +25,10 @@ class FakeEnv:
     Args:
         num_tasks: each has its own goal.
         size: pixels of a side; ``cameras`` pictures.
+        pictures: False = observations have the state alone.
+        num_actions: one of so many directions a step; None = ``action_dim`` numbers.
+        restorable: False = no state can be taken or put back.
+        repeatable: False = the spec does not promise equal episodes (they are equal all the same).
         success_distance: the episode ends with success nearer than this (0 = never).
         step_s: busy seconds of one control step, varied by ±50 % as a function of the start, so that slots diverge.
         fault, fault_step: what goes wrong at that control step of an episode of ``fault_task``.
@@ -33,26 +37,31 @@ class FakeEnv:
     def __init__(
         self, num_tasks: int = 2, num_init_states: int = 4, cameras: int = 2, size: int = 16, state_dim: int = 8,
         action_dim: int = 7, horizon: int = 24, success_distance: float = 0.0, step_s: float = 0.0,
-        fault: str = "none", fault_step: int = 3, fault_task: int = 0,
+        fault: str = "none", fault_step: int = 3, fault_task: int = 0, pictures: bool = True,
+        num_actions: int | None = None, restorable: bool = True, repeatable: bool = True,
     ) -> None:  # fmt: skip
         if fault not in FAULTS:
             raise ConfigError(f"fault '{fault}' is not one of {', '.join(FAULTS)}", "choose one of them")
         self._size, self._state_dim, self._step_s = size, state_dim, step_s
         self._success_distance = success_distance
         self._fault, self._fault_step, self._fault_task = fault, fault_step, fault_task
+        cameras = cameras if pictures else 0
+        images = {"images": ArraySpec((cameras, size, size, 3), "uint8")} if pictures else {}
+        self._directions = directions(num_actions) if num_actions is not None else None
         self._spec = EnvSpec(
-            obs={
-                "images": ArraySpec((cameras, size, size, 3), "uint8"),
-                "state": ArraySpec((state_dim,), "float32"),
-            },
+            obs={**images, "state": ArraySpec((state_dim,), "float32")},
             cameras=tuple(f"camera{i}" for i in range(cameras)),
-            action_dim=action_dim,
-            action_low=(-1.0,) * action_dim,
-            action_high=(1.0,) * action_dim,
+            action=(
+                ContinuousAction((-1.0,) * action_dim, (1.0,) * action_dim)
+                if num_actions is None
+                else DiscreteAction(num_actions)
+            ),
             tasks=tuple(f"move the point to goal {i}" for i in range(num_tasks)),
             num_init_states=(num_init_states,) * num_tasks,
             max_episode_steps=horizon,
             control_hz=20.0,
+            restorable=restorable,
+            repeatable=repeatable,
         )
         self._point = self._goal = np.zeros(2)
         self._steps, self._pace = 0, 0.0
@@ -85,7 +94,8 @@ class FakeEnv:
         return self._move(action)
 
     def _move(self, action: np.ndarray) -> StepResult:
-        self._point = self._point + 0.1 * np.clip(action[:2], -1, 1)
+        moved = self._directions[action] if self._directions is not None else np.clip(action[:2], -1, 1)
+        self._point = self._point + 0.1 * moved
         distance = float(np.linalg.norm(self._goal - self._point))
         success = distance < self._success_distance
         return StepResult(1.0 if success else float(np.exp(-distance)) * 0.5, success, success)
@@ -114,9 +124,11 @@ class FakeEnv:
         return picture
 
     def expert(self) -> Iterator[np.ndarray]:
-        """Straight to the goal."""
+        """Straight to the goal, or in the direction that comes nearest to it."""
+        while self._directions is not None:
+            yield np.asarray((self._directions @ (self._goal - self._point)).argmax(), np.int32)
         while True:
-            action = np.zeros(self._spec.action_dim, np.float32)
+            action = self._spec.action.neutral()
             action[:2] = np.clip(10 * (self._goal - self._point), -1, 1)
             yield action
 
@@ -124,6 +136,8 @@ class FakeEnv:
         return self.picture(self._start, self._steps, 0)
 
     def get_state(self) -> Mapping[str, Any]:
+        if not self._spec.restorable:
+            raise RuntimeError("a fake env that is not restorable was asked for its state")
         return {"point": self._point.copy(), "goal": self._goal.copy(), "steps": self._steps, "start": self._start}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -132,3 +146,9 @@ class FakeEnv:
 
     def close(self) -> None:
         pass
+
+
+def directions(count: int) -> np.ndarray:
+    """So many unit vectors, evenly around the circle: float64 [count, 2]."""
+    angles = 2 * np.pi * np.arange(count) / count
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)

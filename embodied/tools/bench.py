@@ -140,8 +140,8 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
     side, spec = checked.train, policy.spec
     fields = {**side.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
     slab = Slab.create(fields, 2, "bench.slab")
-    low, high = np.array(side.spec.action_low, np.float32), np.array(side.spec.action_high, np.float32)
-    actions = np.random.default_rng(0).uniform(low, high, (CHUNKS, spec.num_action_chunks, side.spec.action_dim))
+    drawn = side.spec.action.sample(np.random.default_rng(0), CHUNKS * spec.num_action_chunks)
+    actions = drawn.reshape(CHUNKS, spec.num_action_chunks, *drawn.shape[1:])
     try:
         began = time.monotonic()
         pool = Pool(replace(pool_config(side, 1, checked.config, folder, Group()), max_restarts=0), slab)

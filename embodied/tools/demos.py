@@ -2,16 +2,18 @@
 
 Attempt i runs from start i of the list from which training takes its starts, a function of ``runner.seed`` alone. The
 first ``demos.episodes`` attempts that succeed are kept, in their order, so that the number of workers changes no bit.
-The same command goes on after the last attempt that was kept.
+The same command goes on after the last attempt that was kept. A worker that fails is replaced and its attempt redone;
+the workers' logs are beside the data set, in ``PATH.logs``.
 
-    attempts 0, 1, 2 … ──▶ worker processes (env, expert) ──▶ in order ──▶ successes ──▶ embodied.data.lerobot
+    attempts 0, 1, 2 … ──▶ pool of workers (env, expert) ──▶ in order ──▶ successes ──▶ embodied.data.lerobot_writer
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,18 @@ from embodied.observe.console import Console
 from embodied.protocols import Expert
 from embodied.run import command
 from embodied.run.folder import RunFolder
-from embodied.run.preflight import Checked, EnvSide
-from embodied.runtime.crew import Crew, Job
+from embodied.run.preflight import Checked, EnvSide, render_gpus_of
+from embodied.run.simulators import pool_config
+from embodied.runtime.expert import ExpertJob, expert_fields
+from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.plan import train_plan
-from embodied.runtime.pool import num_workers
+from embodied.runtime.pool import Pool, num_workers
+from embodied.runtime.recorder import Recorder
 from embodied.runtime.signals import Stopped, StopSignal
-from embodied.types import Start
+from embodied.runtime.slab import Slab
+from embodied.types import ContinuousAction, Start
 
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise
-PATIENCE = 10  # an episode with a picture a control step may take so many times the deadline of a chunk
 
 
 def make(checked: Checked, console: Console, stop: StopSignal) -> None:
@@ -38,7 +43,7 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
     Raises:
         ConfigError: the env has no expert, or other settings that cannot be.
         DatasetError: too few of the attempts succeed.
-        WorkerDiedError, WorkerHungError: a worker failed; what was recorded stays.
+        WorkerDiedError, WorkerHungError: a worker failed too often in a row; what was recorded stays.
     """
     config, side = checked.config, checked.train
     if not isinstance(side.env, Expert):
@@ -49,38 +54,37 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
             "give it a method expert() (embodied.protocols.Expert), choose another env, or bring demonstrations of "
             "your own: python -m embodied.sft … data=PATH",
         )
-    if config.env.python is not None:
+    if config.demos.noise_std and not isinstance(side.spec.action, ContinuousAction):
         raise ConfigError(
-            f"env.python is {config.env.python}, and demonstrations are made with the interpreter of this command",
-            f"run it with that one: {config.env.python} -m embodied.tools.demos …",
+            f"demos.noise_std is {config.demos.noise_std:g}, and {side.config.target} takes one of "
+            f"{side.spec.action.num_actions} actions, to which no noise can be added",
+            "set demos.noise_std=0",
         )
-    job = Job(side.config.target, side.kwargs, side.max_steps, config.runner.seed, config.demos.noise_std)
     path = Path(config.demos.path or f"demos/{config.runner.experiment_name}")
-    workers = num_workers(config.env.num_workers, config.demos.episodes)
-    console.table(f"demonstrations of {config.runner.experiment_name}", _plan(checked, path, workers))
+    console.table(f"demonstrations of {config.runner.experiment_name}", _plan(checked, path))
     if config.runner.dry_run:
         return
-    with closing(RunFolder.open(path, {"env": {"train": _identity(side)}, "demos": _facts(job)})):
-        writer = Writer(path, side.spec, {"env": _identity(side), **_facts(job)})
+    with closing(RunFolder.open(path, {"env": {"train": _identity(side)}, "demos": _facts(checked)})):
+        writer = Writer(path, side.spec, {"env": _identity(side), **_facts(checked)})
         with suppress(Stopped):
-            _record(checked, job, writer, workers, stop, console)
+            _record(checked, writer, path.with_name(f"{path.name}.logs"), stop, console)
         with suppress(Stopped), stop.hold():
             writer.finish()
     console.say(f"{len(writer)} of {config.demos.episodes} demonstrations are in {path}")
 
 
-def _record(checked: Checked, job: Job, writer: Writer, workers: int, stop: StopSignal, console: Console) -> None:
+def _record(checked: Checked, writer: Writer, logs: Path, stop: StopSignal, console: Console) -> None:
     config, spec, side = checked.config, checked.train.spec, checked.train
     wanted = config.demos.episodes
     most = config.demos.max_attempts or TRIES * wanted
     first = writer.attempts[-1] + 1 if len(writer) else 0
-    limit = config.env.init_timeout_s + config.env.reset_timeout_s + PATIENCE * config.env.step_timeout_s
     with console.progress("demonstrations", wanted, done=len(writer)) as bar:
         if len(writer) >= wanted:
             return
         tasks = ((i, _start(side, config.runner.seed, i)) for i in range(first, most))
-        with closing(Crew(job, workers, limit)) as crew:
-            for attempt, recording in in_order(crew.results(tasks), first):
+        with ExitStack() as opened:
+            recorder = _open_recorder(checked, logs, console, opened)
+            for attempt, recording in in_order(recorder.results(tasks), first):
                 if recording is not None:
                     with stop.hold():
                         writer.append(recording)
@@ -93,6 +97,23 @@ def _record(checked: Checked, job: Job, writer: Writer, workers: int, stop: Stop
         + f", and {wanted} demonstrations are wanted",
         "raise demos.max_attempts, lower demos.noise_std, or look at the expert: what was recorded stays",
     )
+
+
+def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitStack) -> Recorder:
+    """Starts workers of one slot each; ``opened`` ends them."""
+    config, side, processes = checked.config, checked.train, checked.processes
+    job, workers = ExpertJob(config.runner.seed, config.demos.noise_std), _workers(checked)
+    server = None
+    if config.env.start_method == "forkserver":
+        envs, gpus = [(side.config.target, side.kwargs)], render_gpus_of(config, processes)
+        server = ForkServer(envs, logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
+        opened.callback(server.close)
+    slab = Slab.create(expert_fields(side.spec), workers, f"{config.env.channel.name}.slab")
+    opened.callback(slab.close)
+    usual = pool_config(side, workers, config, logs, processes)
+    pool = Pool(replace(usual, num_workers=workers, batch=False, server=server, expert=job), slab, console.say)
+    opened.callback(pool.close)
+    return Recorder(pool, slab, side.max_steps)
 
 
 def _start(side: EnvSide, seed: int, attempt: int) -> Start:
@@ -115,17 +136,22 @@ def _identity(side: EnvSide) -> dict[str, Any]:
     return {"_target_": side.config.target, **side.kwargs, "seed": side.config.seed}
 
 
-def _facts(job: Job) -> dict[str, Any]:
-    return {"seed": job.seed, "noise_std": job.noise_std, "max_steps": job.max_steps}
+def _facts(checked: Checked) -> dict[str, Any]:
+    config = checked.config
+    return {"seed": config.runner.seed, "noise_std": config.demos.noise_std, "max_steps": checked.train.max_steps}
 
 
-def _plan(checked: Checked, path: Path, workers: int) -> list[list[str]]:
+def _workers(checked: Checked) -> int:
+    return num_workers(checked.config.env.num_workers, checked.config.demos.episodes)
+
+
+def _plan(checked: Checked, path: Path) -> list[list[str]]:
     spec, demos = checked.train.spec, checked.config.demos
     return [
         ["tasks", f"{len(spec.tasks)} ({sum(spec.num_init_states)} starts)"],
         ["episodes", f"{demos.episodes} that succeed, of at most {checked.train.max_steps} control steps"],
         ["noise", f"{demos.noise_std:g} of half the action range, executed and not recorded"],
-        ["workers", str(workers)],
+        ["workers", str(_workers(checked))],
         ["data set", str(path)],
     ]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
-from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
 from ..shared.arguments import check_name, check_range
 from .experts import SUITES, actions
@@ -90,9 +90,7 @@ class LiberoEnv:
         return EnvSpec(
             obs={"images": ArraySpec(images, "uint8"), "state": ArraySpec((8,), "float32")},
             cameras=self._cameras,
-            action_dim=7,
-            action_low=(-1.0,) * 7,
-            action_high=(1.0,) * 7,
+            action=ContinuousAction((-1.0,) * 7, (1.0,) * 7),
             tasks=tuple(task.instruction for task in self._tasks),
             num_init_states=tuple(len(states) for states in self._init_states),
             max_episode_steps=max_episode_steps,

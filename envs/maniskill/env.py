@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, SpecMismatchError
-from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
 from ..shared.arguments import check_name, check_range
 from .arguments import check_file, instructions, sim_params
@@ -117,8 +117,8 @@ class ManiSkillEnv:
         check_task(self._params)
         tasks = instructions(self._params.id, instruction, objects_file, self._objects)
         self._facts = facts_of(self._params)
-        self._spec = self._make_spec(self._facts, tasks)
         self._on_gpu = wants_gpu(sim_backend, self._facts.rebuilds)
+        self._spec = self._make_spec(self._facts, tasks)
         self._one = ManiSkillBatch(self, 1)
         if self._on_gpu:
             self._check_gpu()
@@ -153,13 +153,13 @@ class ManiSkillEnv:
         return EnvSpec(
             obs=obs,
             cameras=cameras.names,
-            action_dim=len(facts.action_low),
-            action_low=facts.action_low,
-            action_high=facts.action_high,
+            action=ContinuousAction(facts.action_low, facts.action_high),
             tasks=tasks,
             num_init_states=(self._num_starts or 1,) * len(tasks),
             max_episode_steps=facts.max_episode_steps or 100,
             control_hz=facts.control_hz,
+            restorable=not self._on_gpu,  # on a GPU contacts cannot be written back …
+            repeatable=not self._on_gpu,  # … and numbers depend on the slot by rounding
         )
 
     @property

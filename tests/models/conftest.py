@@ -11,7 +11,7 @@ import torch
 from embodied.models.openvla_oft import build_policy
 from torch import Tensor
 
-from embodied.types import ArraySpec, EnvSpec
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
 torch.set_num_threads(1)
 
@@ -29,9 +29,7 @@ def made_up_env() -> EnvSpec:
     return EnvSpec(
         obs={"images": ArraySpec((2, 64, 64, 3), "uint8"), "state": ArraySpec((8,), "float32")},
         cameras=("agentview", "wrist"),
-        action_dim=7,
-        action_low=(-1.0,) * 7,
-        action_high=(1.0,) * 7,
+        action=ContinuousAction((-1.0,) * 7, (1.0,) * 7),
         tasks=TASKS,
         num_init_states=(1,) * len(TASKS),
         max_episode_steps=10,

@@ -15,7 +15,7 @@ from embodied.models.openvla_oft.normalization import Statistics
 
 from embodied.errors import CheckpointError, ConfigError
 from embodied.learn import statistics
-from embodied.types import ArraySpec, EnvSpec
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
 # ALOHA's sizes but for a shorter chunk.
 ALOHA = {"action_dim": 14, "use_proprio": True, "proprio_dim": 14, "num_action_chunks": 2}
@@ -42,7 +42,7 @@ def write(folder: Path, action: dict[str, list], proprio: dict[str, list] | None
 @pytest.fixture
 def bimanual(env: EnvSpec) -> EnvSpec:
     obs = {**env.obs, "state": ArraySpec((14,), "float32")}
-    return replace(env, action_dim=14, action_low=(-1.0,) * 14, action_high=(1.0,) * 14, obs=obs)
+    return replace(env, action=ContinuousAction((-1.0,) * 14, (1.0,) * 14), obs=obs)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_other_dimensions_are_told_by_the_only_entries(tmp_path, env, names, kin
 
 def ten_dimensions(tmp_path: Path, env: EnvSpec) -> tuple[Path, dict]:
     policy = build_policy(action_dim=10, num_action_chunks=1)
-    policy.bind(replace(env, action_dim=10, action_low=(-1.0,) * 10, action_high=(1.0,) * 10))
+    policy.bind(replace(env, action=ContinuousAction((-1.0,) * 10, (1.0,) * 10)))
     policy.save(tmp_path / "hf")
     (tmp_path / "hf" / "policy.json").unlink()
     keys = {"action_dim": 10, "num_action_chunks": 1, **TOWERS}

@@ -9,7 +9,7 @@ import torch
 
 from embodied.errors import CheckpointError, SpecMismatchError
 from embodied.testing import check_policy
-from embodied.types import ArraySpec, Sampling
+from embodied.types import ArraySpec, ContinuousAction, Sampling
 
 VARIANTS = [
     {},
@@ -156,7 +156,7 @@ def test_other_camera_sizes_are_resized(make, env, observe, noise) -> None:
 
 def test_without_statistics_the_env_range_is_used(make, env, observe, noise) -> None:
     policy = make()
-    policy.bind(replace(env, action_low=(0.0,) * 7, action_high=(10.0,) * 7))
+    policy.bind(replace(env, action=ContinuousAction((0.0,) * 7, (10.0,) * 7)))
     actions = policy.act(observe(4), noise(4), Sampling()).fields["actions"]
     assert actions.min() >= 0
     assert actions.max() <= 10
@@ -198,7 +198,7 @@ def test_recomputing_layers_changes_no_number(make, observe, noise) -> None:
 
 
 MISFITS = [
-    ({"action_dim": 6, "action_low": (-1.0,) * 6, "action_high": (1.0,) * 6}, {}, "action_dim=6"),
+    ({"action": ContinuousAction((-1.0,) * 6, (1.0,) * 6)}, {}, "action_dim=6"),
     ({"obs": {"images": ArraySpec((1, 64, 64, 3), "uint8")}}, {"num_images_in_input": 2}, "num_images_in_input=1"),
     ({"obs": {"images": ArraySpec((1, 64, 64, 3), "uint8")}}, {"use_proprio": True}, "use_proprio=false"),
     ({"obs": {"state": ArraySpec((8,), "float32")}}, {}, "an env with cameras"),

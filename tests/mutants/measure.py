@@ -27,7 +27,8 @@ TESTS = (
 # Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
 ELSEWHERE = {
     "embodied/runtime/batch.py": ["tests/runtime/test_batch_env.py"],
-    "embodied/runtime/crew.py": ["tests/test_demos_run.py"],
+    "embodied/runtime/expert.py": ["tests/runtime/test_recorder.py", "tests/test_demos_run.py"],
+    "embodied/runtime/recorder.py": ["tests/runtime/test_recorder.py", "tests/test_demos_run.py"],
     "embodied/runtime/fork": ["tests/runtime/test_fork_server.py"],
     "embodied/runtime/channel.py": ["tests/runtime/test_channel.py", "tests/runtime/test_rollout.py"],
     "embodied/runtime/": [

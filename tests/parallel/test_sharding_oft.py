@@ -15,12 +15,12 @@ from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel, shard_modules
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, ModelConfig, OptimConfig
-from embodied.types import ArraySpec, EnvSpec, Episode, EpisodeResult, Sampling, Start
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Episode, EpisodeResult, Sampling, Start
 
 TASKS = ("lift the cube", "open the top drawer and put the black bowl inside")
 ENV = EnvSpec(
     obs={"images": ArraySpec((2, 64, 64, 3), "uint8"), "state": ArraySpec((8,), "float32")},
-    cameras=("agentview", "wrist"), action_dim=7, action_low=(-1.0,) * 7, action_high=(1.0,) * 7, tasks=TASKS,
+    cameras=("agentview", "wrist"), action=ContinuousAction((-1.0,) * 7, (1.0,) * 7), tasks=TASKS,
     num_init_states=(1, 1), max_episode_steps=16, control_hz=20.0,
 )  # fmt: skip
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,8 @@ from embodied.errors import ConfigError
 from embodied.parallel.group import Group
 from embodied.run import command, preflight
 from embodied.runtime import file_limit
-from embodied.runtime.crew import Crew, Job
-from embodied.runtime.file_limit import DEMONSTRATOR, POOL, RESERVE, WORKER, OpenFiles, open_now
+from embodied.runtime.file_limit import POOL, RESERVE, WORKER, OpenFiles, open_now
+from embodied.tools import demos
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -42,14 +42,6 @@ def test_what_a_pool_and_its_workers_have_open(make_rig, request):
         before = open_now()
         make_rig(slots=5, workers=workers)
         assert open_now() - before == POOL + workers * WORKER
-
-
-def test_what_a_worker_that_demonstrates_has_open():
-    job = Job("embodied.testing.FakeEnv", {}, 10, 0, 0.0)
-    with closing(Crew(job, 1, 30.0)):  # the resource tracker of multiprocessing comes with the first
-        before = open_now()
-        with closing(Crew(job, 3, 30.0)):
-            assert open_now() - before == 3 * DEMONSTRATOR
 
 
 @contextmanager
@@ -82,6 +74,20 @@ def test_a_run_with_both_pools_has_no_more_open_than_was_counted(tmp_path, monke
     assert (files.workers, files.each, files.others) == (6, WORKER, 2 * POOL + RESERVE)
     assert most() - begun >= 6 * WORKER + 2 * POOL, "two pools were open"
     assert most() - begun - 6 * WORKER - 2 * POOL <= RESERVE / 4, "there is room for GPUs"
+
+
+def test_a_recording_has_no_more_open_than_was_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    counted: list[OpenFiles] = []
+    monkeypatch.setattr(preflight, "allow", counted.append)
+    begun = open_now()
+    options = ("env=fake", "episodes=9", "env.num_workers=3", "env.train.horizon=60")
+    with most_open() as most:
+        assert demos.main([*options, "--config-dir", str(TESTS / "config")]) == 0
+    (files,) = counted
+    assert (files.workers, files.each, files.others) == (3, WORKER, POOL + RESERVE)
+    assert most() - begun >= 3 * WORKER + POOL
+    assert most() - begun - 3 * WORKER - POOL <= RESERVE / 4, "there is room for data files"
 
 
 @pytest.mark.parametrize(
@@ -121,8 +127,7 @@ def test_a_hard_limit_that_is_too_low_is_refused_with_both_numbers(tmp_path, ent
     done = start("-n 40", tmp_path, *(["demos.episodes=16"] if entry == "tools.demos" else []), entry=entry)
     assert done.returncode == 2, done.stderr
     needed, allowed = map(int, re.search(r"needs (\d+) open files .* and (\d+) are allowed", done.stderr).groups())
-    each = DEMONSTRATOR if entry == "tools.demos" else WORKER
-    assert 16 * each + RESERVE < needed <= 16 * each + RESERVE + POOL + 16
+    assert 16 * WORKER + RESERVE < needed <= 16 * WORKER + RESERVE + POOL + 16
     assert allowed == 40
     for fix in (f"ulimit -Hn {needed}", f"LimitNOFILE={needed}"):
         assert fix in done.stderr

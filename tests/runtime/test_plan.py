@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from embodied.random import Stream
 from embodied.runtime.plan import EVAL_SEEDS, eval_plan, noise, train_plan, video_name, with_videos
-from embodied.types import EnvSpec, Noise
+from embodied.types import DiscreteAction, EnvSpec, Noise
 
 STATES = (3, 2, 4)
-SPEC = EnvSpec({}, (), 2, (-1.0, -1.0), (1.0, 1.0), ("a", "b", "c"), STATES, 10, 20.0)
+SPEC = EnvSpec({}, (), DiscreteAction(2), ("a", "b", "c"), STATES, 10, 20.0)
 PAIRS = {(task, state) for task, states in enumerate(STATES) for state in range(states)}
 
 

@@ -1,0 +1,159 @@
+"""A worker's slots in which the env's expert acts, for demonstrations.
+
+    recorder ── RESET ──▶ env.reset
+    recorder ── EXPERT(row) ──▶ up to K times: expert's action ─▶ observe ─▶ env.step      all of it into the row
+    recorder ◀── Completion(num_steps, ended) ──
+
+An expert reads privileged state before each control step, so its loop runs where the simulator is. Pictures are encoded
+here as well: workers share that out among the cores, and a picture file is what the data set holds.
+
+With noise the executed action is the expert's plus a normal number, clipped to the range; the recorded one is the
+expert's. So the states are those that a policy with errors comes to, and the actions lead back from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodied.data import pictures
+from embodied.protocols import Env, Expert
+from embodied.random import Stream, generator
+from embodied.runtime.channel import Command, Completion, Kind, Ring
+from embodied.runtime.slab import Slab
+from embodied.runtime.slot import start_of
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec
+
+MAX_STEPS = 32
+"""Control steps of one command at most. With more a hung step would be found later; with fewer workers would wait for
+the recorder while it writes files."""
+ROW_BYTES = 32 << 20  # that a row takes at most, if it holds more than one step
+
+
+@dataclass(frozen=True)
+class ExpertJob:
+    """What every attempt of a recording has in common.
+
+    Args:
+        seed: of the noise. That of attempt n is a function of the seed and n.
+        noise_std: standard deviation of the noise, as a share of half the action range; discrete actions have none.
+    """
+
+    seed: int
+    noise_std: float
+
+
+def expert_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
+    """Fields of a slab whose rows take what an expert does in K control steps: for each step the observation before it
+    (pictures as files), the expert's action, and what the step gave."""
+    one = _step_fields(spec)
+    steps = max(1, min(MAX_STEPS, ROW_BYTES // sum(field.nbytes for field in one.values())))
+    return {name: ArraySpec((steps, *field.shape), field.dtype) for name, field in one.items()}
+
+
+def _step_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
+    fields = {name: field for name, field in spec.obs.items() if name != "images"}
+    if "images" in spec.obs:
+        cameras, height, width, _ = spec.obs["images"].shape
+        fields["pictures"] = ArraySpec((cameras, pictures.most_bytes(height, width)), "uint8")  # files, then anything
+        fields["picture_bytes"] = ArraySpec((cameras,), "int32")
+    return {
+        **fields,
+        "actions": ArraySpec(spec.action.field(1).shape[1:], spec.action.field(1).dtype),
+        "rewards": ArraySpec((), "float32"),
+        "successes": ArraySpec((), "bool"),
+    }
+
+
+class Experts:
+    """Serves the commands of slots that have an env with an expert each, one after another."""
+
+    def __init__(self, envs: Mapping[int, Env], job: ExpertJob, slab: Slab, completions: Ring) -> None:
+        self._attempts = {slot: _Attempt(env, job, slab) for slot, env in envs.items()}
+        self._completions = completions
+
+    def execute(self, commands: Sequence[Command | Completion]) -> None:
+        for command in commands:
+            assert isinstance(command, Command)
+            began = time.monotonic()
+            attempt = self._attempts[command.slot]
+            if command.kind == Kind.RESET:
+                attempt.begin(command)
+                done = Completion(Kind.RESET, command.slot, observed=False, began=began)
+                self._completions.put(done._replace(reset_s=time.monotonic() - began))
+            else:
+                steps, ended = attempt.act(command.row)
+                done = Completion(Kind.EXPERT, command.slot, steps, ended, observed=False, began=began)
+                self._completions.put(done._replace(step_s=time.monotonic() - began))
+
+    def close(self) -> None:
+        for attempt in self._attempts.values():
+            attempt.env.close()
+
+
+class _Attempt:
+    """An attempt of the expert in one slot."""
+
+    def __init__(self, env: Env, job: ExpertJob, slab: Slab) -> None:
+        assert isinstance(env, Expert)
+        self.env, self._expert_of, self._job, self._arrays = env, env.expert, job, slab.arrays
+        spec, action = env.spec, env.spec.action
+        self._range = None
+        if isinstance(action, ContinuousAction):
+            self._range = np.array(action.low, np.float32), np.array(action.high, np.float32)
+        self._names = [name for name in spec.obs if name != "images"]
+        images = spec.obs.get("images")
+        self._images = None if images is None else np.zeros(images.shape, images.dtype)
+        self._expert: Iterator[np.ndarray] | None = None  # asked for at the first step, whose deadline it then has
+        self._steps = self._max_steps = 0
+
+    def begin(self, command: Command) -> None:
+        self.env.reset(start_of(command))
+        self._random = generator(self._job.seed, Stream.EXPERT_NOISE, command.attempt)
+        self._steps, self._max_steps = 0, command.max_steps
+        self._expert = None
+
+    def act(self, row: int) -> tuple[int, bool]:
+        """Let the expert act for as many control steps as the row takes; how many it made, and whether the attempt has
+        ended: by success, by the env, by the step limit, or because the expert gave up."""
+        arrays = self._arrays
+        if self._expert is None:
+            self._expert = self._expert_of()
+        most = len(arrays["rewards"][row])
+        for k in range(most):
+            action = next(self._expert, None)
+            if action is None:
+                return k, True
+            self._observe(row, k)
+            arrays["actions"][row, k], executed = self._disturbed(action)
+            result = self.env.step(executed)
+            arrays["rewards"][row, k], arrays["successes"][row, k] = result.reward, result.success
+            self._steps += 1
+            if result.success or result.terminated or self._steps == self._max_steps:
+                return k + 1, True
+        return most, False
+
+    def _disturbed(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The expert's action as it is recorded, and as it is executed."""
+        if self._range is None:
+            chosen = np.asarray(action, np.int32)[()]
+            return chosen, chosen
+        low, high = self._range
+        action = np.clip(np.asarray(action, np.float32), low, high)
+        drawn = self._random.standard_normal(len(low)).astype(np.float32)
+        return action, np.clip(action + self._job.noise_std * drawn * (high - low) / 2, low, high)
+
+    def _observe(self, row: int, k: int) -> None:
+        arrays = self._arrays
+        out = {name: arrays[name][row, k] for name in self._names}
+        if self._images is None:
+            self.env.observe(out)
+            return
+        self.env.observe({**out, "images": self._images})
+        for camera, picture in enumerate(self._images):
+            file = np.frombuffer(pictures.encode(picture), np.uint8)
+            arrays["pictures"][row, k, camera, : len(file)] = file
+            arrays["picture_bytes"][row, k, camera] = len(file)
