@@ -163,7 +163,7 @@ class Parts:
 def build(checked: Checked, console: Console) -> Parts:
     """Policy, trainer, run folder; workers start with the first :class:`Collector`."""
     from embodied.learn.checkpoint import Checkpoints
-    from embodied.learn.peak import peak_flops
+    from embodied.learn.mfu import peak_flops
     from embodied.learn.trainer import Trainer
     from embodied.parallel.sharding import check_same_weights, make_parallel
 
