@@ -35,8 +35,8 @@ from embodied.models.openvla_oft.build import build
 from torch import Tensor
 
 from embodied.learn.batch import Batch
-from embodied.learn.totals import UpdateTotals
 from embodied.learn.trainer import Trainer
+from embodied.learn.update_metrics import UpdateMetrics
 from embodied.protocols import Policy
 from embodied.runtime.slab import runtime_fields
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
@@ -52,12 +52,12 @@ class PaddedTrainer(Trainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._objective.carries_gradient = lambda elements: torch.ones(len(elements.mask), dtype=torch.bool)  # type: ignore[method-assign]
+        self._objective.carries_gradient = lambda batch: torch.ones(len(batch), dtype=torch.bool)  # type: ignore[method-assign]
 
     def _micro_batches(
-        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, keep: Tensor, totals: UpdateTotals
+        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
     ) -> list[Tensor]:
-        totals.samples += len(chosen)
+        metrics.samples += len(chosen)
         return list(torch.arange(len(chosen)).split(self.actor.micro_batch_size))
 
 

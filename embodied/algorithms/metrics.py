@@ -85,16 +85,18 @@ def policy_stats(loss: PolicyLoss, mask: Tensor) -> PolicyStats:
     return PolicyStats(torch.cat([facts, histogram]), torch.where(mask, ratio, 0.0).amax().reshape(1))
 
 
-def logprob_gap(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> float:
-    """``train/logprob_gap``: the largest ``|lp − lp_old|`` among valid elements [N, M], in nats.
+def logprob_gap(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """``train/logprob_gap``: the largest ``|lp − lp_old|`` among valid elements [N, M], in nats. 0 if there is none.
 
     Before the first update it says how far trainer and rollout disagree about the same weights.
+
+    Returns:
+        float [], on the device of the log-probs
     """
-    gaps = (logprobs.detach() - old_logprobs)[mask].abs()
-    return gaps.max().item() if gaps.numel() else 0.0
+    return torch.where(mask, (logprobs.detach() - old_logprobs).abs(), 0.0).amax()
 
 
 def sum_and_count(values: Tensor, mask: Tensor) -> Tensor:
-    """Of the elements [N, M] that ``mask`` keeps: float64 [2] on the host. Micro-batches and processes add it up."""
+    """Sum and number of the elements [N, M] that ``mask`` keeps: float64 [2]. Micro-batches and processes add it up."""
     kept = torch.where(mask, values.detach(), 0.0).double().sum()
-    return torch.stack([kept, mask.sum().double()]).cpu()
+    return torch.stack([kept, mask.sum().double()])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from embodied.algorithms import filters
-from embodied.learn.shaping import episode_penalties
+from embodied.learn.reward_penalties import episode_penalties
 from embodied.runtime.rollout import RolloutStats
 from embodied.schema import AlgorithmConfig, OverlongPenaltyConfig
 from embodied.types import Episode, EpisodeResult, Start

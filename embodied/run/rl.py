@@ -16,7 +16,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing, suppress
 
 from embodied.errors import Stopped
-from embodied.learn.peak import peak_flops
+from embodied.learn.mfu import peak_flops
 from embodied.learn.trainer import Trainer
 from embodied.observe.console import Console
 from embodied.run import metrics, summary

@@ -63,8 +63,8 @@ def test_divergence_of_a_tiny_step_is_small_and_not_negative():
 def test_logprob_gap_is_the_largest_difference_of_valid_elements():
     logprobs = torch.tensor([[-1.0, -2.0], [-3.0, NAN]], requires_grad=True)
     old = torch.tensor([[-1.25, -2.0], [-2.0, 0.0]])
-    assert logprob_gap(logprobs, old, MASK) == 1.0  # |−3 + 2|
-    assert logprob_gap(logprobs, old, torch.zeros_like(MASK)) == 0.0
+    assert logprob_gap(logprobs, old, MASK).item() == 1.0  # |−3 + 2|
+    assert logprob_gap(logprobs, old, torch.zeros_like(MASK)).item() == 0.0
 
 
 def stats_of(ratios: torch.Tensor):

@@ -12,9 +12,9 @@ from rig import CPU
 from embodied.algorithms import aggregation
 from embodied.algorithms.kl import full, k2
 from embodied.algorithms.layout import Layout
-from embodied.learn.batch import make_batch
-from embodied.learn.totals import UpdateTotals
+from embodied.learn.score import gather_numbers, make_batch
 from embodied.learn.trainer import Trainer
+from embodied.learn.update_metrics import UpdateMetrics
 from embodied.learn.watch import unwatched
 from embodied.runtime.plan import train_plan
 from embodied.schema import (
@@ -70,6 +70,11 @@ def moved(policy, seed=1, scale=0.05):
     return policy
 
 
+def scored(made, arrays, results):
+    """The training batch of what was collected, without an update."""
+    return made._score(made._own(arrays, results), results, made._evaluate).batch
+
+
 def records_of(arrays, batch) -> dict[str, torch.Tensor]:
     found = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
     return {**found, "task": found["task_id"].long()}
@@ -97,7 +102,7 @@ def test_the_decoupled_loss_of_records_that_an_older_policy_made(collected, micr
     made = trainer(env, micro=micro, policy=moved(bound(env)), **options)
     with torch.no_grad():
         plain = trainer(env)
-        batch = plain._batch(arrays, results, None, None)
+        batch = scored(plain, arrays, results)
         records = records_of(arrays, batch)
         proximal = made.policy.evaluate(records, Sampling()).logprobs
     weight = (proximal - records["logprobs"]).exp()
@@ -117,7 +122,7 @@ def test_the_proximal_policy_is_that_before_the_first_step_of_all_epochs(collect
     """Against ppo on records whose log-probs are replaced by those of the proximal policy, without a cap to weigh."""
     env, arrays, results = collected
     start = moved(bound(env))
-    batch = trainer(env)._batch(arrays, results, None, None)
+    batch = scored(trainer(env), arrays, results)
     with torch.no_grad():
         proximal = start.evaluate(records_of(arrays, batch), Sampling()).logprobs.numpy()
     on_policy = {**arrays, "logprobs": arrays["logprobs"].copy()}
@@ -146,7 +151,7 @@ def test_the_exact_kl_in_the_loss(collected, micro, level):
         loss_type="reinforce",
     )  # fmt: skip
     moved(made.policy)
-    batch = made._batch(arrays, results, None, None)
+    batch = scored(made, arrays, results)
     records = records_of(arrays, batch)
     with torch.no_grad():
         now, began = (p.evaluate(records, Sampling(), distribution=True) for p in (made.policy, bound(env)))
@@ -233,10 +238,10 @@ def test_the_adaptive_weight_is_fed_the_mean_over_all_elements(collected):
 
 def test_the_adaptive_mean_by_hand():
     """Episodes of 1 and 3 elements with KL 0.5 and 0.1 each: 0.8/4 = 0.2, where the mean of their means is 0.3."""
-    totals = UpdateTotals()
+    found = UpdateMetrics()
     values = torch.tensor([[0.5, 9.0, 9.0], [0.1, 0.1, 0.1]])
-    totals.average("train/kl_reference", values, torch.tensor([[True, False, False], [True, True, True]]))
-    assert totals.mean("train/kl_reference") == pytest.approx(0.2)
+    found.average("train/kl_reference", values, torch.tensor([[True, False, False], [True, True, True]]))
+    assert found.mean("train/kl_reference") == pytest.approx(0.2)
 
 
 def test_the_reference_can_be_moved_to_the_present_policy(collected):
@@ -305,10 +310,13 @@ def test_the_order_of_groups_changes_no_advantage(collected):
     env, arrays, results = collected
     made = trainer(env, reward={"enable": True, "buffer_length": 4}, kl_beta=0.5, use_kl_in_reward=True)
     moved(made.policy)
-    penalties = made._penalties(made._own(arrays, results), UpdateTotals(), unwatched)
-    forward = make_batch(arrays, results, made._estimator, "chunk_level", False, penalties)
+    own = made._own(arrays, results)
+    penalties = made._score._penalties(own, made._evaluate, 1000, UpdateMetrics(), unwatched)
+    numbers = gather_numbers(arrays, results, penalties=penalties)
+    forward = make_batch(numbers, results, made._score.estimator, "chunk_level")
     order = [6, 7, 2, 3, 0, 1, 4, 5]
-    other = make_batch(arrays, [results[i] for i in order], made._estimator, "chunk_level", False, penalties)
+    shuffled = [numbers[i] for i in order], [results[i] for i in order]
+    other = make_batch(*shuffled, made._score.estimator, "chunk_level")
     by_row = dict(zip(forward.rows.tolist(), forward.advantages[:, 0].tolist(), strict=True))
     assert by_row == dict(zip(other.rows.tolist(), other.advantages[:, 0].tolist(), strict=True))
 

@@ -20,6 +20,7 @@ from embodied.algorithms.losses import ppo
 from embodied.errors import ConfigError, NumericalError
 from embodied.learn.batch import micro_batches, optimizer_batches
 from embodied.learn.optimizer import make_optimizer
+from embodied.learn.terms.term import Need
 from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import eval_plan, train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
@@ -340,7 +341,7 @@ def test_sequences_that_fell_too_far_have_no_gradient(collected):
     lenient = trainer(env, loss_type="reinforce", off_policy_masking_delta=1.5)
     losses = [made.update(arrays, results, iteration=0)[0]["train/loss"] for made in (plain, masked, lenient)]
     assert losses[0] == pytest.approx(losses[2])
-    assert masked._objective.reads_sequences
+    assert Need.DRIFT in masked._objective.needs
     _, batch = trainer(env, loss_type="reinforce").update(arrays, results, iteration=0)
     records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
     records["task"] = records["task_id"].long()

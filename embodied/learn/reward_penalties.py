@@ -1,0 +1,105 @@
+"""What is taken from the rewards of an iteration before advantages are made of them: penalties for length and for KL.
+
+Penalties are arrays ``[R, V]`` over all rows of the slab; only the rows of records are filled. So it does not matter
+which episodes are compared or trained on afterwards. V = 1 or K rewards a record (``algorithm.reward_type``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from embodied.algorithms import layout, penalties
+from embodied.learn.batch import counts_of
+from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.terms.kl import ReferenceKl
+from embodied.learn.terms.term import Need, Setup
+from embodied.learn.update_metrics import UpdateMetrics
+from embodied.learn.watch import Watch
+from embodied.schema import OverlongPenaltyConfig
+from embodied.types import EpisodeResult
+
+
+class RewardPenalties:
+    """The penalties that ``reward.overlong_penalty`` and ``algorithm.use_kl_in_reward`` ask for."""
+
+    def __init__(self, setup: Setup, overlong: OverlongPenaltyConfig) -> None:
+        self._setup, self._overlong = setup, overlong
+        self._kl = ReferenceKl(setup) if setup.algorithm.use_kl_in_reward else None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset() if self._kl is None else self._kl.needs
+
+    def __call__(
+        self, own: OwnRecords, evaluate: Evaluator, size: int, metrics: UpdateMetrics, watch: Watch
+    ) -> np.ndarray | None:
+        """What is added to the rewards of this rank's episodes, float32 [R, V]; None if nothing is.
+
+        Args:
+            size: records of a pass.
+
+        Raises:
+            Stopped: on all ranks; ``watch`` has ended it on one.
+        """
+        reward_type = self._setup.algorithm.reward_type
+        if self._kl is None and not self._overlong.enable:
+            return None
+        found = nothing(own.arrays, reward_type)
+        if self._overlong.enable:
+            found += overlong(own.arrays, own.results, self._overlong, self._setup.max_steps, reward_type)
+        if self._kl is not None:
+            coefficient = np.float32(self._setup.kl_coefficient.value)
+            found -= coefficient * self._kl_rewards(self._kl, own, evaluate, size, metrics, watch)
+        return found
+
+    def _kl_rewards(
+        self, kl: ReferenceKl, own: OwnRecords, evaluate: Evaluator, size: int, metrics: UpdateMetrics, watch: Watch
+    ) -> np.ndarray:
+        """KL of each reward's elements towards the reference, before ``β``: float32 [R, V]."""
+        algorithm, layout = self._setup.algorithm, self._setup.layout
+        level, rows = algorithm.logprob_type, own.rows
+        found = nothing(own.arrays, algorithm.reward_type)
+        parts = [rows[first : first + size] for first in range(0, len(rows), size)]
+        with torch.no_grad(), watch("KL to the reference", len(rows)) as passed:
+            for part, _ in until_stopped(parts, passed, own.parallel):
+                records, counts = own.gather(part), counts_of(own.arrays, part).to(own.device)
+                reference = evaluate.reference(records)
+                assert reference is not None
+                result = evaluate(records) if kl.exact else reference
+                acted = layout.reduce(records["logprobs"], counts, level)
+                elements = kl(acted, result, reference, counts)
+                metrics.average("train/kl_reference", elements, layout.mask(counts, level))
+                found[part] = layout.sum_to_rewards(elements, level, algorithm.reward_type).cpu().numpy()
+        return found
+
+
+def nothing(arrays: Mapping[str, np.ndarray], reward_type: str) -> np.ndarray:
+    """Zeros, float32 [R, V]."""
+    rewards = 1 if reward_type == "chunk_level" else arrays["rewards"].shape[1]
+    return np.zeros((len(arrays["rewards"]), rewards), np.float32)
+
+
+def overlong(
+    arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], config: OverlongPenaltyConfig, max_steps: int,
+    reward_type: str,
+) -> np.ndarray:  # fmt: skip
+    """The penalty of each episode's length in control steps, at its last reward: float32 [R, V]."""
+    found = nothing(arrays, reward_type)
+    last = [result.rows[-1] for result in results]
+    steps = torch.from_numpy(arrays["num_steps"][last]).long()
+    rewarded = layout.reward_mask(steps, arrays["rewards"].shape[1], reward_type)
+    found[last] = penalties.at_the_end(episode_penalties(results, config, max_steps), rewarded).numpy()
+    return found
+
+
+def episode_penalties(
+    results: Sequence[EpisodeResult], config: OverlongPenaltyConfig, max_steps: int
+) -> torch.Tensor:  # fmt: skip
+    """The penalty of each episode's length, float64 [E]; 0 if ``config`` asks for none."""
+    lengths = torch.tensor([result.num_steps for result in results])
+    if not config.enable:
+        return torch.zeros(len(results), dtype=torch.float64)
+    return penalties.overlong(lengths, max_steps, config.buffer_length, config.factor)

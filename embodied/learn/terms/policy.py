@@ -1,0 +1,74 @@
+"""The policy loss that ``algorithm.loss_type`` names, summed over elements with the weights of ``loss_agg_func``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from embodied.algorithms.importance import off_policy, sequence_level
+from embodied.algorithms.metrics import logprob_gap, policy_stats, sum_and_count
+from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
+from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
+
+
+@dataclass(frozen=True)
+class Options:
+    """Keys of ``algorithm``, beside those that the loss itself takes."""
+
+    logprob_type: str
+    off_policy_masking_delta: float | None
+
+
+class PolicyTerm:
+    """``Σ w · importance · loss``. Elements that ``off_policy_masking_delta`` drops stay in the denominators."""
+
+    def __init__(self, setup: Setup) -> None:
+        algorithm = setup.algorithm
+        self._layout, self._options = setup.layout, setup.options(Options)
+        self._loss = make_loss(algorithm.loss_type, dict(algorithm), algorithm.loss)
+        needs = {Anchor.SEQUENCE: {Need.DRIFT}, Anchor.PROXIMAL: {Need.PROXIMAL}}.get(self._loss.anchor, set())
+        masks = self._options.off_policy_masking_delta is not None
+        self.needs = frozenset(needs | ({Need.DRIFT} if masks else set()))
+
+    @classmethod
+    def make(cls, setup: Setup) -> Self:
+        return cls(setup)
+
+    def weights(self, batch: OptimizerBatch) -> Tensor:
+        return batch.weights
+
+    def carries_gradient(self, batch: OptimizerBatch, weights: Tensor) -> Tensor:
+        return (batch.advantages != 0).any(dim=1)
+
+    def share(self, seen: Forward, weights: Tensor) -> Share:
+        batch, delta = seen.batch, self._options.off_policy_masking_delta
+        anchor, importance = self._anchor(seen)
+        policy = self._loss(seen.new, anchor, batch.advantages)
+        if importance is not None:
+            weights = weights * importance
+        if delta is not None:
+            weights = torch.where(off_policy(batch.advantages, batch.drift, delta), 0.0, weights)
+        return self._measured((policy.per_token * weights).sum(), policy, importance, seen)
+
+    def _anchor(self, seen: Forward) -> tuple[Tensor, Tensor | None]:
+        """The log-probs around which the loss forms its ratio [m, M], and importance weights if they are not all 1."""
+        batch = seen.batch
+        if self._loss.anchor is Anchor.SEQUENCE:
+            return sequence_level(seen.new, batch.drift), None
+        if self._loss.anchor is Anchor.ACTING or batch.proximal is None:
+            return seen.old, None
+        proximal = self._layout.reduce(batch.proximal, batch.counts, self._options.logprob_type)
+        return proximal, self._loss.importance(proximal, seen.old)
+
+    def _measured(self, loss: Tensor, policy: PolicyLoss, importance: Tensor | None, seen: Forward) -> Share:
+        mask, means, largest = seen.batch.mask, {}, {}
+        if importance is not None:
+            means["train/behaviour_weight_mean"] = sum_and_count(importance, mask)
+        if seen.untrained:
+            new = seen.new.detach()
+            largest["train/logprob_gap"] = logprob_gap(new, seen.old, mask)
+            means["train/logprob_gap_mean"] = sum_and_count((new - seen.old).abs(), mask)
+        return Share(loss, means, largest, stats=policy_stats(policy, mask))

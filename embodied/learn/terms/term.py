@@ -1,0 +1,157 @@
+"""What a term of the loss is, and what it is given.
+
+Shape letters: n records of an optimizer batch, m records of a forward pass, M elements of a record at
+``algorithm.logprob_type``, M₀ log-probs of a record, V rewards of a record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from embodied.algorithms import aggregation
+from embodied.algorithms.kl import Coefficient
+from embodied.algorithms.layout import Counts, Layout
+from embodied.algorithms.metrics import PolicyStats
+from embodied.schema import AlgorithmConfig
+from embodied.types import Evaluation, PolicySpec
+
+Options = TypeVar("Options")
+
+
+class Need(Enum):
+    """What a term reads beside log-probs and advantages. The trainer computes only what some term needs."""
+
+    REFERENCE = "the evaluation of the same records by the reference policy"
+    DISTRIBUTION = "the log-probs of all choices, of the policy and of its reference"
+    DRIFT = "the mean of lp − lp_old over the whole sequence of a record"
+    PROXIMAL = "the log-probs of the policy when the update began"
+    VALUES = "value targets, and a policy with a value head"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What terms are made from.
+
+    Args:
+        max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
+        kl_coefficient: the present weight of the KL, which ``algorithm.kl_ctrl`` may change between updates.
+    """
+
+    spec: PolicySpec
+    algorithm: AlgorithmConfig
+    max_steps: int
+    kl_coefficient: Coefficient
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", Layout(self.spec.elements, self.spec.num_action_chunks))
+
+    def options(self, kind: type[Options]) -> Options:
+        """The dataclass ``kind`` with the values of ``algorithm``'s keys of the same names."""
+        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        return kind(**{name: getattr(self.algorithm, name) for name in names})
+
+    def weights(self, mask: Tensor, sequence_ids: Tensor, level: str) -> Tensor:
+        """Weights by ``algorithm.loss_agg_func`` of elements at ``level``: bool [n, M] → float32 [n, M].
+
+        Args:
+            sequence_ids: of the records, int64 [n].
+        """
+        return aggregation.weights(mask, sequence_ids, self.algorithm.loss_agg_func, self._norm_constant(level))
+
+    def _norm_constant(self, level: str) -> float:
+        if self.algorithm.unbiased_loss_max_tokens is not None:
+            return self.algorithm.unbiased_loss_max_tokens
+        return math.ceil(self.max_steps * (self.layout.width(level) / self.layout.num_actions))
+
+
+@dataclass(frozen=True)
+class OptimizerBatch:
+    """What is known of the n records of an optimizer batch before its first forward pass."""
+
+    counts: Counts  # of n
+    sequence_ids: Tensor  # int64 [n]
+    mask: Tensor  # bool [n, M], which elements count
+    weights: Tensor  # float32 [n, M], by loss_agg_func
+    advantages: Tensor  # float32 [n, M]
+    positive: Tensor  # bool [n], the episode has a return above 0
+    drift: Tensor  # float32 [n, 1], mean(lp − lp_old) over the record's sequence; 0 until it is computed
+    value_targets: Tensor | None  # float32 [n, V]; None: no term needs them
+    proximal: Tensor | None  # float32 [n, M₀]; None: no term needs them, or the value head warms up
+    of_terms: tuple[Tensor, ...] = ()  # float32 [n, …] each: what Term.weights gave
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def part(self, index: Tensor, device: torch.device) -> OptimizerBatch:
+        """The records ``index`` int64 [m], on ``device``."""
+
+        def of(values: Tensor) -> Tensor:
+            return values[index].to(device)
+
+        return OptimizerBatch(
+            self.counts.at(index).to(device), of(self.sequence_ids), of(self.mask), of(self.weights),
+            of(self.advantages), of(self.positive), of(self.drift),
+            None if self.value_targets is None else of(self.value_targets),
+            None if self.proximal is None else of(self.proximal),
+            tuple(of(weights) for weights in self.of_terms),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Forward:
+    """m records of an optimizer batch after their forward pass, all of it on one device."""
+
+    batch: OptimizerBatch  # of m
+    records: Mapping[str, Tensor]  # what the policy has read
+    result: Evaluation
+    reference: Evaluation | None  # None: no term needs it, or the value head warms up
+    new: Tensor  # float32 [m, M], log-probs now
+    old: Tensor  # float32 [m, M], log-probs at action time
+    untrained: bool  # the weights are still those that the update began with
+
+
+@dataclass(frozen=True)
+class Share:
+    """One term's part of the loss of m records, and what it measured. Nothing here waits for the device."""
+
+    loss: Tensor | None  # [], differentiable, with its coefficient and sign; None: the term only measures
+    means: Mapping[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count (or weight)
+    largest: Mapping[str, Tensor] = field(default_factory=dict)  # metric → [], over all passes
+    per_batch: Mapping[str, Tensor] = field(default_factory=dict)  # metric → [], added up in an optimizer batch
+    stats: PolicyStats | None = None  # of the policy's ratios
+
+
+class Term(Protocol):
+    """One term of the loss: ``coefficient · Σ weights · loss`` over the elements of an optimizer batch.
+
+    Each term has a classmethod ``make(setup)``. It gives None if the configuration does not ask for the term. It raises
+    ConfigError if the policy does not offer what the term needs.
+    """
+
+    @property
+    def needs(self) -> frozenset[Need]: ...
+
+    def weights(self, batch: OptimizerBatch) -> Tensor:
+        """Weights of the elements that this term counts, float32 [n, …]. They hold the denominators of the whole
+        optimizer batch, so that micro-batches only bound memory."""
+        ...
+
+    def carries_gradient(self, batch: OptimizerBatch, weights: Tensor) -> Tensor:
+        """Which records get a gradient from this term: bool [n]."""
+        ...
+
+    def share(self, seen: Forward, weights: Tensor) -> Share:
+        """What m records add to the loss.
+
+        Args:
+            weights: those of the m records.
+        """
+        ...
