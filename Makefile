@@ -52,7 +52,7 @@ renderer:
 VULKAN_PACKAGES := libvulkan1 mesa-vulkan-drivers
 # The mirror is the one that apt is set up with; packages of the backports are only taken where they are asked for.
 BACKPORTS_FILE := /etc/apt/sources.list.d/bookworm-backports.list
-VULKAN_CHECK := $(PY) -c 'from embodied.envs._maniskill_rendering import check_vulkan; print("renderer of ManiSkill:", check_vulkan().reason)'
+VULKAN_CHECK := $(PY) -c 'from embodied.envs.maniskill.rendering import check_vulkan; print("renderer of ManiSkill:", check_vulkan().reason)'
 
 vulkan: $(VENV)/.installed
 	@test -e $(VENV)/.vulkan && exit 0; \

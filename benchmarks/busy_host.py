@@ -62,8 +62,8 @@ def work(threads: int, size: int) -> None:
         "images": torch.randint(0, 256, (size, 1, 64, 64, 3), dtype=torch.uint8),
         "task_id": torch.zeros(size, dtype=torch.long),
     }
-    shape = policy.spec.decision["action_tokens"].shape
-    records["action_tokens"] = policy.act(records, torch.rand(size, *shape), Sampling()).fields["action_tokens"]
+    noise = torch.rand(size, *policy.spec.noise.shape)
+    records["action_tokens"] = policy.act(records, noise, Sampling()).fields["action_tokens"]
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-5)
     print("ready", flush=True)
     for _ in sys.stdin:

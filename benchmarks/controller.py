@@ -21,9 +21,9 @@ STEPS = 40  # control steps of an episode
 
 
 def measure(task: str, mode: str, episodes: int) -> dict[str, float]:
-    from embodied.envs._maniskill_cameras import Cameras
-    from embodied.envs._maniskill_facts import SimParams
-    from embodied.envs._maniskill_sim import TaskSimulator
+    from embodied.envs.maniskill.cameras import Cameras
+    from embodied.envs.maniskill.facts import SimParams
+    from embodied.envs.maniskill.simulator import TaskSimulator
 
     params, cameras = SimParams(id=task, control_mode=mode), Cameras.of({"camera_heights": 64, "camera_widths": 64})
     sims = {name: TaskSimulator(params, "cpu", cameras, False, {}) for name in ("once", "twice")}
@@ -47,7 +47,7 @@ def episode(sim: Any, seed: int, actions: np.ndarray, twice: bool) -> float:
     sim.begin([0], [seed], [{}])
     if twice:
         arm = sim.env.agent.controller.controllers["arm"]
-        arm.__class__ = arm.looks_twice
+        arm.__class__ = arm.uncached
     begun = time.process_time()
     for action in actions:
         sim.step(action)
@@ -62,7 +62,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     facts = machine(["torch", "mani_skill", "sapien", "numpy"])
-    from embodied.envs._maniskill_sim import prepare_process
+    from embodied.envs.maniskill.simulator import prepare_process
 
     prepare_process()
     cells = {}

@@ -155,14 +155,14 @@ def ready_rate(slots: int, workers: int, te: float, policy_s: Callable[[int], fl
 
 
 SCHEDULES = {
-    "lockstep": Schedule(lockstep=True, min_batch=1, policy_batch=10**6, fixed_shape=False),
-    "2-stage": Schedule(lockstep=True, min_batch=1, policy_batch=10**6, fixed_shape=False, stages=2),
+    "lockstep": Schedule(lockstep=True, min_batch=1),
+    "2-stage": Schedule(lockstep=True, min_batch=1, stages=2),
 }
 
 
 def schedules(slots: int) -> dict[str, Schedule]:
     """Those that are compared; ``ready`` has the default floor of an eighth."""
-    ready = Schedule(lockstep=False, min_batch=max(1, slots // 8), policy_batch=10**6, fixed_shape=False)
+    ready = Schedule(lockstep=False, min_batch=max(1, slots // 8))
     return {**SCHEDULES, "ready": ready}
 
 

@@ -120,9 +120,9 @@ def copies(slab: np.ndarray) -> np.ndarray:
 
 
 def maniskill(name: str, states: int) -> dict[str, Any]:
-    from embodied.envs._maniskill_cameras import Cameras
-    from embodied.envs._maniskill_facts import SimParams
-    from embodied.envs._maniskill_sim import TaskSimulator, prepare_process
+    from embodied.envs.maniskill.cameras import Cameras
+    from embodied.envs.maniskill.facts import SimParams
+    from embodied.envs.maniskill.simulator import TaskSimulator, prepare_process
 
     prepare_process()
     task, given = MANISKILL[name]

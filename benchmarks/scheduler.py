@@ -41,11 +41,12 @@ from pipeline_model import (
 
 from embodied.observe.timing import Sections
 from embodied.random import Stream
+from embodied.runtime.policy_port import OnePass
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, runtime_fields
-from embodied.types import ArraySpec, Decision, EnvSpec, Episode, PolicySpec, Sampling, Start
+from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Episode, Noise, PolicySpec, Sampling, Start
 
 ACTIONS = 7
 
@@ -56,16 +57,15 @@ class SleepingPolicy:
     def __init__(self, seconds: Callable[[int], float]) -> None:
         fields = {"action_tokens": (ACTIONS,), "actions": (1, ACTIONS), "logprobs": (ACTIONS,)}
         kinds = {"action_tokens": "int32", "actions": "float32", "logprobs": "float32"}
-        self.spec = PolicySpec(
-            1, ACTIONS, 1, 0, {name: ArraySpec(shape, kinds[name]) for name, shape in fields.items()}
-        )
+        decision = {name: ArraySpec(shape, kinds[name]) for name, shape in fields.items()}
+        self.spec = PolicySpec(1, decision, Elements((1, ACTIONS), action_axis=0), Noise((ACTIONS,)))
         self._seconds = seconds
 
     def bind(self, env: EnvSpec) -> None:
         pass
 
-    def act(self, obs: Mapping[str, torch.Tensor], uniform: torch.Tensor, sampling: Sampling) -> Decision:
-        rows = len(uniform)
+    def act(self, obs: Mapping[str, torch.Tensor], noise: torch.Tensor, sampling: Sampling) -> Decision:
+        rows = len(noise)
         time.sleep(self._seconds(rows))
         kinds = {"int32": torch.int32, "float32": torch.float32}
         return Decision({n: torch.zeros(rows, *s.shape, dtype=kinds[s.dtype]) for n, s in self.spec.decision.items()})
@@ -106,9 +106,9 @@ class Bench:
         """``(seconds, records)`` of ``count`` episodes. ``whole``: to the step limit, started together."""
         self._oversleeps += oversleep()
         policy = SleepingPolicy(policy_s)
-        rollout = Rollout(
-            self._pool, self._slab, policy, self._env.spec, rule, torch.device("cpu"), Sections()  # type: ignore[arg-type]
-        )  # fmt: skip
+        batch, device = max(1, self._slots), torch.device("cpu")
+        port = OnePass(policy, self._slab, self._env.spec, device, batch, fixed_shape=False)  # type: ignore[arg-type]
+        rollout = Rollout(self._pool, port, self._slab, 1, rule, Sections())
         job = Job(
             Sampling(), 0, Stream.EVAL_NOISE, 0, self._env.spec.max_episode_steps, keep_records=False,
             num_slots=self._slots, ignore_terminations=whole, auto_reset=not whole,

@@ -144,9 +144,9 @@ class Bench:
         """Let the policy answer every row, so that log-probs are those of its tokens."""
         for part in np.array_split(np.arange(len(arrays["t"])), -(-len(arrays["t"]) // 32)):
             obs = {n: torch.from_numpy(arrays[n][part]).to(self.device) for n in (*self.env.obs, "task_id")}
-            tokens = policy.spec.decision["action_tokens"].shape[0]
-            uniform = torch.rand(len(part), tokens, generator=torch.Generator().manual_seed(int(part[0])))
-            for name, values in policy.act(obs, uniform.to(self.device), SAMPLING).fields.items():
+            drawn = torch.Generator().manual_seed(int(part[0]))
+            noise = torch.rand(len(part), *policy.spec.noise.shape, generator=drawn)
+            for name, values in policy.act(obs, noise.to(self.device), SAMPLING).fields.items():
                 arrays[name][part] = values.cpu().numpy()
 
 

@@ -149,9 +149,9 @@ class Batched(Protocol):
 
 
 class Policy(Protocol):
-    """A network that answers observations with chunks of actions. Implementations are ``torch.nn.Module``s.
+    """A network that answers observations with decisions: chunks of actions. Implementations are ``torch.nn.Module``s.
 
-    ``act`` and ``evaluate`` run the same forward pass: at equal weights their log-probs of the same tokens agree.
+    ``act`` and ``evaluate`` agree: at equal weights they give a decision the same log-probs.
     Parameters with ``requires_grad`` are what is trained and saved; those whose name starts with ``value_head`` use
     ``actor.optim.value_lr``. A policy may also be :class:`Shardable`.
     """
@@ -169,27 +169,28 @@ class Policy(Protocol):
         checkpoint leaves open, and say what is likely wrong with it. Each line is printed; usually there is none."""
         ...
 
-    def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         """Answer B observations.
 
         Args:
             obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and ``task_id`` int32 [B].
-            uniform: float32 [B, T] in [0, 1), the only source of randomness (a row's noise is a function of seed,
-                episode and chunk, so no batching changes a result).
-            sampling: temperature and truncation of the action distribution.
+            noise: float32 [B, *spec.noise.shape] of the declared kind, the only source of randomness (a row's noise is
+                a function of seed, episode and record, so no batching changes a result).
+            sampling: temperature and truncation of the distribution. ``do_sample=False`` asks for the likeliest
+                decision, whatever the noise.
         """
         ...
 
     def evaluate(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
     ) -> Evaluation:  # fmt: skip
-        """Log-probs, entropies (and values) of B records under the present weights, with gradients.
+        """Log-probs (entropies, values) of B records under the present weights, with gradients.
 
         ``records`` holds the observation fields, ``task_id`` and the decision fields, each [B, …].
 
         Args:
-            distribution: also give the log-probs of the tokens that were not chosen (``Evaluation.distribution``).
-                Passed, and true, with ``algorithm.kl_penalty_type: full`` alone.
+            distribution: also give the log-probs of what was not chosen (``Evaluation.distribution``). Passed, and
+                true, with ``algorithm.kl_penalty_type: full`` alone, and only if ``spec.distribution``.
         """
         ...
 
@@ -234,9 +235,11 @@ class CountsFlops(Protocol):
 class Clonable(Settles, Protocol):
     """What a policy may offer beside :class:`Policy`: learning from demonstrations (``embodied.sft``)."""
 
-    def encode_actions(self, actions: Tensor) -> Tensor:
-        """The tokens that stand for ``actions`` float32 [B, K, A] in the env's units: int32 [B, K·A], as in
-        ``Decision.fields["action_tokens"]``. What lies outside the range of the tokens is clipped. After ``bind``."""
+    def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """The fields of a decision that stand for ``actions`` float32 [B, K, A] in the env's units, each [B, …] as in
+        ``Decision.fields``: what :meth:`Policy.evaluate` needs to give their log-probs. An integer field with as many
+        numbers as there are elements is what the token accuracy is counted by. What lies outside the range of the
+        policy is clipped. After ``bind``."""
         ...
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The values that travel between the parts, each with shape and unit. Imports numpy only: env workers stay light.
 
 Shape letters: R records of a slab, B rows of a batch, K actions of a chunk (control steps), A action dimensions,
-T = K·A action tokens of a chunk, C cameras, H×W pixels, S state dimensions, V values of a record (1 or K).
+M₀ elements of a decision (its log-probs), C cameras, H×W pixels, S state dimensions, V values of a record (1 or K).
 """
 
 from __future__ import annotations
@@ -107,16 +107,42 @@ class EpisodeResult:
 
 
 @dataclass(frozen=True)
+class Elements:
+    """What of a decision has a log-prob. ``embodied.algorithms.layout`` reads it, and has a table of examples.
+
+    Example: 8 actions of 7 tokens → ``Elements((8, 7), action_axis=0)``.
+    """
+
+    shape: tuple[int, ...]  # of the log-probs of one decision; they are stored in row-major order
+    action_axis: int | None = None  # the axis over the K actions; None: an element belongs to the whole decision
+    length_axis: int | None = None  # the axis of which the first ``length`` entries count, a field of the decision
+    levels: tuple[str, ...] = ()  # levels that algorithm.logprob_type may ask for; () = all that the axes allow
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The random numbers that one decision consumes. They are a function of seed, episode and record."""
+
+    shape: tuple[int, ...]
+    kind: str = "uniform"  # uniform: in [0, 1); normal: of mean 0 and variance 1
+
+
+@dataclass(frozen=True)
 class PolicySpec:
-    """What a policy needs of an env, and the fields that its decisions add to a record."""
+    """What a record of a policy's decision holds, and what the runtime must know to ask for it.
+
+    ``decision`` always has ``actions`` (what the env executes, first axis K) and ``logprobs`` float32, as many as
+    ``elements`` has; ``value`` float32 [V] with a value head; ``length`` int32 [] with a length axis. Whatever else
+    stands there is the policy's own, and comes back to ``Policy.evaluate``.
+    """
 
     num_action_chunks: int  # K
-    action_dim: int  # A
-    num_images: int  # cameras that it reads: images[:num_images]
-    state_dim: int  # S that it reads, 0 = none
-    decision: Mapping[
-        str, ArraySpec
-    ]  # per row: action_tokens int32 [T], actions float32 [K, A], logprobs float32 [T], …
+    decision: Mapping[str, ArraySpec]  # fields of one record
+    elements: Elements
+    noise: Noise
+    categories: Mapping[str, int] = field(default_factory=dict)  # integer fields → how many values each can take
+    entropy: bool = True  # whether evaluate() gives entropies
+    distribution: bool = True  # whether evaluate(…, distribution=True) gives the log-probs of what was not chosen
     random_weights: bool = False  # it was built without trained weights, so it solves nothing yet
 
 
@@ -134,7 +160,7 @@ class Sampling:
 class Decision:
     """What ``Policy.act`` answers to B observations: field name → tensor [B, …] as in ``PolicySpec.decision``.
 
-    Example: ``fields["actions"]`` float32 [B, K, A] in the env's units, ``fields["logprobs"]`` float32 [B, T].
+    Example: ``fields["actions"]`` float32 [B, K, A] in the env's units, ``fields["logprobs"]`` float32 [B, M₀].
     """
 
     fields: Mapping[str, Tensor]
@@ -142,12 +168,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What ``Policy.evaluate`` answers to B records, differentiable."""
+    """What ``Policy.evaluate`` answers to B records, differentiable. The M₀ elements have the order of
+    ``PolicySpec.elements``; [B, *shape] will do as well as [B, M₀]."""
 
-    logprobs: Tensor  # float32 [B, T], of the recorded tokens under the present weights
-    entropy: Tensor  # float32 [B, T], nats
+    logprobs: Tensor  # float32 [B, M₀], of the recorded decisions under the present weights
+    entropy: Tensor | None = None  # float32 [B, M₀], nats; None if PolicySpec.entropy is False
     value: Tensor | None = None  # float32 [B, V], None without a value head
-    distribution: Tensor | None = None  # float32 [B, T, N], log-probs of all N tokens; only when asked for
+    distribution: Tensor | None = None  # float32 [B, M₀, N], log-probs of all N choices; only when asked for
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
-from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
+from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
 
 class TemplatePolicy(nn.Module):
@@ -27,7 +27,8 @@ class TemplatePolicy(nn.Module):
     def spec(self) -> PolicySpec:  # what a record must hold: the fields of a decision, without the batch dimension
         tokens, actions = ArraySpec((self.head.out_features // self.bins,), "int32"), ArraySpec(self.chunk, "float32")
         decision = {"action_tokens": tokens, "actions": actions, "logprobs": ArraySpec(tokens.shape, "float32")}
-        return PolicySpec(*self.chunk, num_images=1, state_dim=0, decision=decision)
+        elements = Elements(self.chunk, action_axis=0)  # what has a log-prob: K actions of A tokens
+        return PolicySpec(self.chunk[0], decision, elements, Noise(tokens.shape), {"action_tokens": self.bins})
 
     def bind(self, env: EnvSpec) -> None:  # once the env is known: check that it fits, prepare what depends on it
         if env.action_dim != self.chunk[1]:
@@ -43,9 +44,9 @@ class TemplatePolicy(nn.Module):
         return (logits / sampling.temperature).log_softmax(-1)
 
     @torch.no_grad()
-    def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
-        logp = self._log_probs(obs, sampling)  # all randomness is in uniform [B, T]: invert the cumulative distribution
-        drawn = (logp.exp().cumsum(-1) <= uniform.unsqueeze(-1)).sum(-1).clamp(max=self.bins - 1)
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
+        logp = self._log_probs(obs, sampling)  # all randomness is in noise [B, T]: invert the cumulative distribution
+        drawn = (logp.exp().cumsum(-1) <= noise.unsqueeze(-1)).sum(-1).clamp(max=self.bins - 1)
         tokens = drawn if sampling.do_sample else logp.argmax(-1)
         actions = self.low + (self.high - self.low) * tokens.unflatten(1, self.chunk) / (self.bins - 1)
         logprobs = logp.take_along_dim(tokens[..., None], -1)[..., 0]

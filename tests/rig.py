@@ -14,11 +14,12 @@ import torch
 
 from embodied.observe.timing import Sections
 from embodied.random import Stream
+from embodied.runtime.policy_port import OnePass, PolicyPort
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, runtime_fields
-from embodied.testing import FakeEnv, FakePolicy
+from embodied.testing import DecoderPort, FakeEnv, FakePolicy
 from embodied.types import EpisodeResult, Sampling
 
 CPU = torch.device("cpu")
@@ -38,10 +39,14 @@ class Rig:
 
     def rollout(
         self, lockstep: bool = False, min_batch: int = 1, policy_batch: int = 4, fixed_shape: bool = True,
-        trace: Path | None = None, **schedule: Any,
+        trace: Path | None = None, lanes: int | None = None, **schedule: Any,
     ) -> Rollout:  # fmt: skip
-        rule = Schedule(lockstep, min_batch, policy_batch, fixed_shape, **schedule)
-        return Rollout(self.pool, self.slab, self.policy, self.env.spec, rule, CPU, Sections(), trace=trace)
+        """``lanes``: of a decoder that stands between rollout and policy; None: the policy answers in one pass."""
+        rule, chunk = Schedule(lockstep, min_batch, **schedule), self.policy.spec.num_action_chunks
+        port: PolicyPort = OnePass(self.policy, self.slab, self.env.spec, CPU, policy_batch, fixed_shape)
+        if lanes is not None:
+            port = DecoderPort(port, lanes)
+        return Rollout(self.pool, port, self.slab, chunk, rule, Sections(), trace=trace)
 
     def job(self, **changes: Any) -> Job:
         usual: dict[str, Any] = {
@@ -56,13 +61,13 @@ def open_rig(
     log_dir: Path, slots: int = 2, workers: int = 2, rows: int = 64, target: str = "embodied.testing.FakeEnv",
     deadlines: Deadlines = FAST, reward: ShapedReward | None = None, queue_size: int = 0,
     policy: Mapping[str, Any] | None = None, max_restarts: int = 0, say: Callable[[str], None] = lambda text: None,
-    pool: Mapping[str, Any] | None = None, **env_kwargs: Any,
+    pool: Mapping[str, Any] | None = None, net: Any = None, **env_kwargs: Any,
 ) -> Iterator[Rig]:  # fmt: skip
     """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec;
-    it may take more."""
+    it may take more. ``net``: a policy in the place of the fake one."""
     known = inspect.signature(FakeEnv).parameters
     env = FakeEnv(**{name: value for name, value in env_kwargs.items() if name in known})
-    net = FakePolicy(**(policy or {}))
+    net = net or FakePolicy(**(policy or {}))
     net.bind(env.spec)
     slab = Slab.create({**env.spec.obs, **net.spec.decision, **runtime_fields(net.spec.num_action_chunks)}, rows)
     config = PoolConfig(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "embodied"
 
 LAYERS = {
-    "types": 0, "errors": 0, "random": 0, "targets": 1,
-    "protocols": 1,
-    "algorithms": 2, "schema": 2, "observe": 2, "data": 2, "testing": 2,
+    "types": 0, "errors": 0, "random": 0,
+    "protocols": 1, "targets": 1,
+    "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,
     "runtime": 4, "learn": 4,
-    "run": 5,
-    "tools": 6, "train": 6, "eval": 6, "sft": 6,
+    "run": 5, "testing": 5,
+    "train": 6, "eval": 6, "sft": 6, "tools": 6,
 }  # fmt: skip
 """A part may import parts of lower layers alone. ``parallel`` lies below ``learn``, which needs its collectives, and
 below ``runtime``, whose stop signal its barrier takes as an argument."""
@@ -36,9 +36,13 @@ def modules(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
-def imported(path: Path, package: str) -> Iterator[str]:
-    """Absolute names of all modules that a file imports, wherever in it; ``from a import b`` gives ``a.b``."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path: Path, package: str, at_run_time: bool = False) -> Iterator[str]:
+    """Absolute names of all modules that a file imports, wherever in it; ``from a import b`` gives ``a.b``.
+
+    Args:
+        at_run_time: leave out what stands under ``if TYPE_CHECKING:``.
+    """
+    for node in nodes(ast.parse(path.read_text()), at_run_time):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -46,6 +50,14 @@ def imported(path: Path, package: str) -> Iterator[str]:
             base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
             prefix = ".".join(filter(None, (base, node.module)))
             yield from (f"{prefix}.{alias.name}" for alias in node.names)
+
+
+def nodes(node: ast.AST, at_run_time: bool) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if at_run_time and isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            continue
+        yield from nodes(child, at_run_time)
 
 
 def parts_used(path: Path) -> set[str]:
@@ -83,68 +95,109 @@ def test_the_rule_finds_what_it_is_for(tmp_path, monkeypatch):
     assert parts_used(file) == {"run", "envs", "learn"}
 
 
-def graph(root: Path, package: str) -> dict[str, set[str]]:
-    """Module → the modules of ``package`` that it imports by name: at its top, inside a function, or for type checking.
-
-    A function's import counts, as it runs sooner or later; one for type checking counts, as a reader follows it. What
-    does not count is the package that Python loads before one of its modules.
-    """
-    files = {dotted(path, root): path for path in modules(root / package)}
-    edges: dict[str, set[str]] = {}
-    for name, path in files.items():
-        parent = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        used = {found if found in files else found.rpartition(".")[0] for found in imported(path, parent)}
-        edges[name] = (used & set(files)) - {name}
-    return edges
-
-
-def dotted(path: Path, root: Path) -> str:
-    """``embodied/run/rl.py`` → embodied.run.rl, ``embodied/run/__init__.py`` → embodied.run."""
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-
-
-def cycle(edges: dict[str, set[str]]) -> list[str]:
-    """Modules of which each imports the one before it, the first the last; empty if there are none."""
-    try:
-        TopologicalSorter(edges).prepare()
-    except CycleError as error:
-        return error.args[1]
-    return []
-
-
-def test_no_module_imports_itself_by_way_of_others():
-    edges = graph(ROOT, "embodied")
-    assert len(edges) > 100
-    assert cycle(edges) == []
-
-
-def test_a_cycle_is_found_wherever_its_imports_stand(tmp_path):
-    for name, text in {
-        "__init__": "", "a": "from embodied import b", "b": "def f():\n    from embodied.sub import c\n",
-        "sub/__init__": "from embodied.sub import c\n", "sub/c": "if TYPE_CHECKING:\n    from embodied.a import X\n",
-    }.items():  # fmt: skip
-        file = tmp_path / "embodied" / f"{name}.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-    edges = graph(tmp_path, "embodied")
-    assert edges["embodied.sub"] == {"embodied.sub.c"}, "and c does not count as an importer of its package"
-    assert set(cycle(edges)) == {"embodied.a", "embodied.b", "embodied.sub.c"}
-
-
 ADAPTERS = [*modules(ROOT / "envs"), *modules(ROOT / "models")]
+VOCABULARY = ("types", "protocols", "errors", "random")
+
+
+def strangers(path: Path) -> list[str]:
+    """What an adapter imports of ours beside the vocabulary, its own room and ``shared``; it may import none of it."""
+    kind, *inner = path.relative_to(ROOT).parts
+    rooms = [f"embodied.{kind}.shared", *(f"embodied.{kind}.{room}" for room in inner[:-1][:1])]
+    allowed = tuple(f"{name}." for name in (*(f"embodied.{part}" for part in VOCABULARY), *rooms))
+    ours = ("embodied", "envs", "models", "config")
+    names = imported(path, ".".join(("embodied", kind, *inner[:-1])))
+    return [name for name in names if name.split(".")[0] in ours and not f"{name}.".startswith(allowed)]
 
 
 @pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_envs_and_models_import_only_the_contracts(path):
-    package = ".".join(("embodied", *path.relative_to(ROOT).parts[:-1]))
-    own = package if path.parent.parent != ROOT else ".".join(package.split(".")[:2])
-    names = [name for name in imported(path, package) if name.split(".")[0] in ("embodied", "envs", "models", "config")]
-    allowed = ("embodied.protocols.", "embodied.types.", "embodied.errors.", f"{own}.")
-    assert [name for name in names if not f"{name}.".startswith(allowed)] == []
+    assert strangers(path) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("envs/libero/env.py", "from embodied.runtime import plan"),
+        ("envs/libero/env.py", "from ..maniskill.facts import TaskFacts"),
+        ("envs/maniskill/env.py", "import embodied.envs.libero"),
+        ("envs/shared/machine.py", "from ..libero import files"),
+        ("envs/_template.py", "from .libero import LiberoEnv"),
+        ("envs/libero/env.py", "from embodied.models.shared import lora"),
+        ("models/shared/lora.py", "from ..openvla_oft.config import N_BINS"),
+        ("models/causal_lm/policy.py", "from ..openvla_oft.sampling import draw"),
+        ("models/openvla_oft/policy.py", "from models.shared import lora"),
+    ],
+)
+def test_a_room_that_reaches_into_another_is_found(tmp_path, monkeypatch, file, line):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    fine = "import numpy\nfrom embodied.types import Start\n"
+    own = "from . import own\nfrom ..shared import machine\n" if len(Path(file).parts) > 2 else ""
+    path.write_text(fine + own)
+    assert strangers(path) == []
+    path.write_text(f"{fine}{own}def late():\n    {line}\n")
+    assert len(strangers(path)) == 1
 
 
 def test_there_are_adapters():
     assert {path.relative_to(ROOT).parts[0] for path in ADAPTERS} == {"envs", "models"}
+
+
+def circle(roots: Sequence[Path]) -> list[str]:
+    """Modules below ``roots`` that import each other in a circle, wherever in them; empty if there is none.
+
+    Imports for annotations alone (``if TYPE_CHECKING:``) never run and do not count.
+    """
+    files = {module_name(path): path for root in roots for path in modules(root)}
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        found = (known_part(used, files) for used in imported(path, package, at_run_time=True))
+        graph[name] = {used for used in found if used}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def module_name(path: Path) -> str:
+    """``envs/libero/env.py`` → embodied.envs.libero.env."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    inside = parts if parts[0] == "embodied" else ("embodied", *parts)
+    return ".".join(inside[:-1] if inside[-1] == "__init__" else inside)
+
+
+def known_part(name: str, known: Container[str]) -> str | None:
+    """The longest beginning of a dotted name that is a module."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+WITHOUT_CIRCLES = ["embodied", "envs", "models"]
+
+
+@pytest.mark.parametrize("root", WITHOUT_CIRCLES)
+def test_no_module_imports_itself_in_a_circle(root):
+    assert circle([ROOT / root]) == []
+
+
+def test_circles_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    room = tmp_path / "models" / "room"
+    room.mkdir(parents=True)
+    (room / "__init__.py").write_text("from .policy import Policy\n")
+    (room / "policy.py").write_text("def save():\n    from . import files\n    files.write()\n")
+    (room / "files.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .policy import Policy\n"
+    )
+    assert circle([tmp_path / "models"]) == []
+    (room / "files.py").write_text("def read():\n    from embodied.models.room.policy import Policy\n")
+    assert set(circle([tmp_path / "models"])) == {"embodied.models.room.policy", "embodied.models.room.files"}
+    (room / "files.py").write_text("from embodied.models.room import Policy\n")
+    assert "embodied.models.room" in circle([tmp_path / "models"])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import imageio.v3 as iio
 import pytest
-from embodied.envs._maniskill_rendering import check_vulkan
+from embodied.envs.maniskill.rendering import check_vulkan
 
 from embodied.errors import RendererUnavailableError
 from embodied.runtime.plan import EVAL_SEEDS

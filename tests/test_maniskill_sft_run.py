@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from embodied.envs._maniskill_rendering import check_vulkan
+from embodied.envs.maniskill.rendering import check_vulkan
 
 from embodied import sft
 from embodied.data import reading

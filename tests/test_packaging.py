@@ -1,5 +1,6 @@
 """The wheel, in an environment of its own, used from a folder whose own ``models/`` and ``envs/`` must not be taken."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -41,7 +42,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(command: list, folder: Path) -> str:
-    done = subprocess.run([str(c) for c in command], cwd=folder, capture_output=True, text=True, timeout=300)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it comes before the wheel
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -50,7 +53,14 @@ def test_wheel_holds_everything_under_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names}
     assert {t for t in top if not t.endswith(".dist-info")} == {"embodied"}
-    for file in ("envs/libero.py", "models/openvla_oft/__init__.py", "config/train.yaml", "config/env/libero_10.yaml"):
+    for file in (
+        "envs/libero/env.py",
+        "envs/shared/machine.py",
+        "models/openvla_oft/__init__.py",
+        "models/shared/lora.py",
+        "config/train.yaml",
+        "config/env/libero_10.yaml",
+    ):
         assert f"embodied/{file}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

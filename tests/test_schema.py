@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from embodied import schema
-from embodied.algorithms import aggregation, granularity
+from embodied.algorithms import aggregation, layout
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import EXACT, make_kl
-from embodied.algorithms.losses import make_loss
+from embodied.algorithms.policy_loss import make_loss
 from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError, UnknownKeyError
 from embodied.schema.compose import compose
@@ -212,15 +212,15 @@ def test_choices_are_those_that_the_algorithms_know():
     algorithm = schema.AlgorithmConfig
     for name in choices(algorithm, "adv_type"):
         assert callable(make_estimator(name))
-    for name in choices(algorithm, "loss_type"):
-        assert callable(make_loss(name, 0.2, 0.2))
     assert set(choices(algorithm, "adv_type")) == known_of(lambda: make_estimator("?"))
-    assert set(choices(algorithm, "loss_type")) == known_of(lambda: make_loss("?", 0.2, 0.2))
+    for name in schema.LOSSES:
+        assert callable(make_loss(name, dict(composed(f"algorithm.loss_type={name}").algorithm)))
+    assert set(schema.LOSSES) == known_of(lambda: make_loss("?", {}))
     assert set(choices(algorithm, "kl_penalty_type")) == known_of(lambda: make_kl("?")) | {EXACT}
     assert set(choices(algorithm, "value_loss")) == known_of(lambda: make_value_loss("?", None, 1.0))
     assert set(choices(algorithm, "loss_agg_func")) == set(aggregation.MODES)
-    assert set(choices(algorithm, "reward_type")) == set(granularity.REWARD_LEVELS)
-    assert choices(algorithm, "logprob_type") == choices(algorithm, "entropy_type") == granularity.LEVELS
+    assert set(choices(algorithm, "reward_type")) == set(layout.REWARD_LEVELS)
+    assert choices(algorithm, "logprob_type") == choices(algorithm, "entropy_type") == layout.LEVELS
 
 
 def known_of(call) -> set[str]:

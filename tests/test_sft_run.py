@@ -199,7 +199,6 @@ def test_a_dry_run_prints_the_numbers_and_writes_nothing(no_worker, capsys):
         (["env.train.action_dim=4", "env.eval.action_dim=4", "actor.model.action_dim=4"], "have 7 numbers an action"),
         (["data.test_size=1.5"], "data.test_size 1.5 is neither a share"),
         ([f"{LR}warmup_iters=2"], "would have fallen by iteration 2"),
-        (["actor.optim.ema_decay=0.9"], "keeps no average"),
         (["sft.statistic=env"], "Did you mean 'statistics'?"),
         (["actor.micro_batch_size=99"], "actor.micro_batch_size 99 is larger"),
         (["actor.model._target_=broken_policies.NoTokens"], "NoTokens cannot learn from demonstrations"),

@@ -2,7 +2,7 @@
 
 ``d = lp − lp_ref``. Names and properties: J. Schulman, "Approximating KL divergence"
 (http://joschu.net/blog/kl-approx.html). All tensors are float [N, M], an element as in
-:mod:`embodied.algorithms.losses`.
+:mod:`embodied.algorithms.policy_loss`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from embodied.algorithms.losses import MAX_LOG_RATIO, log_ratio
+from embodied.algorithms.importance import MAX_LOG_RATIO, log_ratio
 from embodied.errors import unknown_name
 
 MAX_K3 = 10.0

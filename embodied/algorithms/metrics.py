@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embodied.algorithms.losses import PolicyLoss
+from embodied.algorithms.policy_loss import PolicyLoss
 
 LOG_RANGE = 4.0
 """Log-ratios of the histogram lie in ±4; those beyond count at its ends (ρ = e^±4 = 54.6 and 0.018)."""

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms import filters, granularity
+from embodied.algorithms import filters, layout
 from embodied.algorithms.advantages import Advantages
 from embodied.algorithms.estimators import Estimator, Experience
+from embodied.algorithms.layout import Counts
 from embodied.algorithms.temporal import explained_variance
 from embodied.parallel.group import Group as World
 from embodied.random import Stream, generator
@@ -28,13 +29,13 @@ class Batch:
     rows: np.ndarray  # int64 [N], rows of the slab of the rank that has the record
     ranks: Tensor  # int64 [N], that rank
     sequence_ids: Tensor  # int64 [N], index of the record's episode in the plan
-    num_steps: Tensor  # int64 [N], executed control steps of the record
+    counts: Counts  # of each record: executed control steps, and lengths if its elements have them
     advantages: Tensor  # float32 [N, V]
     positive: Tensor  # bool [N], the record's episode has a return above 0
     groups: Advantages  # what was found about the groups
     value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
     explained_variance: float | None  # of the values at action time
-    proximal: Tensor | None = None  # float32 [N, T], log-probs when the update began; None if no loss reads them
+    proximal: Tensor | None = None  # float32 [N, M₀], log-probs when the update began; None if no loss reads them
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,9 +70,10 @@ def make_batch(
     sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
     ranks = torch.tensor([result.rank for result in results])
     num_steps = numbers["num_steps"].long()
+    counts = Counts(num_steps, numbers["length"].long() if "length" in numbers else None)
     chunk = numbers["rewards"].shape[1]
-    rewards = granularity.reduce_rewards(numbers["rewards"], num_steps, reward_type)  # [N, V]
-    mask = granularity.mask(num_steps, chunk, 1, reward_type)  # [N, V]
+    rewards = layout.reduce_rewards(numbers["rewards"], num_steps, reward_type)  # [N, V]
+    mask = layout.reward_mask(num_steps, chunk, reward_type)  # [N, V]
     values = numbers["value"] if with_values else None
     task = Experience(
         rewards=rewards[mask],
@@ -90,7 +92,7 @@ def make_batch(
         targets = _spread(estimate.value_targets, mask)
         explained = explained_variance(experience.values, estimate.value_targets)
     return Batch(
-        rows, ranks[sequence_ids], sequence_ids, num_steps, _spread(estimate.values, mask),
+        rows, ranks[sequence_ids], sequence_ids, counts, _spread(estimate.values, mask),
         (task.returns > 0)[sequence_ids], estimate.groups, targets, explained,
     )  # fmt: skip
 
@@ -98,10 +100,11 @@ def make_batch(
 def _numbers(
     arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], with_values: bool, world: World
 ) -> dict[str, Tensor]:
-    """What all ranks must know of all records: num_steps [N], rewards [N, K], value [N, V], penalty [N, V], and of each
-    episode the value of its final observation (of its next action, if there is one for each), float64 [E]; 0 where the
-    runtime was not asked for it. Pixels stay where they are."""
-    names = ["num_steps", "rewards", *(["value"] if with_values else []), *(["penalty"] if "penalty" in arrays else [])]
+    """What all ranks must know of all records: num_steps and length [N], rewards [N, K], value and penalty [N, V]. Of
+    each episode: the value of its final observation (of its next action, if there is one for each), float64 [E]; 0
+    where the runtime was not asked for it. Pixels stay where they are."""
+    names = ["num_steps", "rewards", *(["value"] if with_values else [])]
+    names += [name for name in ("length", "penalty") if name in arrays]
     own: dict[int, dict[str, np.ndarray]] = {}
     for index, result in enumerate(results):
         if result.rank == world.rank:
@@ -111,6 +114,12 @@ def _numbers(
     episodes = {index: numbers for part in world.gather(own) for index, numbers in part.items()}
     ordered = [episodes[index] for index in range(len(results))]
     return {name: torch.from_numpy(np.concatenate([e[name] for e in ordered])) for name in (*names, "final_value")}
+
+
+def counts_of(arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Counts:
+    """How much of each decision in ``rows`` int64 [n] has happened."""
+    steps = torch.from_numpy(arrays["num_steps"][rows]).long()
+    return Counts(steps, torch.from_numpy(arrays["length"][rows]).long() if "length" in arrays else None)
 
 
 def _baselines(results: Sequence[EpisodeResult], baselines: Mapping[Start, float]) -> Tensor:

@@ -10,6 +10,7 @@ sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,15 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.algorithms.layout import Counts, Layout
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
 from embodied.data.statistics import ranges
-from embodied.errors import ConfigError, Stopped
+from embodied.errors import ConfigError
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
-from embodied.learn.finite import FiniteUpdates
-from embodied.learn.optimizer import Schedule, make_optimizer
+from embodied.learn.engine import Engine, Outcome, Taken
+from embodied.learn.passes import until_stopped
 from embodied.learn.watch import Passed, Watch, unwatched
+from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import Clonable, Policy
 from embodied.random import Stream, generator_seed
 from embodied.schema import Config, SftConfig
@@ -36,17 +39,27 @@ LIKELIEST = Sampling(do_sample=False)
 
 @dataclass
 class Totals:
-    """Sums over the optimizer steps of an iteration so far: ``steps`` that changed the weights, and ``bad`` ones."""
+    """Sums over the optimizer steps of an iteration so far: ``steps`` that changed the weights, ``bad`` ones that were
+    not finite, and ``overflows`` of the loss scale (fp16)."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
     steps: int = 0
     bad: int = 0
+    overflows: int = 0
+
+    def add(self, taken: Taken) -> None:
+        self.bad += taken.outcome == Outcome.NOT_FINITE
+        self.overflows += taken.outcome == Outcome.OVERFLOW
+        if taken.outcome == Outcome.MADE:
+            self.steps += 1
+            self.loss += taken.loss
+            self.grad_norm += taken.norm
 
     @property
     def done(self) -> int:
         """Optimizer steps of the iteration that are done, those included that were left out."""
-        return self.steps + self.bad
+        return self.steps + self.bad + self.overflows
 
     def metrics(self) -> dict[str, float]:
         taken = max(self.steps, 1)
@@ -55,6 +68,7 @@ class Totals:
             "sft/grad_norm": self.grad_norm / taken,
             "sft/optimizer_steps": self.steps,
             "sft/bad_updates": self.bad,
+            **({"sft/overflows": self.overflows} if self.overflows else {}),
         }
 
 
@@ -64,8 +78,9 @@ class Cloner:
 
     Args:
         env: whose observations the demonstrations have; their instructions may be others.
-        episodes: to learn from.
+        episodes: to learn from; the same on all ranks.
         held_out: for validation only.
+        parallel: how ranks share the policy and the samples of a step; None = one process.
 
     Raises:
         ConfigError: the policy cannot learn from demonstrations.
@@ -77,7 +92,7 @@ class Cloner:
     episodes: Sequence[Demonstration]
     held_out: Sequence[Demonstration]
     device: torch.device
-    weight_version: int = 0
+    parallel: Parallel | None = None
 
     def __post_init__(self) -> None:
         policy, config = self.policy, self.config
@@ -87,19 +102,33 @@ class Cloner:
                 "choose another model, or add encode_actions and use_statistics (embodied.protocols.Clonable)",
             )
         self._encode = policy.encode_actions
+        self._layout = Layout(policy.spec.elements, policy.spec.num_action_chunks)
+        self._layout.check("token_level", "the loss of demonstrations")
         self.notes = _use_statistics(policy, policy, config.sft, self.episodes)
         tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
         self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
         chunk = policy.spec.num_action_chunks
         self.samples = Samples(self.episodes, tasks, chunk)
         self._validation = Samples(self.held_out, tasks, chunk)
-        self.optimizer = make_optimizer(policy, config.actor.optim)
-        self._schedule = Schedule(config.actor.optim, config.actor.lr_sched, config.runner.max_epochs)
-        self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
+        runner = config.runner
+        self.engine = Engine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
+        self._world = self.engine.parallel.world
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
-        self._finite = FiniteUpdates(config.runner.max_bad_updates)
         self._totals = Totals()
         self.bind()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.engine.optimizer
+
+    @property
+    def weight_version(self) -> int:
+        """Optimizer steps so far."""
+        return self.engine.weight_version
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """See :meth:`embodied.learn.engine.Engine.evaluated`."""
+        return self.engine.evaluated()
 
     @property
     def steps_done(self) -> int:
@@ -109,12 +138,11 @@ class Cloner:
     def state_dict(self) -> dict[str, Any]:
         """What a step depends on beside policy and optimizer, for checkpoints: also of one in the midst of an
         iteration."""
-        return {"weight_version": self.weight_version, **self._finite.state_dict(), "totals": asdict(self._totals)}
+        return {**self.engine.state_dict(), "totals": asdict(self._totals)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        self.weight_version = int(state["weight_version"])
-        self._finite.load_state_dict(state)
+        self.engine.load_state_dict(state)
         self._totals = Totals(**state.get("totals", {}))  # which checkpoints of earlier versions do not have
 
     def bind(self) -> None:
@@ -133,7 +161,7 @@ class Cloner:
         count, batch, done = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size, self.steps_done
         with watch("training", (count - done) * batch) as passed:
             for k in range(done, count):
-                self._schedule.apply(self.optimizer, iteration + (k + 1) / count)
+                self.engine.set_rates(iteration + (k + 1) / count)
                 self._step(iteration * count + k, batch, passed)
 
     def close_iteration(self, iteration: int) -> dict[str, float]:
@@ -142,26 +170,41 @@ class Cloner:
         seen = (iteration + 1) * self.config.sft.steps_per_iteration * self.config.actor.global_batch_size
         return {
             **totals.metrics(),
-            "sft/lr": self.optimizer.param_groups[0]["lr"],
+            "sft/lr": self.engine.lr,
             "sft/epoch": seen / len(self.samples),
         }
 
     def _step(self, step: int, size: int, passed: Passed) -> None:
         seed = self.config.runner.seed
-        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step))  # of dropout
+        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self._world.rank)  # of dropout
         places = np.arange(step * size, (step + 1) * size)
         chosen = order(len(self.samples), seed, int(places[0]), size)
-        counted = int(self.samples.mask(chosen).sum()) * self.policy.spec.action_dim
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = 0.0
-        for part in np.split(np.arange(size), range(self._micro, size, self._micro)):
+        counted = int(self._mask(self.samples, chosen).sum())
+
+        def backward(part: np.ndarray) -> float:
+            if not len(part):  # because other ranks have a pass to make
+                return self._empty_pass(chosen, places)
             share = -self._logprobs(self.samples, chosen[part], places[part])[0].sum() / counted
-            share.backward()
-            loss += share.item()
-            if not passed(len(part)):
-                raise Stopped
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.actor.optim.clip_grad).item()
-        self._apply(loss, norm)
+            self.engine.loss_scale.backward(share)
+            return share.item()
+
+        self._totals.add(self.engine.take(self._parts(size), passed, backward))
+
+    def _parts(self, count: int) -> list[np.ndarray]:
+        """This rank's of ``count`` samples of a step, in parts: int64 indices. Where a pass is a meeting, empty parts
+        bring all ranks to the same number."""
+        shares = np.array_split(np.arange(count), self._world.size)
+        numbers = [-(-len(share) // self._micro) for share in shares]
+        own = shares[self._world.rank]
+        parts = np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
+        if self.engine.parallel.meets:
+            parts += [own[:0]] * (max(numbers) - len(parts))
+        return parts
+
+    def _empty_pass(self, chosen: np.ndarray, places: np.ndarray) -> float:
+        """A forward and backward pass that counts nothing."""
+        (0.0 * self._logprobs(self.samples, chosen[:1], places[:1])[0].sum()).backward()
+        return 0.0
 
     @property
     def _micro(self) -> int:
@@ -177,15 +220,20 @@ class Cloner:
         records = {name: torch.from_numpy(values).to(self.device) for name, values in samples.batch(chosen).items()}
         if places is not None:
             records["images"] = self._augment(records["images"], places)
-        records["action_tokens"] = tokens = self._encode(records["actions"])
-        mask = torch.from_numpy(samples.mask(chosen)).to(self.device)
-        mask = mask.repeat_interleave(self.policy.spec.action_dim, dim=1)
-        logprobs = self.policy.evaluate(records, Sampling()).logprobs[mask]
+        encoded = self._encode(records["actions"])
+        mask = self._mask(samples, chosen).to(self.device)
+        logprobs = self.policy.evaluate({**records, **encoded}, Sampling()).logprobs.flatten(1)[mask]
         if places is not None:
             return logprobs, torch.empty(0)
-        uniform = torch.zeros(tokens.shape, device=self.device)
-        likeliest = self.policy.act(records, uniform, LIKELIEST).fields["action_tokens"]
-        return logprobs, (likeliest == tokens)[mask]
+        noise = torch.zeros(len(mask), *self.policy.spec.noise.shape, device=self.device)
+        likeliest = self.policy.act(records, noise, LIKELIEST).fields
+        right = [likeliest[name] == values for name, values in encoded.items() if name in self.policy.spec.categories]
+        return logprobs, torch.stack(right).all(dim=0).flatten(1)[mask]
+
+    def _mask(self, samples: Samples, chosen: np.ndarray) -> Tensor:
+        """Which elements of the samples ``chosen`` int64 [n] count: bool [n, M₀]."""
+        steps = torch.from_numpy(samples.mask(chosen).sum(axis=1))
+        return self._layout.mask(Counts(steps), "token_level")
 
     def validate(self, watch: Watch = unwatched) -> dict[str, float]:
         """Loss and token accuracy on held-out demonstrations and, without augmentation, on as many of the others.
@@ -208,26 +256,21 @@ class Cloner:
 
     @torch.no_grad()
     def _measure(self, samples: Samples, chosen: np.ndarray, passed: Passed) -> tuple[float, float]:
-        """Mean −log p and share of likeliest among the tokens that count, of the samples ``chosen`` int64 [n]."""
-        found = []
-        for part in np.split(chosen, range(self._micro, len(chosen), self._micro)):
-            found.append(self._logprobs(samples, part, None))
-            if not passed(len(part)):
-                raise Stopped
-        logprobs, right = (torch.cat(column).double() for column in zip(*found, strict=True))
-        return -logprobs.mean().item(), right.mean().item()
+        """Mean −log p and share of likeliest among the elements that count, of the samples ``chosen`` int64 [n]: each
+        rank its share, all get the result.
 
-    def _apply(self, loss: float, norm: float) -> None:
-        totals = self._totals
-        if not self._finite.accepts(loss, norm, self.weight_version + 1):
-            self.optimizer.zero_grad(set_to_none=True)
-            totals.bad += 1
-            return
-        self.optimizer.step()
-        self.weight_version += 1
-        totals.steps += 1
-        totals.loss += loss
-        totals.grad_norm += norm
+        Raises:
+            Stopped: on all ranks; ``passed`` has ended the share of one.
+        """
+        own = np.array_split(chosen, self._world.size)[self._world.rank]
+        parts = np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
+        found = []
+        with self.engine.parallel.acting():
+            for part, _ in until_stopped(parts, passed, Replicas(self.policy, self._world)):
+                found.append(self._logprobs(samples, part, None))
+        everything = [one for part in self._world.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
+        logprobs, right = (torch.cat(column).double() for column in zip(*everything, strict=True))
+        return -logprobs.mean().item(), right.mean().item()
 
 
 def _use_statistics(

@@ -23,18 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embodied.algorithms import aggregation, granularity
+from embodied.algorithms import aggregation
+from embodied.algorithms.importance import log_ratio, off_policy, sequence_level
 from embodied.algorithms.kl import EXACT, full, make_kl, unbiased
-from embodied.algorithms.losses import (
-    PROXIMAL_LOSSES,
-    SEQUENCE_LOSSES,
-    PolicyLoss,
-    behaviour_weight,
-    log_ratio,
-    make_loss,
-    off_policy,
-    sequence_level,
-)
+from embodied.algorithms.layout import Counts, Layout, reward_mask
+from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
 from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError
 from embodied.learn.batch import Batch
@@ -49,7 +42,7 @@ class Elements:
     M elements of a record at the level of the log-probs, M' at that of the entropies, V at that of the rewards.
     """
 
-    num_steps: Tensor  # int64 [n]
+    counts: Counts  # of n
     mask: Tensor  # bool [n, M]
     weights: Tensor  # float32 [n, M]
     advantages: Tensor  # float32 [n, M]
@@ -58,11 +51,14 @@ class Elements:
     value_weights: Tensor  # float32, the same
     nll_weights: Tensor  # float32 [n, M], 0 without positive_nll_coef
     drift: Tensor  # float32 [n, 1], mean(lp − lp_old) over the record's sequence; 0 where nothing reads it
-    proximal: Tensor  # float32 [n, T], log-probs of the tokens when the update began; [n, 0] where nothing reads it
+    proximal: Tensor  # float32 [n, M₀], log-probs when the update began; [n, 0] where nothing reads it
 
     def part(self, index: Tensor, device: torch.device) -> Elements:
         """Some of the records, on ``device``."""
-        return Elements(**{field.name: getattr(self, field.name)[index].to(device) for field in fields(self)})
+        tensors = [field.name for field in fields(self) if field.name != "counts"]
+        return Elements(
+            self.counts.at(index).to(device), **{name: getattr(self, name)[index].to(device) for name in tensors}
+        )
 
 
 class Terms(NamedTuple):
@@ -92,43 +88,65 @@ class Objective:
     """
 
     def __init__(self, spec: PolicySpec, algorithm: AlgorithmConfig, max_steps: int) -> None:
-        self._spec, self._algorithm, self._max_steps = spec, algorithm, max_steps
+        self._algorithm, self._max_steps = algorithm, max_steps
+        self.layout = Layout(spec.elements, spec.num_action_chunks)
+        self._has_entropy = spec.entropy
+        self._check(spec)
         self.has_value = algorithm.adv_type == "gae"
         if self.has_value:
             _check_value_head(spec, algorithm)
-        self.reads_sequences = algorithm.loss_type in SEQUENCE_LOSSES or algorithm.off_policy_masking_delta is not None
-        self.reads_proximal = algorithm.loss_type in PROXIMAL_LOSSES
+        self._loss = make_loss(algorithm.loss_type, dict(algorithm), algorithm.loss)
+        masks = algorithm.off_policy_masking_delta is not None
+        self.reads_sequences = self._loss.anchor is Anchor.SEQUENCE or masks
+        self.reads_proximal = self._loss.anchor is Anchor.PROXIMAL
         self.kl_in_loss = algorithm.kl_beta > 0 and not algorithm.use_kl_in_reward
         self.exact_kl = algorithm.kl_beta > 0 and algorithm.kl_penalty_type == EXACT
-        self._loss = make_loss(
-            algorithm.loss_type, algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c,
-            algorithm.aipo_rho,
-        )  # fmt: skip
         self._kl = None if algorithm.kl_penalty_type == EXACT else make_kl(algorithm.kl_penalty_type)
         self._value_loss = make_value_loss(algorithm.value_loss, algorithm.value_clip, algorithm.huber_delta)
 
+    def _check(self, spec: PolicySpec) -> None:
+        """Whether the policy offers what the algorithm asks of it."""
+        algorithm = self._algorithm
+        self.layout.check(algorithm.logprob_type, "algorithm.logprob_type")
+        if spec.entropy:
+            self.layout.check(algorithm.entropy_type, "algorithm.entropy_type")
+        elif algorithm.entropy_bonus:
+            raise ConfigError(
+                f"algorithm.entropy_bonus is {algorithm.entropy_bonus}, and the policy gives no entropies",
+                "set algorithm.entropy_bonus=0",
+            )
+        if algorithm.kl_beta and algorithm.kl_penalty_type == EXACT and not spec.distribution:
+            raise ConfigError(
+                f"algorithm.kl_penalty_type is {EXACT}, and the policy gives no distribution",
+                "set algorithm.kl_penalty_type=low_var_kl",
+            )
+
     def elements(self, batch: Batch, chosen: Tensor) -> Elements:
         """Masks and weights of the optimizer batch of the records ``chosen`` int64 [n]."""
-        algorithm, spec = self._algorithm, self._spec
-        chunk, dim = spec.num_action_chunks, spec.action_dim
-        steps, ids, mode = batch.num_steps[chosen], batch.sequence_ids[chosen], algorithm.loss_agg_func
+        algorithm, layout = self._algorithm, self.layout
+        counts, ids, mode = batch.counts.at(chosen), batch.sequence_ids[chosen], algorithm.loss_agg_func
         level = algorithm.logprob_type
-        mask = granularity.mask(steps, chunk, dim, level)
-        entropy_mask = granularity.mask(steps, chunk, dim, algorithm.entropy_type)
+        mask = layout.mask(counts, level)
         targets = torch.zeros(len(chosen), 0) if batch.value_targets is None else batch.value_targets[chosen]
-        value_mask = granularity.mask(steps, chunk, dim, algorithm.reward_type)[:, : targets.shape[1]]
+        value_mask = reward_mask(counts.num_steps, layout.num_actions, algorithm.reward_type)[:, : targets.shape[1]]
         return Elements(
-            steps,
+            counts,
             mask,
             aggregation.weights(mask, ids, mode, self._norm_constant(level)),
-            granularity.spread(batch.advantages[chosen], chunk, dim, level),
-            aggregation.weights(entropy_mask, ids, mode, self._norm_constant(algorithm.entropy_type)),
+            layout.spread(batch.advantages[chosen], level),
+            self._entropy_weights(counts, ids),
             targets,
             aggregation.weights(value_mask, ids, "token-mean"),
             self._nll_weights(batch, chosen, mask),
             torch.zeros(len(chosen), 1),
             torch.zeros(len(chosen), 0) if batch.proximal is None else batch.proximal[chosen],
         )
+
+    def _entropy_weights(self, counts: Counts, ids: Tensor) -> Tensor:
+        if not self._has_entropy:
+            return torch.zeros(len(counts), 0)
+        level, mode = self._algorithm.entropy_type, self._algorithm.loss_agg_func
+        return aggregation.weights(self.layout.mask(counts, level), ids, mode, self._norm_constant(level))
 
     def _nll_weights(self, batch: Batch, chosen: Tensor, mask: Tensor) -> Tensor:
         if not self._algorithm.positive_nll_coef:
@@ -163,17 +181,14 @@ class Objective:
         if algorithm.off_policy_masking_delta is not None:
             dropped = off_policy(elements.advantages, elements.drift, algorithm.off_policy_masking_delta)
             weights = torch.where(dropped, 0.0, weights)
-        entropy = granularity.reduce_entropy(
-            result.entropy, elements.num_steps, self._spec.num_action_chunks, algorithm.entropy_type
-        )
-        kl = None if reference is None else self.kl(new, result, reference, elements.num_steps)
+        kl = None if reference is None else self.kl(new, result, reference, elements.counts)
         if kl is not None and algorithm.unbiased_kl_estimate:
             kl = unbiased(kl, new, old)
         return Terms(
             policy,
             (policy.per_token * weights).sum(),
             self._value_term(result, records, elements),
-            (entropy * elements.entropy_weights).sum(),
+            self._entropy_term(result, elements),
             elements.entropy_weights.sum(),
             -(new * elements.nll_weights).sum(),
             torch.zeros((), device=new.device) if kl is None else (kl * elements.weights).sum(),
@@ -185,48 +200,45 @@ class Objective:
 
     def _acting(self, new: Tensor, old: Tensor, elements: Elements) -> tuple[Tensor, Tensor | None]:
         """The log-probs around which the loss clips [m, M], and the weights of elements if they are not all 1."""
-        algorithm = self._algorithm
-        if algorithm.loss_type in SEQUENCE_LOSSES:
+        if self._loss.anchor is Anchor.SEQUENCE:
             return sequence_level(new, elements.drift), None
         if not self.reads_proximal:
             return old, None
-        chunk, level = self._spec.num_action_chunks, algorithm.logprob_type
-        proximal = granularity.reduce_logprobs(elements.proximal, elements.num_steps, chunk, level)
-        cap, mode = algorithm.behav_imp_weight_cap, algorithm.behav_imp_weight_mode
-        return proximal, behaviour_weight(proximal, old, cap, mode)
+        proximal = self.layout.reduce(elements.proximal, elements.counts, self._algorithm.logprob_type)
+        return proximal, self._loss.importance(proximal, old)
 
-    def kl(self, logprobs: Tensor, result: Evaluation, reference: Evaluation, num_steps: Tensor) -> Tensor:
+    def kl(self, logprobs: Tensor, result: Evaluation, reference: Evaluation, counts: Counts) -> Tensor:
         """KL of the policy towards the reference, float32 [m, M]; zero where nothing was executed.
 
         Args:
             logprobs: the policy's, at ``logprob_type`` [m, M].
             result: the policy's; read by ``kl_penalty_type: full`` alone.
-            num_steps: executed control steps, int64 [m].
+            counts: of the m records.
         """
-        chunk, level = self._spec.num_action_chunks, self._algorithm.logprob_type
+        level = self._algorithm.logprob_type
         if self._kl is not None:
-            return self._kl(logprobs, granularity.reduce_logprobs(reference.logprobs, num_steps, chunk, level))
+            return self._kl(logprobs, self.layout.reduce(reference.logprobs, counts, level))
         assert result.distribution is not None
         assert reference.distribution is not None
-        # The tokens of a chunk are drawn one by one, so that the KL of several is the sum of theirs.
+        # The elements of a decision are drawn one by one, so that the KL of several is the sum of theirs.
         exact = full(result.distribution, reference.distribution)
-        return granularity.reduce_logprobs(exact, num_steps, chunk, level)
+        return self.layout.reduce(exact, counts, level)
 
     def kl_rewards(
-        self, records: Mapping[str, Tensor], result: Evaluation, reference: Evaluation, num_steps: Tensor
+        self, records: Mapping[str, Tensor], result: Evaluation, reference: Evaluation, counts: Counts
     ) -> tuple[Tensor, Tensor]:
         """What ``use_kl_in_reward`` takes from the rewards of m records, before ``β``: float32 [m, V], and the KL of
         the elements [m, M] that it is the sum of."""
-        chunk, algorithm = self._spec.num_action_chunks, self._algorithm
-        acted = granularity.reduce_logprobs(records["logprobs"], num_steps, chunk, algorithm.logprob_type)
-        kl = self.kl(acted, result, reference, num_steps)
-        return granularity.sum_elements(kl, chunk, algorithm.reward_type), kl
+        level = self._algorithm.logprob_type
+        acted = self.layout.reduce(records["logprobs"], counts, level)
+        kl = self.kl(acted, result, reference, counts)
+        return self.layout.sum_to_rewards(kl, level, self._algorithm.reward_type), kl
 
     def _logprobs(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> tuple[Tensor, Tensor]:
         """Log-probs now and at action time, at ``logprob_type``: float32 [m, M] each."""
-        steps, chunk, level = elements.num_steps, self._spec.num_action_chunks, self._algorithm.logprob_type
-        new = granularity.reduce_logprobs(result.logprobs, steps, chunk, level)
-        return new, granularity.reduce_logprobs(records["logprobs"], steps, chunk, level)
+        counts, level = elements.counts, self._algorithm.logprob_type
+        new = self.layout.reduce(result.logprobs, counts, level)
+        return new, self.layout.reduce(records["logprobs"], counts, level)
 
     def total(self, terms: Terms, kl_beta: float, value_only: bool = False) -> Tensor:
         """What is minimised, [].
@@ -241,6 +253,12 @@ class Objective:
         regularisers = algorithm.positive_nll_coef * terms.positive_nll - algorithm.entropy_bonus * terms.entropy
         return terms.policy_loss + terms.value_loss + regularisers + kl_beta * terms.kl
 
+    def _entropy_term(self, result: Evaluation, elements: Elements) -> Tensor:
+        if not self._has_entropy or result.entropy is None:
+            return torch.zeros((), device=elements.weights.device)
+        entropy = self.layout.reduce(result.entropy, elements.counts, self._algorithm.entropy_type)
+        return (entropy * elements.entropy_weights).sum()
+
     def _value_term(self, result: Evaluation, records: Mapping[str, Tensor], elements: Elements) -> Tensor:
         if not self.has_value:
             return torch.zeros((), device=elements.weights.device)
@@ -252,9 +270,7 @@ class Objective:
     def _norm_constant(self, level: str) -> float:
         if self._algorithm.unbiased_loss_max_tokens is not None:
             return self._algorithm.unbiased_loss_max_tokens
-        spec = self._spec
-        per_step = {"token_level": spec.action_dim, "action_level": 1, "chunk_level": 1 / spec.num_action_chunks}
-        return math.ceil(self._max_steps * per_step[level])
+        return math.ceil(self._max_steps * (self.layout.width(level) / self.layout.num_actions))
 
 
 def _check_value_head(spec: PolicySpec, algorithm: AlgorithmConfig) -> None:

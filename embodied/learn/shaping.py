@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from embodied.algorithms import granularity, penalties
+from embodied.algorithms import layout, penalties
 from embodied.schema import OverlongPenaltyConfig
 from embodied.types import EpisodeResult
 
@@ -34,7 +34,7 @@ def overlong(
     found = nothing(arrays, reward_type)
     last = [result.rows[-1] for result in results]
     steps = torch.from_numpy(arrays["num_steps"][last]).long()
-    rewarded = granularity.mask(steps, arrays["rewards"].shape[1], 1, reward_type)
+    rewarded = layout.reward_mask(steps, arrays["rewards"].shape[1], reward_type)
     found[last] = penalties.at_the_end(episode_penalties(results, config, max_steps), rewarded).numpy()
     return found
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.metrics import PolicyStats, logprob_gap, policy_stats, sum_and_count
+from embodied.learn.engine import Outcome, Taken
 from embodied.learn.objective import Terms
 from embodied.parallel.group import Group as World
 
@@ -71,6 +72,18 @@ class UpdateTotals:
         if measure_gap:
             self.gap = max(self.gap or 0.0, logprob_gap(terms.new, terms.old, mask))
             self.average("train/logprob_gap_mean", (terms.new - terms.old).abs(), mask)
+
+    def add_step(self, taken: Taken) -> None:
+        """What became of the optimizer batch in progress."""
+        if taken.outcome == Outcome.ABANDONED:
+            return
+        self.batches += 1
+        self.overflows += taken.outcome == Outcome.OVERFLOW
+        self.bad += taken.outcome == Outcome.NOT_FINITE
+        if taken.outcome == Outcome.MADE:
+            self.steps += 1
+            self.loss += taken.loss
+            self.grad_norm += taken.norm
 
     def add_staleness(self, updates: np.ndarray) -> None:
         """``updates`` int64 [m]: how many there were since each record was acted."""

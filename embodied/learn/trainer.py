@@ -9,7 +9,7 @@ before the forward pass while the denominators stay those of the full batch. The
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,23 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms import granularity
 from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.estimators import make_estimator
 from embodied.algorithms.kl import make_coefficient
 from embodied.learn import shaping
-from embodied.learn.batch import Batch, make_batch, optimizer_batches, within_bounds
-from embodied.learn.finite import FiniteUpdates
+from embodied.learn.batch import Batch, counts_of, make_batch, optimizer_batches, within_bounds
+from embodied.learn.engine import Engine, Outcome, under, value_grad_norm
 from embodied.learn.freeze import value_head_only
-from embodied.learn.loss_scale import LossScale
 from embodied.learn.objective import Elements, Objective, Terms
-from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
-from embodied.learn.reference import Average, OtherWeights, Reference
+from embodied.learn.reference import Reference
 from embodied.learn.totals import UpdateTotals, add_stats, on_cpu
 from embodied.learn.watch import Passed, Watch, unwatched
-from embodied.parallel.group import Group as World
-from embodied.parallel.sharding import Parallel, Replicas
+from embodied.parallel.sharding import Parallel
 from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
 from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
@@ -59,7 +55,6 @@ class Trainer:
     seed: int
     max_steps: int
     max_bad_updates: int
-    weight_version: int = 0
     reward: RewardConfig = field(default_factory=RewardConfig)
     iterations: int = 1
     peak_flops: float | None = None
@@ -71,10 +66,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
-        self.optimizer = make_optimizer(self.policy, self.actor.optim)
-        self.loss_scale = LossScale.of(self.actor)
-        self.finite = FiniteUpdates(self.max_bad_updates)
-        self._parallel = self.parallel or Replicas(self.policy, World())
+        self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
+        self._parallel = self.engine.parallel
         self._world = self._parallel.world
         self._estimator = make_estimator(
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
@@ -84,11 +77,18 @@ class Trainer:
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         control = algorithm.kl_ctrl
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
-        self._schedule = Schedule(self.actor.optim, self.actor.lr_sched, self.iterations)
-        self._average = Average(self.policy) if self.actor.optim.ema_decay is not None else None
         self._evaluate = Evaluator(
             self.policy, self.sampling, self._parallel, self._reference, self._objective.exact_kl
         )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.engine.optimizer
+
+    @property
+    def weight_version(self) -> int:
+        """Optimizer steps so far, which every record carries of the policy that acted."""
+        return self.engine.weight_version
 
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
@@ -134,10 +134,10 @@ class Trainer:
         if (kl := totals.mean("train/kl_reference")) is not None:
             metrics["train/kl_beta"] = self._kl_coefficient.value
             self._kl_coefficient.update(kl, len(results))
-        metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
+        metrics["train/lr"] = self.engine.lr
         metrics["train/weight_version"] = self.weight_version
-        if self.loss_scale.enabled:
-            metrics["train/loss_scale"] = self.loss_scale.value
+        if self.engine.loss_scale.enabled:
+            metrics["train/loss_scale"] = self.engine.loss_scale.value
         if batch.explained_variance is not None:
             metrics["train/explained_variance"] = batch.explained_variance
         return metrics, batch
@@ -146,42 +146,28 @@ class Trainer:
         """What an update depends on beside policy and optimizer, for checkpoints (embodied/learn/state.py): numbers and
         tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {
-            "weight_version": self.weight_version,
-            **self.finite.state_dict(),
-            "kl_beta": self._kl_coefficient.value,
-            "unlogged": self.unlogged,
-        }
-        if self.loss_scale.enabled:
-            state["loss_scale"] = self.loss_scale.state_dict()
-        for kind, weights in self._other_weights().items():
-            state |= {f"{kind}.{name}": tensor for name, tensor in weights.state_dict().items()}
+            **self.engine.state_dict(), "kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged
+        }  # fmt: skip
+        if self._keeps_reference and self._reference is not None:
+            state |= {f"reference.{name}": tensor for name, tensor in self._reference.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
-        self.weight_version = int(state["weight_version"])
-        self.finite.load_state_dict(state)
+        self.engine.load_state_dict(state)
         self._kl_coefficient.value = float(state["kl_beta"])
         self.unlogged = dict(state.get("unlogged", {}))  # which checkpoints of earlier versions do not have
-        if self.loss_scale.enabled:
-            self.loss_scale.load_state_dict(state["loss_scale"])
-        for kind, weights in self._other_weights().items():
-            own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{kind}.")}
-            weights.load_state_dict(own)
+        if self._keeps_reference and self._reference is not None:
+            self._reference.load_state_dict(under("reference", state))
 
-    def _other_weights(self) -> dict[str, OtherWeights]:
-        """Those that cannot be made again from the configuration."""
-        found: dict[str, OtherWeights] = {}
-        if self._average is not None:
-            found["average"] = self._average
-        if self._reference is not None and self.algorithm.reference_reset_interval is not None:
-            found["reference"] = self._reference
-        return found
+    @property
+    def _keeps_reference(self) -> bool:
+        """Whether the reference cannot be made again from the configuration."""
+        return self.algorithm.reference_reset_interval is not None
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Within it the policy has the weights that are evaluated and exported: the average with ``ema_decay``, else
-        the present ones."""
-        return nullcontext() if self._average is None else self._average.acting()
+        """See :meth:`embodied.learn.engine.Engine.evaluated`."""
+        return self.engine.evaluated()
 
     def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
         fields = [*self.env.obs, "task_id", *self.policy.spec.decision]
@@ -229,13 +215,13 @@ class Trainer:
 
     def _kl_rewards_of(self, own: OwnRecords, rows: np.ndarray, totals: UpdateTotals) -> np.ndarray:
         """:meth:`_kl_rewards` of ``rows`` int64 [n], float32 [n, V]."""
-        spec, level, records = self.policy.spec, self.algorithm.logprob_type, own.gather(rows)
+        records = own.gather(rows)
         reference = self._evaluate.reference(records)
         assert reference is not None
         result = self._evaluate(records) if self._objective.exact_kl else reference
-        steps = torch.from_numpy(own.arrays["num_steps"][rows]).long().to(self.device)
-        rewards, elements = self._objective.kl_rewards(records, result, reference, steps)
-        mask = granularity.mask(steps, spec.num_action_chunks, spec.action_dim, level)
+        counts = counts_of(own.arrays, rows).to(self.device)
+        rewards, elements = self._objective.kl_rewards(records, result, reference, counts)
+        mask = self._objective.layout.mask(counts, self.algorithm.logprob_type)
         totals.average("train/kl_reference", elements, mask)
         return rewards.cpu().numpy()
 
@@ -243,13 +229,13 @@ class Trainer:
         """The batch with log-probs of the policy before this iteration's first update, if the loss reads them."""
         if not self._objective.reads_proximal or self._warming_up:
             return batch
-        found = torch.zeros(len(batch), *self.policy.spec.decision["logprobs"].shape)
+        found = torch.zeros(len(batch), self._objective.layout.size)
         keep = self._objective.carries_gradient(self._objective.elements(batch, torch.arange(len(batch))))
         parts = own.parts(batch.ranks, keep, self._scan_size)
         with torch.no_grad(), watch("log-probs before the update", sum(map(len, parts))) as passed:
             for part, _ in until_stopped(parts, passed, self._parallel):
                 logprobs = self._evaluate(own.gather(batch.rows[part.numpy()])).logprobs
-                found[part] = logprobs[: len(part)].float().cpu()
+                found[part] = logprobs[: len(part)].flatten(1).float().cpu()
         return replace(batch, proximal=found)
 
     @property
@@ -276,7 +262,7 @@ class Trainer:
         (iteration, epoch, epochs), size = place, self.actor.global_batch_size
         steps = -(-len(batch) // size)
         for number, chosen in enumerate(optimizer_batches(len(batch), size, self.seed, iteration, epoch), start=1):
-            self._schedule.apply(self.optimizer, iteration + (epoch * steps + number) / (epochs * steps))
+            self.engine.set_rates(iteration + (epoch * steps + number) / (epochs * steps))
             if not self._step(own, batch, chosen, totals, passed):
                 totals.early_stops += 1
                 break
@@ -292,28 +278,30 @@ class Trainer:
         if self._objective.reads_sequences and not self._warming_up:
             elements = self._with_drift(own, batch, chosen, elements, keep, passed)
         measure_gap = totals.batches == 0  # the weights are still those that acted
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = 0.0
-        passes = self._micro_batches(own, batch, chosen, keep, totals)
-        with value_head_only(self.policy) if self._warming_up and not self._parallel.meets else nullcontext():
-            for part, last in until_stopped(passes, passed, self._parallel):
-                self._parallel.last_pass(last)
-                if not len(part):
-                    self._empty_pass(own, elements)
-                    continue
-                rows = batch.rows[chosen[part].numpy()]
-                loss += self._micro_batch(own, rows, elements.part(part, self.device), totals, measure_gap)
-        loss = self._world.add(loss)
-        self._parallel.sum_gradients()
+        value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.meets else None
+
+        def backward(part: Tensor) -> float:
+            if not len(part):
+                return self._empty_pass(own, elements)
+            rows = batch.rows[chosen[part].numpy()]
+            return self._micro_batch(own, rows, elements.part(part, self.device), totals, measure_gap)
+
+        taken = self.engine.take(
+            self._micro_batches(own, batch, chosen, keep, totals), passed, backward,
+            hook=lambda: self._check_gradients(totals), inspect=lambda norm: self._measure_value_head(norm, totals),
+            during=value_only,
+        )  # fmt: skip
+        totals.add_step(taken)
+        return taken.outcome != Outcome.ABANDONED
+
+    def _check_gradients(self, totals: UpdateTotals) -> bool:
+        """Whether the gradients of an optimizer batch, summed over ranks, may be applied."""
         if self._warming_up:
             self._keep_value_gradients_only()
-        if self._too_far(totals):
-            self.optimizer.zero_grad(set_to_none=True)
-            return False
-        self.loss_scale.unscale(self.optimizer)
-        norm = self._parallel.clip(self.actor.optim.clip_grad)
-        self._apply(loss, norm, totals)
-        return True
+        return not self._too_far(totals)
+
+    def _measure_value_head(self, norm: float, totals: UpdateTotals) -> None:
+        totals.value_grad_norm += value_grad_norm(self.optimizer, norm, self.actor.optim.clip_grad)
 
     def _micro_batches(
         self, own: OwnRecords, batch: Batch, chosen: Tensor, keep: Tensor, totals: UpdateTotals
@@ -329,11 +317,12 @@ class Trainer:
         totals.samples += len(mine)
         return own.parts(ranks, keep, self.actor.micro_batch_size, costs)
 
-    def _empty_pass(self, own: OwnRecords, elements: Elements) -> None:
+    def _empty_pass(self, own: OwnRecords, elements: Elements) -> float:
         """A forward and backward pass that counts nothing, because other ranks have one to make."""
         records = own.gather(np.zeros(0, np.int64))
         _, total = self._loss(records, elements.part(torch.zeros(1, dtype=torch.long), self.device))
         (0.0 * total).backward()
+        return 0.0
 
     def _keep_value_gradients_only(self) -> None:
         """Where weights are gathered for a pass, those that rest get a gradient all the same."""
@@ -371,7 +360,7 @@ class Trainer:
         """Forward and backward of the records in ``rows`` int64 [m]; their share of the loss."""
         totals.add_staleness(self.weight_version - own.arrays["version"][rows])
         terms, total = self._loss(own.gather(rows), elements)
-        self.loss_scale.backward(total)
+        self.engine.loss_scale.backward(total)
         totals.add(terms, elements.mask, measure_gap)
         return total.item()
 
@@ -386,33 +375,3 @@ class Trainer:
     def _warming_up(self) -> bool:
         """Whether the next optimizer step trains the value head alone."""
         return self._objective.has_value and self.weight_version < self.algorithm.critic_warmup_steps
-
-    def _apply(self, loss: float, norm: float, totals: UpdateTotals) -> None:
-        totals.batches += 1
-        if self.loss_scale.overflowed(loss, norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            totals.overflows += 1
-            return
-        if not self.finite.accepts(loss, norm, self.weight_version + 1):
-            self.optimizer.zero_grad(set_to_none=True)
-            totals.bad += 1
-            return
-        totals.value_grad_norm += self._value_grad_norm(norm)
-        self.optimizer.step()
-        self.loss_scale.updated()
-        if self._average is not None and self.actor.optim.ema_decay is not None:
-            self._average.follow(1 - self.actor.optim.ema_decay)
-        self.weight_version += 1
-        totals.steps += 1
-        totals.loss += loss
-        totals.grad_norm += norm
-
-    def _value_grad_norm(self, norm: float) -> float:
-        """2-norm of the value head's gradient before all gradients, of ``norm``, were clipped; 0 without one."""
-        groups = [group for group in self.optimizer.param_groups if group["name"] == "value"]
-        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        if not gradients or norm == 0:
-            return 0.0
-        clipped: Any = torch.nn.utils.get_total_norm(gradients)
-        clipped = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped  # sharded
-        return clipped.item() / min(self.actor.optim.clip_grad / (norm + 1e-6), 1.0)

@@ -28,7 +28,7 @@ METRICS: dict[str, str] = {
     "rollout/dropped_groups": "groups that were run and replaced because they had no gradient, count",
     "rollout/greedy_episodes": "episodes without sampling, one a start (adv_type remax), count",
     "rollout/greedy_return_mean": "mean over those episodes of the sum of rewards",
-    "rollout/action_bin_usage": "share of the 256 action bins that were sampled at least once, 0..1",
+    "rollout/action_bin_usage": "share of a discrete policy's action bins that were sampled at least once, 0..1",
     # What the updates of an iteration did.
     "train/loss": "mean over the iteration's updates of what is minimised, the sum of all terms of the loss",
     "train/value_loss": "mean over the iteration's updates of the value head's loss",
@@ -74,6 +74,7 @@ METRICS: dict[str, str] = {
     "sft/lr": "learning rate of the last update",
     "sft/optimizer_steps": "optimizer updates in the iteration, count",
     "sft/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
+    "sft/overflows": "updates skipped in the iteration because the loss was scaled too far for fp16, count; if any",
     "sft/epoch": "passes over the demonstrations since the run began",
     "sft/samples_per_s": "samples trained on, a second of the iteration's updates and validation, 1/s",
     # What the evaluation found.

@@ -90,11 +90,11 @@ class Timeline:
             self._span(slot, "lost", self._lost.pop(slot), self._clock())
 
     @contextmanager
-    def policy(self, rows: int) -> Iterator[None]:
-        """The policy answers ``rows`` observations."""
-        began = self._clock()
-        yield
-        if self._keep:
+    def policy(self) -> Iterator[list[object]]:
+        """The policy works; what it has answered is put into the list."""
+        began, answered = self._clock(), []  # type: float, list[object]
+        yield answered
+        if self._keep and (rows := len(answered)):
             self.spans.append(Span(POLICY, 0, f"policy, {rows} rows", began, self._clock(), {"rows": rows}))
 
     @property

@@ -1,4 +1,4 @@
-"""Where metrics go: a file of JSON lines, TensorBoard, or both.
+"""Where metrics go: a file of JSON lines, TensorBoard, a tracker of the user's.
 
 A run that is resumed from step s does the steps after s again. What was logged of them before is dropped, so that each
 step is there once.
@@ -16,6 +16,7 @@ from pathlib import Path
 from embodied.errors import RunFolderError, unknown_name
 from embodied.observe import metrics as names
 from embodied.protocols import Tracker
+from embodied.targets import load_target
 
 
 class JsonlTracker:
@@ -111,7 +112,9 @@ class Trackers:
                 stack.callback(tracker.close)
 
 
-_BACKENDS: dict[str, Callable[[Path, int | None, str | None], Tracker]] = {
+Maker = Callable[[Path, int | None, str | None], Tracker]  # folder of the run, step that is resumed from, run_id
+_KEY = "runner.logger.logger_backends"
+_BACKENDS: dict[str, Maker] = {
     "jsonl": lambda folder, resume_step, run_id: JsonlTracker(folder / "metrics.jsonl", resume_step),
     "tensorboard": lambda folder, resume_step, run_id: TensorBoardTracker(folder / "tensorboard", resume_step),
 }
@@ -123,18 +126,25 @@ def make_trackers(
     """The trackers called ``backends`` (``runner.logger.logger_backends``), writing below ``folder``.
 
     Args:
+        backends: "jsonl", "tensorboard", or the dotted path of a :data:`Maker`, such as a class of the user's.
         run_ids: :attr:`Trackers.run_ids` of the run that is resumed.
 
     Raises:
         UnknownNameError: a backend that is not known; nothing was opened then.
+        ConfigError: a dotted path that cannot be imported; nothing was opened then.
         RunFolderError: a file cannot be written.
     """
-    wanted = list(dict.fromkeys(backends))
-    for name in wanted:
-        if name not in _BACKENDS:
-            raise unknown_name("logger backend", name, _BACKENDS, "runner.logger.logger_backends")
+    makers = {name: _maker(name) for name in backends}
     ids = run_ids or {}
-    return Trackers(named={name: _BACKENDS[name](folder, resume_step, ids.get(name)) for name in wanted})
+    return Trackers(named={name: make(folder, resume_step, ids.get(name)) for name, make in makers.items()})
+
+
+def _maker(name: str) -> Maker:
+    if name in _BACKENDS:
+        return _BACKENDS[name]
+    if "." in name:
+        return load_target(name, _KEY)
+    raise unknown_name("logger backend", name, _BACKENDS, _KEY)
 
 
 @contextmanager

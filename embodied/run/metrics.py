@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,8 @@ from embodied.parallel.group import Group
 from embodied.run.dynamic_sampling import Collected, add_up
 from embodied.run.simulators import Workers
 from embodied.runtime.rollout import RolloutStats
+from embodied.types import PolicySpec
 
-ACTION_BINS = 256
 RL_TIMES = ("time/rollout", "time/train", "time/eval", "time/save")
 SFT_TIMES = ("time/train", "time/eval")
 
@@ -28,7 +29,7 @@ class Share:
     """What one process knows of an iteration's rollout and the others do not."""
 
     stats: RolloutStats
-    tokens: np.ndarray  # action tokens that it sampled, each once
+    used: Mapping[str, np.ndarray]  # integer field of its decisions → the values that occurred, each once
     policy_s: float
     wait_s: float  # for env workers
     ranks_s: float  # for other processes
@@ -36,14 +37,15 @@ class Share:
 
 
 def of_rollout(
-    processes: Group, workers: Workers, collected: Collected, batch: Batch, sections: Sections
-) -> dict[str, float]:
+    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch, sections: Sections
+) -> dict[str, float]:  # fmt: skip
     """Returns the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
     collective."""
-    own = workers.slab.arrays["action_tokens"][batch.rows[(batch.ranks == processes.rank).numpy()]]
+    rows = batch.rows[(batch.ranks == processes.rank).numpy()]
+    used = {name: np.unique(workers.slab.arrays[name][rows]) for name in policy.categories}
     memory = sum(map(proportional_memory, [os.getpid(), *workers.pool.pids]))
     policy_s, wait_s, ranks_s = map(sections.seconds, ("rollout/policy", "rollout/wait", "rollout/ranks"))
-    shares = processes.gather(Share(collected.stats, np.unique(own), policy_s, wait_s, ranks_s, memory))
+    shares = processes.gather(Share(collected.stats, used, policy_s, wait_s, ranks_s, memory))
     results, stats = collected.episodes, add_up([share.stats for share in shares])
     returns = np.array([result.episode_return for result in results])
     successes, seconds = sum(result.success for result in results), sections.seconds("time/rollout")
@@ -64,7 +66,7 @@ def of_rollout(
         "rollout/batch_size_mean": stats.policy_rows / max(stats.policy_calls, 1),
         "rollout/worker_restarts": stats.worker_restarts,
         "rollout/zero_advantage_share": batch.groups.zero_share,
-        "rollout/action_bin_usage": len(np.unique(np.concatenate([s.tokens for s in shares]))) / ACTION_BINS,
+        **_usage(policy.categories, [share.used for share in shares]),
         **_beside_the_plan(collected),
         "time/policy_share": sum(share.policy_s for share in shares) / len(shares) / seconds,
         "time/env_wait_share": sum(share.wait_s for share in shares) / len(shares) / seconds,
@@ -76,6 +78,14 @@ def of_rollout(
         "time/worker_video_s": stats.video_s,
         "memory/pss_gb": sum(share.memory for share in shares) / 1e9,
     }
+
+
+def _usage(categories: Mapping[str, int], used: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """Returns the share of a policy's discrete values that occurred in any process; nothing of a continuous policy."""
+    if not categories:
+        return {}
+    occurred = sum(len(np.unique(np.concatenate([part[name] for part in used]))) for name in categories)
+    return {"rollout/action_bin_usage": occurred / sum(categories.values())}
 
 
 def _beside_the_plan(collected: Collected) -> dict[str, float]:
@@ -96,10 +106,10 @@ def of_update(processes: Group, trainer: Trainer, device: torch.device, seconds:
     Args:
         seconds: that the update took.
     """
-    tokens = trainer.policy.spec.decision["action_tokens"].shape[0]
+    elements = math.prod(trainer.policy.spec.elements.shape)
     found = {
         "train/samples_per_s": trainer.samples / seconds,
-        "train/tokens_per_s": trainer.samples * tokens / seconds,
+        "train/tokens_per_s": trainer.samples * elements / seconds,
     }
     if trainer.flops:
         found["train/tflops_per_s"] = trainer.flops / seconds / 1e12

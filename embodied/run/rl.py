@@ -127,7 +127,7 @@ def _update(
         watch = reporter.watch(reporter.title(iteration), stop.grants)
         arrays, baselines = workers.slab.arrays, collected.baselines
         found, batch = trainer.update(arrays, collected.results, iteration, baselines, watch)
-    found |= metrics.of_rollout(checked.processes, workers, collected, batch, sections)
+    found |= metrics.of_rollout(checked.processes, trainer.policy.spec, workers, collected, batch, sections)
     found |= metrics.of_update(checked.processes, trainer, device, sections.seconds("time/train"))
     return found | {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train")}
 

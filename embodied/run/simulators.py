@@ -19,6 +19,7 @@ from embodied.run.build import Model, reproducible_arithmetic, sizes
 from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of, workers_of
 from embodied.run.reporter import Reporter, counting_successes
 from embodied.runtime.fork_server import ForkServer
+from embodied.runtime.policy_port import OnePass
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
@@ -87,9 +88,13 @@ class Simulators:
             slab.close()
             raise
         self._say_once([*_renderers(pool.facts), *_eager_note(config, model.device)])
+        policy = OnePass(
+            model.policy, slab, side.spec, model.device, policy_batch(config.rollout, slots),
+            fixed_shape=config.runner.deterministic or not config.rollout.enforce_eager,
+            enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
+        )  # fmt: skip
         rollout = Rollout(
-            pool, slab, model.policy, side.spec, _schedule(config, slots), model.device, self.reporter.sections,
-            self._probe_once,
+            pool, policy, slab, model.policy.spec.num_action_chunks, _schedule(config, slots), self.reporter.sections,
             trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
         )  # fmt: skip
         return Workers(side.identity, pool, slab, rollout)
@@ -182,9 +187,6 @@ def _schedule(config: schema.Config, slots: int) -> Schedule:
     return Schedule(
         lockstep=rollout.schedule == "lockstep",
         min_batch=rollout.min_batch or max(1, slots // 8),
-        policy_batch=policy_batch(rollout, slots),
-        fixed_shape=config.runner.deterministic or not rollout.enforce_eager,
-        enforce_eager=rollout.enforce_eager,
         stages=rollout.pipeline_stage_num,
         max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
     )

@@ -23,7 +23,7 @@ WARM_UP = 2  # calls before the capture, in which libraries choose kernels and a
 class Act(Protocol):
     """What the rollout calls: :meth:`embodied.protocols.Policy.act` or a capture of it."""
 
-    def __call__(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision: ...
+    def __call__(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision: ...
 
 
 class CapturedAct:
@@ -36,30 +36,30 @@ class CapturedAct:
         self._policy = policy
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
+    def __call__(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         if self._graph is None:
-            self._capture(obs, uniform, sampling)
+            self._capture(obs, noise, sampling)
         assert self._graph is not None
         if sampling != self._sampling or {n: t.shape for n, t in obs.items()} != self._shapes:
             raise ValueError(f"captured for {self._shapes}, {self._sampling}; a graph has one shape and one sampling")
         for name, values in obs.items():
             self._obs[name].copy_(values)
-        self._uniform.copy_(uniform)
+        self._noise.copy_(noise)
         self._graph.replay()
         return self._decision
 
-    def _capture(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> None:
-        self._obs, self._uniform = {name: values.clone() for name, values in obs.items()}, uniform.clone()
+    def _capture(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> None:
+        self._obs, self._noise = {name: values.clone() for name, values in obs.items()}, noise.clone()
         self._sampling, self._shapes = sampling, {name: values.shape for name, values in obs.items()}
-        side = torch.cuda.Stream(uniform.device)
-        side.wait_stream(torch.cuda.current_stream(uniform.device))
+        side = torch.cuda.Stream(noise.device)
+        side.wait_stream(torch.cuda.current_stream(noise.device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                self._policy.act(self._obs, self._uniform, sampling)
-        torch.cuda.current_stream(uniform.device).wait_stream(side)
+                self._policy.act(self._obs, self._noise, sampling)
+        torch.cuda.current_stream(noise.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._decision = self._policy.act(self._obs, self._uniform, sampling)
+            self._decision = self._policy.act(self._obs, self._noise, sampling)
         self._graph = graph
 
 

@@ -1,6 +1,6 @@
 """The book-keeping of one ``collect``: which episodes wait, run and have ended, and which rows and counts are theirs.
 
-An episode whose worker fails is struck out as if it had never begun: its rows are free again, its counts are forgotten,
+An episode whose worker fails is requeued as if it had never begun: its rows are free again, its counts are forgotten,
 and it waits at the head of the line for the next slot. Redone, it gives the same numbers, since its noise is a function
 of (seed, episode, chunk) and its start is part of it.
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.policy_port import Request
 from embodied.runtime.slab import Rows, Slab
 from embodied.types import Episode, EpisodeResult, Sampling
 
@@ -108,7 +109,7 @@ class Episodes:
     """
 
     def __init__(self, plan: Sequence[Episode], job: Job, slab: Slab, rows: Rows, chunk: int) -> None:
-        self._job, self._slab, self._rows, self._chunk = job, slab, rows, chunk
+        self.job, self._slab, self._rows, self._chunk = job, slab, rows, chunk
         self._rows_needed = job.rows_needed(chunk)
         self._reserved = 0  # rows that running episodes may still take
         self._vain: Counter[int] = Counter()
@@ -125,7 +126,7 @@ class Episodes:
     @property
     def share(self) -> float:
         """Share of the plan's control steps that are done, 0 to 1; of an episode that ended early all."""
-        begun = sum(running.steps for running in self.running.values()) / self._job.max_steps
+        begun = sum(running.steps for running in self.running.values()) / self.job.max_steps
         return (len(self.results) + begun) / self._total
 
     @property
@@ -141,14 +142,14 @@ class Episodes:
         start = episode.start
         command = Command(
             Kind.RESET, slot, next_row=running.next_row, task_id=start.task_id, init_state_id=start.init_state_id,
-            seed=start.seed, max_steps=self._job.max_steps, ignore_terminations=self._job.ignore_terminations,
+            seed=start.seed, max_steps=self.job.max_steps, ignore_terminations=self.job.ignore_terminations,
             video=episode.video is not None,
         )  # fmt: skip
         return command, episode.video
 
     def step(self, slot: int) -> Command:
         """Execute the chunk in the slot's present record."""
-        running, job = self.running[slot], self._job
+        running, job = self.running[slot], self.job
         last_chunk = running.steps + self._chunk >= job.max_steps
         goes_on = not last_chunk or job.value_truncated or job.value_terminated
         running.next_row = self._take_row() if goes_on else -1
@@ -156,6 +157,27 @@ class Episodes:
             Kind.STEP, slot, row=running.rows[-1], next_row=running.next_row,
             observe_truncated=job.value_truncated, observe_terminated=job.value_terminated,
         )  # fmt: skip
+
+    def request(self, slot: int) -> Request:
+        """Ask for a decision on the slot's present observation; the record's keys stand in its row."""
+        running = self.running[slot]
+        row, episode = running.rows[-1], running.episode
+        self._write_keys(row, episode, running.t)
+        return Request(slot, row, episode.episode_id, running.t)
+
+    def final_request(self, result: EpisodeResult) -> Request:
+        """The same for the observation after the last step, which is no record."""
+        row, t = result.final_row, len(result.rows)
+        self._write_keys(row, result.episode, t)
+        self._slab.arrays["num_steps"][row] = 0
+        return Request(-1, row, result.episode.episode_id, t)
+
+    def _write_keys(self, row: int, episode: Episode, t: int) -> None:
+        arrays = self._slab.arrays
+        arrays["task_id"][row] = episode.start.task_id
+        arrays["episode_id"][row] = episode.episode_id
+        arrays["t"][row] = t
+        arrays["version"][row] = self.job.version
 
     def book(self, completion: Completion) -> EpisodeResult | None:
         """Note what a slot has done; the result if its episode has ended, else its next observation is there."""
@@ -168,7 +190,7 @@ class Episodes:
         self._present(running)
         return None
 
-    def strike_out(self, slot: int) -> Episode | None:
+    def requeue(self, slot: int) -> Episode | None:
         """The slot's worker has failed: its episode, if it ran one, waits again and has left nothing."""
         running = self.running.pop(slot, None)
         if running is None:
@@ -201,7 +223,7 @@ class Episodes:
 
     def _present(self, running: Running) -> None:
         """A new observation stands in ``next_row``: it becomes the episode's present record."""
-        if running.rows and not self._job.keep_records:
+        if running.rows and not self.job.keep_records:
             self._give_row(running.rows.pop())
         running.rows.append(running.next_row)
         running.next_row = -1
@@ -212,7 +234,7 @@ class Episodes:
         final_row = running.next_row if observed else -1
         arrays, last = self._slab.arrays, running.rows[-1]
         result = EpisodeResult(
-            running.episode, tuple(running.rows) if self._job.keep_records else (), running.episode_return,
+            running.episode, tuple(running.rows) if self.job.keep_records else (), running.episode_return,
             running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
             final_row,
         )  # fmt: skip
@@ -224,8 +246,8 @@ class Episodes:
     def _release(self, running: Running, observed: bool) -> None:
         if running.next_row >= 0 and not observed:
             self._give_row(running.next_row)
-        if not self._job.keep_records:
+        if not self.job.keep_records:
             for row in running.rows:
                 self._give_row(row)
-        taken = len(running.rows) + observed if self._job.keep_records else 0
+        taken = len(running.rows) + observed if self.job.keep_records else 0
         self._reserved -= self._rows_needed - taken

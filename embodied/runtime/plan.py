@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied.random import Stream, generator
-from embodied.types import EnvSpec, Episode, Start
+from embodied.types import EnvSpec, Episode, Noise, Start
 
 ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
 ROUND_SEEDS = 2**25  # between the seeds of two sampling rounds: a refill has scenes of its own
@@ -101,6 +101,9 @@ def video_name(episode: Episode) -> str:
     return f"task{start.task_id:02d}_start{start.init_state_id:02d}_episode{episode.episode_id:05d}.mp4"
 
 
-def noise(seed: int, stream: Stream, episode_id: int, t: int, count: int) -> np.ndarray:
-    """Sampling noise of one chunk: float32 [count] uniform in [0, 1), a function of its arguments only (Philox)."""
-    return generator(seed, stream, t, episode_id).random(count, dtype=np.float32)
+def noise(seed: int, stream: Stream, episode_id: int, t: int, declared: Noise) -> np.ndarray:
+    """The noise that one decision consumes: float32 [*declared.shape], a function of its arguments only."""
+    drawn = generator(seed, stream, t, episode_id)
+    if declared.kind == "normal":
+        return drawn.standard_normal(declared.shape, dtype=np.float32)
+    return drawn.random(declared.shape, dtype=np.float32)

@@ -12,11 +12,14 @@ import select
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 
 from embodied.runtime import process
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.messages import send
+from embodied.runtime.ports import Back as Back
+from embodied.runtime.ports import Event as Event
+from embodied.runtime.ports import Lost as Lost
 from embodied.runtime.process import Deadlines as Deadlines
 from embodied.runtime.process import PoolConfig as PoolConfig
 from embodied.runtime.process import WorkerProcess
@@ -25,27 +28,8 @@ from embodied.runtime.supervise import Supervisor
 from embodied.types import WorkerFacts
 
 
-@dataclass(frozen=True)
-class Lost:
-    """The worker of a slot has failed: the slot's episode is gone, and it takes no command until :class:`Back`."""
-
-    slot: int
-    error: Exception
-    suspects: int  # slots that the worker may have been busy with, if this is one of them; 0 if it is not
-
-
-@dataclass(frozen=True)
-class Back:
-    """A new worker serves the slot."""
-
-    slot: int
-
-
-Event = Completion | Lost | Back
-
-
 class Pool:
-    """``send`` commands, ``recv`` events. A slot has at most one command in flight.
+    """Worker processes of this machine as an :class:`embodied.runtime.ports.EnvPort`.
 
     Args:
         say: given one paragraph for each worker that failed and is replaced.
@@ -67,7 +51,8 @@ class Pool:
         self._to_wake: dict[int, WorkerProcess] = {}
         self._quiet: dict[int, WorkerProcess] = {}  # those that may have answered without waking this process
         self._attempts = [0] * config.num_workers
-        self._in_flight = self._starting = 0  # commands not answered, workers that do not serve yet
+        self._in_flight: set[int] = set()  # slots whose command is not answered
+        self._starting = 0  # workers that do not serve yet
         self._look_at = 0.0  # monotonic time before which no deadline passes
         config.log_dir.mkdir(parents=True, exist_ok=True)
         try:
@@ -100,7 +85,7 @@ class Pool:
     def _replace(self, worker: WorkerProcess) -> list[Event]:
         """Bury a worker that has ended and start another; what it had done, and which slots are lost."""
         events: list[Event] = list(self._completed(worker))
-        self._in_flight -= len(worker.pending)
+        self._in_flight -= worker.pending.keys()
         self._starting -= worker.facts is None
         busy = set(worker.busy)
         error = worker.error(self._config.deadlines)
@@ -143,14 +128,24 @@ class Pool:
         return self._config.batch
 
     def group_of(self, slot: int) -> int:
-        """Slots of one group wait for each other, so they are best answered one after another."""
-        return self._by_slot[slot].index if self.batch else 0
+        """The slot's worker if it steps its slots together, else 0."""
+        return self._by_slot[slot].index if self._config.batch else 0
 
     @property
-    def moving(self) -> set[int]:
-        """Slots with a command that will be answered whatever is sent or not; with a :attr:`batch` the others wait for
-        commands of those beside them."""
+    def moving(self) -> AbstractSet[int]:
+        """Slots with a command that will be answered whatever is sent or not."""
+        if not self._config.batch:
+            return self._in_flight
         return {slot for worker in self._workers.values() for slot in worker.moving}
+
+    @property
+    def restarts(self) -> int:
+        """Workers that have failed and were replaced."""
+        return self.supervisor.total
+
+    def blame(self, lost: Lost, episode_id: int, count: int) -> None:
+        """Report an episode that has been lost ``count`` times; raises ``lost.error`` if that is too often."""
+        self.supervisor.episode_failed(lost.error, episode_id, count, lost.suspects)
 
     @property
     def _in_order(self) -> list[WorkerProcess]:
@@ -163,7 +158,7 @@ class Pool:
         is woken by the next :meth:`flush` or :meth:`recv`, once for all its slots."""
         worker = self._by_slot[command.slot]
         worker.give(command)
-        self._in_flight += 1
+        self._in_flight.add(command.slot)
         if worker.batch or len(worker.pending) == 1:
             self._look_at = min(self._look_at, worker.deadline(self._config.deadlines))
         try:
@@ -199,7 +194,7 @@ class Pool:
 
     @property
     def _busy(self) -> bool:
-        return self._in_flight > 0 or self._starting > 0
+        return bool(self._in_flight) or self._starting > 0
 
     def _ask_for(self, missing: int) -> bool:
         """Tell the workers that this process waits for so many answers, and is to be woken once one of them has its
@@ -270,7 +265,7 @@ class Pool:
         completions = worker.channel.completions.take()
         for done in completions:
             worker.answered(done)  # type: ignore[arg-type]
-        self._in_flight -= len(completions)
+            self._in_flight.discard(done.slot)
         if completions:
             worker.overdue = None if not worker.killed else worker.overdue
         if any(done.ended and done.kind == Kind.STEP for done in completions):  # type: ignore[union-attr]

@@ -19,16 +19,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """``policy_batch`` is the number of rows of one policy call; shorter batches are filled up by repeating a row when
-    ``fixed_shape``, so that a record's numbers do not depend on how many others were ready with it. Without
-    ``enforce_eager`` calls are replayed as a CUDA graph, which needs a fixed shape.
-    """
+    """When slots are due; who answers them in which batches is the policy's own (``OnePass``)."""
 
     lockstep: bool
     min_batch: int
-    policy_batch: int
-    fixed_shape: bool
-    enforce_eager: bool = True
     stages: int = 1
     max_wait_s: float = float("inf")
 

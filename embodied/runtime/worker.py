@@ -46,15 +46,20 @@ class Singles:
         self._envs, self._rows, self._completions, self._next_video = envs, rows, completions, next_video
 
     def execute(self, commands: Sequence[Command | Completion]) -> None:
-        """One after another. What takes less than it costs to wake the launcher is announced together with the next."""
+        """One after another. What takes less than it costs to wake the launcher is announced together with the next, or
+        before an error of the next, which would else be blamed on the slot before."""
         announced = time.monotonic()
-        for command, following in zip(commands, [*commands[1:], None], strict=True):
-            assert isinstance(command, Command)
-            done, now = self._do(command), time.monotonic()
-            quick = now - announced < TOGETHER_S and command.kind == Kind.STEP
-            together = quick and following is not None and following.kind == Kind.STEP
-            self._completions.put(done, announce=not together)
-            announced = announced if together else now
+        try:
+            for command, following in zip(commands, [*commands[1:], None], strict=True):
+                assert isinstance(command, Command)
+                done, now = self._do(command), time.monotonic()
+                quick = now - announced < TOGETHER_S and command.kind == Kind.STEP
+                together = quick and following is not None and following.kind == Kind.STEP
+                self._completions.put(done, announce=not together)
+                announced = announced if together else now
+        except Exception:
+            self._completions.announce()
+            raise
 
     def _do(self, command: Command) -> Completion:
         return self._reset(command) if command.kind == Kind.RESET else self._step(command)

@@ -18,6 +18,7 @@ from embodied.schema.actor import MixedPrecisionConfig as MixedPrecisionConfig
 from embodied.schema.actor import ModelConfig as ModelConfig
 from embodied.schema.actor import OptimConfig as OptimConfig
 from embodied.schema.actor import Precision as Precision
+from embodied.schema.algorithm import LOSSES as LOSSES
 from embodied.schema.algorithm import AlgorithmConfig as AlgorithmConfig
 from embodied.schema.algorithm import KlControlConfig as KlControlConfig
 from embodied.schema.algorithm import OverlongPenaltyConfig as OverlongPenaltyConfig

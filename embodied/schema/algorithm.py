@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import Any, Literal
 
 from pydantic import Field
 
 from embodied.schema.base import Section
+
+
+def _losses() -> tuple[str, ...]:
+    """Names of the files with a policy loss; imports none of them, since they need torch."""
+    found = find_spec("embodied.algorithms.losses")
+    assert found is not None
+    return tuple(sorted(module.name for module in iter_modules(found.submodule_search_locations)))
+
+
+LOSSES = _losses()
 
 
 class SamplingConfig(Section):
@@ -75,8 +87,13 @@ class AlgorithmConfig(Section):
     critic_warmup_steps: int = Field(
         0, ge=0, description="gae: optimizer steps at the start of a run that train the value head alone."
     )
-    loss_type: Literal["ppo", "gspo", "cispo", "aipo", "tis", "reinforce"] = Field(
-        "ppo", description="Policy loss (embodied.algorithms.losses)."
+    loss_type: str = Field(
+        "ppo",
+        description=f"Policy loss: {', '.join(LOSSES)} (the files of embodied/algorithms/losses), or the dotted path "
+        "of one of yours (docs/how_to/add_a_loss.md).",
+    )
+    loss: dict[str, Any] = Field(
+        {}, description="Options of a loss of yours that are no other key of algorithm, by name."
     )
     behav_imp_weight_cap: float | None = Field(
         2.0,

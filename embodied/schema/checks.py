@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, unknown_name
 from embodied.schema.actor import FsdpConfig, ModelConfig, Precision
-from embodied.schema.algorithm import AlgorithmConfig
+from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
 
 
@@ -28,6 +28,7 @@ def check(config: Config) -> None:
         _check_sft(config)
         return
     _check_groups(config)
+    _check_loss(config.algorithm)
     _check_levels(config.algorithm)
     _check_filter(config.algorithm)
     _check_kl(config)
@@ -47,6 +48,11 @@ def _check_workers(config: Config) -> None:
             f"env.python is {config.env.python}, which is no program that can be run",
             "set it to the interpreter of an environment that has the simulator, e.g. /path/to/bin/python, or null",
         )
+
+
+def _check_loss(algorithm: AlgorithmConfig) -> None:
+    if "." not in algorithm.loss_type and algorithm.loss_type not in LOSSES:
+        raise unknown_name("loss type", algorithm.loss_type, LOSSES, "algorithm.loss_type")
 
 
 def _check_levels(algorithm: AlgorithmConfig) -> None:
@@ -230,17 +236,6 @@ def _check_sft(config: Config) -> None:
         raise ConfigError(
             f"data.test_size {data.test_size:g} is neither a share below 1 nor a whole number of episodes",
             "set data.test_size=0.1 or data.test_size=10",
-        )
-    if config.actor.optim.ema_decay is not None:
-        raise ConfigError(
-            f"actor.optim.ema_decay {config.actor.optim.ema_decay:g}: supervised training keeps no average of weights",
-            "set actor.optim.ema_decay=null",
-        )
-    precision = (config.actor.model.model_extra or {}).get("precision")
-    if precision == "fp16":
-        raise ConfigError(
-            "actor.model.precision fp16 needs a scaled loss, which supervised training does not have",
-            "set actor.model.precision=bf16 or fp32",
         )
 
 

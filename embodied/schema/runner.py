@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
+from embodied.errors import ConfigError
 from embodied.schema.base import Section
+from embodied.targets import load_target
+
+TRACKERS = ("jsonl", "tensorboard")
+_BACKENDS_KEY = "runner.logger.logger_backends"
+
+
+def _tracker(name: str) -> str:
+    """A tracker of ours, or the dotted path of a user's class that can be imported and takes what trackers get."""
+    if name in TRACKERS:
+        return name
+    if "." not in name:
+        known = " or ".join(map(repr, TRACKERS))
+        raise PydanticCustomError(
+            "literal_error", "Input should be {expected}, or the dotted path of a class", {"expected": known}
+        )
+    made = load_target(name, _BACKENDS_KEY)
+    try:
+        inspect.signature(made).bind("folder", "resume_step", "run_id")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{_BACKENDS_KEY}: {name} cannot be called with (folder, resume_step, run_id): {error}",
+            "give it these three arguments; docs/how_to/add_a_tracker.md has an example",
+        ) from error
+    return name
 
 
 class LoggerConfig(Section):
     log_path: str = Field(description="Folder of one run: metrics, checkpoints, configuration, worker logs.")
-    logger_backends: list[Literal["jsonl", "tensorboard"]] = Field(
-        ["jsonl", "tensorboard"], description="Trackers that metrics are written to."
+    logger_backends: list[Annotated[str, AfterValidator(_tracker)]] = Field(
+        list(TRACKERS),
+        description="Trackers that metrics are written to: jsonl, tensorboard, or the dotted path of a class of yours "
+        "(docs/how_to/add_a_tracker.md).",
     )
 
 

@@ -1,4 +1,4 @@
-"""A fake env and a fake policy that cover every field, and checks for authors of new ones.
+"""Fake envs and policies that cover every field, and checks for authors of new ones.
 
 They drive the whole stack in tests, in seconds and without a simulator:
 ``env.train._target_=embodied.testing.FakeEnv``, ``actor.model._target_=embodied.testing.FakePolicy``.
@@ -6,6 +6,7 @@ They drive the whole stack in tests, in seconds and without a simulator:
 not fit. Importing this package does not import torch, since env workers import it.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from embodied.testing.batch import FakeBatchEnv
@@ -13,14 +14,31 @@ from embodied.testing.checks import check_batch_env, check_env
 from embodied.testing.env import FakeEnv
 
 if TYPE_CHECKING:
-    from embodied.testing.policy import FakePolicy, check_policy
+    from embodied.testing.decoder import DecoderPort
+    from embodied.testing.flow import FlowPolicy
+    from embodied.testing.policy import FakePolicy
+    from embodied.testing.policy_checks import check_policy
 
-__all__ = ["FakeBatchEnv", "FakeEnv", "FakePolicy", "check_batch_env", "check_env", "check_policy"]
+__all__ = [
+    "DecoderPort",
+    "FakeBatchEnv",
+    "FakeEnv",
+    "FakePolicy",
+    "FlowPolicy",
+    "check_batch_env",
+    "check_env",
+    "check_policy",
+]
+
+TORCH = {
+    "DecoderPort": "decoder",
+    "FakePolicy": "policy",
+    "FlowPolicy": "flow",
+    "check_policy": "policy_checks",
+}  # name → module
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("FakePolicy", "check_policy"):
-        from embodied.testing import policy
-
-        return getattr(policy, name)
+    if name in TORCH:
+        return getattr(importlib.import_module(f"embodied.testing.{TORCH[name]}"), name)
     raise AttributeError(f"module {__name__} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A policy without vision, and the check for authors of new ones."""
+"""A policy without vision, of categorical action tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Clonable, Policy
-from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
+from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
 
 class FakePolicy(nn.Module):
@@ -33,7 +32,11 @@ class FakePolicy(nn.Module):
         if value_head:
             values = 1 if value_type == "chunk_level" else num_action_chunks
             decision["value"] = ArraySpec((values,), "float32")
-        self.spec = PolicySpec(num_action_chunks, action_dim, 1, state_dim, decision, random_weights=True)
+        self._state_dim, self._action_dim = state_dim, action_dim
+        self.spec = PolicySpec(
+            num_action_chunks, decision, Elements((num_action_chunks, action_dim), action_axis=0), Noise((tokens,)),
+            categories={"action_tokens": bins}, random_weights=True,
+        )  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.task = nn.Embedding(num_tasks, 16)
@@ -45,9 +48,9 @@ class FakePolicy(nn.Module):
         self.register_buffer("high", torch.zeros(action_dim), persistent=False)
 
     def bind(self, env: EnvSpec) -> None:
-        if env.action_dim != self.spec.action_dim:
+        if env.action_dim != self._action_dim:
             raise SpecMismatchError(
-                f"the env has {env.action_dim} action dimensions and the policy {self.spec.action_dim}",
+                f"the env has {env.action_dim} action dimensions and the policy {self._action_dim}",
                 f"set actor.model.action_dim={env.action_dim}",
             )
         low, high = env.action_low, env.action_high
@@ -58,11 +61,11 @@ class FakePolicy(nn.Module):
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
         return ()
 
-    def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         features = self._features(obs)
         logprobs = self._log_softmax(features, sampling)
         if sampling.do_sample:
-            tokens = (logprobs.exp().cumsum(-1) < uniform[..., None]).sum(-1).clamp(max=self._bins - 1)
+            tokens = (logprobs.exp().cumsum(-1) < noise[..., None]).sum(-1).clamp(max=self._bins - 1)
         else:
             tokens = logprobs.argmax(-1)
         fraction = tokens.view(len(tokens), *self.spec.decision["actions"].shape) / (self._bins - 1)
@@ -89,10 +92,10 @@ class FakePolicy(nn.Module):
         weights = sum(p.numel() for module in (self.body, self.head) for p in module.parameters() if p.ndim == 2)
         return np.full(len(records["task_id"]), 2.0 * weights * (3 if training else 1))
 
-    def encode_actions(self, actions: Tensor) -> Tensor:
+    def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         width = (self.high - self.low).clamp(min=1e-6)
         fraction = ((actions - self.low) / width).clamp(0, 1)
-        return (fraction * (self._bins - 1)).round().flatten(1).int()
+        return {"action_tokens": (fraction * (self._bins - 1)).round().flatten(1).int()}
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
         self._statistics = {"name": name, **values}
@@ -111,7 +114,7 @@ class FakePolicy(nn.Module):
 
     def _features(self, obs: Mapping[str, Tensor]) -> Tensor:
         colour = obs["images"].float().mean(dim=(1, 2, 3)) / 255
-        state = obs["state"][:, : self.spec.state_dim]
+        state = obs["state"][:, : self._state_dim]
         return self.body(torch.cat([state, colour, self.task(obs["task_id"].long())], dim=-1))
 
     def _value(self, features: Tensor) -> Tensor:
@@ -122,99 +125,3 @@ class FakePolicy(nn.Module):
     def _log_softmax(self, features: Tensor, sampling: Sampling) -> Tensor:
         logits = self.head(features).view(len(features), -1, self._bins)
         return torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
-
-
-def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float = 1e-4) -> None:
-    """Drive every method of ``policy`` on made-up observations of ``env`` and compare with its spec.
-
-    Checks: decision fields have the declared shape and dtype; actions lie within the env's range; equal noise gives
-    equal tokens; ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient; the
-    distribution of all tokens is one; if there is an ``encode_actions``, it gives an action's tokens back.
-
-    Raises:
-        SpecMismatchError: the field, what was got, and what was expected.
-    """
-    policy.bind(env)
-    random = torch.Generator().manual_seed(0)  # the same verdict every time
-    obs = _observations(env, batch, random)
-    uniform = torch.rand(batch, policy.spec.num_action_chunks * policy.spec.action_dim, generator=random)
-    sampling = Sampling()
-    lines = policy.probe(obs)
-    _expect(all(isinstance(line, str) for line in lines), "probe()", repr(lines), "lines of text")
-    with torch.no_grad():
-        fields, again = policy.act(obs, uniform, sampling).fields, policy.act(obs, uniform, sampling).fields
-    for name, spec in policy.spec.decision.items():
-        _expect_field(name, fields.get(name), (batch, *spec.shape), spec.dtype)
-        _expect(torch.equal(fields[name], again[name]), f"'{name}' under equal noise", "differs", "equal")
-    low, high = torch.tensor(env.action_low), torch.tensor(env.action_high)
-    inside = (fields["actions"] >= low - 1e-5) & (fields["actions"] <= high + 1e-5)
-    _expect(
-        bool(inside.all()), "actions", f"{int((~inside).sum())} outside", f"all in {env.action_low}..{env.action_high}"
-    )
-    result = policy.evaluate({**obs, **fields}, sampling)
-    gap = float((result.logprobs.detach() - fields["logprobs"]).abs().max())
-    _expect(gap <= tolerance, "log-probs of evaluate and act", f"differ by {gap:.2g}", f"at most {tolerance:.2g}")
-    _check_gradients(policy, result)
-    _check_distribution(policy, {**obs, **fields}, sampling, tolerance)
-    if isinstance(policy, Clonable):
-        _check_tokens_of_actions(policy, policy.spec, fields)
-
-
-def _check_distribution(
-    policy: Policy, records: Mapping[str, Tensor], sampling: Sampling, tolerance: float
-) -> None:  # fmt: skip
-    """Probabilities of all tokens add up to 1, and their entropy is the one that ``evaluate`` gives."""
-    with torch.no_grad():
-        result = policy.evaluate(records, sampling, distribution=True)
-    logp = result.distribution
-    shown = "nothing" if logp is None else f"{tuple(logp.shape)}"
-    expected = tuple(result.logprobs.shape)
-    fits = logp is not None and tuple(logp.shape[:2]) == expected and logp.ndim == 3
-    _expect(fits, "distribution of evaluate(…, distribution=True)", shown, f"{expected} and the tokens")
-    assert logp is not None
-    gap = float((logp.exp().sum(-1) - 1).abs().max())
-    _expect(gap <= tolerance, "sum of the distribution's probabilities", f"1 ± {gap:.2g}", f"1 ± {tolerance:.2g}")
-    gap = float((-(logp.exp() * logp).sum(-1) - result.entropy).abs().max())
-    _expect(gap <= 10 * tolerance, "entropy and distribution", f"differ by {gap:.2g}", f"at most {10 * tolerance:.2g}")
-
-
-def _check_tokens_of_actions(policy: Clonable, spec: PolicySpec, fields: Mapping[str, Tensor]) -> None:
-    """Actions of a decision → its tokens, or others that stand for the same actions."""
-    tokens = policy.encode_actions(fields["actions"])
-    _expect_field("encode_actions()", tokens, tuple(fields["action_tokens"].shape), "int32")
-    differ = (tokens != fields["action_tokens"]).float().mean().item()
-    _expect(differ < 0.05, "encode_actions() of a decision's actions", f"{differ:.0%} other tokens", "its tokens")
-
-
-def _observations(env: EnvSpec, batch: int, random: torch.Generator) -> dict[str, Tensor]:
-    obs = {}
-    for name, spec in env.obs.items():
-        shape = (batch, *spec.shape)
-        if spec.dtype == "uint8":
-            obs[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
-        else:
-            obs[name] = torch.randn(shape, generator=random)
-    obs["task_id"] = torch.arange(batch, dtype=torch.int32) % len(env.tasks)
-    return obs
-
-
-def _check_gradients(policy: Policy, result: Evaluation) -> None:
-    loss = result.logprobs.sum() + result.entropy.sum()
-    if result.value is not None:
-        loss = loss + result.value.sum()
-    loss.backward()
-    without = [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None]
-    _expect(not without, "gradients", f"none for {', '.join(without[:5])}", "one for every trainable parameter")
-
-
-def _expect_field(name: str, got: Tensor | None, shape: tuple[int, ...], dtype: str) -> None:
-    shown = "nothing" if got is None else f"{str(got.dtype).removeprefix('torch.')} {tuple(got.shape)}"
-    _expect(shown == f"{dtype} {shape}", f"decision field '{name}'", shown, f"{dtype} {shape}")
-
-
-def _expect(holds: bool, what: str, got: str, expected: str) -> None:
-    if not holds:
-        raise SpecMismatchError(
-            f"{what}: got {got}, expected {expected}",
-            "correct the policy; embodied/protocols.py says what each method promises",
-        )

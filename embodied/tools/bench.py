@@ -141,7 +141,7 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
     fields = {**side.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
     slab = Slab.create(fields, 2, "bench.slab")
     low, high = np.array(side.spec.action_low, np.float32), np.array(side.spec.action_high, np.float32)
-    actions = np.random.default_rng(0).uniform(low, high, (CHUNKS, spec.num_action_chunks, spec.action_dim))
+    actions = np.random.default_rng(0).uniform(low, high, (CHUNKS, spec.num_action_chunks, side.spec.action_dim))
     try:
         began = time.monotonic()
         pool = Pool(replace(pool_config(side, 1, checked.config, folder, Group()), max_restarts=0), slab)
@@ -198,16 +198,16 @@ def measure_policy(
 
     policy.bind(checked.train.spec)
     drawn = sampling(checked.config.algorithm.sampling_params)
-    tokens = policy.spec.decision["action_tokens"].shape[0]
+    noise = policy.spec.noise.shape
     seconds = {}
     with torch.inference_mode():
         for rows in BATCHES:
             batch = {name: torch.from_numpy(np.repeat(value, rows, 0)).to(device) for name, value in obs.items()}
             batch["task_id"] = torch.zeros(rows, dtype=torch.int32, device=device)
-            uniform = torch.rand(rows, tokens, device=device)
+            drawn_noise = torch.rand(rows, *noise, device=device)
 
-            def call(batch: Any = batch, uniform: torch.Tensor = uniform) -> None:
-                decision = policy.act(batch, uniform, drawn)
+            def call(batch: Any = batch, noise: torch.Tensor = drawn_noise) -> None:
+                decision = policy.act(batch, noise, drawn)
                 decision.fields["actions"].cpu()  # waits for the device, as the rollout does
 
             seconds[rows] = _median_seconds(call)

@@ -66,6 +66,8 @@ def _row(section: str, name: str, field: FieldInfo) -> str:
 
 
 def _type(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Annotated:
+        return _type(typing.get_args(kind)[0])
     if typing.get_origin(kind) is typing.Literal:
         return " \\| ".join(f"`{value}`" for value in typing.get_args(kind))
     if typing.get_origin(kind) in (typing.Union, types.UnionType):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from embodied.errors import CheckpointError
 
+from ..shared.constants import constant
 from .config import N_BINS
-from .constants import constant
 
 EPS = 1e-8  # of the OFT code, keeps constant dimensions finite
 BOUNDS_Q99, BOUNDS = "bounds_q99", "bounds"  # kinds of normalisation, by the names of the OFT code

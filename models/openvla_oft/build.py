@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from embodied.errors import ConfigError, did_you_mean
 
-from .checkpoint import VALUE_HEAD_FILE, Folder, ignored, load_exact
-from .compiled import compile_blocks
+from ..shared.compiled import compile_blocks
+from ..shared.files import read_safetensors
+from ..shared.lora import inject, load_adapter
+from .checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
 from .config import NetConfig
-from .files import read_safetensors
 from .initialize import initialize
-from .lora import TRAINED_IN_FULL, inject, load_adapter, lora_folder
 from .model import OpenVLAOFT
 from .normalization import Normalization, Statistics, action_block
 from .policy import FORMATS, OpenVLAOFTPolicy
@@ -26,6 +26,8 @@ from .processing import PixelProcessor
 from .settings import Settings, bad
 from .tokenizer import EMBEDDED, PromptTokenizer
 from .value_head import ValueHead
+
+TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they are never adapted
 
 
 def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTPolicy:
@@ -135,7 +137,7 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
     )
     inject(model, config, settings.seed, cast_input=settings.precision == "fp32")
     if settings.lora_path is not None:
-        load_adapter(model, lora_folder(settings.lora_path), ignored(model.net))
+        load_adapter(model, adapter_folder(settings.lora_path), ignored(model.net))
 
 
 def _choose_trained(policy: OpenVLAOFTPolicy, settings: Settings) -> None:

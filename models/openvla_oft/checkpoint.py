@@ -27,15 +27,15 @@ from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
 
+from ..shared.files import read_json, read_pt, read_safetensors, read_shapes, weight_files
 from .config import NetConfig
-from .files import read_json, read_pt, read_safetensors, read_shapes
 from .film import FILM_FILE, FILM_LAYER, read_film
 from .names import released_name
 from .shapes import NO_HINTS, TowerHints, sizes_of
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
 VALUE_HEAD_FILE = "value_head.safetensors"
-INDEX = "model.safetensors.index.json"
+ADAPTER_FOLDER = "lora_adapter"
 REFUSED = {
     "action_head--*.pt": (
         "it was trained with a continuous (L1 or diffusion) action head: its language head never learnt action tokens, "
@@ -143,14 +143,14 @@ class Folder:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its released name, mapped from the files; of two by one name the later counts."""
-        for file in self._files():
+        for file in weight_files(self.path):
             yield from ((released_name(name), tensor) for name, tensor in read_safetensors(file))
         yield from self._extras()
 
     def shapes(self) -> dict[str, Sequence[int]]:
         """Of every tensor by its released name, from the headers of the files."""
         found: dict[str, Sequence[int]] = {
-            released_name(name): shape for file in self._files() for name, shape in read_shapes(file)
+            released_name(name): shape for file in weight_files(self.path) for name, shape in read_shapes(file)
         }
         return found | {name: tuple(tensor.shape) for name, tensor in self._extras()}
 
@@ -160,15 +160,11 @@ class Folder:
         for file in self.path.glob(FILM_FILE):
             yield from read_film(file).items()
 
-    def _files(self) -> list[Path]:
-        if (self.path / INDEX).is_file():
-            names = sorted(set(read_json(self.path / INDEX)["weight_map"].values()))
-        else:
-            names = ["model.safetensors"]
-        missing = [name for name in names if not (self.path / name).is_file()]
-        if missing:
-            raise CheckpointError(f"{self.path} lacks {', '.join(missing)}", "download the folder again")
-        return [self.path / name for name in names]
+
+def adapter_folder(path: str) -> Path:
+    """The folder that holds the adapter: ``path`` itself or its ``lora_adapter``, where OFT puts it."""
+    folder = Path(path).expanduser()
+    return folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
 
 
 def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .files import read_pt
+from ..shared.files import read_pt
 from .names import released_name
 
 FILM_FILE = "vision_backbone--*.pt"

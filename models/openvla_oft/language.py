@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from ..shared.lora import sliced_linear
 from .config import N_BINS, NetConfig
-from .lora import sliced_linear
 
 
 def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
-from embodied.types import ArraySpec, Decision, EnvSpec, Evaluation, PolicySpec, Sampling
+from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
-from . import sampling as drawing
+from ..shared import sampling as drawing
+from ..shared.compiled import bucket, filled
+from ..shared.offload import activations_on_host
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
-from .compiled import bucket, filled
+from .config import N_BINS, NetConfig
 from .flops import forward_flops, training_flops
 from .model import Inputs, OpenVLAOFT, ReadOut
 from .normalization import Statistics, action_block
-from .offload import activations_on_host
 from .processing import PixelProcessor
 from .settings import Settings
 from .tokenizer import PromptTokenizer
@@ -77,11 +78,14 @@ class OpenVLAOFTPolicy(nn.Module):
         if self.value_head is not None:
             decision["value"] = ArraySpec((self.settings.values,), "float32")
         untrained = self.settings.model_path is None and self.settings.lora_path is None
-        return PolicySpec(net.num_action_chunks, net.action_dim, net.num_images, net.proprio_dim, decision, untrained)
+        return PolicySpec(
+            net.num_action_chunks, decision, Elements((net.num_action_chunks, net.action_dim), action_axis=0),
+            Noise((net.action_tokens,)), categories={"action_tokens": N_BINS}, random_weights=untrained,
+        )  # fmt: skip
 
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""
-        _check_fit(self.spec, env)
+        _check_fit(self.model.net, env)
         ids, present = self.tokenizer.table(env.tasks, self.settings.max_prompt_length)
         self.prompts, self.present = ids.to(self.prompts.device), present.to(self.prompts.device)
         self.padded = not bool(present.all())
@@ -100,12 +104,12 @@ class OpenVLAOFTPolicy(nn.Module):
         self.action_range = self.statistics.action
 
     @torch.no_grad()
-    def act(self, obs: Mapping[str, Tensor], uniform: Tensor, sampling: Sampling) -> Decision:
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`."""
 
         def choose(logits: Tensor, position: int) -> Tensor:
             logp = drawing.log_probs(logits, sampling)
-            return drawing.draw(logp, uniform[:, position : position + logits.shape[1]], sampling)
+            return drawing.draw(logp, noise[:, position : position + logits.shape[1]], sampling)
 
         with _acting(self._training_modules):
             read, classes = self._decode(obs, choose)
@@ -143,11 +147,11 @@ class OpenVLAOFTPolicy(nn.Module):
         eps = 0.0 if net.autoregressive else EPS
         return gripper_to_env(action_range.unnormalize(values, eps), self.settings.policy_setup).float()
 
-    def encode_actions(self, actions: Tensor) -> Tensor:
-        """Actions [B, K, A] in the env's units (demonstrations) → token ids int32 [B, T]."""
+    def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """See :meth:`embodied.protocols.Clonable.encode_actions`: token ids int32 [B, T]."""
         assert self.action_range is not None, "bind() comes first"
         values = self.action_range.normalize(gripper_from_env(actions.double(), self.settings.policy_setup))
-        return self.action_tokenizer.encode(values).flatten(1).int()
+        return {"action_tokens": self.action_tokenizer.encode(values).flatten(1).int()}
 
     @torch.no_grad()
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
@@ -274,7 +278,7 @@ def _acting(modules: list[nn.Module]) -> Iterator[None]:
             module.training = mode
 
 
-def _check_fit(policy: PolicySpec, env: EnvSpec) -> None:
+def _check_fit(policy: NetConfig, env: EnvSpec) -> None:
     """Raises SpecMismatchError for the first thing that does not fit."""
     images = env.obs.get("images")
     if images is None or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
@@ -288,10 +292,10 @@ def _check_fit(policy: PolicySpec, env: EnvSpec) -> None:
             f"set actor.model.num_images_in_input={images.shape[0]}, or add a camera to the env",
         )
     state = env.obs["state"].shape if "state" in env.obs else (0,)
-    if policy.state_dim and state != (policy.state_dim,):
+    if policy.proprio_dim and state != (policy.proprio_dim,):
         fix = f"set actor.model.proprio_dim={state[0]}" if state[0] else "set actor.model.use_proprio=false"
         raise SpecMismatchError(
-            f"the policy reads {policy.state_dim} numbers of robot state, the env gives {list(state)}", fix
+            f"the policy reads {policy.proprio_dim} numbers of robot state, the env gives {list(state)}", fix
         )
     if env.action_dim != policy.action_dim:
         raise SpecMismatchError(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embodied.types import Sampling
 
-from . import sampling as distribution
+from ..shared import sampling as distribution
 from .config import N_BINS
 from .model import ReadOut
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .constants import constant
+from ..shared.constants import constant
 
 CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
 # Per tower (DINOv2, SigLIP): mean and std of pixels in [0, 1]. The first are ImageNet's numbers rounded to bf16, which

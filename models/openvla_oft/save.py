@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from embodied.errors import CheckpointError
 
-from .checkpoint import INDEX, TIMM_IDS, VALUE_HEAD_FILE, Folder, dead_tensors
+from ..shared.files import SHARD_BYTES, write_json, write_weights
+from ..shared.lora import merged_state, save_adapter
+from .checkpoint import ADAPTER_FOLDER, TIMM_IDS, VALUE_HEAD_FILE, Folder, dead_tensors
 from .config import N_BINS, OPENVLA_7B, NetConfig
 from .film import FILM_FILE, TOWERS, film_file
-from .lora import ADAPTER_FOLDER, merged_state, save_adapter
 
 if TYPE_CHECKING:
     from .policy import OpenVLAOFTPolicy
-
-SHARD_BYTES = 5 * 10**9
 
 
 def save_folder(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
@@ -39,10 +36,10 @@ def save_folder(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_B
     _write_tensors(policy, path, shard_bytes)
     if policy.settings.is_lora:
         save_adapter(policy.model, path / ADAPTER_FOLDER)
-    _write_json(path / "config.json", _hf_config(policy.model.net))
-    _write_json(path / "dataset_statistics.json", _statistics(policy))
-    _write_json(path / "preprocessor_config.json", _preprocessor(policy))
-    _write_json(path / "policy.json", _sidecar(policy))
+    write_json(path / "config.json", _hf_config(policy.model.net))
+    write_json(path / "dataset_statistics.json", _statistics(policy))
+    write_json(path / "preprocessor_config.json", _preprocessor(policy))
+    write_json(path / "policy.json", _sidecar(policy))
     shutil.copyfile(policy.tokenizer.path, path / "tokenizer.json")
 
 
@@ -61,32 +58,7 @@ def _write_tensors(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int) -> No
     if policy.model.net.film:
         towers = {name: state.pop(name) for name in list(state) if name.startswith(TOWERS)}
         torch.save(film_file(towers), path / FILM_FILE.replace("*", "0_checkpoint"))
-    _write_shards(state, path, shard_bytes)
-
-
-def _write_shards(state: dict[str, Tensor], path: Path, shard_bytes: int) -> None:
-    shards = _shards(state, shard_bytes)
-    if len(shards) == 1:
-        save_file(shards[0], str(path / "model.safetensors"), metadata={"format": "pt"})
-        return
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    for name, shard in zip(names, shards, strict=True):
-        save_file(shard, str(path / name), metadata={"format": "pt"})
-    total = sum(tensor.nbytes for tensor in state.values())
-    weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-    _write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _shards(state: dict[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in state.items():
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards
+    write_weights(state, path, shard_bytes)
 
 
 def _hf_config(net: NetConfig) -> dict[str, Any]:
@@ -146,7 +118,3 @@ def _sidecar(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
         "unnorm_key": policy.statistics.name,
         "action_normalization": policy.statistics.normalization.kind,
     }
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n")

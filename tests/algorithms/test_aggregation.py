@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algorithms import granularity as g
 from embodied.algorithms.advantages import grpo
 from embodied.algorithms.aggregation import MODES, sequence_means, weights
-from embodied.algorithms.losses import make_loss
+from embodied.algorithms.layout import LEVELS, Counts, Layout
+from embodied.algorithms.policy_loss import make_loss
 from embodied.errors import UnknownNameError
+from embodied.types import Elements
 
 # Sequence 5 has records 0 and 2 with 2 + 1 = 3 valid elements; sequence 2 has record 1 with 1. So n = 4, S = 2.
 MASK = torch.tensor([[True, True], [True, False], [True, False]])
@@ -60,6 +61,7 @@ def test_bad_arguments_are_refused():
 
 
 K, A = 3, 2
+LAYOUT = Layout(Elements((K, A), action_axis=0), K)
 
 
 class Batch:
@@ -71,25 +73,25 @@ class Batch:
         self.num_steps = torch.randint(1, K + 1, (records,), generator=rng)
         self.inputs = torch.randn(records, K * A, 4, generator=rng)
         old = torch.randn(records, K * A, generator=rng)
-        self.old = torch.where(g.mask(self.num_steps, K, A, "token_level"), old, garbage)
+        self.old = torch.where(LAYOUT.mask(Counts(self.num_steps), "token_level"), old, garbage)
         returns = torch.randint(0, 2, (4,), generator=rng).float()
         self.advantages = grpo(returns, torch.tensor([0, 0, 1, 1])).values[self.sequence_ids]
 
     def logprobs(self, policy: torch.Tensor, rows: torch.Tensor, garbage: float = 0.0) -> torch.Tensor:
-        kept = g.mask(self.num_steps[rows], K, A, "token_level")
+        kept = LAYOUT.mask(Counts(self.num_steps[rows]), "token_level")
         return torch.where(kept, self.inputs[rows] @ policy, (self.inputs[rows] @ policy) * 0 + garbage)
 
 
 def loss_and_gradient(batch: Batch, level: str, mode: str, parts: list[torch.Tensor], garbage: float = 0.0):
     """Σ of the losses of all ``parts`` (rows of the batch), and the gradient that they left in the policy."""
     policy = torch.tensor([0.3, -0.2, 0.5, 0.1], requires_grad=True)
-    share = weights(g.mask(batch.num_steps, K, A, level), batch.sequence_ids, mode, norm_constant=12)
-    loss_function, total = make_loss("ppo", 0.2, 0.28, 3.0), 0.0
+    share = weights(LAYOUT.mask(Counts(batch.num_steps), level), batch.sequence_ids, mode, norm_constant=12)
+    loss_function, total = make_loss("ppo", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}), 0.0
     for rows in parts:
         steps = batch.num_steps[rows]
-        now = g.reduce_logprobs(batch.logprobs(policy, rows, garbage), steps, K, level)
-        old = g.reduce_logprobs(batch.old[rows], steps, K, level)
-        advantages = g.spread(batch.advantages[rows][:, None], K, A, level)
+        now = LAYOUT.reduce(batch.logprobs(policy, rows, garbage), Counts(steps), level)
+        old = LAYOUT.reduce(batch.old[rows], Counts(steps), level)
+        advantages = LAYOUT.spread(batch.advantages[rows][:, None], level)
         loss = (share[rows] * loss_function(now, old, advantages).per_token).sum()
         loss.backward()
         total += loss.item()
@@ -102,7 +104,7 @@ def assert_same(first, second):
 
 
 batches = st.builds(Batch, records=st.integers(4, 20), seed=st.integers(0, 10_000))
-levels, modes = st.sampled_from(g.LEVELS), st.sampled_from(MODES)
+levels, modes = st.sampled_from(LEVELS), st.sampled_from(MODES)
 
 
 @settings(deadline=None)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algorithms.losses import PolicyLoss
 from embodied.algorithms.metrics import LOG_RANGE, logprob_gap, policy_stats, sum_and_count
+from embodied.algorithms.policy_loss import PolicyLoss
 from embodied.observe.metrics import check
 
 NAN = float("nan")

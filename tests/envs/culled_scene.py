@@ -4,7 +4,7 @@ import sys
 
 import mujoco
 import numpy as np
-from embodied.envs._rendering import Offscreen
+from embodied.envs.libero.rendering import Offscreen
 
 SCENE = """
 <mujoco>

@@ -5,8 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
-from embodied.envs import _libero_sim
 from embodied.envs.libero import LiberoEnv
+from embodied.envs.libero.process import prepare_process
 
 from embodied.errors import ConfigError, RendererUnavailableError
 from embodied.testing import check_env
@@ -47,7 +47,7 @@ def test_mujoco_imported_for_another_backend_is_an_error(sim):
     other = {"egl": "osmesa", "osmesa": "egl"}[sim.prepare().renderer]
     before = dict(os.environ)
     with pytest.raises(RendererUnavailableError, match=f"before MUJOCO_GL={other} was set"):
-        _libero_sim.prepare_process(sim._paths, other)
+        prepare_process(sim._paths, other)
     os.environ.clear()
     os.environ.update(before)
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from embodied.envs import _libero_experts, _libero_grasps
-from embodied.envs._libero_experts import action_towards
-from embodied.envs._libero_grasps import Boxes, Grasp, clear_height, directions, hand_points, plan, turn_to
-from embodied.envs.libero import LiberoEnv
+from embodied.envs.libero import LiberoEnv, experts, grasps
+from embodied.envs.libero.experts import action_towards
+from embodied.envs.libero.grasps import Boxes, Grasp, clear_height, directions, hand_points, plan, turn_to
 
 BASE = np.array([-0.6, 0.0, 0.0])
 NOTHING = Boxes(np.zeros((0, 3)), np.zeros((0, 3, 3)), np.zeros((0, 3)))
@@ -63,8 +62,8 @@ def test_heights_of_grasps():
         return plan(box((0, 0, half), (0.02, 0.03, half)), NOTHING, 0.0, BASE).position[2]
 
     assert height(0.03) == pytest.approx(0.03), "the middle"
-    assert height(0.004) == pytest.approx(_libero_grasps.TIP), "the tips stay above what it lies on"
-    assert height(0.075) == pytest.approx(0.15 - _libero_grasps.REACH), "the hand stays above the top"
+    assert height(0.004) == pytest.approx(grasps.TIP), "the tips stay above what it lies on"
+    assert height(0.075) == pytest.approx(0.15 - grasps.REACH), "the hand stays above the top"
 
 
 def test_a_bowl_is_grasped_at_its_rim_with_little_turn_on_the_side_of_the_robot():
@@ -73,7 +72,7 @@ def test_a_bowl_is_grasped_at_its_rim_with_little_turn_on_the_side_of_the_robot(
     assert np.linalg.norm(aside) == pytest.approx(0.056, abs=0.002)
     assert abs(turn_to(math.atan2(aside[1], aside[0]), grasp.angle)) < 1e-6, "across the wall"
     assert abs(turn_to(0.1, grasp.angle)) < math.pi / 24 + 1e-6
-    assert grasp.position[2] == pytest.approx(0.05 - _libero_grasps.RIM)
+    assert grasp.position[2] == pytest.approx(0.05 - grasps.RIM)
     assert aside[0] < 0, "and not on the side beyond"
     assert plan(bowl(0.3, 0.1), NOTHING, heading=0.1, base=-BASE).position[0] > 0.3
 
@@ -113,7 +112,7 @@ def test_an_action_moves_and_turns_the_hand_to_its_target():
     moved = action_towards((np.array([0.01, -1.0, 0]), math.pi / 2, -1.0), np.zeros(3), down)
     assert np.allclose(moved, [0.2, -1, 0, 0, 0, 0, -1], atol=1e-6)
     left = action_towards((np.zeros(3), math.pi / 2 + 0.1, 1.0), np.zeros(3), down)
-    assert np.allclose(left[3:6], [0, 0, _libero_experts.TURN_GAIN * math.sin(0.1)], atol=1e-6), "about the world's z"
+    assert np.allclose(left[3:6], [0, 0, experts.TURN_GAIN * math.sin(0.1)], atol=1e-6), "about the world's z"
 
 
 class FreeHand:
@@ -149,8 +148,8 @@ class FreeHand:
     def step(self, action: np.ndarray) -> None:
         wall = self.obstacles("cube").around(self.position[None], 0.0)
         assert not wall.any(), "the hand is in the wall"
-        self.position = self.position + 0.3 * action[:3] / _libero_experts.GAIN
-        self.angle += 0.3 * action[5] / _libero_experts.TURN_GAIN
+        self.position = self.position + 0.3 * action[:3] / experts.GAIN
+        self.angle += 0.3 * action[5] / experts.TURN_GAIN
         self._closed = self._closed + 1 if action[6] > 0 else 0
         near = np.linalg.norm(self.position - self.places["cube"]) < 0.02
         if self._closed == 5 and near:
@@ -162,7 +161,7 @@ class FreeHand:
 
 
 def play(scene: FreeHand, most: int = 600) -> Iterator[np.ndarray]:
-    for count, action in enumerate(_libero_experts.actions(scene)):
+    for count, action in enumerate(experts.actions(scene)):
         assert count < most, "it does not come to an end"
         yield action
         scene.step(action)
@@ -196,6 +195,6 @@ def test_only_suites_that_are_solved_have_an_expert(suite, has):
 
 def test_a_grasp_is_described_by_its_points():
     points = hand_points(Grasp(np.array([1.0, 2.0, 3.0]), 0.0))
-    assert np.allclose(points.min(0), [0.9, 1.97, 3 - _libero_grasps.TIP])
-    fingers = points[points[:, 2] < 3 + _libero_grasps.PALM]
+    assert np.allclose(points.min(0), [0.9, 1.97, 3 - grasps.TIP])
+    fingers = points[points[:, 2] < 3 + grasps.PALM]
     assert np.abs(fingers[:, 0] - 1).min() == pytest.approx(0.032), "between the fingers there is room"

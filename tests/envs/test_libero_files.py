@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embodied.envs import _common, _libero_files
-from embodied.envs._libero_files import instruction_of, locate, read_init_states, read_tasks
-from embodied.envs.libero import LiberoEnv
+from embodied.envs.libero import LiberoEnv, files
+from embodied.envs.libero.files import instruction_of, locate, read_init_states, read_tasks
+from embodied.envs.shared import machine
 
 from embodied.errors import AssetsMissingError, ConfigError, UnknownKeyError, UnknownNameError
 
@@ -46,7 +46,7 @@ print(json.dumps(found))
 
 
 def _quiet_env() -> dict[str, str]:
-    return {**os.environ, "LIBERO_CONFIG_PATH": str(_libero_files.write_config(locate()))}
+    return {**os.environ, "LIBERO_CONFIG_PATH": str(files.write_config(locate()))}
 
 
 def test_subset_of_tasks_keeps_its_order():
@@ -94,8 +94,8 @@ def test_wrong_input_is_refused(given, error, says):
 
 
 def _hide(monkeypatch, *hidden: str) -> None:
-    found = _libero_files.find_spec
-    monkeypatch.setattr(_libero_files, "find_spec", lambda name: None if name in hidden else found(name))
+    found = files.find_spec
+    monkeypatch.setattr(files, "find_spec", lambda name: None if name in hidden else found(name))
 
 
 @pytest.mark.parametrize("package", ["libero", "robosuite", "mujoco"])
@@ -125,7 +125,7 @@ def test_missing_meshes_then_found_where_the_hub_puts_them(monkeypatch, tmp_path
 
 def test_config_file_is_in_the_cache_and_is_yaml(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = _libero_files.write_config(locate())
+    folder = files.write_config(locate())
     assert folder.parent == tmp_path / "embodied"
     assert json.loads((folder / "config.yaml").read_text())["assets"] == str(locate().assets)
     assert [file.name for file in folder.iterdir()] == ["config.yaml"]
@@ -134,8 +134,8 @@ def test_config_file_is_in_the_cache_and_is_yaml(monkeypatch, tmp_path):
 def test_cache_folder_falls_back_when_home_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(_common.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert _common.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert machine.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

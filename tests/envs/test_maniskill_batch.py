@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from embodied.envs import _maniskill_cuda, _maniskill_sim, maniskill
-from embodied.envs._maniskill_cuda import check_cuda, wants_gpu
-from embodied.envs._maniskill_rendering import VulkanChoice
-from embodied.envs.maniskill import ManiSkillEnv
+from embodied.envs.maniskill import ManiSkillEnv, cuda, simulator
+from embodied.envs.maniskill import env as env_module
+from embodied.envs.maniskill.cuda import check_cuda, wants_gpu
+from embodied.envs.maniskill.rendering import VulkanChoice
 
 from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
 from embodied.protocols import Batched
@@ -117,17 +117,17 @@ def simulated(monkeypatch):
         made.append(make_copies(copies, settles=params.task_kwargs.get("settles", False)))
         return made[-1]
 
-    monkeypatch.setattr(_maniskill_sim, "make_env", make_env)
-    monkeypatch.setattr(_maniskill_sim, "_keep_renderer", lambda render_backend: None)
-    monkeypatch.setattr(maniskill, "check_cuda", lambda: "a GPU")
-    monkeypatch.setattr(maniskill, "check_vulkan", lambda wanted: VulkanChoice(wanted, "made up"))
-    monkeypatch.setattr(maniskill, "ask", maniskill.facts_of)
-    monkeypatch.setattr(maniskill, "prepare_process", lambda: {})
+    monkeypatch.setattr(simulator, "make_env", make_env)
+    monkeypatch.setattr(simulator, "_keep_renderer", lambda render_backend: None)
+    monkeypatch.setattr(env_module, "check_cuda", lambda: "a GPU")
+    monkeypatch.setattr(env_module, "check_vulkan", lambda wanted: VulkanChoice(wanted, "made up"))
+    monkeypatch.setattr(env_module, "ask", env_module.facts_of)
+    monkeypatch.setattr(env_module, "prepare_process", lambda: {})
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    maniskill._prepare_once.cache_clear()
+    env_module._prepare_once.cache_clear()
     yield made
-    maniskill._prepare_once.cache_clear()
+    env_module._prepare_once.cache_clear()
 
 
 def make(**given) -> ManiSkillEnv:
@@ -206,7 +206,7 @@ def test_one_render_a_state_and_only_what_was_asked_for(simulated):
 
 def test_a_task_that_moves_the_others_is_refused(simulated, monkeypatch):
     known = make()._facts
-    monkeypatch.setattr(maniskill, "facts_of", lambda params: known)  # arguments of a task's class are asked about
+    monkeypatch.setattr(env_module, "facts_of", lambda params: known)  # arguments of a task's class are asked about
     batch = make(init_params={"task_kwargs": {"settles": True}}).batch(2)
     batch.reset([0, 1], [Start(0, 0, 1), Start(0, 0, 2)])
     with pytest.raises(ConfigError, match=r"moved others by 0\.01") as refused:
@@ -264,19 +264,19 @@ def test_without_a_gpu_the_fix_is_the_cpu():
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named(monkeypatch, said, error, says):
-    monkeypatch.setattr(_maniskill_cuda, "try_in_process", lambda *_: (False, said))
+    monkeypatch.setattr(cuda, "try_in_process", lambda *_: (False, said))
     with pytest.raises(error, match=says):
         check_cuda()
 
 
 def test_auto_is_the_gpu_where_there_is_one_and_the_task_can(monkeypatch, tmp_path):
-    monkeypatch.setattr(_maniskill_cuda, "_DRIVER", tmp_path)
-    monkeypatch.setattr(_maniskill_cuda, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(cuda, "_DRIVER", tmp_path)
+    monkeypatch.setattr(cuda, "_torch_has_cuda", lambda: True)
     assert not wants_gpu("auto", rebuilds=False, environ={})
     (tmp_path / "0000:01:00.0").mkdir()
     assert wants_gpu("auto", rebuilds=False, environ={})
     assert not wants_gpu("auto", rebuilds=True, environ={})
     assert not wants_gpu("auto", rebuilds=False, environ={"CUDA_VISIBLE_DEVICES": ""})
     assert wants_gpu("gpu", rebuilds=False, environ={"CUDA_VISIBLE_DEVICES": ""})
-    monkeypatch.setattr(_maniskill_cuda, "_torch_has_cuda", lambda: False)
+    monkeypatch.setattr(cuda, "_torch_has_cuda", lambda: False)
     assert not wants_gpu("auto", rebuilds=False, environ={})

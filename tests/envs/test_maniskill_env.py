@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from embodied.envs import _maniskill_facts
-from embodied.envs._maniskill_cameras import Cameras
-from embodied.envs._maniskill_facts import INSTRUCTIONS, SimParams
-from embodied.envs._maniskill_rendering import check_vulkan
-from embodied.envs.maniskill import ManiSkillBatch, ManiSkillEnv
+from embodied.envs.maniskill import ManiSkillEnv, facts
+from embodied.envs.maniskill.cameras import Cameras
+from embodied.envs.maniskill.env import ManiSkillBatch
+from embodied.envs.maniskill.facts import INSTRUCTIONS, SimParams
+from embodied.envs.maniskill.rendering import check_vulkan
 
 from embodied.errors import AssetsMissingError, ConfigError, RendererUnavailableError, UnknownNameError
 from embodied.testing import check_batch_env, check_env
@@ -527,4 +527,4 @@ def test_the_table_says_what_the_simulator_says(monkeypatch, tmp_path, task):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for mode in ("pd_ee_delta_pose", "pd_ee_target_delta_pos"):
         params = SimParams(task, mode)
-        assert _maniskill_facts.ask(params) == _maniskill_facts._from_table(params)
+        assert facts.ask(params) == facts._from_table(params)

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from embodied.envs import _maniskill_facts, _maniskill_rendering, maniskill
-from embodied.envs._maniskill_facts import INSTRUCTIONS, SimParams, TaskFacts, check_task, package_folder, registered
-from embodied.envs._maniskill_rendering import check_vulkan
-from embodied.envs.maniskill import SEED_STREAM, ManiSkillEnv
+from embodied.envs.maniskill import ManiSkillEnv, rendering
+from embodied.envs.maniskill import env as env_module
+from embodied.envs.maniskill import facts as facts_module
+from embodied.envs.maniskill.env import SEED_STREAM
+from embodied.envs.maniskill.facts import INSTRUCTIONS, SimParams, TaskFacts, check_task, package_folder, registered
+from embodied.envs.maniskill.rendering import check_vulkan
 
 from embodied.errors import (
     AssetsMissingError,
@@ -103,8 +105,8 @@ def test_wrong_input_is_refused(given, error, says):
 
 @pytest.mark.parametrize("package", ["mani_skill", "sapien"])
 def test_missing_package(monkeypatch, package):
-    found = _maniskill_facts.find_spec
-    monkeypatch.setattr(_maniskill_facts, "find_spec", lambda name: None if name == package else found(name))
+    found = facts_module.find_spec
+    monkeypatch.setattr(facts_module, "find_spec", lambda name: None if name == package else found(name))
     with pytest.raises(AssetsMissingError, match=f"'{package}', which is not installed") as caught:
         ManiSkillEnv(PICK)
     assert caught.value.remedy == "pip install 'embodied-rl[maniskill]'"
@@ -124,7 +126,7 @@ def stand_in(tmp_path: Path, monkeypatch, **given) -> ManiSkillEnv:
     code.write_text("@register_env('PutOnPlateInScene25Main-v3', max_episode_steps=80)\nclass Task: ...\n")
     objects.write_text(json.dumps({f"object_{i}": {"name": f"thing {i}"} for i in range(25)}))
     facts = TaskFacts(80, 5.0, ("3rd_view_camera",), (-1.0,) * 7, (1.0,) * 7, {"qpos": 8, "proprio": 8})
-    monkeypatch.setattr(maniskill, "facts_of", lambda params: facts)
+    monkeypatch.setattr(env_module, "facts_of", lambda params: facts)
     init_params = {"id": "PutOnPlateInScene25Main-v3", "camera_names": ["3rd_view_camera"]}
     defaults = {"instruction": "put {name} on plate", "num_init_states": 100, "init_state_option": "episode_id"}
     return ManiSkillEnv(init_params, task_file=str(code), objects_file=str(objects), **{**defaults, **given})
@@ -179,7 +181,7 @@ def _devices(monkeypatch, works: dict[str, tuple[bool, str]]) -> list[str]:
         tried.append(name)
         return works[name]
 
-    monkeypatch.setattr(_maniskill_rendering, "_try_device", attempt)
+    monkeypatch.setattr(rendering, "_try_device", attempt)
     return tried
 
 
@@ -209,8 +211,8 @@ def test_a_machine_without_any_vulkan_driver(monkeypatch):
 def test_another_version_of_the_task_is_refused_before_any_worker(monkeypatch):
     env = ManiSkillEnv(PICK)
     other = TaskFacts(50, 20.0, ("base_camera",), (-1.0,) * 6, (1.0,) * 6, {"qpos": 9, "proprio": 8})
-    monkeypatch.setattr(maniskill, "check_vulkan", lambda renderer: None)
-    monkeypatch.setattr(maniskill, "ask", lambda params: other)
+    monkeypatch.setattr(env_module, "check_vulkan", lambda renderer: None)
+    monkeypatch.setattr(env_module, "ask", lambda params: other)
     with pytest.raises(SpecMismatchError, match=r"PickCube-v1 is .*, expected"):
         env.preflight()
 
@@ -238,7 +240,7 @@ def _answers(monkeypatch, tmp_path, script: str) -> None:
     def other(command, **options):
         return RUN([sys.executable, "-c", script], **options)
 
-    monkeypatch.setattr(_maniskill_facts.subprocess, "run", other)
+    monkeypatch.setattr(facts_module.subprocess, "run", other)
 
 
 def test_an_answer_is_kept_and_asked_for_once(monkeypatch, tmp_path):
@@ -248,20 +250,20 @@ def test_an_answer_is_kept_and_asked_for_once(monkeypatch, tmp_path):
     }  # fmt: skip
     _answers(monkeypatch, tmp_path, f"import sys; sys.stdin.read(); print('hello'); print('''{json.dumps(facts)}''')")
     params = SimParams("PickCube-v1", control_mode="pd_joint_pos")
-    asked = _maniskill_facts.facts_of(params)
+    asked = facts_module.facts_of(params)
     assert asked == TaskFacts(7, 20.0, ("a",), (-1.0,), (1.0,), {"qpos": 9})
     _answers(monkeypatch, tmp_path, "raise SystemExit(3)")
-    assert _maniskill_facts.facts_of(params) == asked
+    assert facts_module.facts_of(params) == asked
     with pytest.raises(ConfigError, match="could not build PickCube-v1: exit status 3"):
-        _maniskill_facts.facts_of(SimParams("PickCube-v1", control_mode="pd_joint_vel", robot_uids="fetch"))
+        facts_module.facts_of(SimParams("PickCube-v1", control_mode="pd_joint_vel", robot_uids="fetch"))
     (file,) = (tmp_path / "embodied" / "maniskill").iterdir()
     file.write_text("{")  # cut short
     _answers(monkeypatch, tmp_path, f"print('''{json.dumps(facts)}''')")
-    assert _maniskill_facts.facts_of(params) == asked
+    assert facts_module.facts_of(params) == asked
 
 
 def test_an_error_of_the_asked_process_is_raised_here(monkeypatch, tmp_path):
     answer = {"error": "AssetsMissingError", "message": "no meshes", "remedy": "download them"}
     _answers(monkeypatch, tmp_path, f"print('''{json.dumps(answer)}''')")
     with pytest.raises(AssetsMissingError, match="no meshes"):
-        _maniskill_facts.ask(SimParams("PickSingleYCB-v1"))
+        facts_module.ask(SimParams("PickSingleYCB-v1"))

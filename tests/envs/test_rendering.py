@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from embodied.envs import _rendering
-from embodied.envs._rendering import check_renderer
+from embodied.envs.libero import rendering
+from embodied.envs.libero.rendering import check_renderer
 
 from embodied.errors import RendererUnavailableError, UnknownNameError
 
@@ -29,14 +29,14 @@ def _only(monkeypatch, works: dict[str, tuple[bool, str]]) -> list[str]:
         tried.append(name)
         return works[name]
 
-    monkeypatch.setattr(_rendering, "_try_backend", attempt)
+    monkeypatch.setattr(rendering, "_try_backend", attempt)
     return tried
 
 
 def test_takes_the_next_when_the_first_fails(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     tried = _only(monkeypatch, {"egl": (False, "no device"), "osmesa": (True, "llvmpipe")})
-    assert check_renderer() == _rendering.RendererChoice(
+    assert check_renderer() == rendering.RendererChoice(
         "osmesa", "OSMESA (llvmpipe); first of egl, osmesa that made a context"
     )
     assert tried == ["egl", "osmesa"]
@@ -52,8 +52,8 @@ def test_says_what_each_attempt_said(monkeypatch):
 
 def test_a_backend_that_cannot_load_reports_its_error(monkeypatch):
     monkeypatch.setenv("PYOPENGL_PLATFORM", "")
-    monkeypatch.setattr(_rendering, "_TRIAL", "raise ImportError('no libEGL here')")
-    assert _rendering._try_backend("egl") == (False, "ImportError: no libEGL here")
+    monkeypatch.setattr(rendering, "_TRIAL", "raise ImportError('no libEGL here')")
+    assert rendering._try_backend("egl") == (False, "ImportError: no libEGL here")
 
 
 def test_honours_what_the_user_set(monkeypatch):

@@ -20,8 +20,8 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def cloner() -> Cloner:
+def demonstrations() -> tuple[list[Demonstration], list[Demonstration]]:
+    """Two episodes to learn from and one that is held out."""
     env = FakeEnv().spec
     images, state = env.obs["images"].shape, env.obs["state"].shape
     random = np.random.default_rng(0)
@@ -31,7 +31,13 @@ def cloner() -> Cloner:
         fields = {"state": random.normal(size=(length, *state)).astype(np.float32)}
         return Demonstration(env.tasks[0], actions, fields, lambda t: np.full(images, t, np.uint8))
 
-    return Cloner(FakePolicy(), env, bind(CONFIG), [episode(6), episode(7)], [episode(5)], torch.device("cpu"))
+    return [episode(6), episode(7)], [episode(5)]
+
+
+@pytest.fixture
+def cloner() -> Cloner:
+    train, held_out = demonstrations()
+    return Cloner(FakePolicy(), FakeEnv().spec, bind(CONFIG), train, held_out, torch.device("cpu"))
 
 
 def test_the_steps_take_the_samples_in_their_order_one_batch_after_the_other(cloner, monkeypatch):

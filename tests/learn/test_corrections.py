@@ -9,8 +9,9 @@ import pytest
 import torch
 from rig import CPU
 
-from embodied.algorithms import aggregation, granularity
+from embodied.algorithms import aggregation
 from embodied.algorithms.kl import full, k2
+from embodied.algorithms.layout import Layout
 from embodied.learn.batch import make_batch
 from embodied.learn.totals import UpdateTotals
 from embodied.learn.trainer import Trainer
@@ -27,8 +28,9 @@ from embodied.schema import (
     RewardConfig,
 )
 from embodied.testing import FakePolicy
-from embodied.types import Sampling
+from embodied.types import Elements, Sampling
 
+LAYOUT = Layout(Elements((4, 7), action_axis=0), 4)
 HUGE = 1e9  # a norm that no gradient reaches
 
 
@@ -100,7 +102,7 @@ def test_the_decoupled_loss_of_records_that_an_older_policy_made(collected, micr
     weight = (proximal - records["logprobs"]).exp()
     assert (weight > 1.1).any()
     weight = weight.clamp(max=1.1) if mode == "cap" else torch.where(weight > 1.1, 0.0, weight)
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     share = aggregation.weights(mask, batch.sequence_ids, "seq-mean-token-mean")
     expected = torch.where(mask, -batch.advantages * weight * share, 0.0).sum().item()  # before the first step ρ is 1
     metrics, _ = made.update(arrays, results, iteration=0)
@@ -147,7 +149,7 @@ def test_the_exact_kl_in_the_loss(collected, micro, level):
     records = records_of(arrays, batch)
     with torch.no_grad():
         now, began = (p.evaluate(records, Sampling(), distribution=True) for p in (made.policy, bound(env)))
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     tokens = torch.where(mask, full(now.distribution, began.distribution), 0.0)
     count = mask.sum() if level == "token_level" else len(batch)
     metrics, _ = made.update(arrays, results, iteration=0)
@@ -169,7 +171,7 @@ def test_the_kl_in_the_rewards_comes_before_the_advantages(collected, reward_typ
     records = records_of(arrays, batch)
     with torch.no_grad():
         began, now = (p.evaluate(records, Sampling(), distribution=True) for p in (bound(env), moved(bound(env))))
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     tokens = k2(records["logprobs"], began.logprobs) if kind == "k2" else full(now.distribution, began.distribution)
     tokens = torch.where(mask, tokens, 0.0)
     penalty = torch.zeros(8).index_add(0, batch.sequence_ids, tokens.sum(1))
@@ -215,7 +217,7 @@ def test_the_adaptive_weight_is_fed_the_mean_over_all_elements(collected):
     records = records_of(arrays, batch)
     with torch.no_grad():
         began = bound(env).evaluate(records, Sampling())
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     tokens = torch.where(mask, k2(records["logprobs"], began.logprobs), 0.0).double().sum(1)
     per_record = torch.stack([tokens, mask.sum(1).double()], dim=1)
     sums, counts = torch.zeros(8, 2, dtype=torch.float64).index_add(0, batch.sequence_ids, per_record).unbind(1)

@@ -103,7 +103,7 @@ def test_an_overflow_lowers_the_scale_and_is_no_bad_update(collected) -> None:
     overflows = metrics["train/overflows"]
     assert 1 <= overflows < 24
     assert metrics["train/optimizer_steps"] == 24 - overflows == made.weight_version
-    assert metrics["train/bad_updates"] == made.finite.bad_in_a_row == 0
+    assert metrics["train/bad_updates"] == made.engine.finite.bad_in_a_row == 0
     assert metrics["train/loss_scale"] == 2.0 ** (24 - overflows)
     assert flat(made.policy).isfinite().all()
     plain = trainer(env, update_epoch=24 - int(overflows))
@@ -117,7 +117,7 @@ def test_the_scale_is_part_of_the_state_of_training(collected) -> None:
     made, again, plain = trainer(env, enabled=True, growth_interval=1), trainer(env, enabled=True), trainer(env)
     made.update(arrays, results, iteration=0)
     again.load_state_dict(made.state_dict())
-    assert again.loss_scale.state_dict() == made.loss_scale.state_dict() == {"value": 2.0**17, "good": 0}
+    assert again.engine.loss_scale.state_dict() == made.engine.loss_scale.state_dict() == {"value": 2.0**17, "good": 0}
     assert "loss_scale" not in plain.state_dict()
 
 

@@ -80,7 +80,7 @@ def test_advantages_and_targets_of_records(shared_rig, reward_type):
     assert batch.advantages[counted].tolist() == pytest.approx(advantages, abs=1e-5)
     assert batch.value_targets[counted].tolist() == pytest.approx(targets, abs=1e-5)
     if reward_type == "action_level":
-        assert torch.equal(counted, torch.arange(4) < batch.num_steps[:, None])
+        assert torch.equal(counted, torch.arange(4) < batch.counts.num_steps[:, None])
 
 
 def test_always_bootstraps_terminated_episodes_too(shared_rig):
@@ -109,7 +109,7 @@ def test_the_value_loss_is_the_mean_over_what_was_executed(shared_rig, micro):
         step(),
     )
     metrics, batch = made.update(arrays, results, 0)
-    executed = torch.arange(4) < batch.num_steps[:, None]
+    executed = torch.arange(4) < batch.counts.num_steps[:, None]
     old = torch.from_numpy(arrays["value"][batch.rows])
     errors = (old - batch.value_targets)[executed]
     assert metrics["train/value_loss"] == pytest.approx((errors**2 / 2).mean().item(), rel=1e-5)

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rig import CPU
 
-from embodied.algorithms import aggregation, granularity, losses
+from embodied.algorithms import aggregation
 from embodied.algorithms.advantages import grpo
+from embodied.algorithms.layout import Layout
+from embodied.algorithms.losses import ppo
 from embodied.errors import ConfigError, NumericalError
 from embodied.learn.batch import micro_batches, optimizer_batches
 from embodied.learn.optimizer import make_optimizer
@@ -22,8 +24,9 @@ from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import eval_plan, train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy
-from embodied.types import Sampling
+from embodied.types import Elements, Sampling
 
+LAYOUT = Layout(Elements((4, 7), action_axis=0), 4)
 HUGE = 1e9  # a norm that no gradient reaches: nothing is clipped
 
 
@@ -79,15 +82,15 @@ def explicit(made: Trainer, arrays, results, batch, entropy_bonus=0.0):
     records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
     result = policy.evaluate(records, Sampling())
     level = made.algorithm.logprob_type
-    mask = granularity.mask(batch.num_steps, 4, 7, level)
-    new = granularity.reduce_logprobs(result.logprobs, batch.num_steps, 4, level)
-    old = granularity.reduce_logprobs(records["logprobs"], batch.num_steps, 4, level)
+    mask = LAYOUT.mask(batch.counts, level)
+    new = LAYOUT.reduce(result.logprobs, batch.counts, level)
+    old = LAYOUT.reduce(records["logprobs"], batch.counts, level)
     advantages = grpo(*returns_and_groups(results)).values[batch.sequence_ids]
-    loss = losses.ppo(new, old, advantages[:, None].expand_as(new), 0.2, 0.28).per_token
+    loss = ppo.Loss(0.2, 0.28)(new, old, advantages[:, None].expand_as(new)).per_token
     total = (loss * aggregation.weights(mask, batch.sequence_ids, made.algorithm.loss_agg_func)).sum()
     if entropy_bonus:
-        token_mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
-        entropy = granularity.reduce_entropy(result.entropy, batch.num_steps, 4, "token_level")
+        token_mask = LAYOUT.mask(batch.counts, "token_level")
+        entropy = LAYOUT.reduce(result.entropy, batch.counts, "token_level")
         share = aggregation.weights(token_mask, batch.sequence_ids, made.algorithm.loss_agg_func)
         total = total - entropy_bonus * (entropy * share).sum()
     total.backward()
@@ -223,7 +226,7 @@ def test_a_finite_update_begins_the_count_anew_and_too_many_in_a_row_stop(collec
     for poisoned, expected in ((True, 1), (False, 0), (True, 1)):
         made.policy.poisoned = poisoned
         metrics, _ = made.update(arrays, results, iteration=0)
-        assert made.finite.bad_in_a_row == metrics["train/bad_updates"] == expected
+        assert made.engine.finite.bad_in_a_row == metrics["train/bad_updates"] == expected
     with pytest.raises(NumericalError, match=r"2 updates in a row; last finite: loss .* at weight version 1"):
         made.update(arrays, results, iteration=0)
     assert made.weight_version == 1
@@ -308,7 +311,7 @@ def test_the_ratio_of_gspo_is_that_of_the_episode(collected):
     records = {name: torch.from_numpy(array[batch.rows]) for name, array in arrays.items()}
     with torch.no_grad():
         gaps = other.evaluate(records, Sampling()).logprobs - records["logprobs"]
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     ids = batch.sequence_ids[:, None].expand_as(mask)
     ratios = [gaps[mask & (ids == s)].mean().exp() for s in range(8)]
     assert batch.positive.all(), "dense rewards: no episode is left out"
@@ -321,7 +324,7 @@ def test_positive_nll_raises_the_log_probs_of_what_paid(collected):
     arrays, results = with_equal_returns(arrays, results, groups={0, 1, 2, 3})
     made = trainer(env, positive_nll_coef=0.5, optimizer=optim(lr=1e-4))
     metrics, batch, _ = update_and_gradients(made, arrays, results)
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     old = torch.from_numpy(arrays["logprobs"][batch.rows])
     assert metrics["train/skipped_records"] == 0
     assert metrics["train/loss"] == pytest.approx(-0.5 * old[mask].mean().item(), rel=1e-5)
@@ -341,7 +344,7 @@ def test_sequences_that_fell_too_far_have_no_gradient(collected):
     policy = FakePolicy()
     policy.bind(env)
     new = policy.evaluate(records, Sampling()).logprobs.detach()
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     share = aggregation.weights(mask, batch.sequence_ids, "seq-mean-token-mean")
     expected = torch.where(mask, -batch.advantages.clamp(min=0) * new * share, 0.0).sum().item()
     assert losses[1] == pytest.approx(expected, rel=1e-4)
@@ -392,7 +395,7 @@ def test_the_kl_penalty_pulls_towards_the_weights_that_training_began_with(colle
     began.bind(env)
     with torch.no_grad():
         d = made.policy.evaluate(records, Sampling()).logprobs - began.evaluate(records, Sampling()).logprobs
-    mask = granularity.mask(batch.num_steps, 4, 7, "token_level")
+    mask = LAYOUT.mask(batch.counts, "token_level")
     expected = (d[mask] ** 2 / 2).mean().item()
     later, _ = made.update(arrays, results, iteration=1)
     assert later["train/kl_reference"] == pytest.approx(expected, rel=1e-4)
@@ -499,7 +502,7 @@ def test_what_was_trained_on_is_counted_once_an_epoch(collected):
 def test_staleness_counts_updates_since_a_record_was_acted(collected):
     env, arrays, results = collected  # acted at version 5
     made = trainer(env, batch=10)
-    made.weight_version = 7
+    made.engine.weight_version = 7
     metrics, batch = made.update(arrays, results, iteration=0)
     steps = -(-len(batch) // 10)
     assert metrics["train/staleness_max"] == 2 + steps - 1

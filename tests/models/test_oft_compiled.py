@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from embodied.models.openvla_oft import build_policy
-from embodied.models.openvla_oft.compiled import bucket, filled
+from embodied.models.shared.compiled import bucket, filled
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from embodied.errors import ConfigError

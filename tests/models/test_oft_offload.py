@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from embodied.models.openvla_oft.offload import activations_on_host
+from embodied.models.shared.offload import activations_on_host
 from torch import nn
 
 from embodied.types import Sampling

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from embodied.models.openvla_oft.sampling import draw, entropy, log_probs
+from embodied.models.shared.sampling import draw, entropy, log_probs
 
 from embodied.types import Sampling
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from embodied.models.openvla_oft import build_policy
-from embodied.models.openvla_oft.lora import merged_state, save_adapter, sliced_linear
+from embodied.models.shared.lora import merged_state, save_adapter, sliced_linear
 from safetensors.torch import load_file, save_file
 
 from embodied.errors import CheckpointError, ConfigError

@@ -38,7 +38,7 @@ ELSEWHERE = {
     "embodied/learn/": ["tests/learn/"],
     "embodied/parallel/": ["tests/parallel/"],
     "models/openvla_oft/settings.py": ["tests/models/test_oft_settings.py", "tests/models/test_oft_policy.py"],
-    "models/openvla_oft/": ["tests/models/"],
+    "models/": ["tests/models/"],
 }
 HYPOTHESIS = "hypothesis.internal.conjecture.engine.ConjectureRunner.test_function"
 SETTINGS = """[run]

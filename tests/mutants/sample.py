@@ -29,7 +29,7 @@ from measure import ELSEWHERE, measure
 from operators import Fault, faults_of
 from tree import ROOT, copy_tree
 
-FOLDERS = ("embodied/algorithms", "embodied/learn", "embodied/runtime", "models/openvla_oft")
+FOLDERS = ("embodied/algorithms", "embodied/learn", "embodied/runtime", "models/openvla_oft", "models/shared")
 IMPORTED = (
     "numpy", "torch", "torch.distributed.checkpoint", "transformers", "transformers.models.llama.modeling_llama",
     "peft", "tokenizers", "safetensors.torch", "hydra", "omegaconf", "pydantic", "pytest", "hypothesis", "rich",

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from embodied.observe.timeline import POLICY, SLOTS, Timeline
+from embodied.random import Stream
 from embodied.runtime.plan import train_plan
 
 
@@ -42,7 +43,8 @@ def test_spans_are_those_of_the_workers_clock(tmp_path):
     timeline.sent(0)
     clock.now = 109.0  # noticed late
     timeline.worked(0, began=101.0, parts={"reset": 2.0, "render": 0.5}, waits=True)
-    with timeline.policy(1):
+    with timeline.policy() as answered:
+        answered.append(None)
         clock.now = 110.0
     timeline.sent(0)
     clock.now = 120.0
@@ -80,7 +82,8 @@ def test_without_a_trace_nothing_is_remembered():
     timeline = Timeline(slots=1)
     timeline.sent(0)
     timeline.worked(0, timeline._sent[0], {"step": 0.1}, waits=True)
-    with timeline.policy(3):
+    with timeline.policy() as answered:
+        answered += [None] * 3
         pass
     assert timeline.spans == []
 
@@ -98,7 +101,7 @@ def test_a_rollout_leaves_a_trace_of_all_it_did(make_rig, tmp_path, kill):
     killed: list[int] = []
     rollout = rig.rollout(trace=tmp_path / "trace")
     results, stats = rollout.collect(plan, rig.job(), disturb)
-    rollout.collect(plan, rig.job(stream=1))
+    rollout.collect(plan, rig.job(stream=Stream.EVAL_NOISE))
     assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == ["000001-train.json", "000002-eval.json"]
     trace = json.loads((tmp_path / "trace" / "000001-train.json").read_text())
     events = trace["traceEvents"]

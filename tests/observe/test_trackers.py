@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.errors import RunFolderError, UnknownNameError
+from embodied.errors import ConfigError, RunFolderError, UnknownNameError
 from embodied.observe import trackers
 from embodied.observe.trackers import JsonlTracker, Trackers, make_trackers
+from embodied.schema.runner import TRACKERS, LoggerConfig
 
 
 def write(path, steps, **kwargs):
@@ -143,6 +144,54 @@ def test_an_unknown_backend_opens_nothing(tmp_path):
     with pytest.raises(UnknownNameError, match=r"Did you mean 'tensorboard'(.|\n)*runner\.logger\.logger_backends"):
         make_trackers(["jsonl", "tensorbord"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class Own(Spy):
+    """What a user names by its dotted path."""
+
+    def __init__(self, folder, resume_step, run_id):
+        super().__init__()
+        self.given, self.run_id = (folder, resume_step, run_id), "own id"
+
+
+def one_argument(folder):
+    return Spy()
+
+
+def test_a_class_of_the_user_s_is_called_with_what_trackers_need(tmp_path):
+    name = f"{__name__}.Own"
+    made = make_trackers(["jsonl", name], tmp_path, 3, {name: "id 7"})
+    assert made._named[name].given == (tmp_path, 3, "id 7")
+    assert made.run_ids == {name: "own id"}
+    made.log(4, {"train/loss": 1.0})
+    made.close()
+    assert (made._named[name].logged, made._named[name].closed) == ([(4, {"train/loss": 1.0})], True)
+
+
+def test_a_class_that_cannot_be_imported_opens_nothing(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot import 'no_such_module\.Tracker'"):
+        make_trackers(["jsonl", "no_such_module.Tracker"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_module.Tracker", r"logger_backends: cannot import 'no_such_module\.Tracker'"),
+        (f"{__name__}.Missing", "cannot import"),
+        (f"{__name__}.one_argument", r"one_argument cannot be called with \(folder, resume_step, run_id\)"),
+        (f"{__name__}.__doc__", "cannot be called"),
+    ],
+)
+def test_what_cannot_be_a_tracker_is_refused_with_the_configuration(name, says):
+    with pytest.raises(ConfigError, match=says):
+        LoggerConfig(log_path="run", logger_backends=["jsonl", name])
+
+
+def test_the_configuration_takes_ours_and_the_user_s():
+    names = [*TRACKERS, f"{__name__}.Own"]
+    assert LoggerConfig(log_path="run", logger_backends=names).logger_backends == names
+    assert set(TRACKERS) == set(trackers._BACKENDS)
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):

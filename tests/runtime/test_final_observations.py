@@ -15,7 +15,7 @@ CLOSE = {"slots": 4, "step_s": 0.0005, "success_distance": 0.6, "policy": VALUED
 
 
 def collect(rig, schedule=None, **job):
-    plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=8, group_size=2)
+    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
     return rig.rollout(**(schedule or {})).collect(plan, rig.job(**job))[0]
 
 

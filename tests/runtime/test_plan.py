@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embodied.random import Stream
 from embodied.runtime.plan import EVAL_SEEDS, eval_plan, noise, train_plan, video_name, with_videos
-from embodied.types import EnvSpec
+from embodied.types import EnvSpec, Noise
 
 STATES = (3, 2, 4)
 SPEC = EnvSpec({}, (), 2, (-1.0, -1.0), (1.0, 1.0), ("a", "b", "c"), STATES, 10, 20.0)
@@ -105,21 +105,25 @@ KEYS = st.tuples(
 
 @given(st.lists(KEYS, min_size=2, max_size=6, unique=True))
 def test_noise_depends_on_its_key_and_not_on_order(keys):
-    forwards = {key: noise(*key, 28) for key in keys}
-    backwards = {key: noise(*key, 28) for key in reversed(keys)}
+    forwards = {key: noise(*key, Noise((28,))) for key in keys}
+    backwards = {key: noise(*key, Noise((28,))) for key in reversed(keys)}
     for key in keys:
         assert np.array_equal(forwards[key], backwards[key])
     assert len({draw.tobytes() for draw in forwards.values()}) == len(keys)
 
 
 def test_noise_is_uniform_and_a_longer_chunk_begins_like_a_shorter_one():
-    draws = np.stack([noise(3, Stream.TRAIN_NOISE, episode, t, 56) for episode in range(20) for t in range(20)])
+    draws = np.stack(
+        [noise(3, Stream.TRAIN_NOISE, episode, t, Noise((56,))) for episode in range(20) for t in range(20)]
+    )
     assert draws.dtype == np.float32
     assert draws.min() >= 0
     assert draws.max() < 1
     assert abs(draws.mean() - 0.5) < 0.01
     assert np.unique(draws).size > 0.99 * draws.size
-    assert np.array_equal(noise(3, Stream.TRAIN_NOISE, 1, 1, 8), noise(3, Stream.TRAIN_NOISE, 1, 1, 56)[:8])
+    assert np.array_equal(
+        noise(3, Stream.TRAIN_NOISE, 1, 1, Noise((8,))), noise(3, Stream.TRAIN_NOISE, 1, 1, Noise((56,)))[:8]
+    )
 
 
 def test_eval_plan_draws_states_when_they_are_not_fixed():

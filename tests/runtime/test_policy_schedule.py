@@ -10,15 +10,13 @@ from embodied.runtime.plan import train_plan
 from embodied.runtime.schedule import Schedule
 from embodied.types import Episode, Start
 
-ALL = {"policy_batch": 8, "fixed_shape": True}
-
 
 def lockstep(stages=1):
-    return Schedule(lockstep=True, min_batch=1, stages=stages, **ALL)
+    return Schedule(lockstep=True, min_batch=1, stages=stages)
 
 
 def ready_set(min_batch, max_wait_s=float("inf")):
-    return Schedule(lockstep=False, min_batch=min_batch, max_wait_s=max_wait_s, **ALL)
+    return Schedule(lockstep=False, min_batch=min_batch, max_wait_s=max_wait_s)
 
 
 @pytest.mark.parametrize(

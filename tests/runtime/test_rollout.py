@@ -15,7 +15,7 @@ from embodied.runtime.channel import Kind
 from embodied.runtime.plan import noise, train_plan
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import RolloutStats
-from embodied.types import EpisodeResult, Sampling
+from embodied.types import EpisodeResult, Noise, Sampling
 
 STEP_S = 0.0005
 
@@ -86,7 +86,7 @@ def test_actions_executed_are_the_tokens_drawn_from_the_keyed_noise(rig):
     chunks = [(result.episode.episode_id, t, row) for result in results for t, row in enumerate(result.rows)]
     assert max(t for _, t, _ in chunks) == 2
     for episode_id, t, row in chunks:
-        uniform = torch.from_numpy(noise(7, Stream.TRAIN_NOISE, episode_id, t, 28))[None]
+        uniform = torch.from_numpy(noise(7, Stream.TRAIN_NOISE, episode_id, t, Noise((28,))))[None]
         obs = {name: torch.from_numpy(arrays[name][[row]]) for name in ("images", "state", "task_id")}
         fields = rig.policy.act(obs, uniform, Sampling()).fields
         assert fields["action_tokens"][0].tolist() == arrays["action_tokens"][row].tolist()

@@ -1,0 +1,57 @@
+"""Ratios of probabilities: of the present policy to the one that acted, and what corrects for the difference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""exp(20) ≈ 5e8 still squares to a finite float32; an element that far off has no gradient."""
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """``log ρ = clamp(lp − lp_old, ±20)``."""
+    return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_level(logprobs: Tensor, drift: Tensor) -> Tensor:
+    """Old log-probs under which each element's ratio is that of its sequence: GSPO-token (arXiv 2507.18071).
+
+    ``s = exp(drift)`` with ``drift = mean_t(lp − lp_old)`` over the sequence; from ``ρ = exp(lp − old)`` with
+    ``old = sg(lp) − drift`` follows ``ρ = sg(s) · exp(lp − sg(lp))``, whose gradient is ``s · ∇lp``.
+
+    Args:
+        logprobs: now [N, M].
+        drift: [N, 1], the same for all records of a sequence.
+    """
+    return logprobs.detach() - drift
+
+
+def off_policy(advantages: Tensor, drift: Tensor, delta: float) -> Tensor:
+    """Elements to be dropped: those with A < 0 of sequences with ``mean(lp_old − lp) > delta``, bool [N, M].
+
+    The off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556): far from the policy that made a mistake, unlearning that
+    mistake does harm. What is dropped stays in the denominators.
+
+    Args:
+        advantages: [N, M].
+        drift: ``mean(lp − lp_old)`` of the element's sequence [N, 1].
+        delta: nats, above 0.
+    """
+    return (advantages < 0) & (-drift > delta)
+
+
+def importance_weight(proximal: Tensor, behaviour: Tensor, cap: float | None, mode: str = "cap") -> Tensor:
+    """``min(exp(lp_prox − lp_behaviour), cap)``: corrects for actions of another policy than the one around which the
+    loss clips. Decoupled PPO (arXiv 2110.00641, equation 7), truncated as in IMPALA (arXiv 1802.01561).
+
+    Args:
+        proximal: log-probs of the policy at the beginning of the update [N, M].
+        behaviour: of the policy that acted [N, M].
+        cap: largest weight; None for none.
+        mode: ``cap``, or ``mask``: weights beyond the cap become 0.
+    """
+    weight = log_ratio(proximal, behaviour).exp()
+    if cap is None:
+        return weight
+    return weight.clamp(max=cap) if mode == "cap" else torch.where(weight > cap, 0.0, weight)

@@ -1,0 +1,110 @@
+"""The env port: envs that execute commands, in worker processes of this machine or elsewhere.
+
+    user ── send(command) ──▶ │ EnvPort │ ──▶ a slot executes it: rows of the slab are read and written
+    user ◀── recv() ───────── │         │ ◀── Completion, Lost, Back
+
+| event        | says                                             | the slot then    |
+|--------------|--------------------------------------------------|------------------|
+| `Completion` | the slot's command was executed                  | takes a command  |
+| `Lost`       | the slot's worker has failed, its command is not | takes no command |
+|              | executed                                         |                  |
+| `Back`       | a new worker serves the slot                     | takes a RESET    |
+
+The port knows neither episodes nor policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from embodied.runtime.channel import Command, Completion
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The worker of a slot has failed: the slot's episode is gone, and it takes no command until :class:`Back`."""
+
+    slot: int
+    error: Exception
+    suspects: int  # slots that the worker may have been busy with, if this is one of them; 0 if it is not
+
+
+@dataclass(frozen=True)
+class Back:
+    """A new worker serves the slot."""
+
+    slot: int
+
+
+Event = Completion | Lost | Back
+
+
+class EnvPort(Protocol):
+    """Env slots that execute commands. Slots have the numbers 0 … ``num_slots`` − 1.
+
+    Promises:
+
+    - A slot has at most one command in flight. Each command is answered by one event: `Completion` or `Lost`.
+    - What a command writes stands in the slab before its `Completion` is returned by :meth:`recv`.
+    - `Lost` comes once for every slot of a worker that failed, with a command in flight or without, and before the
+      `Back` of that slot. What the failed worker had completed comes before both.
+    - A slot whose worker failed is served again without being asked for, or :meth:`recv` raises.
+    """
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def up(self) -> Sequence[int]:
+        """Slots that take commands, as far as :meth:`recv` has said; in ascending order."""
+        ...
+
+    @property
+    def moving(self) -> AbstractSet[int]:
+        """Slots whose command in flight will be answered whatever else is sent or not. A slot that is stepped together
+        with others is not among them while those others have no command yet: waiting for it alone would never end.
+        The collection changes with the next call of :meth:`send` or :meth:`recv`."""
+        ...
+
+    def group_of(self, slot: int) -> int:
+        """A number that slots share if they wait for each other, so that they are best given their commands one after
+        another."""
+        ...
+
+    def send(self, command: Command, video: str | None = None) -> None:
+        """Give a slot its next command. Its worker may be woken only by the next :meth:`flush` or :meth:`recv`.
+
+        Args:
+            video: the file that a RESET with ``video=True`` records to.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Wake the workers that have been given commands."""
+        ...
+
+    def recv(self, min_ready: int, timeout: float | None = None) -> Sequence[Event]:
+        """Wait until ``min_ready`` slots have completed, or a slot was lost or came back, or ``timeout`` seconds have
+        passed, or nothing is left to wait for; return all that has happened since the last call.
+
+        Raises:
+            EmbodiedError: an error that the env explains, or a worker that failed too often in a row.
+        """
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Workers that have failed and were replaced since the port was opened."""
+        ...
+
+    def blame(self, lost: Lost, episode_id: int, count: int) -> None:
+        """Report that an episode has been lost ``count`` times while the slot's worker was busy with it. Call this if
+        ``lost.suspects`` is not 0.
+
+        Raises:
+            EmbodiedError: ``lost.error``, if that is too often: the episode is then at fault and not the moment.
+        """
+        ...

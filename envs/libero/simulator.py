@@ -1,0 +1,280 @@
+"""Steps one LIBERO task in MuJoCo, in the worker: built once, then set to any state; equal to the original bit by bit.
+
+The original (``OffScreenRenderEnv``) does more in an episode. Left out here is what changes nothing:
+
+==========================================  =====================================================================
+original                                    here
+==========================================  =====================================================================
+``reset()`` rebuilds the model, 2 s         the state after the first reset is kept and restored, < 1 ms
+renders each camera in each control step    on demand (:meth:`TaskSimulator.render`)
+reads 40 observables in each sub-step       the positions that the sensors saw are noted; the rest on demand
+three forward passes a sub-step             one, split around the controller (``mj_step1``, ``mj_step2``)
+==========================================  =====================================================================
+
+Fixtures (cabinets, stoves) are placed at random by each reset of the original, by numpy's global generator. OpenVLA's
+evaluation seeds it with 0 before its first reset; that placement is the one that is kept here.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from ..shared.rotations import axis_angle
+from .grasps import Boxes
+from .process import quiet
+from .rendering import Offscreen
+
+CONTROL_HZ = 20
+WAIT_ACTION = np.array([0.0, 0, 0, 0, 0, 0, -1])  # stand still with an open gripper
+_PLACEMENT_SEED = 0
+
+
+class SensorClock:
+    """Tells at which physics sub-step robosuite reads its sensors, by the arithmetic of its ``Observable.update``.
+
+    An observation shows the sub-step at which the timer sampled, not the end of the control step. Rounding of floats
+    decides which sub-step that is, so the same additions are made here.
+    """
+
+    _PERIOD = 1.0 / CONTROL_HZ
+
+    def __init__(self, timestep: float) -> None:
+        self._timestep = timestep
+        self.state = (0.0, False)  # s since the last period began, sampled in this period
+
+    def tick(self, force: bool = False) -> bool:
+        """Advances one sub-step; returns whether the sensors are read in it."""
+        elapsed, sampled = self.state
+        elapsed += self._timestep
+        read = force or (not sampled and elapsed <= self._PERIOD)
+        sampled |= read
+        if elapsed >= self._PERIOD:
+            read |= not sampled
+            elapsed, sampled = elapsed % self._PERIOD, False
+        self.state = (elapsed, sampled)
+        return read
+
+
+class TaskSimulator:
+    """Simulates one task. Building takes seconds; going to an initial state 0.1 s the first time, then 0.1 ms."""
+
+    def __init__(self, bddl_file: str, cameras: tuple[str, ...], height: int, width: int) -> None:
+        import mujoco
+
+        self._mujoco = mujoco
+        self._size = (width, height)
+        self._domain = _build(bddl_file)
+        self._robot = self._domain.robots[0]
+        self._model, self._data = self._domain.sim.model._model, self._domain.sim.data._data
+        # positions and velocities are all that the controller reads, so it needs only the first half of MuJoCo's step
+        self._domain.sim.forward = functools.partial(mujoco.mj_step1, self._model, self._data)
+        self._shown_data = mujoco.MjData(self._model)  # positions that the sensors saw, for rendering
+        self._camera_ids = {name: self._domain.sim.model.camera_name2id(name) for name in cameras}
+        self._substeps = int(self._domain.control_timestep / self._domain.model_timestep)
+        self._clock = SensorClock(self._domain.model_timestep)
+        self._clock.tick(force=True)  # as the original's reset does
+        self._note_sensors()
+        self._after_reset = self.get_state()
+        self._settled: dict[int, dict[str, Any]] = {}  # by initial state; the same start comes group_size times
+        self._offscreen: Offscreen | None = None
+        self._pictures: dict[str, np.ndarray] = {}
+
+    def begin(self, init_state_id: int, init_state: np.ndarray, wait_steps: int) -> None:
+        """Goes to an initial state [1 + nq + nv] and lets the objects settle for ``wait_steps`` control steps."""
+        if init_state_id not in self._settled:
+            self.set_state(self._after_reset)
+            self._place(init_state)
+            for _ in range(wait_steps):
+                self.step(WAIT_ACTION)
+            self._settled[init_state_id] = self.get_state()
+        self.set_state(self._settled[init_state_id])
+
+    def _place(self, init_state: np.ndarray) -> None:
+        """Does what the original's ``set_init_state`` does, without its rendering."""
+        self._domain.sim.set_state_from_flattened(init_state)
+        self._mujoco.mj_forward(self._model, self._data)
+        self._domain._check_success()  # lights the burner of a stove that is on
+        self._domain._post_process()
+        self._clock.tick(force=True)
+        self._note_sensors()
+
+    def step(self, action: np.ndarray) -> bool:
+        """Executes one control step [7]; returns whether the goal is reached."""
+        domain, self._pictures = self._domain, {}
+        for substep in range(self._substeps):
+            domain._pre_action(action, policy_step=substep == 0)  # calls sim.forward, which is mj_step1; sets torques
+            read = self._clock.tick()
+            if read:
+                self._note_sensors()
+            self._mujoco.mj_step2(self._model, self._data)
+            if read:  # poses are those before the integration, joint angles those after it, as in the original
+                self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
+        success = bool(domain._check_success())
+        domain._post_process()
+        return success
+
+    def _note_sensors(self) -> None:
+        self._shown_qpos = self._data.qpos.copy()
+        self._shown_site_rgba = self._model.site_rgba.copy()
+        self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
+
+    def robot_state(self) -> np.ndarray:
+        """Reads float32 [8]: gripper position (m), its orientation (axis-angle, rad), the two fingers (m)."""
+        data = self._shown()
+        position = data.site_xpos[self._robot.eef_site_id]
+        w, x, y, z = data.xquat[self._model.body(self._robot.robot_model.eef_name).id]
+        return np.concatenate([position, axis_angle(x, y, z, w), self._gripper_qpos]).astype(np.float32)
+
+    def render(self, camera: str) -> np.ndarray:
+        """Renders what the sensors saw last, uint8 [H, W, 3], upright. Computed once for each state."""
+        if camera not in self._pictures:
+            self._offscreen = self._offscreen or Offscreen(self._model, *self._size)
+            now, self._model.site_rgba[:] = self._model.site_rgba.copy(), self._shown_site_rgba
+            self._pictures[camera] = self._offscreen.render(self._shown(), self._camera_ids[camera])
+            self._model.site_rgba[:] = now
+        return self._pictures[camera]
+
+    def _shown(self) -> Any:
+        """Poses of bodies, cameras and lights at the positions that the sensors saw."""
+        mujoco, data = self._mujoco, self._shown_data
+        data.qpos[:] = self._shown_qpos
+        mujoco.mj_kinematics(self._model, data)
+        mujoco.mj_comPos(self._model, data)
+        mujoco.mj_camlight(self._model, data)
+        return data
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that later steps, rewards and pictures depend on; the arrays are copies."""
+        return copy.deepcopy(
+            {
+                "physics": self._physics(),
+                "controller": self._controller_state(),
+                "gripper": self._robot.gripper.current_action,
+                "site_rgba": self._model.site_rgba,
+                "lit_sites": self._lit_sites(),
+                "clock": self._clock.state,
+                "shown": (self._shown_qpos, self._shown_site_rgba, self._gripper_qpos),
+            }
+        )
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        state = copy.deepcopy(state)
+        self._mujoco.mj_setState(self._model, self._data, state["physics"], _integration(self._mujoco))
+        vars(self._robot.controller).update(state["controller"])
+        self._robot.gripper.current_action = state["gripper"]
+        self._model.site_rgba[:] = state["site_rgba"]
+        for name, sites in state["lit_sites"].items():
+            self._domain.get_object(name).object_properties["vis_site_names"] = sites
+        self._clock.state = state["clock"]
+        self._shown_qpos, self._shown_site_rgba, self._gripper_qpos = state["shown"]
+        self._pictures = {}
+
+    def _physics(self) -> np.ndarray:
+        """Time, positions, velocities, controls and the solver's warm start."""
+        physics = np.empty(self._mujoco.mj_stateSize(self._model, _integration(self._mujoco)))
+        self._mujoco.mj_getState(self._model, self._data, physics, _integration(self._mujoco))
+        return physics
+
+    def _controller_state(self) -> dict[str, Any]:
+        """Goals and flags of the controller; what remains (the simulation, names, indices) never changes."""
+        kept = (np.ndarray, float, bool, type(None))
+        return {name: value for name, value in vars(self._robot.controller).items() if isinstance(value, kept)}
+
+    def _lit_sites(self) -> dict[str, Any]:
+        """Which marks are shown (a burner that is on), by object."""
+        objects = {**self._domain.objects_dict, **self._domain.fixtures_dict}
+        return {name: thing.object_properties["vis_site_names"] for name, thing in objects.items()}
+
+    def progress(self) -> float:
+        """Progress in [0, 1), defined in :class:`embodied.envs.libero.LiberoEnv`."""
+        goals = self._domain.parsed_problem["goal_state"]
+        open_goals = [goal for goal in goals if not self._domain._eval_predicate(goal)]
+        best = max((self._nearness(goal) for goal in open_goals), default=0.0)
+        return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
+
+    def _nearness(self, goal: list[str]) -> float:
+        """1 − tanh of distances: gripper to the goal's object and, for two-place goals, object to its target."""
+        places = [np.array(self._domain.object_states_dict[name].get_geom_state()["pos"]) for name in goal[1:]]
+        gripper = self._data.site_xpos[self._robot.eef_site_id]
+        pairs = zip([gripper, *places[:-1]], places, strict=True)
+        return float(np.mean([1.0 - math.tanh(5.0 * float(np.linalg.norm(a - b))) for a, b in pairs]))
+
+    # -- what a scripted expert reads (``experts.Scene``): as the sensors saw it, like pictures and robot_state
+
+    def hand(self) -> tuple[np.ndarray, np.ndarray]:
+        data, site = self._shown(), self._robot.eef_site_id
+        return data.site_xpos[site].copy(), data.site_xmat[site].reshape(3, 3).copy()
+
+    def base(self) -> np.ndarray:
+        return self._shown().xpos[self._robot_body()].copy()
+
+    def goals(self) -> list[list[str]]:
+        return self._domain.parsed_problem["goal_state"]
+
+    def reached(self, goal: list[str]) -> bool:
+        return bool(self._domain._eval_predicate(goal))
+
+    def place(self, name: str) -> np.ndarray:
+        data = self._shown()
+        if name in self._domain.object_sites_dict:
+            return data.site_xpos[self._model.site(name).id].copy()
+        return data.xpos[self._domain.obj_body_id[name]].copy()
+
+    def boxes(self, name: str) -> Boxes:
+        return self._boxes(self._geoms_of(name))
+
+    def obstacles(self, name: str) -> Boxes:
+        everything = np.arange(self._model.ngeom)
+        return self._boxes(np.setdiff1d(everything, np.concatenate([self._geoms_of(name), self._robot_geoms()])))
+
+    def _geoms_of(self, name: str) -> np.ndarray:
+        """Ids of an object's geoms; for a region, those of its object."""
+        if name in self._domain.object_sites_dict:
+            name = self._domain.object_states_dict[name].parent_name
+        return self._geoms_below(self._domain.obj_body_id[name])
+
+    def _robot_geoms(self) -> np.ndarray:
+        return self._geoms_below(self._robot_body())
+
+    def _robot_body(self) -> int:
+        return int(self._model.body(self._robot.robot_model.root_body).id)
+
+    def _geoms_below(self, body: int) -> np.ndarray:
+        return np.flatnonzero(self._model.body_rootid[self._model.geom_bodyid] == self._model.body_rootid[body])
+
+    def _boxes(self, geoms: np.ndarray) -> Boxes:
+        """Bounding boxes of the geoms that collide, without planes (the floor)."""
+        model, data = self._model, self._shown()
+        collide = (model.geom_contype[geoms] | model.geom_conaffinity[geoms]) > 0
+        geoms = geoms[collide & (model.geom_type[geoms] != self._mujoco.mjtGeom.mjGEOM_PLANE)]
+        axes = data.geom_xmat[geoms].reshape(-1, 3, 3)
+        bounds = model.geom_aabb[geoms]
+        centers = data.geom_xpos[geoms] + np.einsum("nij,nj->ni", axes, bounds[:, :3])
+        return Boxes(centers, axes.copy(), bounds[:, 3:])
+
+    def close(self) -> None:
+        if self._offscreen is not None:
+            self._offscreen.close()
+            self._offscreen = None
+
+
+def _integration(mujoco: Any) -> int:
+    return int(mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+def _build(bddl_file: str) -> Any:
+    """Builds the robosuite environment and resets it once, with its fixtures placed by a fixed seed; no GL."""
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    others = np.random.get_state()
+    with quiet():
+        env = ControlEnv(bddl_file_name=bddl_file, use_camera_obs=False, has_offscreen_renderer=False)
+        np.random.seed(_PLACEMENT_SEED)
+        env.reset()
+    np.random.set_state(others)
+    return env.env

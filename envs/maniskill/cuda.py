@@ -1,0 +1,85 @@
+"""Finds out whether ManiSkill can simulate on a GPU here, and which GPU a worker should use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from embodied.errors import AssetsMissingError, ConfigError
+
+from ..shared.machine import try_in_process
+
+SIM_BACKENDS = ("auto", "cpu", "gpu")
+REMEDY = "set env.train.sim_backend=cpu and env.eval.sim_backend=cpu"
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_LIBRARY = "libPhysXGpu_64.so"
+_TRIAL = f"""
+import pathlib
+import torch
+if not torch.cuda.is_available():
+    raise RuntimeError(f"torch {{torch.__version__}} finds no CUDA GPU")
+import sapien, sapien.physx
+if not hasattr(sapien.physx, "enable_gpu"):
+    raise RuntimeError(f"sapien {{sapien.__version__}} has no GPU simulation")
+library = pathlib.Path.home() / ".sapien" / "physx" / sapien.physx.version() / "{_LIBRARY}"
+if not library.exists():
+    raise FileNotFoundError(f"there is no {{library}}")
+sapien.physx.enable_gpu()
+sapien.Device("cuda")
+print("CUDA_DEVICE=" + torch.cuda.get_device_name(0))
+"""
+
+
+def wants_gpu(sim_backend: str, rebuilds: bool, environ: Mapping[str, str] = os.environ) -> bool:
+    """Decides whether a task is simulated on a GPU. Imports nothing.
+
+    "auto" says yes if NVIDIA's driver shows a GPU, torch was built for it, and the task can be simulated there.
+
+    Args:
+        rebuilds: the task builds another scene for each start.
+    """
+    if sim_backend != "auto":
+        return sim_backend == "gpu"
+    visible = _DRIVER.is_dir() and any(_DRIVER.iterdir()) and environ.get("CUDA_VISIBLE_DEVICES", "0").strip() != ""
+    return visible and not rebuilds and _torch_has_cuda()
+
+
+def _torch_has_cuda() -> bool:
+    spec = find_spec("torch")
+    return spec is not None and spec.origin is not None and any(Path(spec.origin).parent.glob("lib/libtorch_cuda*"))
+
+
+def check_cuda() -> str:
+    """Tries GPU simulation in a process of its own and gives the GPU's name. Takes some seconds.
+
+    Raises:
+        AssetsMissingError: SAPIEN's library for GPU simulation was not downloaded; each worker would do it.
+        ConfigError: there is no CUDA GPU, or a version that cannot use it.
+    """
+    ok, text = try_in_process(_TRIAL, (), {}, "CUDA_DEVICE=")
+    if ok:
+        return text
+    text = text.partition("Error: ")[2] or text
+    if text.startswith("there is no"):
+        raise AssetsMissingError(
+            f"GPU simulation needs PhysX's library: {text}",
+            'python -c "import sapien.physx; sapien.physx.enable_gpu()" (downloads it)',
+        )
+    raise ConfigError(f"ManiSkill cannot simulate on a GPU here: {text}", f"{REMEDY}, or run on a machine with one")
+
+
+def device_of(environ: Mapping[str, str] = os.environ) -> str:
+    """Names the GPU that this worker was given (``EMBODIED_RENDER_GPU``), as torch counts.
+
+    >>> device_of({}), device_of({"EMBODIED_RENDER_GPU": "3"})
+    ('cuda:0', 'cuda:3')
+    >>> device_of({"EMBODIED_RENDER_GPU": "3", "CUDA_VISIBLE_DEVICES": "2,3"})
+    'cuda:1'
+    """
+    gpu = environ.get("EMBODIED_RENDER_GPU", "")
+    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if gpu in visible:
+        return f"cuda:{visible.index(gpu)}"
+    return f"cuda:{gpu or 0}"

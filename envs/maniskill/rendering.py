@@ -1,0 +1,61 @@
+"""Finds the Vulkan device that renders for SAPIEN on this machine, without a display.
+
+Nothing is imported or created in the process that asks: each device is tried in a process of its own, because some
+drivers crash instead of raising.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embodied.errors import RendererUnavailableError, unknown_name
+
+from ..shared.machine import try_in_process
+
+DEVICES = ("gpu", "cpu")  # ManiSkill's names of render backends
+REMEDY = (
+    "on a GPU machine: install the vendor's Vulkan driver. Without a GPU, Mesa 23 or newer: `make vulkan` in a "
+    "checkout, or apt-get install -y libvulkan1 mesa-vulkan-drivers; Debian 12's own Mesa is too old for SAPIEN: add "
+    "the suite bookworm-backports to apt's sources and install with -t bookworm-backports"
+)
+_TRIAL = """
+import sys
+import sapien.render
+system = sapien.render.RenderSystem(sapien.Device(sys.argv[1]))
+print("VULKAN_DEVICE=" + sapien.render.get_device_summary().split("GPU:", 1)[-1].strip().splitlines()[0])
+"""
+
+
+@dataclass(frozen=True)
+class VulkanChoice:
+    """A device that SAPIEN can render on, e.g. ``("cpu", "Vulkan on llvmpipe (LLVM 15.0.6, 256 bits); …")``."""
+
+    name: str  # ManiSkill's render_backend
+    reason: str
+
+
+def check_vulkan(wanted: str = "auto") -> VulkanChoice:
+    """Finds a Vulkan device that SAPIEN accepts. Takes about 1 s and leaves no trace in this process.
+
+    Args:
+        wanted: "gpu", "cpu" (software), or "auto": the first that works.
+
+    Raises:
+        UnknownNameError: ``wanted`` is none of these.
+        RendererUnavailableError: none works; the message holds what each said.
+    """
+    if wanted not in ("auto", *DEVICES):
+        raise unknown_name("renderer", wanted, ("auto", *DEVICES), "env.train.renderer")
+    said: list[str] = []
+    for name in DEVICES if wanted == "auto" else (wanted,):
+        ok, text = _try_device(name)
+        if ok:
+            why = "; ".join(said) if said else "first choice" if wanted == "auto" else "asked for by renderer"
+            return VulkanChoice(name, f"Vulkan on {text}; {why}")
+        said.append(f"{name}: {text}")
+    raise RendererUnavailableError("SAPIEN found no Vulkan device to render on: " + "; ".join(said), REMEDY)
+
+
+def _try_device(name: str) -> tuple[bool, str]:
+    """(worked, name of the device or last line of the error)."""
+    return try_in_process(_TRIAL, [{"gpu": "cuda", "cpu": "cpu"}[name]], {}, "VULKAN_DEVICE=")

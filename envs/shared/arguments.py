@@ -1,0 +1,20 @@
+"""Checks of what a user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embodied.errors import ConfigError, unknown_name
+
+
+def check_name(what: str, got: str, known: Sequence[str] | Mapping[str, Any], key: str) -> None:
+    """Raises :class:`embodied.errors.UnknownNameError` for a name that is none of ``known``."""
+    if got not in known:
+        raise unknown_name(what, str(got), known, key)
+
+
+def check_range(what: str, got: Any, low: int, high: int) -> None:
+    """Raises :class:`embodied.errors.ConfigError` for what is no whole number from ``low`` to ``high``."""
+    if isinstance(got, bool) or not isinstance(got, int) or not low <= got <= high:
+        raise ConfigError(f"{what} is {got!r}, expected a whole number from {low} to {high}", f"change {what}")

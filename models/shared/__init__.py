@@ -1,0 +1,1 @@
+"""What several networks use: LoRA, compiled blocks, activation offload, sampling from logits, checkpoint files."""

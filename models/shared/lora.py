@@ -1,0 +1,169 @@
+"""Adds peft's LoRA to plain modules. Beyond peft: slices of an adapted layer, and merging into a copy.
+
+An adapted layer computes ``W x + s · B A x`` (Hu et al., arXiv 2106.09685, eq. 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from embodied.errors import CheckpointError, ConfigError, did_you_mean
+
+from .files import read_json, read_safetensors
+
+ADAPTER_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+def inject(model: nn.Module, config: LoraConfig, seed: int, cast_input: bool) -> None:
+    """Wraps the target layers of ``model`` in place.
+
+    Args:
+        config: peft's; ``target_modules`` are endings of names.
+        seed: decides the adapters' initial values.
+        cast_input: False leaves the number format to autocast instead of casting activations to float32.
+
+    Raises:
+        ConfigError: no layer has a target's name.
+    """
+    _check_targets(model, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model)
+    for layer in lora_layers(model).values():
+        layer.cast_input_dtype_enabled = cast_input
+
+
+def _check_targets(model: nn.Module, config: LoraConfig) -> None:
+    known = {
+        name.rsplit(".", 1)[-1] for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))
+    }
+    for target in config.target_modules or ():
+        if target.rsplit(".", 1)[-1] not in known:
+            raise ConfigError(
+                f"actor.model.lora_target_modules: no layer is called '{target}'.{did_you_mean(target, known)}",
+                f"use names out of: {', '.join(sorted(known))}; or null for the targets of the released adapters",
+            )
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+
+
+def sliced_linear(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
+    """Computes outputs ``rows`` of a linear layer without bias, adapted or not, and no others; in float32.
+
+    Reading ``layer.weight[rows]`` alone would silently leave the adapter out.
+    """
+    x = x.float()
+    if not isinstance(layer, LoraLayer):
+        return F.linear(x, _weight(layer)[rows].float())
+    out = F.linear(x, _weight(layer.get_base_layer())[rows].float())
+    for name in layer.active_adapters:
+        low_rank = F.linear(layer.lora_dropout[name](x), _weight(layer.lora_A[name]).float())
+        out = out + F.linear(low_rank, _weight(layer.lora_B[name])[rows].float()) * layer.scaling[name]
+    return out
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """Gives a float32 state dict under the names without adapters, with their deltas added.
+
+    ``model`` itself is not touched: merging in place and in bf16 destroys a small delta.
+    """
+    layers = lora_layers(model)
+    state: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if ".lora_" in name:
+            continue
+        owner, _, leaf = name.rpartition(".base_layer.")
+        tensor = value.detach().float()
+        if owner and leaf == "weight":
+            for adapter in layers[owner].active_adapters:
+                tensor = tensor + layers[owner].get_delta_weight(adapter).detach().float()  # type: ignore[attr-defined]
+        state[name.replace(".base_layer.", ".")] = tensor.cpu().contiguous()
+    return state
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """Gives the adapters' tensors under peft's file names (``base_model.model.….lora_A.weight``)."""
+    state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
+    return {
+        _PREFIX + name.replace(".default.", "."): value.detach().cpu().contiguous() for name, value in state.items()
+    }
+
+
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """Writes a folder that peft and ``lora_path`` read. For adapted models only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={"format": "pt"})
+    model.peft_config["default"].save_pretrained(str(folder))  # type: ignore[index, union-attr]
+
+
+def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
+    """Fills the injected adapters from a peft folder. Every adapter is filled, every tensor of the file is used.
+
+    Args:
+        ignore: compiled patterns of base names that are not built (dead modules).
+
+    Raises:
+        CheckpointError: no such file, other layers, or another rank.
+    """
+    path = folder / ADAPTER_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null"
+        )
+    given = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors(path)}
+    given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
+    _check_adapter(path, given, {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()})
+    _check_scales(folder / "adapter_config.json", model.peft_config["default"])  # type: ignore[index, arg-type]
+    renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
+    model.load_state_dict(renamed, strict=False)
+
+
+def _check_adapter(path: Path, given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
+    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    shapes = [
+        f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}" for n in given.keys() & own.keys() if given[n].shape != own[n]
+    ]
+    if missing or extra or shapes:
+        raise CheckpointError(
+            f"adapter {path} does not fit: {len(missing)} missing {missing[:4]}, {len(extra)} unknown {extra[:4]}, "
+            f"{len(shapes)} of another shape {shapes[:4]}",
+            "set actor.model.lora_rank and actor.model.lora_target_modules as in the adapter's adapter_config.json",
+        )
+
+
+# What scales an adapter: field of peft's configuration → key under actor.model.
+SCALES = {
+    "lora_alpha": "lora_alpha",
+    "use_rslora": "lora_use_rslora",
+    "rank_pattern": "lora_rank_pattern",
+    "alpha_pattern": "lora_alpha_pattern",
+}
+
+
+def _check_scales(path: Path, own: LoraConfig) -> None:
+    """Compares the scales in the adapter's configuration with ours: no tensor tells the scale."""
+    said = read_json(path) if path.is_file() else {}
+    wrong = {key: said[field] for field, key in SCALES.items() if field in said and said[field] != getattr(own, field)}
+    if wrong:
+        raise CheckpointError(
+            f"{path} says {', '.join(f'{key} {value!r}' for key, value in wrong.items())}, the configuration another",
+            "; ".join(f"set actor.model.{key}={value}" for key, value in wrong.items()),
+        )

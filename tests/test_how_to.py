@@ -1,0 +1,84 @@
+"""The code of ``docs/how_to/``, run as it stands in the pages."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "how_to"
+FILE = re.compile(r"^`(\S+)`:\n\n```(?:python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def write_files(page: str, folder: Path) -> list[str]:
+    """The page's Python and YAML blocks as files of a project; the line before a block is the file's name."""
+    found = FILE.findall((PAGES / page).read_text())
+    for name, text in found:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return [name for name, _ in found]
+
+
+def commands(page: str) -> list[str]:
+    return [line for text in COMMANDS.findall((PAGES / page).read_text()) for line in text.splitlines()]
+
+
+def run(command: str, folder: Path) -> str:
+    """What a command of a page prints, run by this interpreter in the project's folder."""
+    assert command.startswith("python ")
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        ["bash", "-c", f'"$0"{command.removeprefix("python")}', sys.executable],
+        cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows(run_folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_an_env_of_the_user_s_is_checked_and_trained_in(tmp_path: Path) -> None:
+    assert write_files("add_an_env.md", tmp_path) == ["my_envs.py", "my/env/reach.yaml", "my/model/small.yaml"]
+    check, train = commands("add_an_env.md")
+    assert "check_env(Reach())" in check
+    run(check, tmp_path)
+    assert "1 iterations done" in run(train, tmp_path)
+    (row,) = rows(tmp_path / "runs" / "reach-small-grpo")
+    assert row["rollout/episodes"] > 0
+    assert row["rollout/return_mean"] > 0, "reward_mode=dense reads the env's own reward"
+
+
+def test_the_env_s_page_says_what_check_env_finds(tmp_path: Path) -> None:
+    write_files("add_an_env.md", tmp_path)
+    file = tmp_path / "my_envs.py"
+    file.write_text(file.read_text().replace("np.zeros(2), drawn", "np.random.uniform(size=2), drawn"))
+    with pytest.raises(AssertionError, match="of an equal start"):
+        run(commands("add_an_env.md")[0], tmp_path)
+
+
+def test_a_tracker_of_the_user_s_gets_the_metrics_and_goes_on_after_a_resume(tmp_path: Path) -> None:
+    write_files("add_a_tracker.md", tmp_path)
+    for command in commands("add_a_tracker.md"):
+        run(command, tmp_path)
+    folder = tmp_path / "runs" / "fake-small-grpo"
+    with (folder / "metrics.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    logged = rows(folder)
+    assert [int(row["step"]) for row in written] == [row["step"] for row in logged] == [1, 2]
+    for name in ("rollout/episodes", "rollout/success_rate", "train/loss"):
+        assert [float(row[name]) for row in written] == [row[name] for row in logged]
+
+
+def test_every_page_is_run() -> None:
+    assert {page.name for page in PAGES.glob("*.md")} == {"add_an_env.md", "add_a_tracker.md"}
