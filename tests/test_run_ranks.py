@@ -17,6 +17,7 @@ from test_run import arguments, checkpoints, lasting, lines, rows, run, wait_for
 
 from embodied.learn import checkpoint
 from embodied.testing import FakePolicy
+from embodied.tools import demos
 
 WAIT_S = 120.0
 HERE = Path(__file__).parent
@@ -41,9 +42,9 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def command(*overrides: str, name: str = "run", size: int = 2) -> list[str]:
+def command(*overrides: str, name: str = "run", size: int = 2, entry: str = "train") -> list[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    return [*launch, "-m", "embodied.train", *arguments(*overrides, name=name)]
+    return [*launch, "-m", f"embodied.{entry}", *arguments(*overrides, name=name)]
 
 
 @contextmanager
@@ -121,6 +122,40 @@ def test_two_processes_make_the_run_that_one_makes():
     assert sorted(path.name for path in Path("runs/two/logs").iterdir()) == ["rank-00", "rank-01"]
     one, two = (Path(f"runs/{name}/eval/000003.json").read_text() for name in ("one", "two"))
     assert two.replace("runs/two after", "runs/one after") == one
+
+
+SUPERVISED = (
+    "data=demos", "sft.steps_per_iteration=4", "sft.val_samples=12", "actor.global_batch_size=12",
+    "actor.micro_batch_size=4", "actor.optim.ema_decay=0.5", "runner.max_epochs=3", "runner.val_check_interval=2",
+    "env.eval.total_num_envs=2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp2"])
+def test_two_processes_learn_from_demonstrations_what_one_does(strategy):
+    made = ["env=fake", "episodes=8", "noise_std=0.5", "demos.path=demos", "env.num_workers=1", "env.train.horizon=60"]
+    assert demos.main([*made, "--config-dir", str(HERE / "config")]) == 0
+    options = (*SUPERVISED, f"actor.fsdp_config.strategy={strategy}")
+    with started(*options, name="two", entry="sft") as process:
+        assert finished(process) == 0
+    out = Path("out").read_text()
+    assert out.count("3 iterations done") == 1, "rank 0 alone speaks"
+    assert "2, each with" in out
+    assert run(*options, name="one", entry="sft") == 0
+    for two, one in zip(lasting(rows("two")), lasting(rows("one")), strict=True):
+        two.pop("eval/worker_restarts", None)
+        one.pop("eval/worker_restarts", None)
+        assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
+    for name, expected in weights(3, "one").items():
+        torch.testing.assert_close(weights(3, "two")[name], expected, rtol=0, atol=1e-5)
+    one, two = (Path(f"runs/{name}/eval/000003.json").read_text() for name in ("one", "two"))
+    assert two.replace("runs/two after", "runs/one after") == one
+
+
+def test_demonstrations_are_made_by_one_process():
+    with started("episodes=2", entry="tools.demos") as process:
+        assert finished(process) != 0
+    assert "demonstrations are made by one process with many workers" in Path("error").read_text()
 
 
 @pytest.mark.parametrize("target", ["all", "rank 1"])

@@ -130,14 +130,14 @@ def _check_penalty(config: schema.Config, side: EnvSide) -> None:
 def _check_shares(config: schema.Config, processes: Group) -> None:
     """Refuses what cannot be shared: each process hosts equally many slots and runs equally many groups of episodes."""
     hosts, learners = processes.of("rollout"), processes.of("train")
-    if processes.size > 1 and config.runner.task_type != "embodied":
+    if processes.size > 1 and config.runner.task_type == "demos":
         raise ConfigError(
-            f"WORLD_SIZE is {processes.size}, and only embodied.train and embodied.eval run in several processes",
-            "start this one without torchrun",
+            f"WORLD_SIZE is {processes.size}, and demonstrations are made by one process with many workers",
+            "start it without torchrun",
         )
     train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
     counts = {"env.eval.total_num_envs": evaluation}
-    if not config.runner.only_eval:
+    if not only_evaluates(config):
         counts["env.train.total_num_envs"] = train
         groups = schema.episodes_per_iteration(config) // algorithm.group_size
         product = f"rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {train}"

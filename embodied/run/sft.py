@@ -2,8 +2,9 @@
 
     demonstrations ─▶ samples in the order of the seed ─▶ Cloner ─▶ weights ─▶ evaluation in the simulator
 
-A stop signal ends the run after the pass in progress, and leaves a checkpoint of the last optimizer step. The run that
-goes on repeats a validation or an evaluation that was cut short.
+Several processes (torchrun) share the samples of each optimizer step, and the episodes of an evaluation. A stop signal
+ends the run after the pass in progress, and leaves a checkpoint of the last optimizer step. The run that goes on
+repeats a validation or an evaluation that was cut short.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def train(
                 cloner.iterate(iteration, watch)
                 found = cloner.validate(watch)
             if due(iteration + 1, runner.val_check_interval, runner.max_epochs):
-                with reporter.sections("time/eval"):
+                with reporter.sections("time/eval"), cloner.evaluated():
                     found |= evaluator.evaluate(iteration + 1, cloner.weight_version, stop)
             found = cloner.close_iteration(iteration) | found
             iteration += 1
@@ -88,4 +89,6 @@ def train(
 def make_cloner(checked: Checked, model: Model) -> Cloner:
     """Makes the learner of a training."""
     found = checked.demonstrations
-    return Cloner(model.policy, checked.train.spec, checked.config, found.train, found.held_out, model.device)
+    return Cloner(
+        model.policy, checked.train.spec, checked.config, found.train, found.held_out, model.device, model.sharding
+    )

@@ -41,7 +41,7 @@ def of_training(checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, 
             f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
         ],
         *_evaluations(checked, model, folder),
-        *([["processes", f"{processes.size}, {model.sharding}"]] if processes.size > 1 else []),
+        *_process_lines(checked, model),
         *_slot_lines(checked, sizes, train, slots),
         *_policy_lines(config, model.policy),
         ["device", f"{model.device}, {_threads(config)}, {_peak(trainer, config)}"],
@@ -60,6 +60,7 @@ def of_cloning(checked: Checked, model: Model, cloner: Cloner, folder: Path) -> 
         ["samples", f"{len(cloner.samples)} chunks of {model.policy.spec.num_action_chunks} actions"],
         ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
+        *_process_lines(checked, model),
         *(note.split(": ", 1) for note in cloner.notes),
         *_policy_lines(config, model.policy),
         ["device", f"{model.device}, {_threads(config)}"],
@@ -123,6 +124,12 @@ def ending(checked: Checked, iterations: int, steps: int = 0, evaluated: bool = 
     if iterations < checked.config.runner.max_epochs or not evaluated:
         return f"stopped: {iterations} iterations done{more}. The same command goes on from here."
     return f"{iterations} iterations done. The same command with a larger runner.max_epochs goes on from here."
+
+
+def _process_lines(checked: Checked, model: Model) -> list[list[str]]:
+    """Says how many processes there are, and how they share the policy; nothing of one process."""
+    size = checked.processes.size
+    return [["processes", f"{size}, {model.sharding}"]] if size > 1 else []
 
 
 def _evaluations(checked: Checked, model: Model, folder: Path) -> list[list[str]]:
