@@ -26,6 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -92,10 +93,14 @@ class Checkpoints:
         folder: ``<run>/checkpoints``.
         max_keep: how many stay.
         async_save: write in the background.
+        origin: what each of them says of where its policy comes from (``embodied.learn.origin``), values of JSON.
     """
 
-    def __init__(self, folder: Path, max_keep: int, async_save: bool = False) -> None:
+    def __init__(
+        self, folder: Path, max_keep: int, async_save: bool = False, origin: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder, self._max_keep, self._async = folder, max_keep, async_save
+        self._origin = dict(origin or {})
         self._thread: ThreadPoolExecutor | None = None
         self._group: dist.ProcessGroup | None = None
         self._pending: Future[None] | None = None
@@ -122,7 +127,7 @@ class Checkpoints:
         self.wait()
         thread = self._opened()
         self._kept = None
-        snapshot = _snapshot(learner, iteration, run_ids or {}, steps)
+        snapshot = _snapshot(learner, iteration, run_ids or {}, steps, self._origin)
         if self._async:
             snapshot = self._copied(snapshot)
             self._pending = thread.submit(self._write, snapshot)
@@ -138,7 +143,7 @@ class Checkpoints:
         """
         if self._async:
             self.wait()
-            self._kept = self._copied(_snapshot(learner, iteration, run_ids or {}, 0))
+            self._kept = self._copied(_snapshot(learner, iteration, run_ids or {}, 0, self._origin))
 
     def save_kept(self) -> Path | None:
         """Write what :meth:`keep` has copied last, unless something was saved since; None if there is nothing.
@@ -301,7 +306,9 @@ def resume(path: Path, learner: Learner) -> Meta:
     return meta
 
 
-def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int) -> Snapshot:
+def _snapshot(
+    learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int, origin: dict[str, Any]
+) -> Snapshot:
     policy, optimizer = learner.policy, learner.optimizer
     tensors: dict[str, Tensor] = {f"policy/{name}": p.detach() for name, p in trainable(policy)}
     meta = Meta(
@@ -315,6 +322,7 @@ def _snapshot(learner: Learner, iteration: int, run_ids: Mapping[str, str], step
         dict(run_ids),
         ranks.count(),
         steps,
+        origin,
     )
     rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
     if rank != 0:  # what is not sharded is the same on all

@@ -31,6 +31,7 @@ class Meta:
     trackers: dict[str, str]  # tracker → the id under which it knows the run
     ranks: int  # processes that trained
     steps: int = 0  # optimizer steps of the next iteration that are done as well (supervised training)
+    origin: dict[str, Any] = field(default_factory=dict)  # origin.Origin: what builds the policy, and its env's spec
     files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
 
     @property

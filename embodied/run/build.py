@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.learn.checkpoint import load
 from embodied.learn.freeze import freeze
+from embodied.learn.origin import Origin, seed_generators
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Parallel, check_same_weights, make_parallel
 from embodied.protocols import Policy
@@ -79,7 +78,7 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
         reproducible_arithmetic()
     torch.set_num_threads(runner.num_threads)
     device = _device(runner.device, checked.processes)
-    _seed_generators(runner.seed)
+    seed_generators(runner.seed)
     policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
     freeze(policy, model.freeze_patterns)
     policy.to(device)
@@ -88,6 +87,13 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     if runner.ckpt_path is not None:
         load(Path(runner.ckpt_path), policy)
     return policy, device
+
+
+def origin_of(checked: Checked) -> Origin:
+    """Returns what checkpoints say of where their policy comes from."""
+    model, seed = checked.config.actor.model, checked.config.runner.seed
+    kwargs = schema.target_kwargs(model, "actor.model")
+    return Origin(model.target, kwargs, tuple(model.freeze_patterns), seed, checked.train.spec)
 
 
 def reproducible_arithmetic() -> None:
@@ -127,14 +133,6 @@ def sizes(checked: Checked, policy: Policy) -> Sizes:
     own = hosts.divide(records + finals)
     rows = 2 * slots if only_evaluates(config) else max(own, 2 * slots)
     return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
-
-
-def _seed_generators(seed: int) -> None:
-    """Seeds the three global generators, from which code without a generator of its own draws. Checkpoints keep their
-    state."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def _device(name: str, processes: Group) -> torch.device:

@@ -20,7 +20,7 @@ from embodied.learn.mfu import peak_flops
 from embodied.learn.trainer import Trainer
 from embodied.observe.console import Console
 from embodied.run import metrics, summary
-from embodied.run.build import Model, open_folder, open_model, sampling, sizes
+from embodied.run.build import Model, open_folder, open_model, origin_of, sampling, sizes
 from embodied.run.collector import Collector
 from embodied.run.conditions import what_to_expect
 from embodied.run.device_memory import explained
@@ -51,7 +51,9 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
         model = opened.enter_context(open_model(checked, reporter))
         numbers, trainer = sizes(checked, model.policy), make_trainer(checked, model)
-        saves = opened.enter_context(closing(Saves(folder, runner, trainer, model.sharding, reporter)))
+        saves = opened.enter_context(
+            closing(Saves(folder, runner, trainer, model.sharding, reporter, origin_of(checked)))
+        )
         opened.callback(reporter.close)
         simulators = Simulators(checked, model, folder.path, server, reporter)
         collector = Collector(checked, simulators, numbers, reporter)

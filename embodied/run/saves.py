@@ -8,6 +8,7 @@ from time import monotonic
 from embodied.errors import RunFolderError
 from embodied.learn import checkpoint
 from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.origin import Origin
 from embodied.learn.state import Learner
 from embodied.parallel import collectives
 from embodied.parallel.sharding import Parallel
@@ -23,10 +24,12 @@ class Saves:
     """
 
     def __init__(
-        self, folder: RunFolder, runner: RunnerConfig, learner: Learner, sharding: Parallel, reporter: Reporter
-    ) -> None:
+        self, folder: RunFolder, runner: RunnerConfig, learner: Learner, sharding: Parallel, reporter: Reporter,
+        origin: Origin,
+    ) -> None:  # fmt: skip
         kept = runner.checkpoint
-        self.checkpoints = Checkpoints(folder.path / "checkpoints", kept.max_keep, kept.async_save)
+        path = folder.path / "checkpoints"
+        self.checkpoints = Checkpoints(path, kept.max_keep, kept.async_save, origin.as_json())
         self._folder, self._runner, self._learner, self._sharding = folder.path, runner, learner, sharding
         self._reporter = reporter
         self._saved: tuple[int, int] | None = (0, 0)

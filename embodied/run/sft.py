@@ -15,7 +15,7 @@ from embodied.errors import Stopped
 from embodied.learn.cloning import Cloner
 from embodied.observe.console import Console
 from embodied.run import metrics, summary
-from embodied.run.build import Model, open_folder, open_model
+from embodied.run.build import Model, open_folder, open_model, origin_of
 from embodied.run.evaluate import Evaluator
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
@@ -37,7 +37,9 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
         model = opened.enter_context(open_model(checked, reporter))
         cloner = make_cloner(checked, model)
-        saves = opened.enter_context(closing(Saves(folder, runner, cloner, model.sharding, reporter)))
+        saves = opened.enter_context(
+            closing(Saves(folder, runner, cloner, model.sharding, reporter, origin_of(checked)))
+        )
         opened.callback(reporter.close)
         simulators = Simulators(checked, model, folder.path, server, reporter)
         evaluator = Evaluator(checked, simulators, folder.path, reporter, keep_workers=True)

@@ -14,14 +14,13 @@ from embodied import schema
 from embodied.observe.console import Console
 from embodied.parallel.barrier import Interruptible, gather_shares
 from embodied.parallel.group import Group
-from embodied.protocols import Batched
 from embodied.run.build import Model, reproducible_arithmetic, sizes
-from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of, workers_of
+from embodied.run.pools import pool_config
+from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of
 from embodied.run.reporter import Reporter, counting_successes
 from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.policy_port import OnePass
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool import Pool
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
 from embodied.runtime.slab import Slab
 from embodied.types import Episode, EpisodeResult, WorkerFacts
@@ -164,22 +163,6 @@ def first_observations(
         return obs
     seen = processes.read(FIRST_OBSERVATIONS)
     return seen and {name: torch.from_numpy(array).to(device) for name, array in seen.items()}
-
-
-def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, processes: Group) -> PoolConfig:
-    """Translates the configuration of a side, with ``slots`` env slots in this process, for the pool."""
-    env, commands, completions = config.env, config.rollout.channel, config.env.channel
-    return PoolConfig(
-        num_slots=slots, num_workers=workers_of(side, config, slots, processes), env_target=side.config.target,
-        env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
-        deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
-        info_on_video=side.config.video_cfg.info_on_video,
-        env_channel=(completions.name, completions.queue_name, completions.queue_size),
-        rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
-        max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
-        gpus=render_gpus_of(config, processes), rank=processes.local_rank, ranks=processes.local_size,
-        batch=isinstance(side.env, Batched),
-    )  # fmt: skip
 
 
 def _schedule(config: schema.Config, slots: int) -> Schedule:

@@ -23,8 +23,8 @@ from embodied.observe.console import Console
 from embodied.protocols import Expert
 from embodied.run import command
 from embodied.run.folder import RunFolder
+from embodied.run.pools import pool_config
 from embodied.run.preflight import Checked, EnvSide, render_gpus_of
-from embodied.run.simulators import pool_config
 from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.plan import train_plan

@@ -1,0 +1,104 @@
+"""Where a checkpoint's policy comes from: what builds it, and the env that it was trained for.
+
+With it a folder is enough: :func:`restore` builds the policy, gives it its weights, and binds it to the env's spec. No
+simulator is needed, and no configuration of the run.
+
+    policy, env = restore(Path("runs/NAME/checkpoints/000100"))
+    told = policy.encode_instructions(["open the drawer"])
+    decision = policy.act({**obs, **told}, noise, Sampling(do_sample=False))
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from embodied.errors import CheckpointError
+from embodied.learn.checkpoint import load
+from embodied.learn.checkpoint_meta import Meta, read_meta
+from embodied.learn.freeze import freeze
+from embodied.protocols import Policy
+from embodied.spec_json import from_json, to_json
+from embodied.targets import load_target
+from embodied.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run knows of its policy before it trains."""
+
+    target: str  # dotted path of the class or function that builds the policy
+    kwargs: Mapping[str, Any]  # its keyword arguments, values of JSON
+    freeze_patterns: tuple[str, ...]  # parameters that are not trained, nor saved
+    seed: int  # of the global generators when it was built
+    env: EnvSpec
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``meta.json``."""
+        made = {"_target_": self.target, "kwargs": dict(self.kwargs), "freeze_patterns": list(self.freeze_patterns)}
+        return {"policy": {**made, "seed": self.seed}, "env": to_json(self.env)}
+
+
+class Restored(NamedTuple):
+    """A policy that answers, and the env that it is bound to."""
+
+    policy: Policy
+    env: EnvSpec
+
+
+def restore(path: Path, device: torch.device | str = "cpu") -> Restored:
+    """Build the policy of a checkpoint, with the weights that its own evaluations had, bound to its env's spec.
+
+    Files that its keyword arguments name (``model_path``) must be where they were. The global random generators are
+    left as they are.
+
+    Raises:
+        CheckpointError: no checkpoint there, damaged, or written before checkpoints said where they come from.
+        ConfigError: what builds the policy cannot be imported.
+    """
+    origin = origin_of(path, read_meta(path))
+    with torch.random.fork_rng(devices=[]):
+        states = random.getstate(), np.random.get_state()
+        try:
+            seed_generators(origin.seed)
+            policy: Policy = load_target(origin.target, "_target_ of the checkpoint's policy")(**origin.kwargs)
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+    freeze(policy, origin.freeze_patterns)
+    policy.to(device)  # type: ignore[attr-defined]
+    policy.bind(origin.env)
+    load(path, policy)
+    return Restored(policy, origin.env)
+
+
+def origin_of(path: Path, meta: Meta) -> Origin:
+    """Read what :meth:`Origin.as_json` has written.
+
+    Raises:
+        CheckpointError: the checkpoint does not say where it comes from.
+        SpecMismatchError: the env's spec is of another version.
+    """
+    if not meta.origin:
+        raise CheckpointError(
+            f"checkpoint {path} does not say what builds its policy: it was written by an earlier version",
+            "resume its run for one iteration, which writes a checkpoint that does, or name the model as its run did: "
+            "python -m embodied.eval … runner.ckpt_path=…",
+        )
+    made = meta.origin["policy"]
+    env = from_json(meta.origin["env"])
+    return Origin(made["_target_"], made["kwargs"], tuple(made["freeze_patterns"]), made["seed"], env)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the three global generators, from which code without a generator of its own draws. Checkpoints keep their
+    state."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
