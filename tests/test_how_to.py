@@ -80,5 +80,55 @@ def test_a_tracker_of_the_user_s_gets_the_metrics_and_goes_on_after_a_resume(tmp
         assert [float(row[name]) for row in written] == [row[name] for row in logged]
 
 
+LEARNT = ("train/loss", "train/grad_norm", "train/ratio_max", "rollout/return_mean")
+
+
+def test_a_loss_of_the_user_s_trains_with_its_option(tmp_path: Path) -> None:
+    assert write_files("add_a_loss.md", tmp_path) == [
+        "my_losses.py", "my/algorithm/spo.yaml", "my/env/fake.yaml", "my/model/small.yaml",
+    ]  # fmt: skip
+    by_file, by_key = commands("add_a_loss.md")
+    other = by_key.replace("strength=2", "strength=0.01") + " runner.experiment_name=weak"
+    for command in (by_file, by_key, other):
+        assert "1 iterations done" in run(command, tmp_path)
+    (one,), (two,), (weak,) = (rows(tmp_path / "runs" / name) for name in ("fake-small-spo", "fake-small-grpo", "weak"))
+    assert one["train/grad_norm"] > 0
+    assert [one[name] for name in LEARNT] == [two[name] for name in LEARNT]
+    assert one["train/loss"] != weak["train/loss"], "the option reaches the loss"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("strenght=2", "Did you mean 'strength'"), ("strength=-1", "strength is -1, expected a number above 0")],
+)
+def test_a_wrong_option_of_a_loss_is_refused_before_anything_starts(tmp_path: Path, option: str, message: str) -> None:
+    write_files("add_a_loss.md", tmp_path)
+    with pytest.raises(AssertionError, match=message):
+        run(commands("add_a_loss.md")[1].replace("strength=2", option), tmp_path)
+    assert not list(tmp_path.glob("runs/*/logs/*"))
+
+
+def test_a_policy_of_the_user_s_is_checked_and_trained(tmp_path: Path) -> None:
+    assert write_files("add_a_policy.md", tmp_path) == [
+        "my_policies.py", "my/model/gaussian.yaml", "my/env/fake.yaml",
+    ]  # fmt: skip
+    check, train = commands("add_a_policy.md")
+    assert "check_policy(GaussianPolicy()" in check
+    run(check, tmp_path)
+    assert "1 iterations done" in run(train, tmp_path)
+    (row,) = rows(tmp_path / "runs" / "fake-gaussian-grpo")
+    assert row["train/grad_norm"] > 0
+    assert row["train/logprob_gap"] < 1e-4
+
+
+def test_the_policy_s_page_says_what_check_policy_finds(tmp_path: Path) -> None:
+    write_files("add_a_policy.md", tmp_path)
+    file = tmp_path / "my_policies.py"
+    file.write_text(file.read_text().replace('_log_prob(records["drawn"]', '_log_prob(records["actions"]'))
+    with pytest.raises(AssertionError, match="log-probs of evaluate and act"):
+        run(commands("add_a_policy.md")[0], tmp_path)
+
+
 def test_every_page_is_run() -> None:
-    assert {page.name for page in PAGES.glob("*.md")} == {"add_an_env.md", "add_a_tracker.md"}
+    pages = {"add_a_loss.md", "add_a_policy.md", "add_a_tracker.md", "add_an_env.md"}
+    assert {page.name for page in PAGES.glob("*.md")} == pages
