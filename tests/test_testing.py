@@ -214,3 +214,21 @@ def test_the_template_of_an_env_is_right():
 
 def test_the_template_of_a_policy_is_right():
     check_policy(template("models")(), FakeEnv().spec)
+
+
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [({"num_actions": 5}, {"num_actions": 5}), ({"pictures": False}, {}), ({"restorable": False}, {})],
+    ids=["discrete", "no pictures", "not restorable"],
+)
+def test_the_fake_policy_fits_envs_of_every_kind(env, policy):
+    made = FakeEnv(**env)
+    check_env(made)
+    check_policy(FakePolicy(**policy), made.spec)
+
+
+def test_actions_of_another_kind_than_the_envs_are_named():
+    with pytest.raises(SpecMismatchError, match="takes one of 5 actions"):
+        check_policy(FakePolicy(), FakeEnv(num_actions=5).spec)
+    with pytest.raises(SpecMismatchError, match="chooses one of 4 actions"):
+        check_policy(FakePolicy(num_actions=4), FakeEnv(num_actions=5).spec)

@@ -110,7 +110,7 @@ class Collector:
             side.max_steps, keep_records=True,
             num_slots=self._simulators.processes.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
-            value_truncated=bootstraps, value_terminated=bootstraps and always,
+            value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -133,6 +133,7 @@ class Evaluator:
             side.max_steps, keep_records=False,
             num_slots=self._simulators.processes.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
+            retry_safe=side.spec.retry_safe,
         )  # fmt: skip
 
     def _videos(self, iteration: int) -> Path:

@@ -34,6 +34,7 @@ class Job:
             ``keep_records`` and one more row an episode.
         value_terminated: the same for terminated episodes.
         taken: rows of the slab that hold what must stay.
+        retry_safe: an episode that was lost with its worker is redone; False: its loss ends the rollout.
     """
 
     sampling: Sampling
@@ -48,6 +49,7 @@ class Job:
     value_truncated: bool = False
     value_terminated: bool = False
     taken: frozenset[int] = frozenset()
+    retry_safe: bool = True
 
     def rows_needed(self, chunk: int) -> int:
         """Slab rows that one episode may take, with ``chunk`` actions a record."""

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
-from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
+from embodied.types import (
+    ArraySpec,
+    Decision,
+    DiscreteAction,
+    Elements,
+    EnvSpec,
+    Evaluation,
+    Noise,
+    PolicySpec,
+    Sampling,
+)
 
 
 def task_rows(texts: Sequence[str], tasks: Sequence[str], rows: int) -> Tensor:
@@ -22,18 +32,30 @@ def task_rows(texts: Sequence[str], tasks: Sequence[str], rows: int) -> Tensor:
 
 
 class FakePolicy(nn.Module):
-    """State, mean colour and task → logits of K·A tokens, each one of ``bins`` values evenly over the action range."""
+    """State, mean colour (of an env with pictures) and task → logits of K·A tokens, each one of ``bins`` values evenly
+    over the action range.
+
+    Args:
+        num_actions: for an env of discrete actions: K tokens, each the number of an action.
+    """
 
     def __init__(
         self, num_action_chunks: int = 4, action_dim: int = 7, state_dim: int = 8, bins: int = 16, num_tasks: int = 64,
-        value_head: bool = False, value_type: str = "chunk_level", seed: int = 0,
+        value_head: bool = False, value_type: str = "chunk_level", seed: int = 0, num_actions: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        self._num_actions = num_actions
+        if num_actions is not None:
+            action_dim, bins = 1, num_actions
         self._bins = bins
         tokens = num_action_chunks * action_dim
         decision = {
             "action_tokens": ArraySpec((tokens,), "int32"),
-            "actions": ArraySpec((num_action_chunks, action_dim), "float32"),
+            "actions": (
+                ArraySpec((num_action_chunks, action_dim), "float32")
+                if num_actions is None
+                else DiscreteAction(num_actions).field(num_action_chunks)
+            ),
             "logprobs": ArraySpec((tokens,), "float32"),
         }
         if value_head:
@@ -56,12 +78,19 @@ class FakePolicy(nn.Module):
         self.register_buffer("high", torch.zeros(action_dim), persistent=False)
 
     def bind(self, env: EnvSpec) -> None:
+        self._tasks = env.tasks
+        if self._num_actions is not None:
+            if env.action != DiscreteAction(self._num_actions):
+                raise SpecMismatchError(
+                    f"the env takes {env.action} and the policy chooses one of {self._num_actions} actions",
+                    "set actor.model.num_actions to the env's, or to null",
+                )
+            return
         if env.action_dim != self._action_dim:
             raise SpecMismatchError(
                 f"the env has {env.action_dim} action dimensions and the policy {self._action_dim}",
                 f"set actor.model.action_dim={env.action_dim}",
             )
-        self._tasks = env.tasks
         low, high = env.action_low, env.action_high
         if self._statistics is not None:
             low, high = self._statistics["action"]["q01"], self._statistics["action"]["q99"]
@@ -80,10 +109,9 @@ class FakePolicy(nn.Module):
             tokens = (logprobs.exp().cumsum(-1) < noise[..., None]).sum(-1).clamp(max=self._bins - 1)
         else:
             tokens = logprobs.argmax(-1)
-        fraction = tokens.view(len(tokens), *self.spec.decision["actions"].shape) / (self._bins - 1)
         fields = {
             "action_tokens": tokens.int(),
-            "actions": self.low + fraction * (self.high - self.low),
+            "actions": self._decode(tokens),
             "logprobs": logprobs.gather(-1, tokens[..., None])[..., 0],
         }
         if self.value_head is not None:
@@ -100,17 +128,28 @@ class FakePolicy(nn.Module):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         return Evaluation(chosen, entropy, value, logprobs if distribution else None)
 
+    def _decode(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, T] → ``actions`` as in the spec, [B, K, A] or [B, K]."""
+        if self._num_actions is not None:
+            return tokens.int()
+        fraction = tokens.view(len(tokens), *self.spec.decision["actions"].shape) / (self._bins - 1)
+        return self.low + fraction * (self.high - self.low)
+
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         weights = sum(p.numel() for module in (self.body, self.head) for p in module.parameters() if p.ndim == 2)
         return np.full(len(records["actions"]), 2.0 * weights * (3 if training else 1))
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        if self._num_actions is not None:
+            return {"action_tokens": actions.int()}
         width = (self.high - self.low).clamp(min=1e-6)
         fraction = ((actions - self.low) / width).clamp(0, 1)
         return {"action_tokens": (fraction * (self._bins - 1)).round().flatten(1).int()}
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
         self._statistics = {"name": name, **values}
+        if self._num_actions is not None:
+            return
         self.low, self.high = (torch.tensor(values["action"][q], dtype=torch.float32) for q in ("q01", "q99"))
 
     def settled(self) -> Mapping[str, str]:
@@ -125,8 +164,10 @@ class FakePolicy(nn.Module):
         return {"model": "fake", "parameters": str(sum(p.numel() for p in self.parameters()))}
 
     def _features(self, obs: Mapping[str, Tensor]) -> Tensor:
-        colour = obs["images"].float().mean(dim=(1, 2, 3)) / 255
         state = obs["state"][:, : self._state_dim]
+        colour = torch.zeros(len(state), 3, device=state.device)
+        if "images" in obs:
+            colour = obs["images"].float().mean(dim=(1, 2, 3)) / 255
         return self.body(torch.cat([state, colour, self.task(obs["task"].long())], dim=-1))
 
     def _value(self, features: Tensor) -> Tensor:

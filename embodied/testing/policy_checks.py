@@ -11,7 +11,7 @@ from embodied.algorithms.layout import Counts, Layout
 from embodied.errors import SpecMismatchError
 from embodied.instructions import fields_of
 from embodied.protocols import Clonable, Policy
-from embodied.types import EnvSpec, Evaluation, PolicySpec, Sampling
+from embodied.types import DiscreteAction, EnvSpec, Evaluation, PolicySpec, Sampling
 
 
 def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float = 1e-4) -> None:
@@ -38,7 +38,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     for name, spec in policy.spec.decision.items():
         _expect_field(name, fields.get(name), (batch, *spec.shape), spec.dtype)
         _expect(torch.equal(fields[name], again[name]), f"'{name}' under equal noise", "differs", "equal")
-    _check_range(env, fields["actions"])
+    _check_range(env, policy.spec, fields["actions"])
     _check_noise(policy, obs, (noise, other))
     result = policy.evaluate({**obs, **fields}, sampling)
     _check_evaluation(policy.spec, layout, result, fields, tolerance)
@@ -74,7 +74,13 @@ def _check_spec(spec: PolicySpec) -> Layout:
     return layout
 
 
-def _check_range(env: EnvSpec, actions: Tensor) -> None:
+def _check_range(env: EnvSpec, spec: PolicySpec, actions: Tensor) -> None:
+    wanted, declared = env.action.field(spec.num_action_chunks), spec.decision["actions"]
+    _expect(declared == wanted, "PolicySpec.decision['actions']", str(declared), f"{wanted}, which the env takes")
+    if isinstance(env.action, DiscreteAction):
+        inside = (actions >= 0) & (actions < env.action.num_actions)
+        _expect(bool(inside.all()), "actions", f"{int((~inside).sum())} outside", f"0 to {env.action.num_actions - 1}")
+        return
     low, high = torch.tensor(env.action_low), torch.tensor(env.action_high)
     inside = (actions >= low - 1e-5) & (actions <= high + 1e-5)
     _expect(

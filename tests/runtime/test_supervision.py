@@ -269,3 +269,10 @@ def test_events_of_a_failure_come_in_order(make_rig):
     assert rig.pool.up == []
     assert [event.slot for event in rig.pool.recv(2) if isinstance(event, Back)] == [0, 1]
     assert rig.pool.up == [0, 1]
+
+
+def test_an_episode_that_may_not_be_redone_ends_the_rollout_when_it_is_lost(make_rig):
+    rig = make_rig(slots=2, workers=2, max_restarts=3, fault="kill", fault_step=5, fault_task=0, **NEAR)
+    with pytest.raises(WorkerDiedError, match=r"may not be redone without asking(.|\n)*retry_safe") as failed:
+        collect(rig, job={"retry_safe": False})
+    assert isinstance(failed.value.__cause__, WorkerDiedError)
