@@ -1,4 +1,4 @@
-"""Which parameters of a policy are trained, beyond what the policy itself says."""
+"""Freezes parameters of a policy, for good or for a while, beyond those that the policy itself freezes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from torch.nn import Parameter
+
 from embodied.errors import ConfigError, did_you_mean
 from embodied.protocols import Policy
 
 
 def freeze(policy: Policy, patterns: Sequence[str]) -> None:
-    """Train no parameter whose name one of ``patterns`` (regular expressions, searched) matches.
+    """Freezes every parameter whose name one of ``patterns`` (regular expressions, searched) matches.
 
     Raises:
         ConfigError: a pattern matches no parameter.
@@ -32,8 +34,8 @@ def freeze(policy: Policy, patterns: Sequence[str]) -> None:
 
 @contextmanager
 def value_head_only(policy: Policy) -> Iterator[None]:
-    """Within it nothing but the value head is differentiated: no graph of the rest is kept, no gradient flows there."""
-    resting = [p for name, p in policy.named_parameters() if p.requires_grad and not name.startswith("value_head")]
+    """Differentiates nothing but the value head within it: no graph of the rest is kept, no gradient flows there."""
+    resting = [parameter for parameter in _beside_value_head(policy) if parameter.requires_grad]
     for parameter in resting:
         parameter.requires_grad_(False)
     try:
@@ -41,3 +43,13 @@ def value_head_only(policy: Policy) -> Iterator[None]:
     finally:
         for parameter in resting:
             parameter.requires_grad_(True)
+
+
+def drop_gradients_beside_value_head(policy: Policy) -> None:
+    """Drops all other gradients. Needed where weights are gathered for a pass (fsdp2): there all of them get one."""
+    for parameter in _beside_value_head(policy):
+        parameter.grad = None
+
+
+def _beside_value_head(policy: Policy) -> list[Parameter]:
+    return [parameter for name, parameter in policy.named_parameters() if not name.startswith("value_head")]

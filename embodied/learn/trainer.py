@@ -12,20 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.kl import make_coefficient
 from embodied.learn.batch import Batch, optimizer_batches
+from embodied.learn.drift import with_drift
 from embodied.learn.engine import Engine, Outcome, under, value_grad_norm
-from embodied.learn.freeze import value_head_only
+from embodied.learn.freeze import drop_gradients_beside_value_head, value_head_only
 from embodied.learn.objective import Objective
-from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.passes import Evaluator, OwnRecords
 from embodied.learn.reference import Reference
 from embodied.learn.score import Scorer
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
@@ -210,7 +210,9 @@ class Trainer:
         if self._has_value:
             metrics.add_to_steps("train/value_grad_norm", 0.0)  # shown even if no step is made
         if Need.DRIFT in self._objective.needs and not self._warming_up:
-            whole = self._with_drift(own, batch, chosen, whole, keep, passed)
+            whole = with_drift(
+                whole, keep, own, batch, chosen, self._objective, self._evaluate, self.actor.micro_batch_size, passed
+            )
         untrained = metrics.batches == 0
         value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.meets else None
 
@@ -232,7 +234,7 @@ class Trainer:
     def _check_gradients(self, metrics: UpdateMetrics) -> bool:
         """Whether the gradients of an optimizer batch, summed over ranks, may be applied."""
         if self._warming_up:
-            self._keep_value_gradients_only()
+            drop_gradients_beside_value_head(self.policy)
         return not self._too_far(metrics)
 
     def _measure_value_head(self, norm: float, metrics: UpdateMetrics) -> None:
@@ -261,28 +263,6 @@ class Trainer:
         _, total = self._loss(records, whole.part(torch.zeros(1, dtype=torch.long), self.device))
         (0.0 * total).backward()
         return 0.0
-
-    def _keep_value_gradients_only(self) -> None:
-        """Drops the gradients of all other weights: where weights are gathered for a pass, all of them get one."""
-        for name, parameter in self.policy.named_parameters():
-            if not name.startswith("value_head"):
-                parameter.grad = None
-
-    def _with_drift(
-        self, own: OwnRecords, batch: Batch, chosen: Tensor, whole: OptimizerBatch, keep: Tensor, passed: Passed
-    ) -> OptimizerBatch:
-        """The optimizer batch with ``mean(lp − lp_old)`` of the sequences trained on, from a pass without gradients."""
-        ids, sums = batch.sequence_ids[chosen], torch.zeros(len(chosen))
-        parts = own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), self.actor.micro_batch_size)
-        with torch.no_grad():
-            for part, _ in until_stopped(parts, lambda records: passed(0), self._parallel):
-                records = own.gather(batch.rows[chosen[part].numpy()])
-                result = self.policy.evaluate(records, self.sampling)
-                if len(part):
-                    counts = whole.counts.at(part).to(self.device)
-                    sums[part] = self._objective.log_ratio_sums(result, records, counts).float().cpu()
-        self._world.sum(sums)
-        return replace(whole, drift=sequence_means(sums, whole.mask, ids))
 
     def _too_far(self, metrics: UpdateMetrics) -> bool:
         """Whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""

@@ -1,0 +1,44 @@
+"""How far the policy has moved on whole sequences since they were acted, for losses with one ratio a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from embodied.algorithms.aggregation import sequence_means
+from embodied.learn.batch import Batch
+from embodied.learn.objective import Objective
+from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.terms.term import OptimizerBatch
+from embodied.learn.watch import Passed
+
+
+def with_drift(
+    whole: OptimizerBatch, keep: Tensor, own: OwnRecords, batch: Batch, chosen: Tensor, objective: Objective,
+    evaluate: Evaluator, size: int, passed: Passed,
+) -> OptimizerBatch:  # fmt: skip
+    """The optimizer batch with its drift, ``mean(lp − lp_old)``, from a pass without gradients. All ranks call it.
+
+    Args:
+        whole: the records ``chosen`` int64 [n] of ``batch``.
+        keep: which of them are trained on, bool [n]. Sequences without such a record keep a drift of 0.
+        own: this rank's of the records.
+        size: records of a pass.
+        passed: asked after each pass whether to go on.
+
+    Raises:
+        Stopped: on all ranks; ``passed`` has ended it on one.
+    """
+    ids, sums = whole.sequence_ids, torch.zeros(len(chosen))
+    parts = own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), size)
+    with torch.no_grad():
+        for part, _ in until_stopped(parts, lambda records: passed(0), own.parallel):
+            records = own.gather(batch.rows[chosen[part].numpy()])
+            result = evaluate.policy.evaluate(records, evaluate.sampling)
+            if len(part):
+                counts = whole.counts.at(part).to(own.device)
+                sums[part] = objective.log_ratio_sums(result, records, counts).float().cpu()
+    own.parallel.world.sum(sums)
+    return replace(whole, drift=sequence_means(sums, whole.mask, ids))
