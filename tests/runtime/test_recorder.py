@@ -152,9 +152,9 @@ def test_what_was_lost_is_redone_first_and_only_what_was_tried_is_blamed():
         slab,
         [
             [Completion(Kind.RESET, 0), Completion(Kind.RESET, 1), Completion(Kind.EXPERT, 1, 0, True)],
-            twice,
             twice[:2],
             twice[2:],
+            twice,
             [Completion(Kind.RESET, 1), Completion(Kind.EXPERT, 1, 0, True)],
         ],
     )
