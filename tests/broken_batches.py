@@ -38,6 +38,20 @@ class CountedEnv(FakeBatchEnv):
         return Counted(super().batch(num_slots)._copies)
 
 
+class WantsNeutral(FakeBatch):
+    """Fails when a slot that is not active is moved by anything but the neutral action."""
+
+    def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
+        if np.any(actions[~active]):
+            raise RuntimeError("a slot that is not active was moved")
+        return super().step(actions, active)
+
+
+class WantsNeutralEnv(FakeBatchEnv):
+    def batch(self, num_slots: int) -> FakeBatch:
+        return WantsNeutral(super().batch(num_slots)._copies)
+
+
 class _ResetsAll(FakeBatch):
     def reset(self, slots: Sequence[int], starts: Sequence[Start]) -> None:
         super().reset(slots, starts)

@@ -180,6 +180,12 @@ def test_a_round_steps_all_and_renders_once(counted):
     assert told(logs) == ["reset 0 1 2", "observe 0 1 2", *["step 0 1 2"] * 4, "observe 0 1 2"]
 
 
+def test_slots_that_are_not_active_get_the_neutral_action(make_rig):
+    rig = make_rig(slots=4, workers=1, rows=128, target="broken_batches.WantsNeutralEnv", pool={"batch": True}, **NEAR)
+    _, outcome, _ = collect(rig)
+    assert any(steps % 4 for *_, steps, _ in outcome), "some episodes end inside a chunk"
+
+
 def test_steps_wait_for_every_slot_in_the_middle_of_its_episode(counted):
     rig, logs = counted
     reset(rig, 0, 0)

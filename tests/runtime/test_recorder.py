@@ -126,19 +126,24 @@ class Scripted:
         self.num_slots, self.up, self.moving, self.restarts = slab.rows, [*range(slab.rows)], set(), 0
         self.sent: list[Command] = []
         self.blamed: list[tuple[int, int, int]] = []
+        self._down: set[int] = set()
         self._events = iter(events)
 
     def group_of(self, slot: int) -> int:
         return 0
 
     def send(self, command: Command, video: str | None = None) -> None:
+        assert command.slot not in self._down
         self.sent.append(command)
 
     def flush(self) -> None:
         pass
 
     def recv(self, min_ready: int, timeout: float | None = None) -> list[Event]:
-        return next(self._events)
+        events = next(self._events)
+        self._down |= {event.slot for event in events if isinstance(event, Lost)}
+        self._down -= {event.slot for event in events if isinstance(event, Back)}
+        return events
 
     def blame(self, lost: Lost, episode_id: int, count: int) -> None:
         self.blamed.append((lost.slot, episode_id, count))
@@ -152,9 +157,9 @@ def test_what_was_lost_is_redone_first_and_only_what_was_tried_is_blamed():
         slab,
         [
             [Completion(Kind.RESET, 0), Completion(Kind.RESET, 1), Completion(Kind.EXPERT, 1, 0, True)],
-            twice,
             twice[:2],
             twice[2:],
+            twice,
             [Completion(Kind.RESET, 1), Completion(Kind.EXPERT, 1, 0, True)],
         ],
     )
