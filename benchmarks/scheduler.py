@@ -43,6 +43,7 @@ from embodied.observe.timing import Sections
 from embodied.random import Stream
 from embodied.runtime.policy_port import OnePass
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.records import RecordStore
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, runtime_fields
@@ -111,7 +112,7 @@ class Bench:
         policy = SleepingPolicy(policy_s)
         batch, device = max(1, self._slots), torch.device("cpu")
         port = OnePass(policy, self._slab, self._env.spec, device, batch, fixed_shape=False)  # type: ignore[arg-type]
-        rollout = Rollout(self._pool, port, self._slab, 1, rule, Sections())
+        rollout = Rollout(self._pool, port, RecordStore(self._slab), 1, rule, Sections())
         job = Job(
             Sampling(), 0, Stream.EVAL_NOISE, 0, self._env.spec.max_episode_steps, keep_records=False,
             num_slots=self._slots, ignore_terminations=whole, auto_reset=not whole,

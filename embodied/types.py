@@ -175,6 +175,15 @@ class Episode:
     video: str | None = None  # file to record to, or None
 
 
+class Lease(NamedTuple):
+    """A row of a slab that belongs to an episode (``embodied.runtime.records``)."""
+
+    row: int
+    owner: int  # id of the episode
+    version: int  # of the weights that act in it
+    number: int  # of this lease: no two leases of a store have the same
+
+
 @dataclass(frozen=True)
 class EpisodeResult:
     """One finished episode."""
@@ -190,6 +199,7 @@ class EpisodeResult:
         -1
     )  # slab row of the observation after the last step with its "value", if it was asked for; no record
     rank: int = 0  # of the process whose slab has those rows (torchrun)
+    leases: tuple[Lease, ...] = ()  # of those rows and of the final one; they hold until they are given back
 
 
 @dataclass(frozen=True)

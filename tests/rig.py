@@ -16,6 +16,7 @@ from embodied.observe.timing import Sections
 from embodied.random import Stream
 from embodied.runtime.policy_port import OnePass, PolicyPort
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.records import RecordStore
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, runtime_fields
@@ -46,7 +47,7 @@ class Rig:
         port: PolicyPort = OnePass(self.policy, self.slab, self.env.spec, CPU, policy_batch, fixed_shape)
         if lanes is not None:
             port = DecoderPort(port, lanes)
-        return Rollout(self.pool, port, self.slab, chunk, rule, Sections(), trace=trace)
+        return Rollout(self.pool, port, RecordStore(self.slab), chunk, rule, Sections(), trace=trace)
 
     def job(self, **changes: Any) -> Job:
         usual: dict[str, Any] = {

@@ -38,7 +38,7 @@ def test_groups_without_a_gradient_are_run_again_until_there_are_enough():
     calls = []
 
     def run(number, groups, kept):
-        calls.append((number, groups, sorted(dynamic_sampling.taken_rows(kept))))
+        calls.append((number, groups, sorted({row for result in kept for row in result.rows})))
         return [r for g in range(groups) for r in group(10 * number + g, [0.0, float(g == 0)])]
 
     judge = dynamic_sampling.make_judge(AlgorithmConfig(), NO_PENALTY, 10)
@@ -126,15 +126,16 @@ def test_rows_that_are_taken_keep_their_records(make_rig):
     first, second = (
         train_plan(rig.env.spec, seed=3, iteration=i, episodes=2, group_size=2) for i in range(2)
     )  # fmt: skip
-    kept, _ = rig.rollout().collect(first, rig.job())
-    rows = dynamic_sampling.taken_rows(kept)
+    rollout = rig.rollout()
+    kept, _ = rollout.collect(first, rig.job())
+    rows = {row for result in kept for row in result.rows}
     before = {name: array[sorted(rows)].copy() for name, array in rig.slab.arrays.items()}
-    again, _ = rig.rollout().collect(second, rig.job(taken=rows))
+    again, _ = rollout.collect(second, rig.job())
     assert len(rows) == 6
-    assert not rows & dynamic_sampling.taken_rows(again)
+    assert not rows & {row for result in again for row in result.rows}
     assert all(np.array_equal(array[sorted(rows)], before[name]) for name, array in rig.slab.arrays.items())
     with pytest.raises(ConfigError, match="need 6 rows and the slab has 0"):
-        rig.rollout().collect(second, rig.job(taken=rows | dynamic_sampling.taken_rows(again)))
+        rollout.collect(second, rig.job())
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
@@ -193,7 +194,8 @@ def test_dynamic_sampling_fills_the_batch_and_is_the_same_run_whatever_the_worke
     assert len(collected.results) == 32
     ids = [result.episode.episode_id for result in collected.results]
     assert ids == sorted(ids)
-    assert len(dynamic_sampling.taken_rows(collected.results)) == sum(len(result.rows) for result in collected.results)
+    rows = [row for result in collected.results for row in result.rows]
+    assert len(set(rows)) == len(rows)
 
 
 def test_remax_runs_one_greedy_episode_a_start():

@@ -218,7 +218,7 @@ class Cloner:
                 tokens are asked for, which takes a second forward pass.
         """
         records = {name: torch.from_numpy(values).to(self.device) for name, values in samples.batch(chosen).items()}
-        if places is not None:
+        if places is not None and "images" in records:
             records["images"] = self._augment(records["images"], places)
         told = self.policy.encode_instructions(samples.instructions(chosen))
         records |= {name: values.to(self.device) for name, values in told.items()}

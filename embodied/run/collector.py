@@ -76,8 +76,8 @@ class Collector:
             each = processes.divide(self._sizes.groups)
             room = [each - dynamic_sampling.num_groups(kept, rank) for rank in range(processes.size)]
             share = processes.share(plan, lambda episode: episode.group_id, room)
-            taken = dynamic_sampling.taken_rows([result for result in kept if result.rank == processes.rank])
-            return run(plan, share, replace(job, taken=taken), f"{title}{_nth(number)}")
+            self.workers.rollout.records.keep(result for result in kept if result.rank == processes.rank)
+            return run(plan, share, job, f"{title}{_nth(number)}")
 
         greedy, returned = list[EpisodeResult](), None
         if algorithm.adv_type == "remax":  # first, because rows of its records need not stay

@@ -64,12 +64,6 @@ def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[Epi
     return kept, everything, number + 1
 
 
-def taken_rows(results: Sequence[EpisodeResult]) -> frozenset[int]:
-    """Returns the rows of the slab that hold records (or final observations) of ``results``."""
-    rows = {row for result in results for row in (*result.rows, result.final_row)}
-    return frozenset(rows - {-1})
-
-
 def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, max_steps: int) -> Judge:
     """Makes the function that says whether ``dynamic_sampling`` keeps an episode's group: if its scores
     (``filter_reward_metric``) are not all equal, and with ``filter_rewards`` if their mean return is within bounds."""

@@ -124,12 +124,14 @@ def _update(
         Stopped: in all processes; a signal has ended the update in one.
         DeviceMemoryError: the passes do not fit.
     """
-    sections, device = reporter.sections, trainer.device
+    sections, device, own = reporter.sections, trainer.device, checked.processes.rank
     with reporter.updating(device, checked.config.actor.num_threads), explained(device, checked, "update"):
         watch = reporter.watch(reporter.title(iteration), stop.grants)
-        arrays, baselines = workers.slab.arrays, collected.baselines
-        found, batch = trainer.update(arrays, collected.results, iteration, baselines, watch)
+        records, baselines = workers.rollout.records, collected.baselines
+        records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
+        found, batch = trainer.update(records.arrays, collected.results, iteration, baselines, watch)
     found |= metrics.of_rollout(checked.processes, trainer.policy.spec, workers, collected, batch, sections)
+    records.keep()  # nothing is read of them from here on
     found |= metrics.of_update(checked.processes, trainer, device, sections.seconds("time/train"))
     return found | {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train")}
 

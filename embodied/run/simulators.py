@@ -21,6 +21,7 @@ from embodied.run.reporter import Reporter, counting_successes
 from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.policy_port import OnePass
 from embodied.runtime.pool import Pool
+from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
 from embodied.runtime.slab import Slab
 from embodied.types import Episode, EpisodeResult, WorkerFacts
@@ -93,7 +94,8 @@ class Simulators:
             enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
         )  # fmt: skip
         rollout = Rollout(
-            pool, policy, slab, model.policy.spec.num_action_chunks, _schedule(config, slots), self.reporter.sections,
+            pool, policy, RecordStore(slab), model.policy.spec.num_action_chunks, _schedule(config, slots),
+            self.reporter.sections,
             trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
         )  # fmt: skip
         return Workers(side.identity, pool, slab, rollout)

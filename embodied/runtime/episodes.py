@@ -16,8 +16,8 @@ import numpy as np
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.policy_port import Request
-from embodied.runtime.slab import Rows, Slab
-from embodied.types import Episode, EpisodeResult, Sampling
+from embodied.runtime.records import RecordStore
+from embodied.types import Episode, EpisodeResult, Lease, Sampling
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Job:
         value_truncated: also observe where a truncated episode ended, and let the policy say the value of that; needs
             ``keep_records`` and one more row an episode.
         value_terminated: the same for terminated episodes.
-        taken: rows of the slab that hold what must stay.
         retry_safe: an episode that was lost with its worker is redone; False: its loss ends the rollout.
     """
 
@@ -48,7 +47,6 @@ class Job:
     auto_reset: bool = True
     value_truncated: bool = False
     value_terminated: bool = False
-    taken: frozenset[int] = frozenset()
     retry_safe: bool = True
 
     def rows_needed(self, chunk: int) -> int:
@@ -93,25 +91,33 @@ class Running:
     """An attempt at an episode, in a slot."""
 
     episode: Episode
-    rows: list[int] = field(default_factory=list)  # records so far; the last one holds the present observation
-    next_row: int = -1  # where the observation after the chunk in flight goes
+    leases: list[Lease] = field(default_factory=list)  # records so far; the last one holds the present observation
+    next: Lease | None = None  # where the observation after the chunk in flight goes
     steps: int = 0
     t: int = -1  # index of the last record
     episode_return: float = 0.0
     success: bool = False
     stats: RolloutStats = field(default_factory=RolloutStats)
 
+    @property
+    def row(self) -> int:
+        """Of the present record."""
+        return self.leases[-1].row
+
+    @property
+    def next_row(self) -> int:
+        return -1 if self.next is None else self.next.row
+
 
 class Episodes:
     """Commands for slots, from what the plan wants and the rows allow.
 
     Args:
-        rows_needed: rows that one episode may take. Back-pressure is by rows: no free row, no new episode.
         chunk: actions a record.
     """
 
-    def __init__(self, plan: Sequence[Episode], job: Job, slab: Slab, rows: Rows, chunk: int) -> None:
-        self.job, self._slab, self._rows, self._chunk = job, slab, rows, chunk
+    def __init__(self, plan: Sequence[Episode], job: Job, records: RecordStore, chunk: int) -> None:
+        self.job, self._records, self._chunk = job, records, chunk
         self._rows_needed = job.rows_needed(chunk)
         self._reserved = 0  # rows that running episodes may still take
         self._vain: Counter[int] = Counter()
@@ -134,13 +140,13 @@ class Episodes:
     @property
     def may_start(self) -> bool:
         """Whether an episode waits and there are rows for it."""
-        return bool(self.pending) and self._rows.free - self._reserved >= self._rows_needed
+        return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
 
     def start(self, slot: int, index: int) -> tuple[Command, str | None]:
         """Begin ``pending[index]`` in ``slot``: the command, and the file of its video."""
         episode = self.pending.pop(index)
         self._reserved += self._rows_needed
-        running = self.running[slot] = Running(episode, next_row=self._take_row())
+        running = self.running[slot] = Running(episode, next=self._lease(episode))
         start = episode.start
         command = Command(
             Kind.RESET, slot, next_row=running.next_row, task_id=start.task_id, init_state_id=start.init_state_id,
@@ -154,16 +160,16 @@ class Episodes:
         running, job = self.running[slot], self.job
         last_chunk = running.steps + self._chunk >= job.max_steps
         goes_on = not last_chunk or job.value_truncated or job.value_terminated
-        running.next_row = self._take_row() if goes_on else -1
+        running.next = self._lease(running.episode) if goes_on else None
         return Command(
-            Kind.STEP, slot, row=running.rows[-1], next_row=running.next_row,
+            Kind.STEP, slot, row=running.row, next_row=running.next_row,
             observe_truncated=job.value_truncated, observe_terminated=job.value_terminated,
         )  # fmt: skip
 
     def request(self, slot: int) -> Request:
         """Ask for a decision on the slot's present observation; the record's keys stand in its row."""
         running = self.running[slot]
-        row, episode = running.rows[-1], running.episode
+        row, episode = running.row, running.episode
         self._write_keys(row, episode, running.t)
         return Request(slot, row, episode.episode_id, running.t)
 
@@ -171,11 +177,11 @@ class Episodes:
         """The same for the observation after the last step, which is no record."""
         row, t = result.final_row, len(result.rows)
         self._write_keys(row, result.episode, t)
-        self._slab.arrays["num_steps"][row] = 0
+        self._records.arrays["num_steps"][row] = 0
         return Request(-1, row, result.episode.episode_id, t)
 
     def _write_keys(self, row: int, episode: Episode, t: int) -> None:
-        arrays = self._slab.arrays
+        arrays = self._records.arrays
         arrays["task_id"][row] = episode.start.task_id
         arrays["episode_id"][row] = episode.episode_id
         arrays["t"][row] = t
@@ -197,9 +203,8 @@ class Episodes:
         running = self.running.pop(slot, None)
         if running is None:
             return None
-        taken = running.rows + [running.next_row] * (running.next_row >= 0)
-        for row in taken:
-            self._give_row(row)
+        for lease in (*running.leases, *([running.next] if running.next else [])):
+            self._give_back(lease)
         self._reserved -= self._rows_needed
         self.pending.insert(0, running.episode)
         return running.episode
@@ -209,36 +214,38 @@ class Episodes:
         self._vain[episode.episode_id] += 1
         return self._vain[episode.episode_id]
 
-    def _take_row(self) -> int:
+    def _lease(self, episode: Episode) -> Lease:
         self._reserved -= 1
-        return self._rows.take()
+        return self._records.lease(episode.episode_id, self.job.version)
 
-    def _give_row(self, row: int) -> None:
+    def _give_back(self, lease: Lease) -> None:
         self._reserved += 1
-        self._rows.give(row)
+        self._records.give_back(lease)
 
     def _book_step(self, running: Running, completion: Completion) -> None:
-        arrays, row = self._slab.arrays, running.rows[-1]
+        arrays, row = self._records.arrays, running.row
         running.steps += completion.num_steps
         running.episode_return += float(arrays["rewards"][row].sum(dtype=np.float64))
         running.success |= bool(arrays["success"][row])
 
     def _present(self, running: Running) -> None:
-        """A new observation stands in ``next_row``: it becomes the episode's present record."""
-        if running.rows and not self.job.keep_records:
-            self._give_row(running.rows.pop())
-        running.rows.append(running.next_row)
-        running.next_row = -1
+        """A new observation stands in the next row: it becomes the episode's present record."""
+        if running.leases and not self.job.keep_records:
+            self._give_back(running.leases.pop())
+        assert running.next is not None
+        running.leases.append(running.next)
+        running.next = None
         running.t += 1
 
     def _end(self, slot: int, observed: bool) -> EpisodeResult:
         running = self.running.pop(slot)
-        final_row = running.next_row if observed else -1
-        arrays, last = self._slab.arrays, running.rows[-1]
+        final = (running.next,) if observed and running.next is not None else ()
+        arrays, last = self._records.arrays, running.row
+        kept = tuple(running.leases) if self.job.keep_records else ()
         result = EpisodeResult(
-            running.episode, tuple(running.rows) if self.job.keep_records else (), running.episode_return,
+            running.episode, tuple(lease.row for lease in kept), running.episode_return,
             running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
-            final_row,
+            running.next_row if final else -1, leases=(*kept, *final),
         )  # fmt: skip
         self._release(running, observed)
         self.stats.merge(running.stats)
@@ -246,10 +253,10 @@ class Episodes:
         return result
 
     def _release(self, running: Running, observed: bool) -> None:
-        if running.next_row >= 0 and not observed:
-            self._give_row(running.next_row)
+        if running.next is not None and not observed:
+            self._give_back(running.next)
         if not self.job.keep_records:
-            for row in running.rows:
-                self._give_row(row)
-        taken = len(running.rows) + observed if self.job.keep_records else 0
+            for lease in running.leases:
+                self._give_back(lease)
+        taken = len(running.leases) + observed if self.job.keep_records else 0
         self._reserved -= self._rows_needed - taken

@@ -35,8 +35,8 @@ from embodied.runtime.episodes import Job as Job
 from embodied.runtime.episodes import RolloutStats as RolloutStats
 from embodied.runtime.policy_port import Draw, PolicyPort
 from embodied.runtime.ports import EnvPort, Event, Lost
+from embodied.runtime.records import RecordStore
 from embodied.runtime.schedule import Schedule as Schedule
-from embodied.runtime.slab import Rows, Slab
 from embodied.types import Episode, EpisodeResult
 
 SHARE_INTERVAL_S = 1.0
@@ -77,6 +77,7 @@ class Rollout:
     """Runs plans of episodes on envs, with a policy. Between two calls it keeps only which tasks a slot has built.
 
     Args:
+        records: whose rows the episodes lease. Those of kept records stay leased until they are given back.
         chunk: K, actions of a record.
         trace: folder that gets a trace of each ``collect``, or None.
     """
@@ -85,13 +86,13 @@ class Rollout:
         self,
         envs: EnvPort,
         policy: PolicyPort,
-        slab: Slab,
+        records: RecordStore,
         chunk: int,
         schedule: Schedule,
         sections: Sections,
         trace: Path | None = None,
     ) -> None:
-        self._envs, self._policy, self._slab, self._chunk = envs, policy, slab, chunk
+        self._envs, self._policy, self.records, self._chunk = envs, policy, records, chunk
         self._schedule, self._sections, self._trace = schedule, sections, trace
         self._built = BuiltTasks(envs.num_slots)
 
@@ -112,6 +113,18 @@ class Rollout:
             ConfigError: the slab has too few rows for one episode in each slot.
             WorkerError: a worker failed too often in a row.
         """
+        before = frozenset(self.records.leased)
+        try:
+            return self._collect(plan, job, on_episode, on_share)
+        except BaseException:
+            for lease in frozenset(self.records.leased) - before:
+                self.records.give_back(lease)
+            raise
+
+    def _collect(
+        self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None],
+        on_share: Callable[[float], None],
+    ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         run = self._begin(plan, job)
         run.start_episodes()
         say_at = time.monotonic() + SHARE_INTERVAL_S
@@ -137,18 +150,17 @@ class Rollout:
         return [results[episode.episode_id] for episode in plan], stats
 
     def _begin(self, plan: Sequence[Episode], job: Job) -> Run:
-        free = Rows(self._slab.rows, job.taken)
         episodes, rows = len(plan) if job.keep_records else 1, job.rows_needed(self._chunk)
-        if episodes * rows > free.free:
+        if episodes * rows > self.records.free:
             raise ConfigError(
                 f"{episodes} episodes of {job.max_steps} control steps need {episodes * rows} rows "
-                f"and the slab has {free.free}",
-                "allocate the slab with rows_needed(…), or run fewer episodes",
+                f"and the slab has {self.records.free}",
+                "allocate the slab with rows_needed(…), run fewer episodes, or give back the rows of earlier ones",
             )
         self._policy.begin(Draw(job.sampling, job.seed, job.stream))
         slots = min(job.num_slots, self._envs.num_slots)
         timeline = Timeline(slots, keep=self._trace is not None)
-        booked = Episodes(plan, job, self._slab, free, self._chunk)
+        booked = Episodes(plan, job, self.records, self._chunk)
         return Run(self._envs, self._policy, self._schedule, self._built, booked, timeline, slots)
 
     def _write_trace(self, timeline: Timeline, job: Job) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -107,24 +107,3 @@ class Slab:
         """Forget the arrays and close the descriptor; the memory goes when the last view does."""
         self.arrays = {}
         os.close(self.fd)
-
-
-class Rows:
-    """Which rows of a slab are free. Back-pressure is by rows: no free row, no new episode.
-
-    >>> rows = Rows(2); rows.take(), rows.take(), rows.free
-    (0, 1, 0)
-    """
-
-    def __init__(self, count: int, taken: Collection[int] = ()) -> None:
-        self._free = [row for row in range(count - 1, -1, -1) if row not in taken]
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self) -> int:
-        return self._free.pop()
-
-    def give(self, row: int) -> None:
-        self._free.append(row)

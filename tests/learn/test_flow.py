@@ -17,6 +17,7 @@ from embodied.observe.timing import Sections
 from embodied.random import Stream
 from embodied.runtime.plan import train_plan
 from embodied.runtime.policy_port import OnePass
+from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakeEnv, FlowPolicy, check_policy
@@ -74,7 +75,7 @@ def collected(tmp_path_factory):
         tmp_path_factory.mktemp("flow"), slots=4, workers=1, success_distance=0.6, net=FlowPolicy()
     ) as rig:  # fmt: skip
         port = OnePass(rig.policy, rig.slab, rig.env.spec, CPU, 4)
-        rollout = Rollout(rig.pool, port, rig.slab, 4, Schedule(True, 1), Sections())
+        rollout = Rollout(rig.pool, port, RecordStore(rig.slab), 4, Schedule(True, 1), Sections())
         plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
         job = Job(Sampling(), 7, Stream.TRAIN_NOISE, 0, 10, keep_records=True, num_slots=4)
         results, _ = rollout.collect(plan, job)

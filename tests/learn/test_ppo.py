@@ -191,6 +191,7 @@ def test_ppo_raises_the_return(make_rig, reward_type):
         results, _ = rollout.collect(plan, rig.job(max_steps=16, version=made.weight_version, value_truncated=True))
         metrics, _ = made.update(rig.slab.arrays, results, iteration)
         explained.append(metrics["train/explained_variance"])
+        rollout.records.keep()
     after = score()
     assert after > 1.4 * before, f"mean return {before:.2f} before and {after:.2f} after"
     assert explained[-1] > max(0.3, explained[0]), explained

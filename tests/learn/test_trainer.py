@@ -452,6 +452,7 @@ def test_grpo_raises_the_return(make_rig):
         plan = train_plan(rig.env.spec, seed=3, iteration=iteration, episodes=64, group_size=16)
         results, _ = rollout.collect(plan, rig.job(max_steps=16, version=made.weight_version))
         made.update(rig.slab.arrays, results, iteration)
+        rollout.records.keep()
     after = score()
     assert after > 1.4 * before, f"mean return {before:.2f} before and {after:.2f} after"
 

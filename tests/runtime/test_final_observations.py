@@ -15,7 +15,7 @@ CLOSE = {"slots": 4, "step_s": 0.0005, "success_distance": 0.6, "policy": VALUED
 
 
 def collect(rig, schedule=None, **job):
-    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
+    plan = train_plan(rig.env.spec, seed=2, iteration=0, episodes=8, group_size=2)
     return rig.rollout(**(schedule or {})).collect(plan, rig.job(**job))[0]
 
 
@@ -66,7 +66,7 @@ def test_final_rows_carry_a_value_and_no_record(shared_rig):
     assert arrays["t"][finals].tolist() == [len(result.rows) for result in ended]
     assert (arrays["version"][finals] == 5).all()
     obs = {name: torch.from_numpy(arrays[name][finals]) for name in ("images", "state")}
-    obs["task_id"] = torch.tensor(tasks)
+    obs["task"] = torch.tensor(tasks)
     with torch.no_grad():
         expected = rig.policy.act(obs, torch.zeros(len(finals), 28), Sampling()).fields["value"]
     np.testing.assert_allclose(arrays["value"][finals], expected.numpy(), rtol=1e-5, atol=1e-6)

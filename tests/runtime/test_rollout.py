@@ -87,7 +87,8 @@ def test_actions_executed_are_the_tokens_drawn_from_the_keyed_noise(rig):
     assert max(t for _, t, _ in chunks) == 2
     for episode_id, t, row in chunks:
         uniform = torch.from_numpy(noise(7, Stream.TRAIN_NOISE, episode_id, t, Noise((28,))))[None]
-        obs = {name: torch.from_numpy(arrays[name][[row]]) for name in ("images", "state", "task_id")}
+        obs = {name: torch.from_numpy(arrays[name][[row]]) for name in ("images", "state")}
+        obs["task"] = torch.from_numpy(arrays["task_id"][[row]]).long()
         fields = rig.policy.act(obs, uniform, Sampling()).fields
         assert fields["action_tokens"][0].tolist() == arrays["action_tokens"][row].tolist()
         assert np.array_equal(fields["actions"][0].numpy(), arrays["actions"][row])

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from embodied.errors import ConfigError
 from embodied.runtime import slab as slabs
-from embodied.runtime.slab import ALIGN, Rows, Slab, runtime_fields, slab_bytes
+from embodied.runtime.slab import ALIGN, Slab, runtime_fields, slab_bytes
 from embodied.types import ArraySpec
 
 FIELDS = {
@@ -122,16 +120,3 @@ def test_runtime_fields_have_k_rewards():
     fields = runtime_fields(6)
     assert fields["rewards"] == ArraySpec((6,), "float32")
     assert {"task_id", "episode_id", "t", "version", "num_steps", "terminated", "truncated", "success"} < set(fields)
-
-
-@given(st.lists(st.booleans(), max_size=60))
-def test_rows_are_never_handed_out_twice(takes):
-    rows, taken = Rows(5), set()
-    for take in takes:
-        if take and rows.free:
-            row = rows.take()
-            assert row not in taken
-            taken.add(row)
-        elif taken:
-            rows.give(taken.pop())
-        assert rows.free == 5 - len(taken)
