@@ -1,4 +1,4 @@
-"""How much better an episode was than the others of its group.
+"""Advantages of whole episodes, by comparison with the others of their group.
 
 E episodes with one return each; episodes of equal ``group_id`` are compared. Ids are any integers in any order: nothing
 is read from an episode's place in the batch. The caller hands over *all* episodes of an iteration, of all processes.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 ROUNDING = 1e-6
-"""Share of 1 + |R| by which two returns differ that mean the same."""
+"""Returns that differ by less than this share of 1 + |R| count as equal."""
 
 
 @dataclass(frozen=True)

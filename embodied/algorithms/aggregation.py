@@ -1,11 +1,10 @@
-"""How the losses of elements add up to one number: as weights that are known before the first forward pass.
+"""Weights with which the losses of elements add up to one number, known before the first forward pass.
 
 ``loss = Σ weights · per_token_loss``. The weights come from the masks and sequence ids of the *whole* optimizer batch,
 of all processes. After that the loss is a plain sum: cutting the batch into micro-batches, sharing it among processes,
 or leaving out records of advantage 0 changes nothing, as long as gradients are summed (not averaged).
 
-A sequence is an episode (a response, in text). The part of it that lies in the optimizer batch is what counts: it is
-nothing to the weights how much of the episode lies elsewhere.
+A sequence is an episode (a response, in text). Only the part of it that lies in the optimizer batch counts.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def sequence_means(sums: Tensor, mask: Tensor, sequence_ids: Tensor) -> Tensor:
 
 
 def _sequence_lengths(mask: Tensor, sequence_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The sequence of each record int64 [N], and how many valid elements each sequence has, int64 [S]."""
+    """The sequence of each record, int64 [N], and the number of valid elements of each sequence, int64 [S]."""
     unique, index = torch.unique(sequence_ids, return_inverse=True)
     lengths = torch.zeros(len(unique), dtype=torch.long, device=mask.device)
     return index, lengths.index_add_(0, index, mask.sum(dim=1))

@@ -1,7 +1,8 @@
-"""``algorithm.adv_type`` by name: one iteration's rewards → one advantage for each of them.
+"""The advantage estimators that ``algorithm.adv_type`` names: one iteration's rewards → one advantage for each.
 
-Estimators of groups (:mod:`embodied.algorithms.advantages`) give all elements of an episode the same number; those of
-time (:mod:`embodied.algorithms.temporal`) one to each. The caller hands over all episodes of an iteration.
+Estimators of groups (:mod:`embodied.algorithms.advantages`) give all elements of an episode the same number. Those of
+time (:mod:`embodied.algorithms.temporal`) give each element its own. The caller hands over all episodes of an
+iteration.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from embodied.errors import unknown_name
 
 @dataclass(frozen=True)
 class Experience:
-    """What an iteration has seen: n rewards that count, in the order of time within each of E episodes."""
+    """The n rewards of an iteration that count, of E episodes, in the order of time within each episode."""
 
     rewards: Tensor  # float [n]
     episode_ids: Tensor  # int64 [n], 0..E−1
     group_ids: Tensor  # int64 [E]
-    values: Tensor | None = None  # float [n], what the value head said before each
+    values: Tensor | None = None  # float [n], value of the observation before each reward
     bootstrap: Tensor | None = None  # float [E], the value after the last one
     baselines: Tensor | None = None  # float [E], the return of a greedy episode from the same start
 

@@ -1,4 +1,4 @@
-"""Which groups are worth training on."""
+"""Chooses the groups that are worth training on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from embodied.algorithms.advantages import alike
 
 
 def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float) -> Tensor:
-    """Episodes of groups whose mean return lies in ``lower … upper``, both included: DAPO's filter (arXiv 2503.14476),
-    with bounds of its own as SimpleVLA-RL has them (arXiv 2509.09674).
+    """Episodes of groups whose mean return lies in ``lower … upper``, both included: DAPO's filter (arXiv 2503.14476)
+    with the bounds of SimpleVLA-RL (arXiv 2509.09674).
 
-    A group that always or never succeeds teaches nothing; one that nearly always or never does teaches little for what
-    it adds to the denominators.
+    A group that always or never succeeds teaches nothing. One that nearly always or nearly never succeeds teaches
+    little, and counts fully in the denominators.
 
     Args:
         returns: float [E]; with a sparse reward, success · reward_coef.
@@ -30,8 +30,8 @@ def within_bounds(returns: Tensor, group_ids: Tensor, lower: float, upper: float
 
 
 def informative(scores: Tensor, group_ids: Tensor) -> Tensor:
-    """Episodes of groups whose scores differ by more than rounding, so that their advantages are not all 0: DAPO's
-    dynamic sampling (arXiv 2503.14476, section 3.2) keeps only these.
+    """Episodes of groups whose scores differ by more than rounding: their advantages are not all 0. DAPO's dynamic
+    sampling (arXiv 2503.14476, section 3.2) keeps only these.
 
     Args:
         scores: float [E].

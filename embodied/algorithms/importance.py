@@ -1,4 +1,4 @@
-"""Ratios of probabilities: of the present policy to the one that acted, and what corrects for the difference."""
+"""Ratios of the present policy's probabilities to the acting one's, and corrections for the difference."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def sequence_level(logprobs: Tensor, drift: Tensor) -> Tensor:
 def off_policy(advantages: Tensor, drift: Tensor, delta: float) -> Tensor:
     """Elements to be dropped: those with A < 0 of sequences with ``mean(lp_old − lp) > delta``, bool [N, M].
 
-    The off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556): far from the policy that made a mistake, unlearning that
-    mistake does harm. What is dropped stays in the denominators.
+    The off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556). Unlearning a mistake harms a policy that has moved far from
+    the one that made it. Dropped elements stay in the denominators.
 
     Args:
         advantages: [N, M].
@@ -41,17 +41,17 @@ def off_policy(advantages: Tensor, drift: Tensor, delta: float) -> Tensor:
     return (advantages < 0) & (-drift > delta)
 
 
-def importance_weight(proximal: Tensor, behaviour: Tensor, cap: float | None, mode: str = "cap") -> Tensor:
-    """``min(exp(lp_prox − lp_behaviour), cap)``: corrects for actions of another policy than the one around which the
+def importance_weight(proximal: Tensor, acting: Tensor, cap: float | None, mode: str = "cap") -> Tensor:
+    """``min(exp(lp_prox − lp_acting), cap)``: corrects for actions of another policy than the one around which the
     loss clips. Decoupled PPO (arXiv 2110.00641, equation 7), truncated as in IMPALA (arXiv 1802.01561).
 
     Args:
         proximal: log-probs of the policy at the beginning of the update [N, M].
-        behaviour: of the policy that acted [N, M].
+        acting: log-probs of the policy that acted [N, M].
         cap: largest weight; None for none.
         mode: ``cap``, or ``mask``: weights beyond the cap become 0.
     """
-    weight = log_ratio(proximal, behaviour).exp()
+    weight = log_ratio(proximal, acting).exp()
     if cap is None:
         return weight
     return weight.clamp(max=cap) if mode == "cap" else torch.where(weight > cap, 0.0, weight)

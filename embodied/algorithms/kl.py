@@ -23,7 +23,7 @@ Estimate = Callable[[Tensor, Tensor], Tensor]
 
 
 EXACT = "full"
-"""The name under which :func:`full` stands in for an estimate."""
+"""The value of ``algorithm.kl_penalty_type`` that asks for :func:`full` instead of an estimate."""
 
 MAX_CHANGE = 0.2
 """Largest relative error of the KL that :class:`AdaptiveCoefficient` answers to."""
@@ -88,12 +88,17 @@ def full(distribution: Tensor, reference: Tensor) -> Tensor:
 
 @dataclass
 class Coefficient:
-    """``β`` that stays as it is (``algorithm.kl_ctrl.type: fixed``)."""
+    """The weight ``β`` of the KL. This one stays as it is (``algorithm.kl_ctrl.type: fixed``)."""
 
     value: float
 
     def update(self, kl: float, episodes: int) -> None:
-        """After an iteration of so many episodes, with the mean KL that was found in it, nats an element."""
+        """Moves the weight after an iteration.
+
+        Args:
+            kl: mean of an element in that iteration, nats.
+            episodes: of that iteration.
+        """
 
 
 @dataclass
@@ -116,5 +121,5 @@ class AdaptiveCoefficient(Coefficient):
 
 
 def make_coefficient(kl_beta: float, type: str, target_kl: float, horizon: int) -> Coefficient:
-    """The weight of the KL as ``algorithm.kl_beta`` and ``algorithm.kl_ctrl`` have it."""
+    """Makes the weight of the KL that ``algorithm.kl_beta`` and ``algorithm.kl_ctrl`` describe."""
     return AdaptiveCoefficient(kl_beta, target_kl, horizon) if type == "adaptive" else Coefficient(kl_beta)

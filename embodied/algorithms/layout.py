@@ -1,4 +1,4 @@
-"""Which log-probs a decision has, which of them count, and how fine they are counted.
+"""Masks log-probs that do not count, and reduces the others to token, action or chunk level.
 
 Shape letters: N decisions, K actions of a decision (control steps), M₀ elements of a decision (its log-probs, flattened
 in row-major order), M elements at some level: M₀ (``token_level``), K (``action_level``) or 1 (``chunk_level``: of a
@@ -13,8 +13,8 @@ text the whole sequence), V = K or 1 rewards of a decision.
 | text of up to n tokens | ``(n,), length_axis=0`` | its token was generated |
 
 A decision stops at the step that ends the episode; its remaining actions were never executed. What is stored there may
-be anything, NaN included, so every function here *selects* instead of multiplying by zero, and does it before any other
-arithmetic: neither a value nor a gradient passes.
+be anything, NaN included. So every function here *selects* before any other arithmetic, instead of multiplying by zero:
+neither a value nor a gradient passes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEVELS = ("token_level", "action_level", "chunk_level")
 
 @dataclass(frozen=True)
 class Counts:
-    """How much of each of N decisions has happened."""
+    """Executed control steps of each of N decisions, and how long each is along its length axis."""
 
     num_steps: Tensor  # int64 [N], executed control steps, each in 1..K
     lengths: Tensor | None = None  # int64 [N], made along the length axis, each in 1..shape[length_axis]; None without
@@ -42,7 +42,7 @@ class Counts:
         return len(self.num_steps)
 
     def at(self, index: Tensor) -> Counts:
-        """Those of some of the decisions."""
+        """The counts of the decisions ``index`` int64 [n]."""
         return Counts(self.num_steps[index], None if self.lengths is None else self.lengths[index])
 
     def to(self, device: torch.device) -> Counts:
@@ -50,7 +50,7 @@ class Counts:
 
 
 class Layout:
-    """The one reading of a policy's log-probs: made once from what the policy declares, used wherever they are read.
+    """Reads a policy's log-probs as the policy declares them. Made once, used wherever log-probs are read.
 
     Args:
         elements: ``PolicySpec.elements``.
@@ -102,7 +102,7 @@ class Layout:
         return values.view(shape)
 
     def check(self, level: str, key: str) -> None:
-        """Refuse a level that these log-probs do not have.
+        """Refuses a level that these log-probs do not have.
 
         Args:
             key: configuration key that asked for it, e.g. ``algorithm.logprob_type``.
@@ -126,7 +126,7 @@ class Layout:
         return {"token_level": self.size, "action_level": self.num_actions, "chunk_level": 1}[level]
 
     def mask(self, counts: Counts, level: str) -> Tensor:
-        """Which elements count at ``level``: bool [N, M]. One of a coarser level counts if any part of it does."""
+        """Which elements count at ``level``: bool [N, M]. An action or a chunk counts if any of its elements does."""
         self.check(level, "algorithm.logprob_type")
         fine = self._element_mask(counts)
         if level == "token_level":
@@ -134,9 +134,9 @@ class Layout:
         return self._by_action(fine).any(dim=2) if level == "action_level" else fine.any(dim=1, keepdim=True)
 
     def reduce(self, values: Tensor, counts: Counts, level: str) -> Tensor:
-        """Log-probs, entropies or KL of the elements, summed to ``level``; zero where nothing counts.
+        """Sums log-probs, entropies or KL of the elements to ``level``; zero where nothing counts.
 
-        The log-prob of an action is the sum over its elements, that of a chunk the sum over its executed actions.
+        The log-prob of an action is the sum over its elements. That of a chunk is the sum over its executed actions.
 
         Args:
             values: float [N, *shape], or [N, M₀].
@@ -163,7 +163,7 @@ class Layout:
         return per_action if level == "action_level" else per_action.sum(dim=1, keepdim=True)
 
     def spread(self, advantages: Tensor, level: str) -> Tensor:
-        """One advantage for each element at ``level``: float [N, V] → float [N, M].
+        """Gives each element at ``level`` its advantage: float [N, V] → float [N, M].
 
         Raises:
             ValueError: an advantage for each action (V = K > 1), but elements that belong to no single action.
@@ -182,7 +182,7 @@ class Layout:
         return advantages.expand(decisions, self.width(level))
 
     def sum_to_rewards(self, values: Tensor, level: str, reward_type: str) -> Tensor:
-        """What the elements of each reward add up to: float [N, M] at ``level``, zero where nothing counts → [N, V].
+        """Sums the elements that belong to each reward: float [N, M] at ``level``, zero where nothing counts → [N, V].
 
         Raises:
             ValueError: one element a decision, but a reward for each of K > 1 actions.
@@ -240,8 +240,8 @@ def reward_mask(num_steps: Tensor, num_actions: int, reward_type: str) -> Tensor
 
 
 def reduce_rewards(rewards: Tensor, num_steps: Tensor, reward_type: str) -> Tensor:
-    """Rewards of the K steps, float [N, K] → float [N, V]: their sum (``chunk_level``) or one for each
-    (``action_level``); zero where nothing was executed.
+    """Reduces the rewards of the K steps, float [N, K] → float [N, V]: to their sum (``chunk_level``), or not at all
+    (``action_level``). They are zero where nothing was executed.
 
     Raises:
         UnknownNameError: ``reward_type`` is none of :data:`REWARD_LEVELS`.

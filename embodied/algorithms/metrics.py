@@ -1,7 +1,6 @@
-"""What an update did to the policy, as sums that micro-batches and processes can add up.
+"""Measures what an update did to the policy, as sums that micro-batches and processes can add up.
 
-No number of :class:`PolicyStats` goes to the host before :meth:`PolicyStats.metrics`, so that adding does not wait for
-the device.
+Nothing here goes to the host before :meth:`PolicyStats.metrics`, so that adding does not wait for the device.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ QUANTILES = {"train/ratio_p01": 0.01, "train/ratio_p50": 0.5, "train/ratio_p99":
 
 @dataclass(frozen=True)
 class PolicyStats:
-    """Facts about valid elements. Between processes: all-reduce ``sums`` with sum and ``peak`` with max."""
+    """Facts about the ratios ρ of valid elements. Over processes ``sums`` add up; of ``peak`` the largest counts."""
 
     # float64 [5 + bins]: elements, Σρ, elements clipped below and above 1, Σ(ρ − 1 − log ρ), histogram of log ρ
     sums: Tensor

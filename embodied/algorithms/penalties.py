@@ -1,4 +1,4 @@
-"""What is taken from the reward of an episode beside what its env says."""
+"""Penalties that are added to the rewards of the env."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def overlong(lengths: Tensor, limit: int, buffer: int, factor: float) -> Tensor:
 
 
 def at_the_end(penalties: Tensor, rewarded: Tensor) -> Tensor:
-    """Each episode's penalty at its last reward that counts: [E] → float [E, V].
+    """Places each episode's penalty at its last reward that counts: [E] → float [E, V].
 
     Args:
-        rewarded: which of the V rewards of each episode's last record count, bool [E, V]; at least one of each.
+        rewarded: which of the V rewards of each episode's last record count, bool [E, V]; at least one an episode.
     """
     last = rewarded.shape[1] - 1 - rewarded.flip(1).int().argmax(dim=1)
     return torch.zeros(rewarded.shape, dtype=penalties.dtype).scatter_(1, last[:, None], penalties[:, None])

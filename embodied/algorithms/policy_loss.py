@@ -1,4 +1,4 @@
-"""What a policy loss is, and how one is found by its name.
+"""The protocol of policy losses, and how a loss is found by its name.
 
 A loss is one file: a dataclass ``Loss`` whose fields are its configuration block. The files of
 ``embodied/algorithms/losses/`` are the names that ``algorithm.loss_type`` knows; ``my_package.my_loss.Loss`` is one of
@@ -28,7 +28,7 @@ KEY = "algorithm.loss_type"
 
 
 class PolicyLoss(NamedTuple):
-    """Loss of each element and what happened on the way; all float or bool [N, M]."""
+    """Loss of each element, its ratio, and whether it was clipped; all float or bool [N, M]."""
 
     per_token: Tensor  # differentiable
     ratio: Tensor  # ρ, detached
@@ -36,7 +36,7 @@ class PolicyLoss(NamedTuple):
 
 
 class Anchor(Enum):
-    """Around which policy a loss forms its ratio: whose log-probs it is given as the old ones."""
+    """The policy around which a loss forms its ratio: its log-probs are given to the loss as the old ones."""
 
     ACTING = "the policy that acted"
     SEQUENCE = "the policy that acted, with one ratio for all elements of a sequence"
@@ -54,8 +54,12 @@ class Loss(Protocol):
         ...
 
     def importance(self, proximal: Tensor, acting: Tensor) -> Tensor:
-        """Weights of the elements, from log-probs at the beginning of the update and at action time. Asked for with
-        ``Anchor.PROXIMAL`` alone."""
+        """Importance weights of the elements, float [N, M]. Called with ``Anchor.PROXIMAL`` alone.
+
+        Args:
+            proximal: log-probs of the policy at the beginning of the update [N, M].
+            acting: log-probs of the policy that acted [N, M].
+        """
         ...
 
 

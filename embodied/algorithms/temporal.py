@@ -62,8 +62,10 @@ def whiten(values: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float | None:
-    """``1 − Var(target − value) / Var(target)``, both float [n]: 1 = perfect, 0 = as good as a constant, below = worse.
-    None if the targets are all equal, or there is only one."""
+    """``1 − Var(target − value) / Var(target)`` of values and targets float [n].
+
+    1 = perfect, 0 = as good as a constant, below 0 = worse. None if the targets are all equal, or there is only one.
+    """
     if len(targets) < 2 or bool((targets == targets[0]).all()):
         return None
     exact, errors = targets.double(), (targets - values).double()
@@ -71,7 +73,7 @@ def explained_variance(values: Tensor, targets: Tensor) -> float | None:
 
 
 def _positions(episode_ids: Tensor, episodes: int) -> tuple[Tensor, Tensor]:
-    """The place of each element in its episode, int64 [n], and the lengths of the episodes, int64 [E]."""
+    """The place of each element in its episode, int64 [n], and the length of each episode, int64 [E]."""
     length = torch.bincount(episode_ids, minlength=episodes)
     order = torch.argsort(episode_ids, stable=True)
     first = length.cumsum(0) - length

@@ -11,7 +11,7 @@ from embodied.random import Stream, generator
 
 
 class Augmentation:
-    """Every picture (each camera of each sample) is cropped at a place of its own; the pictures of a sample share one
+    """Crops every picture (each camera of each sample) at a place of its own. The pictures of a sample share one
     brightness.
 
     Args:
@@ -24,8 +24,12 @@ class Augmentation:
         self.active = crop < 1 or brightness > 0
 
     def __call__(self, images: Tensor, numbers: np.ndarray) -> Tensor:
-        """uint8 [B, C, H, W, 3] → the same. ``numbers`` int64 [B]: the place of each sample in the run's sequence of
-        samples, on which alone its changes depend."""
+        """Changes pictures, uint8 [B, C, H, W, 3] → the same shape.
+
+        Args:
+            numbers: the place of each sample in the run's sequence of samples, int64 [B]. Its changes depend on that
+                place and the seed alone.
+        """
         if not self.active:
             return images
         batch, cameras = images.shape[:2]
@@ -41,7 +45,11 @@ class Augmentation:
         return generator(self._seed, Stream.AUGMENTATION, number).uniform(-1, 1, 1 + 2 * cameras)
 
     def _crop(self, pictures: Tensor, places: Tensor) -> Tensor:
-        """Float [n, 3, H, W], ``places`` [n, 2] of the crop's centre within what is possible."""
+        """Crops pictures float [n, 3, H, W], enlarged to the old size.
+
+        Args:
+            places: of the crops' centres [n, 2], −1 and 1 = as far to a side as the crop allows.
+        """
         if self._side == 1:
             return pictures
         theta = torch.zeros(len(pictures), 2, 3, device=pictures.device)

@@ -89,7 +89,7 @@ class Engine:
         """Take one optimizer step. All ranks call it.
 
         Args:
-            parts: what this rank computes, in order; where a pass is a meeting, as many as the others have.
+            parts: what this rank computes, in order. Under FSDP all ranks have equally many.
             passed: told of each pass; may end the update between two of them.
             backward: forward and backward pass of a part; its share of the loss.
             hook: called when the gradients are summed, before they are clipped; False: leave the step out.

@@ -1,4 +1,4 @@
-"""Updates that are not finite: each is left out and counted, and too many in a row end the run."""
+"""Guards against updates that are not finite: each is left out and counted, and too many in a row end the run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from embodied.errors import NumericalError
 
 @dataclass
 class FiniteUpdates:
-    """Says of each update whether it may be made.
+    """Decides of each update whether it may be made.
 
     Args:
-        limit: so many in a row that are not finite are too many.
+        limit: the run ends when this many updates in a row were not finite.
     """
 
     limit: int
     bad_in_a_row: int = 0
-    last: str = "none yet"  # that was finite, in words
+    last: str = "none yet"  # the last finite update, in words
 
     def accepts(self, loss: float, norm: float, version: int) -> bool:
-        """Whether loss and gradient norm are finite; ``version``: of the weights that the update would make.
+        """Whether loss and gradient norm are finite.
+
+        Args:
+            version: of the weights that the update would make.
 
         Raises:
             NumericalError: ``limit`` updates in a row were not.

@@ -1,9 +1,9 @@
 """Loss scaling for fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
-Gradients of a mean over many tokens are below fp16's smallest number, so the loss is multiplied before the backward
-pass and the gradients divided after it. A scale that is too large shows as a gradient that is not finite: that update
-is left out and the scale halved. The rule is that of ``torch.amp.GradScaler``; deciding by the norm, which is already
-summed over everything, lets all ranks decide the same without a word between them.
+Gradients of a mean over many tokens are below fp16's smallest number. So the loss is multiplied before the backward
+pass, and the gradients are divided after it. A scale that is too large gives a gradient that is not finite: that update
+is left out and the scale halved. The rule is that of ``torch.amp.GradScaler``. The norm of the whole gradient decides;
+all ranks have it, so they decide the same without an exchange.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST = 2.0**24
 
 @dataclass
 class LossScale:
-    """``growth_interval`` None: the scale is 1 and stays so, for formats that need none."""
+    """Scales the loss. With ``growth_interval`` None the scale stays 1, for formats that need none."""
 
     value: float = 1.0
     growth_interval: int | None = None  # updates in a row without overflow after which the scale doubles
@@ -30,7 +30,7 @@ class LossScale:
 
     @classmethod
     def of(cls, actor: ActorConfig) -> LossScale:
-        """As ``actor.grad_scaler`` says; by default for models in fp16 alone."""
+        """Reads ``actor.grad_scaler``; by default only models in fp16 are scaled."""
         config = actor.grad_scaler
         if config.enabled or (config.enabled is None and actor.model.precision == "fp16"):
             return cls(config.init_scale, config.growth_interval)
@@ -44,20 +44,20 @@ class LossScale:
         (loss * self.value if self.enabled else loss).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients of everything that ``optimizer`` trains, in place."""
+        """Divides the gradients of everything that ``optimizer`` trains, in place."""
         if self.enabled:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             torch._foreach_mul_(gradients, 1.0 / self.value)  # a power of two unless told otherwise: exact
 
     def overflowed(self, loss: float, norm: float) -> bool:
-        """Whether the scale is to blame for this gradient; if so it is halved, and the update should be left out."""
+        """Whether the scale is the reason for this gradient. If so the scale is halved; leave the update out."""
         if not self.enabled or math.isfinite(norm) or not math.isfinite(loss) or self.value <= LEAST:
             return False
         self.value, self.good = max(self.value / 2, LEAST), 0
         return True
 
     def updated(self) -> None:
-        """An update was made."""
+        """Counts an update that was made; doubles the scale after ``growth_interval`` of them."""
         if self.growth_interval is None:
             return
         self.good += 1

@@ -1,4 +1,4 @@
-"""The rate of a device's matrix products, which the rate of training is compared with (model FLOPs utilisation)."""
+"""Measures how fast a device multiplies matrices. The model FLOPs utilisation (MFU) compares training with it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ PRODUCTS = 10  # timed one by one; the fastest counts
 
 
 def peak_flops(setting: float | Literal["measure"] | None, policy: Policy, device: torch.device) -> float | None:
-    """FLOP/s of ``device`` as ``runner.peak_tflops`` says, or as a product in ``policy``'s number format reaches."""
+    """FLOP/s of ``device``: ``setting`` (``runner.peak_tflops``), or measured in the number format of ``policy``. None
+    if ``setting`` is."""
     if setting is None:
         return None
     return measure(device, number_format(policy)) if setting == "measure" else setting * 1e12
 
 
 def number_format(policy: Policy) -> torch.dtype:
-    """Of most of the parameters: that of the arithmetic, since trained ones may be kept in float32."""
+    """The number format of most of the parameters. It is that of the arithmetic; trained ones may be float32."""
     sizes: dict[torch.dtype, int] = {}
     for _, parameter in policy.named_parameters():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
@@ -29,7 +30,7 @@ def number_format(policy: Policy) -> torch.dtype:
 
 
 def measure(device: torch.device, dtype: torch.dtype, side: int | None = None) -> float:
-    """FLOP/s of the fastest of a few square products, after one that is not timed."""
+    """Times a few square products after a first one that is not timed; FLOP/s of the fastest."""
     side = side or SIDES[device.type]
     a = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     seconds = [_product(a, device) for _ in range(PRODUCTS + 1)]

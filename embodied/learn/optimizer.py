@@ -1,4 +1,4 @@
-"""Adam over what is trainable, with a learning rate of its own for the value head, and the schedule of both."""
+"""Makes the optimizer, with a learning rate of its own for the value head, and schedules both rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embodied.schema import LrScheduleConfig, OptimConfig
 
 
 def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
-    """Two parameter groups: ``policy`` first, then ``value`` if there is a value head.
+    """Adam over what is trainable, in two parameter groups: ``policy``, then ``value`` if there is a value head.
 
     ``adamw`` takes the weight decay off the weights themselves (arXiv 1711.05101), ``adam`` adds it to the gradient.
 
@@ -43,12 +43,12 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
 class Schedule:
     """Learning rates as a function of how far the run is, in iterations: ``2.5`` is the middle of the third.
 
-    Nothing is counted and so nothing has to be saved: optimizer step k of the n of iteration i (from 0) is at
-    ``i + k/n``, k = 1..n, however many steps the other iterations have had.
+    Optimizer step k of the n of iteration i (from 0) is at ``i + k/n``, k = 1..n, however many steps the other
+    iterations have had. So nothing is counted, and nothing has to be saved.
 
     Args:
-        iterations: of the run (``runner.max_epochs``): what shares refer to, and where the decay ends unless
-            ``lr_decay_iters`` says so.
+        iterations: of the run (``runner.max_epochs``). Shares refer to them, and the decay ends there unless
+            ``lr_decay_iters`` is set.
     """
 
     def __init__(self, optim: OptimConfig, config: LrScheduleConfig, iterations: int) -> None:
@@ -72,7 +72,7 @@ class Schedule:
         return self._lowest + (1 - self._lowest) * self._shape(done)
 
     def apply(self, optimizer: torch.optim.Optimizer, position: float) -> None:
-        """Set the rates of both parameter groups, whose base rates differ and whose factor does not."""
+        """Sets the rates of both parameter groups: each its base rate times the same factor."""
         for group in optimizer.param_groups:
             group["lr"] = self._rates[group["name"]] * self.factor(position)
 

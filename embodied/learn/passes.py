@@ -1,4 +1,4 @@
-"""What a rank computes on: its own records of an update, in parts, and what policy and reference say of them."""
+"""The passes of one rank over its own records of an update: how they are cut, evaluated and ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Part = TypeVar("Part", Tensor, np.ndarray)
 
 
 def until_stopped(parts: Sequence[Part], passed: Passed, parallel: Replicas) -> Iterator[tuple[Part, bool]]:
-    """Each part, and whether it is the last. ``passed`` is told of each, and may end them. All ranks call it.
+    """Gives each part, and whether it is the last. ``passed`` is told of each, and may end them. All ranks call it.
 
     Raises:
         Stopped: on all ranks, once ``passed`` has said so on one: with sharded weights after the same pass, else after
@@ -64,15 +64,17 @@ class OwnRecords:
     parallel: Replicas
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """What the policy reads of ``rows`` int64 [n], tensors [n, …]. Of none: one record, for a pass that counts
-        nothing, because other ranks have one to make."""
+        """Copies what the policy reads of ``rows`` int64 [n] to the device, tensors [n, …].
+
+        With no rows, gives one record: under FSDP this rank must still run the forward pass, and counts nothing of it.
+        """
         rows = rows if len(rows) else self._any
         fields = [*instructions.fields_of(self.env), *self.policy.spec.decision]
         told = {name: values.to(self.device) for name, values in self.told(rows).items()}
         return gather(self.arrays, fields, rows, self.device) | told
 
     def told(self, rows: np.ndarray) -> Mapping[str, Tensor]:
-        """What the policy reads of the instructions of ``rows`` int64 [n], tensors [n, …]."""
+        """Encodes the instructions of ``rows`` int64 [n], tensors [n, …]."""
         return self.policy.encode_instructions(instructions.of_rows(self.env, self.arrays, rows))
 
     @property
@@ -80,12 +82,17 @@ class OwnRecords:
         return np.asarray(self.results[0].rows[:1], np.int64)
 
     def among(self, ranks: Tensor, chosen: Tensor) -> Tensor:
-        """Indices of this rank's among the ``chosen`` bool [n], which are records of ``ranks`` int64 [n]."""
+        """Indices of the ``chosen`` records that this rank has, int64.
+
+        Args:
+            ranks: the rank of each of n records, int64 [n].
+            chosen: bool [n].
+        """
         return (chosen & (ranks == self.parallel.world.rank)).nonzero().flatten()
 
     def parts(self, ranks: Tensor, chosen: Tensor, size: int, costs: Tensor | None = None) -> list[Tensor]:
-        """:meth:`among` in parts of near-equal size, those of like cost together. Where a pass is a meeting, empty
-        ones bring all ranks to the same number."""
+        """Cuts :meth:`among` into parts of near-equal size, records of like cost together. Under FSDP a forward pass
+        runs collectives: empty parts then give all ranks equally many."""
         own = self.among(ranks, chosen)
         parts = micro_batches(own, size, costs) if len(own) else []
         if self.parallel.meets:
@@ -95,16 +102,16 @@ class OwnRecords:
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows of all of them, int64 [R]."""
+        """Slab rows of all of this rank's records, int64 [R]."""
         return np.concatenate([np.asarray(result.rows, np.int64) for result in self.results])
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Forward passes of the policy and of its reference.
+    """Makes the forward passes of the policy and of its reference.
 
     Args:
-        distribution: whether the whole distribution of each token is asked for, beside its log-prob.
+        distribution: ask for the log-probs of all choices of each element, beside that of the recorded one.
     """
 
     policy: Policy
@@ -119,7 +126,7 @@ class Evaluator:
         return self.policy.evaluate(records, self.sampling)
 
     def reference(self, records: Mapping[str, Tensor]) -> Evaluation | None:
-        """What the reference says; None if there is none."""
+        """Evaluates the reference, without gradients; None if there is none."""
         if self.reference_weights is None:
             return None
         self.parallel.forget()

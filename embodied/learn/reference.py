@@ -1,8 +1,7 @@
-"""Other values of the weights that are trained: those that training began with, for a KL penalty.
+"""Second values of the trained weights: those of a KL penalty's reference, and a moving average.
 
-Only what is trained is kept a second time (adapters and heads with LoRA, all of it without). Exchanging is a swap of
-pointers, or of values where a rank holds a part of each weight (fsdp2): the buffers in which the parts lie are known to
-who gathers them.
+Only what is trained is kept a second time (adapters and heads with LoRA, everything without). An exchange swaps
+pointers. With fsdp2 it swaps values, because FSDP knows the buffers in which a rank's parts lie.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class OtherWeights:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Within it the policy has these weights, without gradients."""
+        """Gives the policy these weights within it, without gradients."""
         self._swap()
         try:
             with torch.no_grad():
@@ -35,13 +34,13 @@ class OtherWeights:
             self._swap()
 
     def follow(self, share: float) -> None:
-        """Go so far towards the policy's present weights: 1 = become them."""
+        """Moves the kept weights towards the policy's present ones: ``kept += share · (present − kept)``."""
         with torch.no_grad():
             for name, kept in self._kept.items():
                 kept.lerp_(self._parameters[name].detach(), share) if share < 1 else kept.copy_(self._parameters[name])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name → what is kept, not a copy."""
+        """The kept weights by name, not copies."""
         return dict(self._kept)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -66,8 +65,8 @@ def _exchange(one: Tensor, other: Tensor) -> None:
 
 
 class Reference(OtherWeights):
-    """The policy that a KL is measured from. A resumed run builds the policy before it loads the checkpoint, so these
-    are the weights of the run's beginning, unless ``algorithm.reference_reset_interval`` has moved them."""
+    """The policy that a KL is measured from. It has the weights of the run's beginning, also in a resumed run, which
+    builds the policy before it loads the checkpoint. ``algorithm.reference_reset_interval`` moves it."""
 
 
 class Average(OtherWeights):

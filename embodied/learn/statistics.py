@@ -1,4 +1,4 @@
-"""The ranges of the demonstrations, which travel with a checkpoint as something that the run settled."""
+"""Reads the ranges that a policy has taken from demonstrations. Checkpoints keep them as settled by the run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from embodied.protocols import Policy, Settles
 
 
 def known(policy: Policy) -> dict[str, Any] | None:
-    """What ``policy`` uses, ``{"name", "action", …}``; None if it goes by the env's range."""
+    """The ranges that ``policy`` uses, ``{"name", "action", …}``; None if it uses the env's."""
     settled = policy.settled() if isinstance(policy, Settles) else {}
     return json.loads(settled["statistics"]) if "statistics" in settled else None
 
 
 def kind(policy: Policy) -> str:
-    """What the ranges of ``policy`` are, for the user. Call after ``use_statistics``."""
+    """Names the kind of ranges of ``policy`` for the user. Call after ``use_statistics``."""
     found = known(policy)
     return "1 % and 99 % quantiles" if found is not None and "q01" in found["action"] else "minimum and maximum"

@@ -1,4 +1,4 @@
-"""CPU threads of the trainer, which has the machine to itself while the simulators wait."""
+"""Sets the CPU threads of an update. The simulators wait meanwhile, so it may use all cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def training_threads(count: int | None) -> Iterator[None]:
-    """Meanwhile torch computes with ``count`` threads; None = with as many as before."""
+    """Lets torch compute with ``count`` threads within it; None = with as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

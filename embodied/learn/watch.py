@@ -1,4 +1,4 @@
-"""How an update is watched from outside while it works: it says how far it is, and is told whether to go on."""
+"""How long work is watched while it runs: it reports how far it is, and is told whether to go on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 Passed = Callable[[int], bool]
-"""Told after each pass how many records it finished; False = end here, because the run shall stop."""
+"""Takes the number of records that a pass has finished. Gives False if the work should end, because the run stops."""
 
 Watch = Callable[[str, int], AbstractContextManager[Passed]]
 """``with watch("update", records) as passed: …``: watches work of ``records`` records."""
@@ -14,5 +14,5 @@ Watch = Callable[[str, int], AbstractContextManager[Passed]]
 
 @contextmanager
 def unwatched(name: str, total: int) -> Iterator[Passed]:
-    """Nobody watches, and the work goes to its end."""
+    """Watches nothing: the work goes to its end."""
     yield lambda records: True

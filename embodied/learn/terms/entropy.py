@@ -63,8 +63,6 @@ class EntropyTerm:
                 "entropy of evaluate(): got none, and PolicySpec.entropy is True",
                 "give float32 [B, M₀] in Evaluation.entropy, or declare PolicySpec(…, entropy=False)",
             )
-        if not bonus:
-            values = values.detach()  # no backward pass for a product with zero
         entropy = (self._setup.layout.reduce(values, seen.batch.counts, self._options.entropy_type) * weights).sum()
         measured = {"train/entropy": torch.stack([entropy.detach(), weights.sum()]).double()}
         return Share(-bonus * entropy if bonus else None, measured)
