@@ -222,17 +222,17 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Settles(Protocol):
+class HasExtraState(Protocol):
     """A :class:`Policy` of which a run decides something that acting depends on: its :meth:`Policy.probe`, or the
     demonstrations that it learns from (:class:`Clonable`). Checkpoints keep it: after a resume the weights are others,
     and so are the first observations, and a second look could decide otherwise."""
 
-    def settled(self) -> Mapping[str, str]:
+    def extra_state(self) -> Mapping[str, str]:
         """What has been decided; empty when nothing has."""
         ...
 
-    def settle(self, found: Mapping[str, str]) -> None:
-        """Take what :meth:`settled` gave; nothing of it is left to decide."""
+    def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """Take what :meth:`extra_state` gave; nothing of it is left to decide."""
         ...
 
 
@@ -252,7 +252,7 @@ class CountsFlops(Protocol):
 
 
 @runtime_checkable
-class Clonable(Settles, Protocol):
+class Clonable(HasExtraState, Protocol):
     """What a policy may offer beside :class:`Policy`: learning from demonstrations (``embodied.sft``)."""
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
@@ -265,8 +265,8 @@ class Clonable(Settles, Protocol):
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
         """Spread the tokens over the ranges of the demonstrations from now on, and read the state relative to its own.
 
-        ``settled()["statistics"]`` (:class:`Settles`) then holds ``{"name": name, **values}`` as JSON text, values as
-        used, so that each checkpoint carries them, and ``settle`` takes them back.
+        ``extra_state()["statistics"]`` (:class:`HasExtraState`) then holds ``{"name": name, **values}`` as JSON text,
+        values as used, so that each checkpoint carries them, and ``load_extra_state`` takes them back.
 
         Args:
             values: ``{"action": {"q01": [A], "q99": [A], "min": [A], "max": [A]}, "proprio": {…: [S]}}`` in the env's

@@ -59,7 +59,7 @@ from embodied.learn.state import (
     unpack,
 )
 from embodied.parallel import collectives as ranks
-from embodied.protocols import Policy, Settles
+from embodied.protocols import HasExtraState, Policy
 
 # DCP warns at each save and load without process group; that is how it is meant here. For good, and not around each
 # call: the list of filters is shared by all threads.
@@ -316,7 +316,7 @@ def _snapshot(
         iteration,
         shapes(policy),
         dict(policy.describe()),
-        dict(policy.settled()) if isinstance(policy, Settles) else {},
+        dict(policy.extra_state()) if isinstance(policy, HasExtraState) else {},
         pack(optimizer_tree(policy, optimizer), "optimizer", tensors),
         pack(learner.state_dict(), "trainer", tensors),
         dict(run_ids),
@@ -384,8 +384,8 @@ def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
 def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
     for name, parameter in trainable(policy):
         parameter.copy_(tensors[f"{prefix}{name}"])
-    if meta.settled and isinstance(policy, Settles):
-        policy.settle(meta.settled)
+    if meta.settled and isinstance(policy, HasExtraState):
+        policy.load_extra_state(meta.settled)
 
 
 def _raise_if_stopped(error: CheckpointException) -> None:

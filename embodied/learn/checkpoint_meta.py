@@ -25,7 +25,7 @@ class Meta:
     iteration: int  # iterations done: with runner.seed it is the place in the plan
     parameters: dict[str, list[int]]  # trainable parameter → shape
     policy: dict[str, str]  # Policy.describe()
-    settled: dict[str, str]  # what Policy.probe found out, for a Settles policy
+    settled: dict[str, str]  # extra state of a HasExtraState policy, such as what its probe found out
     optimizer: dict[str, Any]  # plain values of state.optimizer_tree
     trainer: dict[str, Any]  # plain values of Trainer.state_dict()
     trackers: dict[str, str]  # tracker → the id under which it knows the run

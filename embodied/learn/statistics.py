@@ -1,17 +1,17 @@
-"""Reads the ranges that a policy has taken from demonstrations. Checkpoints keep them as settled by the run."""
+"""Reads the ranges that a policy has taken from demonstrations. They are part of the policy's extra state."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from embodied.protocols import Policy, Settles
+from embodied.protocols import HasExtraState, Policy
 
 
 def known(policy: Policy) -> dict[str, Any] | None:
     """The ranges that ``policy`` uses, ``{"name", "action", …}``; None if it uses the env's."""
-    settled = policy.settled() if isinstance(policy, Settles) else {}
-    return json.loads(settled["statistics"]) if "statistics" in settled else None
+    kept = policy.extra_state() if isinstance(policy, HasExtraState) else {}
+    return json.loads(kept["statistics"]) if "statistics" in kept else None
 
 
 def kind(policy: Policy) -> str:

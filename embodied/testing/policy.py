@@ -152,10 +152,10 @@ class FakePolicy(nn.Module):
             return
         self.low, self.high = (torch.tensor(values["action"][q], dtype=torch.float32) for q in ("q01", "q99"))
 
-    def settled(self) -> Mapping[str, str]:
+    def extra_state(self) -> Mapping[str, str]:
         return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}
 
-    def settle(self, found: Mapping[str, str]) -> None:
+    def load_extra_state(self, found: Mapping[str, str]) -> None:
         if "statistics" in found:
             values = json.loads(found["statistics"])
             self.use_statistics(values.pop("name"), values)

@@ -177,13 +177,13 @@ class OpenVLAOFTPolicy(nn.Module):
         with _acting(self._training_modules):
             return look(self, obs)
 
-    def settled(self) -> Mapping[str, str]:
-        """See :class:`embodied.protocols.Settles`."""
+    def extra_state(self) -> Mapping[str, str]:
+        """See :class:`embodied.protocols.HasExtraState`."""
         told_or_open = self.settings.attention != "auto" or self.attention_open
         return {**({} if told_or_open else {"attention": self.model.net.attention}), **self.statistics.as_text()}
 
-    def settle(self, found: Mapping[str, str]) -> None:
-        """See :class:`embodied.protocols.Settles`. A mask that was asked for by name stays."""
+    def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """See :class:`embodied.protocols.HasExtraState`. A mask that was asked for by name stays."""
         if self.settings.attention == "auto" and "attention" in found:
             self.model.set_attention(found["attention"])
             self.attention_open = False

@@ -135,10 +135,10 @@ def test_random_generators_go_on_where_they_were(tmp_path):
 class Settled(FakePolicy):
     found = "nothing"
 
-    def settled(self):
+    def extra_state(self):
         return {} if self.found == "nothing" else {"mask": self.found}
 
-    def settle(self, found):
+    def load_extra_state(self, found):
         self.found = found["mask"]
 
 

@@ -63,7 +63,7 @@ def test_a_gripper_that_is_converted_keeps_its_two_ends(make) -> None:
     assert again[..., 6].tolist() == [[-1.0], [1.0]]
     assert (again - actions)[..., :6].abs().max() < 0.6 / 255 + 1e-6
     other = make(policy_setup="libero", num_action_chunks=1)
-    other.settle(policy.settled())
+    other.load_extra_state(policy.extra_state())
     assert statistics.known(other) == statistics.known(policy)
 
 
@@ -83,7 +83,7 @@ def test_it_learns_and_a_checkpoint_brings_the_ranges_back(make, env: EnvSpec, t
     saved = Checkpoints(tmp_path, 1).save(cloner, 2)
     fresh = make(**{**keys, "seed": 4})
     checkpoint.load(saved, fresh)
-    assert json.loads(fresh.settled()["statistics"]) == statistics.known(policy)
+    assert json.loads(fresh.extra_state()["statistics"]) == statistics.known(policy)
     records = {"images": torch.zeros(1, 2, 64, 64, 3, dtype=torch.uint8), "state": torch.zeros(1, 8)}
     records |= {"prompt": torch.zeros(1, dtype=torch.int32), "actions": torch.full((1, 2, 7), 0.1)}
     fresh.bind(env)

@@ -251,12 +251,12 @@ def test_what_a_run_settled_comes_back_with_its_kind(make) -> None:
     trained = make(num_action_chunks=1, action_normalization="bounds")
     trained.use_statistics("demonstrations", {"action": block(7)})
     later = make(num_action_chunks=1)
-    later.settle(trained.settled())
+    later.load_extra_state(trained.extra_state())
     assert later.statistics == trained.statistics
     assert later.describe()["statistics"] == "'demonstrations', bounds (as the statistics have min and max alone)"
     other = make(num_action_chunks=1, action_normalization="bounds_q99")
     with pytest.raises(CheckpointError, match="bounds_q99 needs 'q01' and 'q99'"):
-        other.settle(trained.settled())
+        other.load_extra_state(trained.extra_state())
 
 
 def test_the_envs_range_comes_back_from_a_folder_of_extremes(make, tmp_path) -> None:

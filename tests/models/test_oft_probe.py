@@ -92,17 +92,17 @@ def test_the_result_is_recorded_in_the_sidecar(causal_folder, make, observe, tmp
 def test_a_resumed_run_keeps_the_mask_and_does_not_look_again(causal_folder, make, observe) -> None:
     """Later weights and other observations could tell another story, or none."""
     first, second = (make(model_path=str(causal_folder[0]), attention="auto") for _ in range(2))
-    assert "attention" not in first.settled()
+    assert "attention" not in first.extra_state()
     first.probe(observe(4))
-    assert first.settled()["attention"] == "causal"
-    second.settle(first.settled())
+    assert first.extra_state()["attention"] == "causal"
+    second.load_extra_state(first.extra_state())
     assert second.model.net.attention == "causal"
-    assert second.settled() == first.settled()
+    assert second.extra_state() == first.extra_state()
     assert not [line for line in second.probe(observe(4)) if "attention" in line]
     told = make(model_path=str(causal_folder[0]), attention="causal")
-    told.settle({"attention": "bidirectional"})
+    told.load_extra_state({"attention": "bidirectional"})
     assert told.model.net.attention == "causal", "what was asked for by name stays"
-    assert "attention" not in told.settled()
+    assert "attention" not in told.extra_state()
 
 
 @pytest.mark.parametrize(
