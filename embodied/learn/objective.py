@@ -118,4 +118,5 @@ class Objective:
         self, result: Evaluation, records: Mapping[str, Tensor], counts: Counts
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Log-probs now and at action time, at ``logprob_type``: float32 [m, M] each."""
-        return tuple(self.layout.reduce(lp, counts, self._level) for lp in (result.logprobs, records["logprobs"]))  # type: ignore[return-value]
+        new = self.layout.reduce(result.logprobs, counts, self._level)
+        return new, self.layout.reduce(records["logprobs"], counts, self._level)
