@@ -80,8 +80,8 @@ def test_a_watch_counts_records_and_asks_whether_to_go_on(clock):
     assert asked[1] == 0
 
 
-def parts_until(stop_after: int, meets: bool) -> tuple[list[int], bool]:
-    parallel = SimpleNamespace(world=Group(), meets=meets)
+def parts_until(stop_after: int, collective_passes: bool) -> tuple[list[int], bool]:
+    parallel = SimpleNamespace(group=Group(), collective_passes=collective_passes)
     seen: list[int] = []
     parts = list(torch.arange(8).split(2))
     try:
@@ -93,8 +93,8 @@ def parts_until(stop_after: int, meets: bool) -> tuple[list[int], bool]:
     return seen, False
 
 
-@pytest.mark.parametrize("meets", [False, True])
-def test_passes_end_where_they_are_told_to(meets):
-    assert parts_until(9, meets) == ([0, 2, 4, 6], False)
-    assert parts_until(2, meets) == ([0, 2], True)
-    assert parts_until(4, meets) == ([0, 2, 4, 6], True), "after the last pass: the step is not made"
+@pytest.mark.parametrize("collective_passes", [False, True])
+def test_passes_end_where_they_are_told_to(collective_passes):
+    assert parts_until(9, collective_passes) == ([0, 2, 4, 6], False)
+    assert parts_until(2, collective_passes) == ([0, 2], True)
+    assert parts_until(4, collective_passes) == ([0, 2, 4, 6], True), "after the last pass: the step is not made"

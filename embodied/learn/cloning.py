@@ -112,7 +112,7 @@ class Cloner:
         self._validation = Samples(self.held_out, chunk)
         runner = config.runner
         self.engine = Engine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
-        self._world = self.engine.parallel.world
+        self._group = self.engine.parallel.group
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
         self._totals = Totals()
         self.bind()
@@ -176,7 +176,7 @@ class Cloner:
 
     def _step(self, step: int, size: int, passed: Passed) -> None:
         seed = self.config.runner.seed
-        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self._world.rank)  # of dropout
+        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self._group.rank)  # of dropout
         places = np.arange(step * size, (step + 1) * size)
         chosen = order(len(self.samples), seed, int(places[0]), size)
         counted = int(self._mask(self.samples, chosen).sum())
@@ -193,11 +193,11 @@ class Cloner:
     def _parts(self, count: int) -> list[np.ndarray]:
         """This rank's of ``count`` samples of a step, in parts: int64 indices. Where a pass is a meeting, empty parts
         bring all ranks to the same number."""
-        shares = np.array_split(np.arange(count), self._world.size)
+        shares = np.array_split(np.arange(count), self._group.size)
         numbers = [-(-len(share) // self._micro) for share in shares]
-        own = shares[self._world.rank]
+        own = shares[self._group.rank]
         parts = np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
-        if self.engine.parallel.meets:
+        if self.engine.parallel.collective_passes:
             parts += [own[:0]] * (max(numbers) - len(parts))
         return parts
 
@@ -264,13 +264,13 @@ class Cloner:
         Raises:
             Stopped: on all ranks; ``passed`` has ended the share of one.
         """
-        own = np.array_split(chosen, self._world.size)[self._world.rank]
+        own = np.array_split(chosen, self._group.size)[self._group.rank]
         parts = np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
         found = []
         with self.engine.parallel.acting():
-            for part, _ in until_stopped(parts, passed, Replicas(self.policy, self._world)):
+            for part, _ in until_stopped(parts, passed, Replicas(self.policy, self._group)):
                 found.append(self._logprobs(samples, part, None))
-        everything = [one for part in self._world.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
+        everything = [one for part in self._group.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
         logprobs, right = (torch.cat(column).double() for column in zip(*everything, strict=True))
         return -logprobs.mean().item(), right.mean().item()
 

@@ -40,5 +40,5 @@ def with_drift(
             if len(part):
                 counts = whole.counts.at(part).to(own.device)
                 sums[part] = objective.log_ratio_sums(result, records, counts).float().cpu()
-    own.parallel.world.sum(sums)
+    own.parallel.group.sum(sums)
     return replace(whole, drift=sequence_means(sums, whole.mask, ids))

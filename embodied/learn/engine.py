@@ -106,7 +106,7 @@ class Engine:
             for part, last in until_stopped(parts, passed, self.parallel):
                 self.parallel.last_pass(last)
                 loss += backward(part)
-        loss = self.parallel.world.add(loss)
+        loss = self.parallel.group.add(loss)
         self.parallel.sum_gradients()
         if not hook():
             return self._leave_out(Outcome.ABANDONED, loss)

@@ -34,7 +34,7 @@ def until_stopped(parts: Sequence[Part], passed: Passed, parallel: Replicas) -> 
     for number, part in enumerate(parts, start=1):
         yield part, number == len(parts)
         go_on = passed(len(part))
-        if parallel.meets:
+        if parallel.collective_passes:
             _agree(go_on, parallel)
         if not go_on:
             break
@@ -42,7 +42,7 @@ def until_stopped(parts: Sequence[Part], passed: Passed, parallel: Replicas) -> 
 
 
 def _agree(go_on: bool, parallel: Replicas) -> None:
-    if parallel.world.any(not go_on):
+    if parallel.group.any(not go_on):
         raise Stopped
 
 
@@ -88,14 +88,14 @@ class OwnRecords:
             ranks: the rank of each of n records, int64 [n].
             chosen: bool [n].
         """
-        return (chosen & (ranks == self.parallel.world.rank)).nonzero().flatten()
+        return (chosen & (ranks == self.parallel.group.rank)).nonzero().flatten()
 
     def parts(self, ranks: Tensor, chosen: Tensor, size: int, costs: Tensor | None = None) -> list[Tensor]:
         """Cuts :meth:`among` into parts of near-equal size, records of like cost together. Under FSDP a forward pass
         runs collectives: empty parts then give all ranks equally many."""
         own = self.among(ranks, chosen)
         parts = micro_batches(own, size, costs) if len(own) else []
-        if self.parallel.meets:
+        if self.parallel.collective_passes:
             most = max((-(-int(count) // size) for count in torch.bincount(ranks[chosen])), default=0)
             parts += [own[:0]] * (most - len(parts))
         return parts
@@ -129,8 +129,8 @@ class Evaluator:
         """Evaluates the reference, without gradients; None if there is none."""
         if self.reference_weights is None:
             return None
-        self.parallel.forget()
+        self.parallel.reshard()
         with self.reference_weights.acting():
             result = self(records)
-        self.parallel.forget()
+        self.parallel.reshard()
         return result

@@ -79,11 +79,11 @@ class Scorer:
             Stopped: on all ranks; ``watch`` has ended it on one.
         """
         metrics = metrics or UpdateMetrics()
-        world, reward_type = own.parallel.world, self._algorithm.reward_type
+        group, reward_type = own.parallel.group, self._algorithm.reward_type
         kept = self._kept(results)
         metrics.filtered = len(_groups(results)) - len(_groups([results[index] for index in kept]))
         penalties = self._penalties(own, evaluate, self._size, metrics, watch)
-        numbers = gather_numbers(own.arrays, results, Need.VALUES in self._objective.needs, penalties, world)
+        numbers = gather_numbers(own.arrays, results, Need.VALUES in self._objective.needs, penalties, group)
         batch = make_batch(numbers, results, self.estimator, reward_type, baselines)
         if not kept:
             return Scored(batch, None)
@@ -119,7 +119,7 @@ class Scorer:
 
 def gather_numbers(
     arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], with_values: bool = False,
-    penalties: np.ndarray | None = None, world: Group | None = None,
+    penalties: np.ndarray | None = None, group: Group | None = None,
 ) -> list[EpisodeNumbers]:  # fmt: skip
     """What all ranks must know of each of ``results``. Pixels stay where they are.
 
@@ -127,19 +127,19 @@ def gather_numbers(
         arrays: of this rank's slab.
         with_values: the estimator reads values.
         penalties: added to the rewards, float32 [R, V] for all rows of the slab.
-        world: the ranks that have the other records; all of them call it.
+        group: the ranks that have the other records; all of them call it.
     """
-    world = world or Group()
+    group = group or Group()
     shared = arrays if penalties is None else {**arrays, "penalty": penalties}
     names = ["num_steps", "rewards", "version", *(["value"] if with_values else [])]
     names += [name for name in ("length", "penalty") if name in shared]
     own: dict[int, EpisodeNumbers] = {}
     for index, result in enumerate(results):
-        if result.rank == world.rank:
+        if result.rank == group.rank:
             numbers = {name: shared[name][list(result.rows)] for name in names}
             final = arrays["value"][result.final_row, 0] if with_values and result.final_row >= 0 else 0.0
             own[index] = {**numbers, "final_value": np.array([final], np.float64)}
-    episodes = {index: numbers for part in world.gather(own) for index, numbers in part.items()}
+    episodes = {index: numbers for part in group.gather(own) for index, numbers in part.items()}
     return [episodes[index] for index in range(len(results))]
 
 

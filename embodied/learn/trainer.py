@@ -70,7 +70,7 @@ class Trainer:
         algorithm, control = self.algorithm, self.algorithm.kl_ctrl
         self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel = self.engine.parallel
-        self._world = self._parallel.world
+        self._group = self._parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
         setup = Setup(self.policy.spec, algorithm, self.max_steps, self._kl_coefficient)
         self._objective = Objective(setup)
@@ -125,7 +125,7 @@ class Trainer:
         )
         if trained is not None:
             self._epochs(own, trained, iteration, metrics, watch)
-        metrics = metrics.over(self._world)
+        metrics = metrics.over(self._group)
         self.samples, self.flops = metrics.samples, metrics.flops
         return metrics.metrics() | self._state_metrics(metrics, batch, len(results)), batch
 
@@ -169,7 +169,7 @@ class Trainer:
         return self.engine.evaluated()
 
     def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
-        mine = [result for result in results if result.rank == self._world.rank]
+        mine = [result for result in results if result.rank == self._group.rank]
         return OwnRecords(arrays, mine, self.policy, self.env, self.device, self._parallel)
 
     def _reset_reference(self, iteration: int) -> None:
@@ -214,7 +214,7 @@ class Trainer:
                 whole, keep, own, batch, chosen, self._objective, self._evaluate, self.actor.micro_batch_size, passed
             )
         untrained = metrics.batches == 0
-        value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.meets else None
+        value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.collective_passes else None
 
         def backward(part: Tensor) -> float:
             if not len(part):
@@ -269,7 +269,7 @@ class Trainer:
         limit = self.algorithm.early_stop_imp_ratio
         if limit is None:
             return False
-        stats = add_stats(self._world.gather(on_cpu(metrics.batch_stats)))
+        stats = add_stats(self._group.gather(on_cpu(metrics.batch_stats)))
         return stats is not None and stats.mean_ratio > limit
 
     def _micro_batch(

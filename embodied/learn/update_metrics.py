@@ -96,12 +96,12 @@ class UpdateMetrics:
         self.largest["train/staleness_max"] = max(self.largest.get("train/staleness_max", 0), int(updates.max()))
         self.average("train/staleness_mean", updates, torch.ones_like(updates, dtype=torch.bool))
 
-    def over(self, world: Group) -> UpdateMetrics:
+    def over(self, group: Group) -> UpdateMetrics:
         """The metrics of all ranks: with the upper half added up, and the largest of ``largest``."""
-        if world.size == 1:
+        if group.size == 1:
             return self
         sums = np.array([self.samples, self.flops])
-        parts = world.gather((on_cpu(self.stats), sums, self.means, self.largest, self.per_batch))
+        parts = group.gather((on_cpu(self.stats), sums, self.means, self.largest, self.per_batch))
         stats, added, means, largest, per_batch = zip(*parts, strict=True)
         samples, flops = np.sum(added, axis=0).tolist()
         return replace(

@@ -32,10 +32,10 @@ SHOWN = 5  # names that an error lists
 class Replicas:
     """Every rank holds the whole policy; one process does too."""
 
-    meets = False  # whether each forward and backward pass runs collectives
+    collective_passes = False  # whether each forward and backward pass runs collectives
 
-    def __init__(self, policy: Policy, world: Group, notes: Sequence[str] = ()) -> None:
-        self.world, self.notes, self._policy = world, notes, policy
+    def __init__(self, policy: Policy, group: Group, notes: Sequence[str] = ()) -> None:
+        self.group, self.notes, self._policy = group, notes, policy
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Replicas:
         """Prepares the policy to act, on each rank for itself, until the block ends. All ranks enter it."""
         yield
 
-    def forget(self) -> None:
+    def reshard(self) -> None:
         """Drops gathered parameters. Call it after the weights change."""
 
     def last_pass(self, last: bool) -> None:
@@ -55,14 +55,14 @@ class Replicas:
     def sum_gradients(self) -> None:
         """Adds up the gradients over ranks. A missing gradient counts as zero; a parameter that has none on any rank
         stays without."""
-        if self.world.size == 1:
+        if self.group.size == 1:
             return
         for dtype in {p.dtype for p in self._parameters}:
-            _sum_in_one([p for p in self._parameters if p.dtype == dtype], self.world)
+            _sum_in_one([p for p in self._parameters if p.dtype == dtype], self.group)
 
     def check(self) -> None:
         """Raises :class:`RanksDifferError` unless all ranks still hold the same trained weights."""
-        check_same_weights(self._policy, self.world, trained_only=True)
+        check_same_weights(self._policy, self.group, trained_only=True)
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradients to ``max_norm``; returns their 2-norm before that, over all parameters."""
@@ -72,23 +72,23 @@ class Replicas:
 class Shards(Replicas):
     """Every rank holds a part of each weight (FSDP2)."""
 
-    meets = True
+    collective_passes = True
 
     def __init__(
-        self, policy: Policy, fsdp: FsdpConfig, world: Group, device: torch.device, notes: Sequence[str] = ()
+        self, policy: Policy, fsdp: FsdpConfig, group: Group, device: torch.device, notes: Sequence[str] = ()
     ) -> None:
         assert isinstance(policy, nn.Module)
         self._reshard, self._accumulate = fsdp.reshard_after_forward, fsdp.enable_gradient_accumulation
         self._root: Any = policy
-        self._units = _shard(policy, fsdp, world, device)
-        super().__init__(policy, world, notes)
+        self._units = _shard(policy, fsdp, group, device)
+        super().__init__(policy, group, notes)
 
     def __str__(self) -> str:
         return f"each with its part of the policy (fsdp2, {len(self._units)} units)"
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        self.forget()
+        self.reshard()
         for unit in self._units:
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
@@ -99,7 +99,7 @@ class Shards(Replicas):
                 unit.reshard()
                 unit.set_reshard_after_forward(self._reshard and unit is not self._root, recurse=False)
 
-    def forget(self) -> None:
+    def reshard(self) -> None:
         for unit in self._units:
             unit.reshard()
 
@@ -122,7 +122,7 @@ Parallel = Replicas | Shards
 
 
 def make_parallel(
-    policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, world: Group, device: torch.device
+    policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, group: Group, device: torch.device
 ) -> Parallel:
     """Shares ``policy`` as ``fsdp`` says. Call it before the optimizer is made: fsdp2 replaces the parameters.
 
@@ -131,18 +131,18 @@ def make_parallel(
     """
     strategy = "fsdp2" if fsdp.strategy == "fsdp" else fsdp.strategy
     notes = ["actor.fsdp_config.strategy fsdp: it is FSDP2 that is used"] if fsdp.strategy == "fsdp" else []
-    if world.size == 1:
+    if group.size == 1:
         if strategy == "fsdp2":
             notes.append("fsdp2 shards nothing in one process")
-        return Replicas(policy, world, notes)
+        return Replicas(policy, group, notes)
     if strategy == "auto":
         trained = [p.requires_grad for _, p in policy.named_parameters()]
         strategy = "fsdp2" if all(trained) and not algorithm.use_kl_in_reward else "replicate"
-        notes.append(f"{world.size} processes, {strategy}: {sum(trained)} of {len(trained)} weights are trained")
+        notes.append(f"{group.size} processes, {strategy}: {sum(trained)} of {len(trained)} weights are trained")
     if strategy == "replicate":
-        return Replicas(policy, world, notes)
+        return Replicas(policy, group, notes)
     _check_can_shard(policy, fsdp, algorithm, device)
-    return Shards(policy, fsdp, world, device, notes)
+    return Shards(policy, fsdp, group, device, notes)
 
 
 def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, device: torch.device) -> None:
@@ -161,18 +161,18 @@ def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfi
         )
 
 
-def _shard(policy: nn.Module, fsdp: FsdpConfig, world: Group, device: torch.device) -> list[Any]:
+def _shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.device) -> list[Any]:
     """Wraps the units of ``policy`` and the rest of it; returns all of them, the root last."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 
     # Nothing here writes into what the policy answers, which may well be a view.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    share = world.size if fsdp.fsdp_size < 0 else fsdp.fsdp_size
-    if share == world.size:
+    share = group.size if fsdp.fsdp_size < 0 else fsdp.fsdp_size
+    if share == group.size:
         mesh = init_device_mesh(device.type, (share,), mesh_dim_names=("shard",))
     else:
-        mesh = init_device_mesh(device.type, (world.size // share, share), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(device.type, (group.size // share, share), mesh_dim_names=("replicate", "shard"))
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": _precision(fsdp),
@@ -217,31 +217,31 @@ def _elements_of_lists(module: nn.Module) -> list[nn.Module]:
     return [found for child in module.children() for found in _elements_of_lists(child)]
 
 
-def _sum_in_one(parameters: Sequence[nn.Parameter], world: Group) -> None:
+def _sum_in_one(parameters: Sequence[nn.Parameter], group: Group) -> None:
     """Sums the gradients of ``parameters``, all of one format, in a buffer that ends with how many ranks have each."""
     device = parameters[0].device
     have = torch.tensor([p.grad is not None for p in parameters], dtype=parameters[0].dtype, device=device)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    buffer = world.sum(torch.cat([*(grad.flatten() for grad in grads), have]))
+    buffer = group.sum(torch.cat([*(grad.flatten() for grad in grads), have]))
     *sums, counts = buffer.split([*(p.numel() for p in parameters), len(parameters)])
     for parameter, total, count in zip(parameters, sums, counts.tolist(), strict=True):
         parameter.grad = total.view_as(parameter) if count else None
 
 
-def check_same_weights(policy: Policy, world: Group, trained_only: bool = False) -> None:
+def check_same_weights(policy: Policy, group: Group, trained_only: bool = False) -> None:
     """Compares the weights of all ranks, which must begin with the same ones and keep them.
 
     Raises:
         RanksDifferError: weights differ; the message names some of them.
     """
-    if world.size == 1:
+    if group.size == 1:
         return
     own = {n: _checksum(p) for n, p in policy.named_parameters() if p.requires_grad or not trained_only}
-    others = world.gather(own)
+    others = group.gather(own)
     differ = [name for name in own if any(other.get(name) != own[name] for other in others)]
     if differ:
         raise RanksDifferError(
-            f"the {world.size} processes hold different weights: {len(differ)} of {len(own)} parameters differ "
+            f"the {group.size} processes hold different weights: {len(differ)} of {len(own)} parameters differ "
             f"({', '.join(differ[:SHOWN])})",
             "give every machine the same checkpoint files and the same versions of torch",
         )

@@ -21,6 +21,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
+from embodied.errors import WorkerDiedError
 from embodied.runtime.channel import Command, Completion
 
 
@@ -31,6 +32,19 @@ class Lost:
     slot: int
     error: Exception
     suspects: int  # slots that the worker may have been busy with, if this is one of them; 0 if it is not
+
+
+def not_redone(what: str, lost: Lost) -> WorkerDiedError:
+    """The error for work that was lost with its worker and may not be redone (``EnvSpec.retry_safe``).
+
+    Args:
+        what: e.g. "episode 7".
+    """
+    return WorkerDiedError(
+        f"{what} was lost with its worker, and this env's episodes may not be redone without asking "
+        f"(EnvSpec.retry_safe is False): {lost.error}",
+        "see what happened to the robot or the simulator; the same command goes on from what was saved",
+    )
 
 
 @dataclass(frozen=True)

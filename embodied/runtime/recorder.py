@@ -16,7 +16,7 @@ import numpy as np
 
 from embodied.data.lerobot_writer import Recording
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.ports import EnvPort, Event, Lost
+from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.slab import Slab
 from embodied.types import Start
 
@@ -31,10 +31,11 @@ class Recorder:
         port: its workers have an :class:`embodied.runtime.expert.ExpertJob`.
         slab: with :func:`embodied.runtime.expert.expert_fields`, and one row a slot.
         max_steps: control steps of an attempt at most.
+        retry_safe: a lost attempt is redone; False: its loss ends the recording.
     """
 
-    def __init__(self, port: EnvPort, slab: Slab, max_steps: int) -> None:
-        self._port, self._slab, self._max_steps = port, slab, max_steps
+    def __init__(self, port: EnvPort, slab: Slab, max_steps: int, retry_safe: bool = True) -> None:
+        self._port, self._slab, self._max_steps, self._retry_safe = port, slab, max_steps, retry_safe
         self._idle = deque(port.up)
         self._running: dict[int, _Attempt] = {}  # by slot
         self._lost: deque[Task] = deque()  # to be redone, before any other
@@ -94,6 +95,8 @@ class Recorder:
         attempt = self._running.pop(lost.slot, None)
         if attempt is None:
             return
+        if not self._retry_safe:
+            raise not_redone(f"attempt {attempt.task[0]}", lost) from lost.error
         self._lost.append(attempt.task)
         if lost.suspects:
             number = attempt.task[0]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from embodied.errors import ConfigError, WorkerDiedError
+from embodied.errors import ConfigError
 from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
 from embodied.random import Stream
@@ -34,7 +34,7 @@ from embodied.runtime.episodes import Episodes
 from embodied.runtime.episodes import Job as Job
 from embodied.runtime.episodes import RolloutStats as RolloutStats
 from embodied.runtime.policy_port import Draw, PolicyPort
-from embodied.runtime.ports import EnvPort, Event, Lost
+from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.records import RecordStore
 from embodied.runtime.schedule import Schedule as Schedule
 from embodied.types import Episode, EpisodeResult
@@ -267,11 +267,7 @@ class Run:
         self._built.forget(slot)
         episode = self.episodes.requeue(slot)
         if episode is not None and not self.episodes.job.retry_safe:
-            raise WorkerDiedError(
-                f"episode {episode.episode_id} was lost with its worker, and this env's episodes may not be redone "
-                f"without asking (EnvSpec.retry_safe is False): {lost.error}",
-                "see what happened to the robot or the simulator; the same command goes on from the last checkpoint",
-            ) from lost.error
+            raise not_redone(f"episode {episode.episode_id}", lost) from lost.error
         if episode is not None and lost.suspects:
             self._envs.blame(lost, episode.episode_id, self.episodes.in_vain(episode))
 

@@ -1,6 +1,6 @@
 """The slab: a struct of arrays in shared memory, one row a record, written once and read in place.
 
-    env worker ── images, state of row r ──▶ │ slab │ ◀── action_tokens, actions, logprobs of row r ── policy
+    env worker ── images, state of row r ──▶ │ slab │ ◀── the decision of row r (actions, logprobs, …) ── policy
     env worker ── rewards, end flags of r ─▶ │      │ ──▶ all fields of row r ──▶ trainer
 
 The memory is a memfd: it has no name that could leak, no /dev/shm size limit, and is freed with its last process. It is

@@ -113,7 +113,7 @@ def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitS
     usual = pool_config(side, workers, config, logs, processes)
     pool = Pool(replace(usual, num_workers=workers, batch=False, server=server, expert=job), slab, console.say)
     opened.callback(pool.close)
-    return Recorder(pool, slab, side.max_steps)
+    return Recorder(pool, slab, side.max_steps, side.spec.retry_safe)
 
 
 def _start(side: EnvSide, seed: int, attempt: int) -> Start:

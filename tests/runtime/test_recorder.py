@@ -200,3 +200,11 @@ def test_no_picture_file_is_larger_than_its_place(shape):
         file = pictures.encode(picture)
         assert len(file) <= pictures.most_bytes(*shape)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(file))), picture)
+
+
+def test_an_attempt_that_may_not_be_redone_ends_the_recording():
+    slab, error = Slab.create(expert_fields(FakeEnv().spec), 1), WorkerDiedError("it died", "mend it")
+    port = Scripted(slab, [[Lost(0, error, 1)]])
+    with pytest.raises(WorkerDiedError, match=r"attempt 0 was lost(.|\n)*retry_safe is False(.|\n)*it died"):
+        list(Recorder(port, slab, 9, retry_safe=False).results(iter(enumerate(STARTS[:1]))))
+    slab.close()
