@@ -65,7 +65,6 @@ class Scorer:
     def __call__(
         self, own: OwnRecords, results: Sequence[EpisodeResult], evaluate: Evaluator,
         baselines: Mapping[Start, float] | None = None, metrics: UpdateMetrics | None = None, watch: Watch = unwatched,
-        with_proximal: bool = True,
     ) -> Scored:  # fmt: skip
         """Score ``results``, the episodes of all ranks in the plan's order. All ranks call it, and get the same.
 
@@ -73,7 +72,6 @@ class Scorer:
             own: this rank's of them.
             baselines: the return of a greedy episode from each start (``adv_type: remax``).
             metrics: what is measured on the way goes there.
-            with_proximal: compute the log-probs before the update, if the loss reads them.
 
         Raises:
             Stopped: on all ranks; ``watch`` has ended it on one.
@@ -91,7 +89,7 @@ class Scorer:
         if len(kept) < len(results):
             some = [results[index] for index in kept]
             trained = make_batch([numbers[index] for index in kept], some, self.estimator, reward_type, baselines)
-        if with_proximal and Need.PROXIMAL in self._objective.needs:
+        if Need.PROXIMAL in self._objective.needs:
             trained = self._with_proximal(own, trained, evaluate, watch)
         return Scored(batch, trained)
 

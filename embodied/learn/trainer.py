@@ -120,9 +120,7 @@ class Trainer:
     ) -> tuple[dict[str, float], Batch]:  # fmt: skip
         self._reset_reference(iteration)
         own, metrics = self._own(arrays, results), UpdateMetrics()
-        batch, trained = self._score(
-            own, results, self._evaluate, baselines, metrics, watch, with_proximal=not self._warming_up
-        )
+        batch, trained = self._score(own, results, self._evaluate, baselines, metrics, watch)
         if trained is not None:
             self._epochs(own, trained, iteration, metrics, watch)
         metrics = metrics.over(self._group)

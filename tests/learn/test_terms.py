@@ -217,12 +217,11 @@ def trainer(env, **algorithm) -> Trainer:
 
 def test_a_loss_around_the_proximal_policy_can_have_a_warm_up(collected):
     env, arrays, results = collected
-    made = trainer(env, loss_type="tis", adv_type="gae", critic_warmup_steps=1)
-    warm, _ = made.update(arrays, results, 0)
-    assert "train/behaviour_weight_mean" not in warm, "no log-probs are computed for a loss that is not trained"
-    assert warm["train/optimizer_steps"] == 1
-    later, _ = made.update(arrays, results, 1)
-    assert later["train/behaviour_weight_mean"] == pytest.approx(1, abs=1e-4)
+    arrays = {**arrays, "logprobs": arrays["logprobs"] - 0.1}  # acted by another policy
+    made = trainer(env, loss_type="tis", adv_type="gae", critic_warmup_steps=1, update_epoch=2)
+    metrics, _ = made.update(arrays, results, 0)
+    assert metrics["train/optimizer_steps"] == 2, "the warm-up ends within the update"
+    assert metrics["train/behaviour_weight_mean"] == pytest.approx(np.exp(0.1), rel=1e-4)
 
 
 def test_the_numbers_of_the_episodes_are_gathered_once_though_groups_are_filtered(collected, monkeypatch):

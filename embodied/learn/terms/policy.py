@@ -58,8 +58,9 @@ class PolicyTerm:
         batch = seen.batch
         if self._loss.anchor is Anchor.SEQUENCE:
             return sequence_level(seen.new, batch.drift), None
-        if self._loss.anchor is Anchor.ACTING or batch.proximal is None:
+        if self._loss.anchor is Anchor.ACTING:
             return seen.old, None
+        assert batch.proximal is not None
         proximal = self._layout.reduce(batch.proximal, batch.counts, self._options.logprob_type)
         return proximal, self._loss.importance(proximal, seen.old)
 

@@ -84,7 +84,7 @@ class OptimizerBatch:
     positive: Tensor  # bool [n], the episode has a return above 0
     drift: Tensor  # float32 [n, 1], mean(lp − lp_old) over the record's sequence; 0 until it is computed
     value_targets: Tensor | None  # float32 [n, V]; None: no term needs them
-    proximal: Tensor | None  # float32 [n, M₀]; None: no term needs them, or the value head warms up
+    proximal: Tensor | None  # float32 [n, M₀]; None: no term needs them
     of_terms: tuple[Tensor, ...] = ()  # float32 [n, …] each: what Term.weights gave
 
     def __len__(self) -> int:
