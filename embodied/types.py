@@ -195,9 +195,7 @@ class EpisodeResult:
     num_steps: int  # control steps
     terminated: bool
     truncated: bool
-    final_row: int = (
-        -1
-    )  # slab row of the observation after the last step with its "value", if it was asked for; no record
+    final_row: int = -1  # slab row of the last observation with its "value", if it was asked for; no record
     rank: int = 0  # of the process whose slab has those rows (torchrun)
     leases: tuple[Lease, ...] = ()  # of those rows and of the final one; they hold until they are given back
 

@@ -9,6 +9,7 @@ import pytest
 
 from embodied import train
 from embodied.learn.origin import restore
+from embodied.testing import FakePolicy
 from embodied.tools import demos
 from embodied.types import DiscreteAction
 
@@ -24,6 +25,8 @@ KINDS = {
     "without pictures": ("pictures=false", ("env.eval.video_cfg.save_video=false",)),
     "not restorable": ("restorable=false", ()),
     "not repeatable": ("repeatable=false", ()),
+    "its own sentences": ("sentences=true", ()),
+    "its own sentences, a small OpenVLA-OFT": ("sentences=true", ("model=openvla_oft_tiny",)),
 }
 
 
@@ -57,3 +60,24 @@ def test_discrete_actions_are_learnt_from_demonstrations(tmp_path, monkeypatch):
     assert train.main(sft, "sft") == 0
     rows = [*map(json.loads, Path("runs/sft/metrics.jsonl").read_text().splitlines())]
     assert rows[-1]["sft/token_accuracy"] > rows[0]["sft/token_accuracy"] / 2 + 0.3
+
+
+def test_sentences_of_the_observations_are_what_is_learnt_from_demonstrations(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sides = [f"+env.{side}.sentences=true" for side in ("train", "eval")]
+    config = ("--config-dir", str(HERE / "config"))
+    made = ("env=fake", "episodes=3", "demos.path=told", "env.num_workers=1", "env.train.horizon=60", *sides, *config)
+    assert demos.main(made) == 0
+    told: list[str] = []
+    encode = FakePolicy.encode_instructions
+    monkeypatch.setattr(
+        FakePolicy, "encode_instructions", lambda self, texts: (told.extend(texts), encode(self, texts))[1]
+    )
+    sft = (
+        "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "data=told", "runner.max_epochs=1",
+        "sft.steps_per_iteration=4", "sft.val_samples=8", "actor.global_batch_size=16", "actor.micro_batch_size=16",
+        "runner.experiment_name=sft", "runner.val_check_interval=-1", *sides, *config,
+    )  # fmt: skip
+    assert train.main(sft, "sft") == 0
+    assert told
+    assert all(text.startswith("from place ") for text in told)

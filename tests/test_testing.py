@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from broken_policies import Altered, NoField, UnusedParameter, WrongLogProbs
 
 from embodied.errors import SpecMismatchError
 from embodied.testing import FakeBatchEnv, FakeEnv, FakePolicy, check_batch_env, check_env, check_policy
-from embodied.types import ContinuousAction, DiscreteAction, Start
+from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, Start
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -148,8 +149,6 @@ def test_an_env_without_a_batch_is_told_so():
     ],
 )
 def test_a_spec_that_contradicts_itself(changes, message):
-    from dataclasses import replace
-
     env = FakeEnv()
     env._spec = replace(env.spec, **changes)
     with pytest.raises(SpecMismatchError) as failed:
@@ -218,8 +217,13 @@ def test_the_template_of_a_policy_is_right():
 
 @pytest.mark.parametrize(
     ("env", "policy"),
-    [({"num_actions": 5}, {"num_actions": 5}), ({"pictures": False}, {}), ({"restorable": False}, {})],
-    ids=["discrete", "no pictures", "not restorable"],
+    [
+        ({"num_actions": 5}, {"num_actions": 5}),
+        ({"pictures": False}, {}),
+        ({"restorable": False}, {}),
+        ({"sentences": True}, {}),
+    ],
+    ids=["discrete", "no pictures", "not restorable", "sentences"],
 )
 def test_the_fake_policy_fits_envs_of_every_kind(env, policy):
     made = FakeEnv(**env)
@@ -232,3 +236,17 @@ def test_actions_of_another_kind_than_the_envs_are_named():
         check_policy(FakePolicy(), FakeEnv(num_actions=5).spec)
     with pytest.raises(SpecMismatchError, match="chooses one of 4 actions"):
         check_policy(FakePolicy(num_actions=4), FakeEnv(num_actions=5).spec)
+
+
+def test_an_instruction_that_is_no_text_is_named():
+    class Bytes(FakeEnv):
+        def observe(self, out):
+            super().observe(out)
+            out["instruction"][:2] = 255, 254
+
+    with pytest.raises(SpecMismatchError, match=r"observation 'instruction'(.|\n)*UTF-8"):
+        check_env(Bytes(sentences=True))
+    env = FakeEnv()
+    env._spec = replace(env.spec, obs={**env.spec.obs, "instruction": ArraySpec((4, 2), "uint8")})
+    with pytest.raises(SpecMismatchError, match=r"spec.obs\['instruction'\]: got uint8 \(4, 2\)"):
+        check_env(env)

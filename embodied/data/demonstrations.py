@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied import instructions
 from embodied.errors import AssetsMissingError, SpecMismatchError
 from embodied.types import ActionSpec, ContinuousAction, EnvSpec
 
@@ -105,6 +106,8 @@ def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
 def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
     first = found.episodes[0]
     for name, spec in env.obs.items():
+        if name == instructions.FIELD:  # without it an episode has the instruction of its task
+            continue
         if name == "images":
             got = () if first.pictures is None else tuple(first.pictures(0).shape)
             fix = "give env.train and env.eval the cameras and sizes of the demonstrations (init_params)"

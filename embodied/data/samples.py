@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from embodied import instructions
 from embodied.data.demonstrations import Demonstration
 from embodied.random import Stream, generator
 
@@ -40,7 +41,8 @@ class Samples:
         fields, and ``actions`` float32 [B, K, A] or int32 [B, K]."""
         rows = [(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
         ahead = np.arange(self._chunk)
-        fields = {name: np.stack([episode.fields[name][t] for episode, t in rows]) for name in rows[0][0].fields}
+        names = [name for name in rows[0][0].fields if name != instructions.FIELD]
+        fields = {name: np.stack([episode.fields[name][t] for episode, t in rows]) for name in names}
         seen = [episode.pictures(t) for episode, t in rows if episode.pictures is not None]
         return {
             **fields,
@@ -49,8 +51,13 @@ class Samples:
         }
 
     def instructions(self, chosen: np.ndarray) -> list[str]:
-        """Of the samples ``chosen`` int64 [B]."""
-        return [self._episodes[self._owner[i]].instruction for i in chosen]
+        """Of the samples ``chosen`` int64 [B]: that of the observation if it has one, else that of the episode."""
+        return [self._told(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
+
+    @staticmethod
+    def _told(episode: Demonstration, t: int) -> str:
+        own = episode.fields.get(instructions.FIELD)
+        return episode.instruction if own is None else instructions.read(own[t].astype(np.uint8))
 
     def spread(self, count: int) -> np.ndarray:
         """Up to ``count`` samples, evenly over all: int64."""

@@ -103,7 +103,12 @@ class Cloner:
             )
         self._encode = policy.encode_actions
         self._layout = Layout(policy.spec.elements, policy.spec.num_action_chunks)
-        self._layout.check("token_level", "the loss of demonstrations")
+        if "token_level" not in self._layout.levels:
+            raise ConfigError(
+                f"{type(policy).__name__} counts its log-probs by {' or '.join(self._layout.levels)}, and learning "
+                "from demonstrations takes them one by one",
+                "add token_level to the levels of its PolicySpec.elements, or choose another model",
+            )
         self.notes = _use_statistics(policy, policy, config.sft, self.episodes)
         tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
         self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
@@ -191,8 +196,8 @@ class Cloner:
         self._totals.add(self.engine.take(self._parts(size), passed, backward))
 
     def _parts(self, count: int) -> list[np.ndarray]:
-        """This rank's of ``count`` samples of a step, in parts: int64 indices. Where a pass is a meeting, empty parts
-        bring all ranks to the same number."""
+        """This rank's of ``count`` samples of a step, in parts: int64 indices. Where a pass is a collective, empty
+        parts bring all ranks to the same number."""
         shares = np.array_split(np.arange(count), self._group.size)
         numbers = [-(-len(share) // self._micro) for share in shares]
         own = shares[self._group.rank]
@@ -215,7 +220,7 @@ class Cloner:
 
         Args:
             places: in the run's sequence of samples, for the augmentation; None = no augmentation, and the likeliest
-                tokens are asked for, which takes a second forward pass.
+                tokens are asked for, which takes a second forward pass; none of a policy without ``categories``.
         """
         records = {name: torch.from_numpy(values).to(self.device) for name, values in samples.batch(chosen).items()}
         if places is not None and "images" in records:
@@ -225,11 +230,12 @@ class Cloner:
         encoded = self._encode(records["actions"])
         mask = self._mask(samples, chosen).to(self.device)
         logprobs = self.policy.evaluate({**records, **encoded}, Sampling()).logprobs.flatten(1)[mask]
-        if places is not None:
+        numbers = [name for name in encoded if name in self.policy.spec.categories]
+        if places is not None or not numbers:
             return logprobs, torch.empty(0)
         noise = torch.zeros(len(mask), *self.policy.spec.noise.shape, device=self.device)
         likeliest = self.policy.act(records, noise, LIKELIEST).fields
-        right = [likeliest[name] == values for name, values in encoded.items() if name in self.policy.spec.categories]
+        right = [likeliest[name] == encoded[name] for name in numbers]
         return logprobs, torch.stack(right).all(dim=0).flatten(1)[mask]
 
     def _mask(self, samples: Samples, chosen: np.ndarray) -> Tensor:
@@ -254,12 +260,12 @@ class Cloner:
             if len(held_out):
                 measured = self._measure(self._validation, held_out, passed)
                 found["sft/val_loss"], found["sft/val_token_accuracy"] = measured
-        return found
+        return {name: value for name, value in found.items() if value is not None}
 
     @torch.no_grad()
-    def _measure(self, samples: Samples, chosen: np.ndarray, passed: Passed) -> tuple[float, float]:
+    def _measure(self, samples: Samples, chosen: np.ndarray, passed: Passed) -> tuple[float, float | None]:
         """Mean −log p and share of likeliest among the elements that count, of the samples ``chosen`` int64 [n]: each
-        rank its share, all get the result.
+        rank its share, all get the result. None for the share if the policy's decisions are no integers.
 
         Raises:
             Stopped: on all ranks; ``passed`` has ended the share of one.
@@ -272,7 +278,7 @@ class Cloner:
                 found.append(self._logprobs(samples, part, None))
         everything = [one for part in self._group.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
         logprobs, right = (torch.cat(column).double() for column in zip(*everything, strict=True))
-        return -logprobs.mean().item(), right.mean().item()
+        return -logprobs.mean().item(), right.mean().item() if len(right) else None
 
 
 def _use_statistics(

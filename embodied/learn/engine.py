@@ -150,7 +150,7 @@ class Engine:
         """The inverse of :meth:`state_dict`; other entries are left alone."""
         self.weight_version = int(state["weight_version"])
         self.finite.load_state_dict(state)
-        if self.loss_scale.enabled:
+        if self.loss_scale.enabled and "loss_scale" in state:  # supervised runs of earlier versions did not save it
             self.loss_scale.load_state_dict(state["loss_scale"])
         if self._average is not None:
             self._average.load_state_dict(under("average", state))

@@ -40,6 +40,7 @@ ADDED = ((PolicyTerm,), (ValueTerm,), (PositiveNllTerm, EntropyTerm), (KlTerm,))
 
 Both orders only decide how sums are rounded. They stay as they are, so that a seeded run repeats bit by bit.
 """
+assert {kind for bracket in ADDED for kind in bracket} == set(COMPUTED), "a term in one list alone is not minimised"
 
 
 class Objective:

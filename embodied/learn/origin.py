@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from embodied.errors import CheckpointError
+from embodied.errors import CheckpointError, ConfigError
 from embodied.learn.checkpoint import load
 from embodied.learn.checkpoint_meta import Meta, read_meta
 from embodied.learn.freeze import freeze
@@ -63,19 +63,34 @@ def restore(path: Path, device: torch.device | str = "cpu") -> Restored:
         ConfigError: what builds the policy cannot be imported.
     """
     origin = origin_of(path, read_meta(path))
-    with torch.random.fork_rng(devices=[]):
-        states = random.getstate(), np.random.get_state()
-        try:
-            seed_generators(origin.seed)
-            policy: Policy = load_target(origin.target, "_target_ of the checkpoint's policy")(**origin.kwargs)
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+    policy = _build(path, origin)
     freeze(policy, origin.freeze_patterns)
     policy.to(device)  # type: ignore[attr-defined]
     policy.bind(origin.env)
     load(path, policy)
     return Restored(policy, origin.env)
+
+
+def _build(path: Path, origin: Origin) -> Policy:
+    """On the CPU, with the numbers that its run drew; the generators are put back."""
+    try:
+        make = load_target(origin.target, "_target_")
+    except ConfigError as error:
+        raise ConfigError(
+            f"checkpoint {path}: {error.message}",
+            f"make '{origin.target}' importable here, as it was where the checkpoint was written: install its package, "
+            "or add its folder to PYTHONPATH",
+        ) from error
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        torch.default_generator.manual_seed(origin.seed)  # torch.manual_seed would seed the GPUs as well
+        random.seed(origin.seed)
+        np.random.seed(origin.seed % 2**32)
+        return make(**origin.kwargs)
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
 
 
 def origin_of(path: Path, meta: Meta) -> Origin:

@@ -139,7 +139,7 @@ def with_times(metrics: Mapping[str, float], sections: Sections) -> dict[str, fl
 
 
 def with_sft_times(metrics: Mapping[str, float], sections: Sections, samples: int) -> dict[str, float]:
-    """Adds seconds of an iteration of supervised training, and the rate of the ``samples`` that this process has
+    """Adds seconds of an iteration of supervised training, and the rate of the ``samples`` that all processes have
     trained on."""
     seconds = {name: sections.seconds(name) for name in SFT_TIMES}
     return {

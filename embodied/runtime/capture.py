@@ -2,8 +2,9 @@
 batch and a few per cent of a large one.
 
 A graph reads weights and constants where they were when it was captured. Optimizers write weights in place, so it stays
-valid between updates; anything that gives the policy other tensors (``bind``, loading) needs a new one. That is why the
-rollout captures anew for each ``collect``, which costs three calls and gives the graph's memory back to the trainer.
+valid between updates; anything that gives the policy other tensors (``bind``, loading, a new sentence that makes a
+table of prompts larger) needs a new one. That is why the rollout captures anew for each ``collect``, which costs three
+calls and gives the graph's memory back to the trainer, and whenever a buffer of the policy has been replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class CapturedAct:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
-        if self._graph is None:
+        if self._graph is None or self._buffers != buffers_of(self._policy):
             self._capture(obs, noise, sampling)
         assert self._graph is not None
         if sampling != self._sampling or {n: t.shape for n, t in obs.items()} != self._shapes:
@@ -60,7 +61,14 @@ class CapturedAct:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._decision = self._policy.act(self._obs, self._noise, sampling)
-        self._graph = graph
+        self._graph, self._buffers = graph, buffers_of(self._policy)
+
+
+def buffers_of(policy: Policy) -> list[tuple[int, torch.Size]]:
+    """Where the policy's buffers lie, and their shapes: others after it has replaced one, such as a table of prompts
+    that a new sentence has made larger."""
+    assert isinstance(policy, torch.nn.Module)
+    return [(buffer.data_ptr(), buffer.shape) for buffer in policy.buffers()]
 
 
 def fast_act(policy: Policy, device: torch.device, enforce_eager: bool) -> Act:

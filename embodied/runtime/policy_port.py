@@ -69,7 +69,8 @@ class PolicyPort(Protocol):
 
     def poll(self) -> list[Request]:
         """Work for a while; the requests that are answered since the last call. Returns at once if nothing is
-        pending."""
+        pending. A port whose work is done elsewhere waits here for an answer, for some milliseconds at most: the
+        rollout looks after the envs and asks again."""
         ...
 
     def cancel(self, slot: int) -> None:
@@ -166,10 +167,11 @@ class OnePass:
 
     def _read(self, decision: Decision, name: str, rows: int) -> np.ndarray:
         declared, got = self._policy.spec.decision[name], decision.fields.get(name)
-        if got is None or tuple(got.shape) != (rows, *declared.shape):
-            shown = "nothing" if got is None else f"the shape {tuple(got.shape)}"
+        shown = "nothing" if got is None else f"{str(got.dtype).removeprefix('torch.')} {tuple(got.shape)}"
+        wanted = f"{declared.dtype} {(rows, *declared.shape)}"
+        if got is None or shown != wanted:
             raise SpecMismatchError(
-                f"the policy's act() gave {shown} for '{name}', and its spec declares {(rows, *declared.shape)}",
+                f"the policy's act() gave {shown} for '{name}', and its spec declares {wanted}",
                 "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
             )
         return got.cpu().numpy()
@@ -181,4 +183,10 @@ class OnePass:
         }
         texts = instructions.of_rows(self._env, arrays, rows)
         encoded = self._policy.encode_instructions(texts)
+        if wrong := [name for name, values in encoded.items() if len(values) != len(texts)]:
+            raise SpecMismatchError(
+                f"the policy's encode_instructions() gave {len(encoded[wrong[0]])} rows of '{wrong[0]}' for "
+                f"{len(texts)} texts",
+                "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
+            )
         return obs | {name: values.to(self._device) for name, values in encoded.items()}

@@ -1,4 +1,4 @@
-"""One env worker seen from the launcher: how its process is started, watched, asked for its last words, and buried."""
+"""One env worker seen from the launcher: how its process is started, watched, asked for its stack, and released."""
 
 from __future__ import annotations
 

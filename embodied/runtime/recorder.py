@@ -39,6 +39,7 @@ class Recorder:
         self._idle = deque(port.up)
         self._running: dict[int, _Attempt] = {}  # by slot
         self._lost: deque[Task] = deque()  # to be redone, before any other
+        self._exhausted = False  # there are no more tasks
         self._failures: Counter[int] = Counter()  # of workers, by the attempt that they were busy with
 
     def results(self, tasks: Iterator[Task]) -> Iterator[tuple[int, Recording | None]]:
@@ -48,7 +49,7 @@ class Recorder:
             WorkerError: a worker failed too often in a row, or an attempt has ended too many workers.
         """
         self._start(tasks)
-        while self._running or self._lost:
+        while self._running or self._lost or not self._exhausted:
             ended = self._take(self._port.recv(1))
             self._start(tasks)  # before the results are used, so that no slot waits for that
             yield from ended
@@ -57,6 +58,7 @@ class Recorder:
         while self._idle:
             task = self._lost.popleft() if self._lost else next(tasks, None)
             if task is None:
+                self._exhausted = True
                 break
             slot, (attempt, start) = self._idle.popleft(), task
             self._running[slot] = _Attempt(task, [*self._slab.fields])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied import instructions
 from embodied.errors import SpecMismatchError
 from embodied.protocols import Batched, BatchEnv, Env, Expert, Restorable
 from embodied.types import (
@@ -193,6 +194,9 @@ def _check_action(action: ActionSpec) -> None:
 
 
 def _check_spec(spec: EnvSpec) -> None:
+    if (own := spec.obs.get(instructions.FIELD)) is not None:
+        fits = own.dtype == "uint8" and len(own.shape) == 1
+        _expect(fits, f"spec.obs['{instructions.FIELD}']", f"{own.dtype} {own.shape}", "uint8 (L,): text as UTF-8")
     _check_action(spec.action)
     _expect(len(spec.tasks) > 0, "spec.tasks", "none", "one instruction or more")
     _expect(
@@ -217,6 +221,9 @@ def _observe(env: Env) -> dict[str, np.ndarray]:
     """An observation into arrays that hold other values before, so that a field that is not written shows."""
     zeros, ones = (_observe_over(env, value) for value in (0, 1))
     _check_written(env.spec, zeros, ones)
+    if instructions.FIELD in zeros:
+        text = instructions.read(zeros[instructions.FIELD])
+        _expect("\ufffd" not in text, f"observation '{instructions.FIELD}'", repr(text), "UTF-8 (instructions.write)")
     return zeros
 
 

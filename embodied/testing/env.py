@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied import instructions
 from embodied.errors import ConfigError
 from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
@@ -26,6 +27,7 @@ class FakeEnv:
         num_tasks: each has its own goal.
         size: pixels of a side; ``cameras`` pictures.
         pictures: False = observations have the state alone.
+        sentences: observations have an ``instruction`` of their own, another for each start.
         num_actions: one of so many directions a step; None = ``action_dim`` numbers.
         restorable: False = no state can be taken or put back.
         repeatable: False = the spec does not promise equal episodes (they are equal all the same).
@@ -37,7 +39,7 @@ class FakeEnv:
     def __init__(
         self, num_tasks: int = 2, num_init_states: int = 4, cameras: int = 2, size: int = 16, state_dim: int = 8,
         action_dim: int = 7, horizon: int = 24, success_distance: float = 0.0, step_s: float = 0.0,
-        fault: str = "none", fault_step: int = 3, fault_task: int = 0, pictures: bool = True,
+        fault: str = "none", fault_step: int = 3, fault_task: int = 0, pictures: bool = True, sentences: bool = False,
         num_actions: int | None = None, restorable: bool = True, repeatable: bool = True,
     ) -> None:  # fmt: skip
         if fault not in FAULTS:
@@ -47,9 +49,10 @@ class FakeEnv:
         self._fault, self._fault_step, self._fault_task = fault, fault_step, fault_task
         cameras = cameras if pictures else 0
         images = {"images": ArraySpec((cameras, size, size, 3), "uint8")} if pictures else {}
+        told = {instructions.FIELD: ArraySpec((48,), "uint8")} if sentences else {}
         self._directions = directions(num_actions) if num_actions is not None else None
         self._spec = EnvSpec(
-            obs={**images, "state": ArraySpec((state_dim,), "float32")},
+            obs={**images, "state": ArraySpec((state_dim,), "float32"), **told},
             cameras=tuple(f"camera{i}" for i in range(cameras)),
             action=(
                 ContinuousAction((-1.0,) * action_dim, (1.0,) * action_dim)
@@ -115,6 +118,9 @@ class FakeEnv:
             out["images"][camera] = self.picture(self._start, self._steps, camera)
         out["state"][:] = 0
         out["state"][:2] = (self._goal - self._point)[: self._state_dim]
+        if instructions.FIELD in out:
+            task, state = self._start.task_id, self._start.init_state_id
+            instructions.write(f"from place {state}, move to goal {task}", out[instructions.FIELD])
 
     def picture(self, start: Start, steps: int, camera: int) -> np.ndarray:
         """The picture that :meth:`observe` draws: uint8 [size, size, 3], different for every argument."""

@@ -165,7 +165,7 @@ def _observations(policy: Policy, env: EnvSpec, batch: int, random: torch.Genera
         if spec.dtype == "uint8":
             obs[name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
         else:
-            obs[name] = torch.randn(shape, generator=random)
+            obs[name] = torch.randn(shape, generator=random).to(getattr(torch, spec.dtype))
     texts = [env.tasks[row % len(env.tasks)] for row in range(batch)]
     return obs | _encode(policy, texts)
 

@@ -66,6 +66,7 @@ class OpenVLAOFTPolicy(nn.Module):
         self.attention_probe: dict[str, float] = {}  # what they said, if they did (see .probe)
         self._tasks: tuple[str, ...] = ()  # instructions of the bound env
         self._row: dict[str, int] = {}  # instruction → row of the table of prompts
+        self._least = 0  # tokens of a prompt at least: of envs whose sentences are not known beforehand
         self._training_modules: list[nn.Module] = []
         self.register_buffer("prompts", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.register_buffer("present", torch.empty(0, 0, dtype=torch.bool), persistent=False)
@@ -90,19 +91,22 @@ class OpenVLAOFTPolicy(nn.Module):
         """See :meth:`embodied.protocols.Policy.bind`."""
         _check_fit(self.model.net, env)
         self._tasks = tuple(dict.fromkeys(env.tasks))
+        self._least = self.settings.max_prompt_length if "instruction" in env.obs else 0
         self._tokenise(self._tasks)
         self.action_range = self.statistics.action or self._env_range(env)
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
         """See :meth:`embodied.protocols.Policy.encode_instructions`: ``prompt`` int64 [B], rows of the table of
-        prompts. A new sentence is added to the table; all prompts are as long as its longest."""
+        prompts, which hold until the next call. A new sentence is added to the table. All prompts have one length: of
+        an env whose observations bring their instructions ``max_prompt_length``, so that no sentence changes what is
+        computed for another; else that of the longest."""
         if new := [text for text in dict.fromkeys(texts) if text not in self._row]:
             kept = [*self._row] if len(self._row) + len(new) <= MOST_PROMPTS else self._tasks
             self._tokenise([*kept, *(text for text in dict.fromkeys(texts) if text not in kept)])
         return {"prompt": torch.tensor([self._row[text] for text in texts])}
 
     def _tokenise(self, texts: Sequence[str]) -> None:
-        ids, present = self.tokenizer.table(texts, self.settings.max_prompt_length)
+        ids, present = self.tokenizer.table(texts, self.settings.max_prompt_length, self._least)
         self.prompts, self.present = ids.to(self.prompts.device), present.to(self.prompts.device)
         self.padded = not bool(present.all())
         self._row = {text: row for row, text in enumerate(texts)}

@@ -69,11 +69,14 @@ class PromptTokenizer:
         trailing = [] if ids[-1] == self.space_id else [self.space_id]
         return [self.bos_id, *ids, *trailing]
 
-    def table(self, instructions: Sequence[str], limit: int | None = None) -> tuple[Tensor, Tensor]:
+    def table(
+        self, instructions: Sequence[str], limit: int | None = None, least: int = 0
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Prompts of all tasks at one length L, so that a row's result cannot depend on its batch (see :func:`padded`).
 
         Args:
             limit: most tokens of a prompt; None = no limit.
+            least: L at least, so that prompts that come later change nothing for those that are there.
 
         Returns:
             ids int64 [tasks, L], present bool [tasks, L].
@@ -84,21 +87,21 @@ class PromptTokenizer:
         rows = [self.encode(text) for text in instructions]
         longest = max(map(len, rows))
         if limit is not None and longest > limit:
-            task = next(index for index, row in enumerate(rows) if len(row) == longest)
+            text = next(text for text, row in zip(instructions, rows, strict=True) if len(row) == longest)
             raise SpecMismatchError(
-                f"the instruction of task {task} is {longest} tokens long with its prompt, the limit is {limit}: "
-                f"'{instructions[task][:80]}…' ({len(instructions[task])} characters)",
+                f"the instruction '{text[:80]}…' ({len(text)} characters) is {longest} tokens long with its prompt, "
+                f"the limit is {limit}",
                 f"shorten it, or set actor.model.max_prompt_length={longest} (each token costs time in every task)",
             )
-        return padded(rows, self.pad_id)
+        return padded(rows, self.pad_id, least)
 
 
-def padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Rows that begin with BOS at the length of the longest: ids int64 [B, L], present bool [B, L].
+def padded(rows: Sequence[Sequence[int]], pad_id: int, least: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows that begin with BOS at the length of the longest, ``least`` at least: ids int64 [B, L], present bool of it.
 
     Padding stands after BOS, where the images go in between: the text keeps its place relative to the actions.
     """
-    longest = max(map(len, rows))
+    longest = max(least, *map(len, rows))
     ids = torch.full((len(rows), longest), pad_id)
     present = torch.zeros(len(rows), longest, dtype=torch.bool)
     for index, row in enumerate(rows):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -58,3 +60,20 @@ def test_an_iteration_counts_its_steps_and_no_bad_update(cloner):
     assert (metrics["sft/optimizer_steps"], metrics["sft/bad_updates"]) == (3, 0)
     assert metrics["sft/epoch"] == pytest.approx(2 * 3 * 4 / 13)
     assert cloner.weight_version == 3
+
+
+class Numbers(FakePolicy):
+    """Says that its decisions are no integers, as a policy of continuous actions does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, categories={})
+
+
+def test_a_policy_without_categories_is_validated_by_its_loss_alone():
+    train, held_out = demonstrations()
+    cloner = Cloner(Numbers(), FakeEnv().spec, bind(CONFIG), train, held_out, torch.device("cpu"))
+    cloner.iterate(0)
+    found = cloner.validate()
+    assert set(found) == {"sft/clean_loss", "sft/val_loss"}
+    assert found["sft/val_loss"] > 0

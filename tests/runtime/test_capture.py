@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.runtime.capture import CapturedAct, fast_act
+from embodied.runtime.capture import CapturedAct, buffers_of, fast_act
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import Sampling
 
@@ -50,6 +50,27 @@ def test_a_replay_reads_new_observations_and_new_weights() -> None:
     replayed, eager = act(obs, uniform, Sampling()).fields, policy.act(obs, uniform, Sampling()).fields
     for name, values in eager.items():
         assert torch.equal(values, replayed[name]), name
+
+
+def test_a_buffer_that_was_replaced_is_noticed() -> None:
+    """A graph reads the policy's buffers where they were: a table of prompts that has grown is another one."""
+    policy = bound_policy("cpu")
+    before = buffers_of(policy)
+    policy.low.mul_(2.0)
+    assert buffers_of(policy) == before, "written in place: the graph reads the new values"
+    policy.low = torch.zeros(9)
+    assert buffers_of(policy) != before
+
+
+@needs_gpu
+def test_a_call_after_a_buffer_was_replaced_is_captured_anew() -> None:
+    policy = bound_policy("cuda")
+    act = CapturedAct(policy)
+    obs, noise = inputs("cuda")
+    act(obs, noise, Sampling())
+    policy.low, policy.high = policy.low - 1.0, policy.high + 1.0
+    replayed, eager = act(obs, noise, Sampling()).fields, policy.act(obs, noise, Sampling()).fields
+    assert torch.equal(eager["actions"], replayed["actions"])
 
 
 @needs_gpu

@@ -107,7 +107,8 @@ def test_a_cancelled_request_is_not_answered(shared_rig):
     ("alter", "message"),
     [
         (lambda fields: fields.pop("actions"), "gave nothing for 'actions'"),
-        (lambda fields: fields.update(logprobs=torch.zeros(4, 3)), r"the shape \(4, 3\) for 'logprobs'"),
+        (lambda fields: fields.update(action_tokens=torch.zeros(4, 28)), r"gave float32 \(4, 28\) for 'action_tokens'"),
+        (lambda fields: fields.update(logprobs=torch.zeros(4, 3)), r"float32 \(4, 3\) for 'logprobs'"),
     ],
 )
 def test_a_decision_that_breaks_its_spec_is_named(shared_rig, monkeypatch, alter, message):

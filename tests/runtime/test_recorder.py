@@ -208,3 +208,13 @@ def test_an_attempt_that_may_not_be_redone_ends_the_recording():
     with pytest.raises(WorkerDiedError, match=r"attempt 0 was lost(.|\n)*retry_safe is False(.|\n)*it died"):
         list(Recorder(port, slab, 9, retry_safe=False).results(iter(enumerate(STARTS[:1]))))
     slab.close()
+
+
+def test_tasks_that_remain_wait_for_a_worker_that_died_when_it_was_idle():
+    """Its last completion and its loss come with one call; nothing runs then, and nothing was lost."""
+    slab = Slab.create(expert_fields(FakeEnv().spec), 1)
+    idle = Lost(0, WorkerDiedError("it died", "mend it"), 0)
+    reset, ended = Completion(Kind.RESET, 0), Completion(Kind.EXPERT, 0, 0, True)
+    port = Scripted(slab, [[reset], [ended, idle], [Back(0)], [reset], [ended]])
+    assert [number for number, _ in Recorder(port, slab, 9).results(iter(enumerate(STARTS[:2])))] == [0, 1]
+    slab.close()
