@@ -35,9 +35,7 @@ class TemplatePolicy(nn.Module):
             raise SpecMismatchError(f"the env has {env.action_dim} action dimensions", "set actor.model.action_dim")
         self.low, self.high = (torch.tensor(v).to(self.head.weight) for v in (env.action_low, env.action_high))
 
-    def encode_instructions(
-        self, texts: Sequence[str]
-    ) -> Mapping[str, Tensor]:  # what act() reads of them; here nothing
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:  # what act() reads of them: nothing
         return {}
 
     def probe(self, obs: Mapping[str, Tensor]) -> tuple[str, ...]:  # warnings at the first observations of a run

@@ -104,10 +104,12 @@ def test_a_hundred_iterations_with_failures_leave_nothing(make_rig, start_method
         if iteration % 10 == 5:
             os.kill(rig.pool.pids[iteration // 10 % 2], signal.SIGKILL)
         rollout.collect(plan, rig.job(max_steps=4))
+        rollout.records.keep()
         if iteration % 10 == 9:
             while len(rig.pool.up) < 2:
                 rig.pool.recv(1)
             rollout.collect(plan, rig.job(max_steps=4))  # forgives both
+            rollout.records.keep()
             gc.collect()
             counts.append((*descriptors(parents), threading.active_count(), zombies(parents)))
     assert rig.pool.supervisor.total == 10
