@@ -1,4 +1,4 @@
-"""What a part must offer to be plugged in. Nothing here is inherited from: matching names and types is enough.
+"""Protocols that a part must meet to be plugged in. None is inherited from: matching names and types is enough.
 
 To add a simulator, write one file like ``envs/_template.py``; to add a network, one like ``models/_template.py``.
 ``embodied.testing.check_env`` and ``check_policy`` drive every method below and say what does not fit.
@@ -27,8 +27,8 @@ class Env(Protocol):
     by the first :meth:`reset`, which only ever happens in a worker.
 
     ``reset(start)`` must leave no trace of earlier episodes: equal starts and equal actions give equal results,
-    whatever ran before. An env that cannot keep this (a robot) says so with ``repeatable=False`` in its spec. What else
-    may be asked of an env is declared there as well (``restorable``, ``retry_safe``), and what it offers besides is a
+    whatever ran before. An env that cannot keep this (a robot) says so with ``repeatable=False`` in its spec. The spec
+    also declares what else may be asked of an env (``restorable``, ``retry_safe``). What an env offers besides is a
     protocol: :class:`Expert`, :class:`Batched`, :class:`Preloads`.
     """
 
@@ -52,7 +52,7 @@ class Env(Protocol):
         ...
 
     def step(self, action: np.ndarray) -> StepResult:
-        """One control step; renders nothing.
+        """Make one control step; renders nothing.
 
         Args:
             action: as ``spec.action`` says: float32 [A] in the units of its ``low`` and ``high``, or an int32 scalar
@@ -73,39 +73,39 @@ class Env(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """What an env with ``EnvSpec.restorable`` offers beside :class:`Env`: going back to a moment."""
+    """Going back to a moment: an env with ``EnvSpec.restorable`` offers it beside :class:`Env`."""
 
     def get_state(self) -> Any:
-        """Everything needed to go on from here exactly: picklable."""
+        """A picklable state with all that is needed to go on from here exactly."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """The inverse of :meth:`get_state`, for the same task: equal actions then give equal results, bit by bit (if
+        """Restore what :meth:`get_state` gave, for the same task: equal actions then give equal results, bit by bit (if
         the env is ``repeatable``)."""
         ...
 
 
 @runtime_checkable
 class Expert(Protocol):
-    """What an env may offer beside :class:`Env`: a scripted solution, for demonstrations (``embodied.tools.demos``).
-    One that solves only some of its tasks has the method for those, and says which in a text ``experts``."""
+    """A scripted solution that an env may offer beside :class:`Env`, for demonstrations (``embodied.tools.demos``). An
+    env that solves only some of its tasks has the method for those, and names them in a text ``experts``."""
 
     def expert(self) -> Iterator[np.ndarray]:
-        """On a freshly reset env: the next action each time one is asked for, as in :meth:`Env.step`, from privileged
-        state, until it gives up or the episode ends.
+        """Yield actions as in :meth:`Env.step`, on a freshly reset env. Each is worked out from privileged state when
+        it is asked for. The actions stop when the expert gives up or the episode ends.
 
-        It reads the state anew for every action, because what was executed need not be what it said (noise), and is a
-        function of the state and of what it did before in this episode only.
+        The expert reads the state anew for every action, because the executed action may not be the one that it gave
+        (noise). An action is a function of the state and of what the expert did before in this episode only.
         """
         ...
 
 
 class Preloads(Protocol):
-    """What an env may offer beside :class:`Env`: what workers inherit with ``env.start_method: forkserver``."""
+    """Imports that workers inherit with ``env.start_method: forkserver``; an env may offer them beside :class:`Env`."""
 
     def preload(self) -> None:
         """Called once, on an instance in the process that forks the workers: import the simulator, as
-        :meth:`Env.prepare` does. That is still called in each worker, whose environment variables may be others.
+        :meth:`Env.prepare` does. ``prepare`` is still called in each worker, whose environment variables may be others.
 
         It must start no thread, open no device and make no GL context: a fork of those is broken. Threads and open
         devices are found, and the workers then import for themselves.
@@ -114,8 +114,9 @@ class Preloads(Protocol):
 
 
 class BatchEnv(Protocol):
-    """One simulator for all slots of a worker, such as a GPU's that steps all copies of a task together. Made by
-    :meth:`Batched.batch`; its slots have the numbers 0 … N − 1, and are without an episode until they are reset.
+    """One simulator for all slots of a worker, e.g. a GPU simulator that steps all copies of a task together. It is
+    made by :meth:`Batched.batch`. Its slots have the numbers 0 … N − 1, and are without an episode until they are
+    reset.
 
     Simulator and GL context are made by the first :meth:`reset`. As with :class:`Env`, a reset leaves no trace of
     earlier episodes: in which slot an episode runs, and what runs beside it, changes nothing of it (as far as the
@@ -127,11 +128,11 @@ class BatchEnv(Protocol):
         ...
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
-        """One control step of all slots; renders nothing.
+        """Make one control step of all slots; renders nothing.
 
         Args:
-            actions: float32 [N, A] or int32 [N], as in :meth:`Env.step`; of slots that are not active the
-                ``spec.action.neutral()`` one.
+            actions: float32 [N, A] or int32 [N], as in :meth:`Env.step`; slots that are not active get
+                ``spec.action.neutral()``.
             active: bool [N]. The others have no episode, or have ended theirs: they may move or stay as the simulator
                 likes, and are reset before they become active again.
 
@@ -154,11 +155,11 @@ class BatchEnv(Protocol):
 
 @runtime_checkable
 class Batched(Protocol):
-    """What an env may offer beside :class:`Env`: one object that hosts all slots of a worker. Rollouts then call
-    :attr:`Env.spec`, :meth:`Env.preflight`, :meth:`Env.prepare` (once in a worker) and this, and none of the others."""
+    """One object that hosts all slots of a worker; an env may offer it beside :class:`Env`. Rollouts then call only
+    :attr:`Env.spec`, :meth:`Env.preflight`, :meth:`Env.prepare` (once in a worker) and :meth:`batch`."""
 
     def batch(self, num_slots: int) -> BatchEnv:
-        """Called once in a worker, after ``prepare``. As cheap as constructing an env."""
+        """Make the object. Called once in a worker, after ``prepare``; as cheap as constructing an env."""
         ...
 
 
@@ -179,9 +180,9 @@ class Policy(Protocol):
         ...
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
-        """What :meth:`act` and :meth:`evaluate` read of the instructions of B observations: fields [B, …] of the
-        policy's own choice, e.g. token ids or rows of its table of prompts. Any text will do, also one that
-        ``EnvSpec.tasks`` does not have. After :meth:`bind`."""
+        """Encode the instructions of B observations for :meth:`act` and :meth:`evaluate`: fields [B, …] of the policy's
+        own choice, e.g. token ids or rows of its table of prompts. Any text will do, also one that ``EnvSpec.tasks``
+        does not have. Called after :meth:`bind`."""
         ...
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
@@ -223,23 +224,23 @@ class Policy(Protocol):
 
 @runtime_checkable
 class HasExtraState(Protocol):
-    """A :class:`Policy` of which a run decides something that acting depends on: its :meth:`Policy.probe`, or the
-    demonstrations that it learns from (:class:`Clonable`). Checkpoints keep it: after a resume the weights are others,
-    and so are the first observations, and a second look could decide otherwise."""
+    """A :class:`Policy` for which a run decides something that acting depends on. What decides is :meth:`Policy.probe`,
+    or the demonstrations that the policy learns from (:class:`Clonable`). Checkpoints keep the decision. After a resume
+    the weights and the first observations are others, and a second look could decide otherwise."""
 
     def extra_state(self) -> Mapping[str, str]:
         """What has been decided; empty when nothing has."""
         ...
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
-        """Take what :meth:`extra_state` gave; nothing of it is left to decide."""
+        """Load what :meth:`extra_state` gave; nothing of it is left to decide."""
         ...
 
 
 @runtime_checkable
 class CountsFlops(Protocol):
-    """What a policy may offer besides: with it training logs its floating-point operations, and records that cost
-    about as much share a micro-batch."""
+    """A count of operations that a policy may offer besides. With it training logs its floating-point operations, and
+    records that cost about as much share a micro-batch."""
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Floating-point operations of each of n records, float64 [n]: of the forward pass, with ``training`` of the
@@ -253,13 +254,13 @@ class CountsFlops(Protocol):
 
 @runtime_checkable
 class Clonable(HasExtraState, Protocol):
-    """What a policy may offer beside :class:`Policy`: learning from demonstrations (``embodied.sft``)."""
+    """Learning from demonstrations (``embodied.sft``): a policy may offer it beside :class:`Policy`."""
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
-        """The fields of a decision that stand for ``actions`` float32 [B, K, A] in the env's units, each [B, …] as in
-        ``Decision.fields``: what :meth:`Policy.evaluate` needs to give their log-probs. An integer field with as many
-        numbers as there are elements is what the token accuracy is counted by. What lies outside the range of the
-        policy is clipped. After ``bind``."""
+        """Encode ``actions`` float32 [B, K, A] in the env's units as fields of a decision, each [B, …] as in
+        ``Decision.fields``. :meth:`Policy.evaluate` gives log-probs from these fields. The token accuracy is counted on
+        an integer field with as many numbers as there are elements. What lies outside the range of the policy is
+        clipped. Called after ``bind``."""
         ...
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
@@ -278,12 +279,12 @@ class Clonable(HasExtraState, Protocol):
 
 @runtime_checkable
 class Shardable(Protocol):
-    """What a policy may offer besides, for training in several processes that share its weights (fsdp2)."""
+    """Sharding of weights over several training processes (fsdp2): a policy may offer it besides."""
 
     def shard_modules(self) -> Sequence[Module]:
-        """The modules whose weights are gathered and freed together, the transformer's layers: none inside another, and
-        each used by calling it. Weights outside of them stay gathered during a pass. Without this method the elements
-        of the outermost ``ModuleList``s are taken."""
+        """The modules whose weights are gathered and freed together: the transformer's layers. None lies inside
+        another, and each is used by calling it. Weights outside of them stay gathered during a pass. Without this
+        method the elements of the outermost ``ModuleList``s are taken."""
         ...
 
 
@@ -291,15 +292,15 @@ class Reward(Protocol):
     """Turns the raw reward of each control step of an episode into the one that is recorded."""
 
     def begin(self) -> None:
-        """A new episode starts."""
+        """Begin a new episode."""
         ...
 
     def __call__(self, result: StepResult) -> float: ...
 
 
 class Tracker(Protocol):
-    """Where metrics go. One that others know a run by (a web service's id) says it in an attribute ``run_id``, which
-    checkpoints keep and a resumed run hands back."""
+    """Receives a run's metrics. A tracker that knows the run by an id (of a web service) gives it in an attribute
+    ``run_id``. Checkpoints keep the id, and a resumed run hands it back."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 

@@ -7,8 +7,8 @@
      "tasks": ["push the cube"], "num_init_states": [10], "max_episode_steps": 50, "control_hz": 20.0,
      "restorable": true, "repeatable": true, "retry_safe": true}
 
-What is read back equals what was written, field by field: ``obs`` is a list because the order of its fields is part of
-the spec, and a bound that is infinite is the text "inf" or "-inf", which JSON has no number for.
+What is read back equals what was written, field by field. ``obs`` is a list because the order of its fields is part of
+the spec. JSON has no infinite number, so a bound that is infinite is the text "inf" or "-inf".
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _obs_field(name: str, data: Any) -> tuple[str, ArraySpec]:
 
 
 def _finite(value: float) -> float | str:
-    if not isinstance(value, int):  # a whole number stays one
+    if not isinstance(value, int):  # a whole number stays an int
         value = float(value)
     return value if math.isfinite(value) else str(value)
 

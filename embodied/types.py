@@ -36,7 +36,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Start:
-    """What identifies an initial condition. Equal starts give equal episodes under equal actions."""
+    """Identifies an initial condition. Equal starts give equal episodes under equal actions."""
 
     task_id: int  # index into EnvSpec.tasks
     init_state_id: int  # in [0, EnvSpec.num_init_states[task_id])
@@ -52,7 +52,7 @@ class ContinuousAction:
 
     @property
     def dim(self) -> int:
-        """A."""
+        """A, the number of action dimensions."""
         return len(self.low)
 
     def field(self, num_action_chunks: int) -> ArraySpec:
@@ -60,7 +60,7 @@ class ContinuousAction:
         return ArraySpec((num_action_chunks, self.dim), "float32")
 
     def neutral(self) -> np.ndarray:
-        """Zero, or the nearest to it: float32 [A]."""
+        """Zero, or the number of the range that is nearest to it: float32 [A]."""
         return np.clip(np.zeros(self.dim), self.low, self.high).astype(np.float32)
 
     def sample(self, random: np.random.Generator, count: int) -> np.ndarray:
@@ -147,7 +147,7 @@ class EnvSpec:
 
 
 class StepResult(NamedTuple):
-    """What one control step gives; the runtime makes the recorded reward of it (``reward_mode``, ``reward_coef``,
+    """Result of one control step. The runtime makes the recorded reward from it (``reward_mode``, ``reward_coef``,
     ``use_rel_reward``)."""
 
     reward: float  # the env's own measure of progress, best in [0, 1] with 1 = solved; read with reward_mode=dense
@@ -156,7 +156,7 @@ class StepResult(NamedTuple):
 
 
 class ChunkResult(NamedTuple):
-    """What executing one chunk of K actions gives. Steps after the one that ended the episode were not executed."""
+    """Result of executing one chunk of K actions. Steps after the one that ended the episode were not executed."""
 
     rewards: np.ndarray  # float32 [K], zero from num_steps on
     num_steps: int  # control steps executed, 1..K
@@ -180,8 +180,8 @@ class Lease(NamedTuple):
 
     row: int
     owner: int  # id of the episode
-    version: int  # of the weights that act in it
-    number: int  # of this lease: no two leases of a store have the same
+    version: int  # weight version that acts in it
+    number: int  # unique among the leases of a store
 
 
 @dataclass(frozen=True)
@@ -195,21 +195,21 @@ class EpisodeResult:
     num_steps: int  # control steps
     terminated: bool
     truncated: bool
-    final_row: int = -1  # slab row of the last observation with its "value", if it was asked for; no record
-    rank: int = 0  # of the process whose slab has those rows (torchrun)
-    leases: tuple[Lease, ...] = ()  # of those rows and of the final one; they hold until they are given back
+    final_row: int = -1  # slab row of the last observation with its "value", if that was asked for; it is no record
+    rank: int = 0  # rank of the process whose slab has those rows (torchrun)
+    leases: tuple[Lease, ...] = ()  # leases of those rows and of the final one; they hold until they are given back
 
 
 @dataclass(frozen=True)
 class Elements:
-    """What of a decision has a log-prob. ``embodied.algorithms.layout`` reads it, and has a table of examples.
+    """The elements of a decision that have a log-prob. ``embodied.algorithms.layout`` reads it, and has examples.
 
     Example: 8 actions of 7 tokens → ``Elements((8, 7), action_axis=0)``.
     """
 
-    shape: tuple[int, ...]  # of the log-probs of one decision; they are stored in row-major order
+    shape: tuple[int, ...]  # shape of one decision's log-probs; they are stored in row-major order
     action_axis: int | None = None  # the axis over the K actions; None: an element belongs to the whole decision
-    length_axis: int | None = None  # the axis of which the first ``length`` entries count, a field of the decision
+    length_axis: int | None = None  # on this axis the first ``length`` (a field of the decision) entries count
     levels: tuple[str, ...] = ()  # levels that algorithm.logprob_type may ask for; () = all that the axes allow
 
 
@@ -252,7 +252,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Decision:
-    """What ``Policy.act`` answers to B observations: field name → tensor [B, …] as in ``PolicySpec.decision``.
+    """Answer of ``Policy.act`` to B observations: field name → tensor [B, …] as in ``PolicySpec.decision``.
 
     Example: ``fields["actions"]`` float32 [B, K, A] in the env's units, ``fields["logprobs"]`` float32 [B, M₀].
     """
@@ -262,7 +262,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What ``Policy.evaluate`` answers to B records, differentiable. The M₀ elements have the order of
+    """Answer of ``Policy.evaluate`` to B records, differentiable. The M₀ elements have the order of
     ``PolicySpec.elements``; [B, *shape] will do as well as [B, M₀]."""
 
     logprobs: Tensor  # float32 [B, M₀], of the recorded decisions under the present weights
@@ -273,9 +273,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a worker found when it started; each ``reason`` is printed once."""
+    """Facts that a worker found when it started; each ``reason`` is printed once."""
 
     pid: int
     renderer: str  # e.g. "egl"
-    reason: str  # why that one, e.g. "first of egl, osmesa that made a context"
+    reason: str  # why that renderer, e.g. "first of egl, osmesa that made a context"
     extra: Mapping[str, str] = field(default_factory=dict)

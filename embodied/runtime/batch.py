@@ -1,17 +1,17 @@
-"""A worker's slots in one :class:`embodied.protocols.BatchEnv`: commands are executed in rounds.
+"""Executes the commands of a worker's slots in rounds; one :class:`embodied.protocols.BatchEnv` hosts these slots.
 
-GPU simulators step all their copies together, so nobody may be left behind in the middle of an episode:
+GPU simulators step all their copies together, so no slot may be left behind in the middle of an episode:
 
 | a round               | begins when                                                                            |
 |-----------------------|----------------------------------------------------------------------------------------|
 | of steps (and resets) | every slot that is in the middle of an episode has its command                         |
-| of resets alone       | there are any while such a slot still waits for the policy: a reset moves nobody else, |
-|                       | and the policy may be waiting for the slot that is to be reset                         |
+| of resets alone       | a RESET is there while a slot in mid-episode waits for the policy: a reset moves no    |
+|                       | other slot, and the policy may be waiting for the slot that is to be reset             |
 
 A round executes the K control steps of all STEPs together, then all RESETs, then renders once for all that need an
 observation, and completes them all at once. A slot that ends early, waits for a reset or has no episode is not
-``active``: what the simulator does with it meanwhile counts nowhere. Only an episode that ends before the chunk does,
-and whose last observation was asked for, is rendered apart, before the others move on.
+``active``: what the simulator does with it meanwhile is not recorded. One case is rendered apart, before the other
+slots move on: an episode that ends before its chunk does and whose last observation was asked for.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from embodied.runtime.channel import Command, Completion, Kind, Ring
 from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
 from embodied.types import EnvSpec
 
-Commands = Mapping[int, Command]  # by the number of the slot in its batch
+Commands = Mapping[int, Command]  # keys: the slot's number in its batch
 
 
 class Rounds:
     """Serves the commands of all slots of a worker.
 
     Args:
-        slots: by their number in ``env``.
-        names: their indices among all slots of the pool.
+        slots: the slots, in the order of their numbers in ``env``.
+        names: index of each slot among all slots of the pool.
         next_video: the file of the next RESET that is to be recorded.
     """
 
@@ -46,7 +46,7 @@ class Rounds:
         self._completions, self._next_video = completions, next_video
         self._numbers = {name: number for number, name in enumerate(names)}
         self._hold = spec.action.neutral()
-        self._steps: dict[int, Command] = {}  # that wait for their round
+        self._steps: dict[int, Command] = {}  # STEPs that wait for their round
         self._resets: dict[int, Command] = {}
         self._videos: dict[int, str] = {}
         self._in_episode: set[int] = set()
@@ -92,7 +92,8 @@ class Rounds:
         self._completions.announce()
 
     def _step(self, steps: Commands, seen: set[int]) -> float:
-        """Execute the chunks; seconds that went into observations of episodes that ended before the chunk did."""
+        """Execute the chunks. Returns the seconds spent on observations of episodes that ended before their chunk
+        did."""
         if not steps:
             return 0.0
         numbers, early_s = list(steps), 0.0  # chunks is [K, n, A], or [K, n] of discrete actions
@@ -127,7 +128,7 @@ class Rounds:
             self._slots[number].begin(command, self._videos.pop(number, None))
 
     def _observe(self, commands: Commands, seen: set[int]) -> float:
-        """Write the present observation of those that need one; seconds."""
+        """Write the present observation of each slot that needs one. Returns the seconds spent."""
         began = time.monotonic()
         wanted = {
             number: command.next_row
@@ -140,7 +141,7 @@ class Rounds:
         return time.monotonic() - began
 
     def _complete(self, number: int, command: Command, observed: bool, whole: Completion) -> None:
-        """Say what a slot has done, with its share of the seconds of the ``whole`` round."""
+        """Report what a slot has done, with its share of the seconds of the ``whole`` round."""
         slot = self._slots[number]
         render_s = whole.render_s if observed else 0.0
         if command.kind == Kind.RESET:
@@ -165,5 +166,5 @@ class Rounds:
 
 
 def _share(seconds: float, slots: Mapping[int, Command] | set[int]) -> float:
-    """Of one of the slots that did something together."""
+    """One slot's share of the seconds that these slots spent together."""
     return seconds / max(len(slots), 1)

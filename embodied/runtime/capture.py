@@ -1,10 +1,10 @@
-"""One policy call as a CUDA graph: about a thousand kernel launches become one, which is most of the time of a small
-batch and a few per cent of a large one.
+"""Captures one policy call as a CUDA graph: about a thousand kernel launches become one. Launches are most of the time
+of a small batch and a few per cent of that of a large one.
 
 A graph reads weights and constants where they were when it was captured. Optimizers write weights in place, so it stays
-valid between updates; anything that gives the policy other tensors (``bind``, loading, a new sentence that makes a
-table of prompts larger) needs a new one. That is why the rollout captures anew for each ``collect``, which costs three
-calls and gives the graph's memory back to the trainer, and whenever a buffer of the policy has been replaced.
+valid between updates. Anything that gives the policy other tensors (``bind``, loading, a new sentence that makes a
+table of prompts larger) needs a new graph. So the rollout captures anew for each ``collect``, and whenever a buffer of
+the policy has been replaced. That costs three calls, and it gives the graph's memory back to the trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from embodied.protocols import Policy
 from embodied.types import Decision, Sampling
 
-WARM_UP = 2  # calls before the capture, in which libraries choose kernels and allocate what they keep
+WARM_UP = 2  # calls before the capture: in them libraries choose kernels and allocate what they keep
 
 
 class Act(Protocol):
@@ -30,7 +30,7 @@ class Act(Protocol):
 class CapturedAct:
     """``policy.act`` at one batch shape and one ``sampling``, captured at the first call.
 
-    The fields of a decision are overwritten by the next call: read them before.
+    The next call overwrites the fields of a decision: read them before it.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -65,8 +65,8 @@ class CapturedAct:
 
 
 def buffers_of(policy: Policy) -> list[tuple[int, torch.Size]]:
-    """Where the policy's buffers lie, and their shapes: others after it has replaced one, such as a table of prompts
-    that a new sentence has made larger."""
+    """Addresses and shapes of the policy's buffers. They change when the policy replaces a buffer, such as a table of
+    prompts that a new sentence has made larger."""
     assert isinstance(policy, torch.nn.Module)
     return [(buffer.data_ptr(), buffer.shape) for buffer in policy.buffers()]
 

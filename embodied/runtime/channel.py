@@ -3,10 +3,10 @@
     rollout ── Command ──▶ ring (commands)    ──▶ worker        one ring each way, in one memfd
     rollout ◀── Completion ── ring (completions) ◀── worker     one eventfd each way, to wake the reader
 
-Messages are written, then the ring's head, then, if the reader has asked for it, the eventfd: a bell. Waking a process
-costs more than a message does, so a reader that waits for several asks to be woken once they are there. The order of
-these writes, as the other process sees it, is kept by fences, so that no message is read before it is written, and no
-bell is left out that the reader counts on.
+The writer writes messages, then the ring's head, then the eventfd (a bell) if the reader has asked for it. Waking a
+process costs more than a message does, so a reader that waits for several asks to be woken once they are there. Fences
+keep the order of these writes as the other process sees it: no message is read before it is written, and every bell
+that the reader counts on is rung.
 Nothing spins: whoever waits sleeps in poll or epoll.
 """
 
@@ -24,7 +24,7 @@ from embodied.errors import EmbodiedError
 
 
 class Kind:
-    """What a message is about. Numbers, since looking at an enum's members is a good part of handling a message."""
+    """Kind of a message. Plain numbers, since looking up an enum's members is a good part of handling a message."""
 
     RESET: Final = 1  # go to a start and write the first observation into next_row
     STEP: Final = 2  # execute the chunk in row, write rewards there and the next observation into next_row
@@ -32,7 +32,7 @@ class Kind:
 
 
 class Command(NamedTuple):
-    """What a slot is to do.
+    """Tells a slot what to do.
 
     Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18)``.
     """
@@ -45,15 +45,15 @@ class Command(NamedTuple):
     init_state_id: int = -1
     seed: int = 0
     max_steps: int = 0  # RESET: step limit of the episode
-    ignore_terminations: bool = False  # RESET
+    ignore_terminations: bool = False  # RESET: the episode goes on when the env terminates it
     observe_truncated: bool = False  # STEP: observe into next_row also when the chunk truncates the episode
-    observe_terminated: bool = False  # STEP: … when it terminates it
+    observe_terminated: bool = False  # STEP: observe into next_row also when the chunk terminates the episode
     video: bool = False  # RESET: record; the file's name comes over the socket
-    attempt: int = -1  # RESET before EXPERT: number of the attempt, of which its noise is a function
+    attempt: int = -1  # RESET before EXPERT: number of the attempt, which keys its noise
 
 
 class Completion(NamedTuple):
-    """What a slot has done. Rewards and flags of a STEP stand in the record's row as well."""
+    """Reports a command that was executed. Rewards and flags of a STEP stand in the record's row as well."""
 
     kind: int  # of Kind
     slot: int
@@ -61,11 +61,11 @@ class Completion(NamedTuple):
     ended: bool = False  # STEP, EXPERT: the episode is over
     observed: bool = True  # an observation was written into next_row; after the end only if the command asked for it
     began: float = 0.0  # CLOCK_MONOTONIC at which the worker took the command; one clock for all processes
-    reset_s: float = 0.0  # seconds of wall clock from then on in env.reset, env.step, env.observe, and for the video
+    reset_s: float = 0.0  # these four: wall-clock seconds in env.reset, env.step, env.observe, and for the video
     step_s: float = 0.0
     render_s: float = 0.0
     video_s: float = 0.0
-    round_s: float = 0.0  # of a batch: seconds that the whole round took, of which those above are the slot's share
+    round_s: float = 0.0  # of a batch: seconds of the whole round; the four above are the slot's share of it
 
     @property
     def finished(self) -> float:
@@ -77,7 +77,7 @@ _CODES = {"int": "q", "bool": "?", "float": "d"}
 
 
 def _layout(message: type) -> struct.Struct:
-    """Fields in their order."""
+    """Struct of the message's fields, in their order."""
     return struct.Struct("<" + "".join(_CODES[_type_name(kind)] for kind in message.__annotations__.values()))
 
 
@@ -89,8 +89,8 @@ _LOCK = threading.Lock()
 
 
 def fence() -> None:
-    """What this thread has written before can be seen by other processes before anything that it reads or writes
-    after. Python has no such instruction; giving a lock back and taking it again is one, on x86 and ARM (0.2 µs)."""
+    """Memory fence: other processes see this thread's earlier writes before anything that it reads or writes later.
+    Python has no such instruction; releasing a lock and taking it again acts as one on x86 and ARM (0.2 µs)."""
     _LOCK.acquire()
     _LOCK.release()
     _LOCK.acquire()
@@ -111,10 +111,10 @@ class Ring:
     def __init__(self, message: type, memory: memoryview, capacity: int, event: int) -> None:
         self._capacity, self.event, self._memory = capacity, event, memory
         self._layout, self._message = _layout(message), message
-        self._places = [self.HEADER + number * self._layout.size for number in range(capacity)]  # of the messages
+        self._places = [self.HEADER + number * self._layout.size for number in range(capacity)]  # message offsets
         self._head, self._tail = memory[:8].cast("Q"), memory[64:72].cast("Q")  # messages written, and read
         self._ring_at = memory[128:136].cast("Q")  # head from which on the reader wants to be woken
-        self._written = self._head[0]  # messages, with those not announced yet
+        self._written = self._head[0]  # messages put, announced or not
 
     @classmethod
     def nbytes(cls, message: type, capacity: int) -> int:
@@ -123,7 +123,7 @@ class Ring:
     # -- the writer --------------------------------------------------------------------------------------------------
 
     def put(self, message: Command | Completion, announce: bool = True) -> None:
-        """Append one message and announce it, or leave that, which costs more, to a later :meth:`announce`.
+        """Append one message; announce it (which costs more), or leave that to a later :meth:`announce`.
         Raises :class:`EmbodiedError` if the ring is full."""
         number = self._written
         if number - self._tail[0] >= self._capacity:
@@ -149,7 +149,7 @@ class Ring:
     # -- the reader --------------------------------------------------------------------------------------------------
 
     def ask(self, count: int) -> bool:
-        """Be woken from now on once ``count`` messages wait to be taken; 1 to begin with, and that lasts: with it each
+        """Ask to be woken once ``count`` messages wait to be taken. The number lasts; it is 1 at first, and with 1 each
         message wakes. Returns whether it is too late to wait for them, since they are there already."""
         ring_at = self._tail[0] + count if count > 1 else 0
         if ring_at == self._ring_at[0]:
@@ -164,7 +164,7 @@ class Ring:
         return self._ring_at[0] > 0
 
     def hush(self) -> None:
-        """Forget the bells that have rung. Blocks until one does unless the eventfd is non-blocking."""
+        """Clear the bells that have rung. Blocks until one rings, unless the eventfd is non-blocking."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.event)
 
@@ -178,7 +178,7 @@ class Ring:
         values = [unpack(self._memory, places[number % self._capacity]) for number in range(first, head)]
         fence()
         self._tail[0] = head
-        return [tuple.__new__(message, fields) for fields in values]  # as message._make, in 2/3 of its time
+        return [tuple.__new__(message, fields) for fields in values]  # like message._make, in 2/3 of its time
 
 
 @dataclass(frozen=True)

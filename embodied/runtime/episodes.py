@@ -1,8 +1,8 @@
 """The book-keeping of one ``collect``: which episodes wait, run and have ended, and which rows and counts are theirs.
 
 An episode whose worker fails is requeued as if it had never begun: its rows are free again, its counts are forgotten,
-and it waits at the head of the line for the next slot. Redone, it gives the same numbers, since its noise is a function
-of (seed, episode, chunk) and its start is part of it.
+and it waits at the head of the line for the next slot. A redone episode gives the same numbers: its noise is a function
+of (seed, episode, chunk), and its start is part of it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Job:
             (evaluation).
         stream: separates the sampling noise of training and evaluation.
         version: weight version that acts, written into each record.
-        value_truncated: also observe where a truncated episode ended, and let the policy say the value of that; needs
+        value_truncated: also observe the end of a truncated episode, and let the policy give the value of that; needs
             ``keep_records`` and one more row an episode.
         value_terminated: the same for terminated episodes.
-        retry_safe: an episode that was lost with its worker is redone; False: its loss ends the rollout.
+        retry_safe: True: an episode that was lost with its worker is redone; False: its loss ends the rollout.
     """
 
     sampling: Sampling
@@ -42,7 +42,7 @@ class Job:
     version: int
     max_steps: int
     keep_records: bool
-    num_slots: int  # of the pool's slots, those that are used
+    num_slots: int  # slots of the pool that are used
     ignore_terminations: bool = False
     auto_reset: bool = True
     value_truncated: bool = False
@@ -58,20 +58,20 @@ class Job:
 
 @dataclass
 class RolloutStats:
-    """Counts and seconds of one ``collect``, of the attempts at its episodes that came to their end. Worker seconds are
-    summed over workers."""
+    """Counts and seconds of one ``collect``. Only attempts that ran to their end count. Worker seconds are summed over
+    workers."""
 
     env_steps: int = 0
     chunks: int = 0
     policy_calls: int = 0
-    policy_rows: int = 0  # observations answered, by whichever attempt
+    policy_rows: int = 0  # observations answered, in whichever attempt
     reset_s: float = 0.0
     step_s: float = 0.0
     render_s: float = 0.0
     video_s: float = 0.0
     worker_restarts: int = 0
     slot_s: float = 0.0  # seconds, summed over the slots in use
-    slot_idle_s: float = 0.0  # of these without a command: waiting for the policy or an episode
+    slot_idle_s: float = 0.0  # the part of slot_s without a command: waiting for the policy or an episode
 
     def add(self, done: Completion) -> None:
         self.env_steps += done.num_steps
@@ -101,7 +101,7 @@ class Running:
 
     @property
     def row(self) -> int:
-        """Of the present record."""
+        """Slab row of the present record."""
         return self.leases[-1].row
 
     @property
@@ -110,7 +110,7 @@ class Running:
 
 
 class Episodes:
-    """Commands for slots, from what the plan wants and the rows allow.
+    """Makes the commands for slots, as the plan asks and the free rows allow.
 
     Args:
         chunk: actions a record.
@@ -133,7 +133,7 @@ class Episodes:
 
     @property
     def share(self) -> float:
-        """Share of the plan's control steps that are done, 0 to 1; of an episode that ended early all."""
+        """Share of the plan's control steps that are done, 0 to 1. An episode that ended early counts in full."""
         begun = sum(running.steps for running in self.running.values()) / self.job.max_steps
         return (len(self.results) + begun) / self._total
 
@@ -143,7 +143,7 @@ class Episodes:
         return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
 
     def start(self, slot: int, index: int) -> tuple[Command, str | None]:
-        """Begin ``pending[index]`` in ``slot``: the command, and the file of its video."""
+        """Begin ``pending[index]`` in ``slot``. Returns the command, and the file of its video."""
         episode = self.pending.pop(index)
         self._reserved += self._rows_needed
         running = self.running[slot] = Running(episode, next=self._lease(episode))
@@ -174,7 +174,7 @@ class Episodes:
         return Request(slot, row, episode.episode_id, running.t)
 
     def final_request(self, result: EpisodeResult) -> Request:
-        """The same for the observation after the last step, which is no record."""
+        """Request for the observation after the last step. That observation is no record."""
         row, t = result.final_row, len(result.rows)
         self._write_keys(row, result.episode, t)
         self._records.arrays["num_steps"][row] = 0
@@ -188,7 +188,8 @@ class Episodes:
         arrays["version"][row] = self.job.version
 
     def book(self, completion: Completion) -> EpisodeResult | None:
-        """Note what a slot has done; the result if its episode has ended, else its next observation is there."""
+        """Note what a slot has done. Returns the result if its episode has ended; otherwise its next observation is
+        there."""
         running = self.running[completion.slot]
         running.stats.add(completion)
         if completion.kind == Kind.STEP:
@@ -199,7 +200,7 @@ class Episodes:
         return None
 
     def requeue(self, slot: int) -> Episode | None:
-        """The slot's worker has failed: its episode, if it ran one, waits again and has left nothing."""
+        """Put the episode of a slot whose worker has failed, if it ran one, back in line; it leaves nothing."""
         running = self.running.pop(slot, None)
         if running is None:
             return None
@@ -210,7 +211,7 @@ class Episodes:
         return running.episode
 
     def in_vain(self, episode: Episode) -> int:
-        """Count a failure of a worker that was busy with ``episode``; how many there were."""
+        """Count a failure of a worker that was busy with ``episode``. Returns how many there were."""
         self._vain[episode.episode_id] += 1
         return self._vain[episode.episode_id]
 
@@ -229,7 +230,7 @@ class Episodes:
         running.success |= bool(arrays["success"][row])
 
     def _present(self, running: Running) -> None:
-        """A new observation stands in the next row: it becomes the episode's present record."""
+        """Make the next row, which holds a new observation, the episode's present record."""
         if running.leases and not self.job.keep_records:
             self._give_back(running.leases.pop())
         assert running.next is not None

@@ -5,7 +5,7 @@
     recorder ◀── Completion(num_steps, ended) ──
 
 An expert reads privileged state before each control step, so its loop runs where the simulator is. Pictures are encoded
-here as well: workers share that out among the cores, and a picture file is what the data set holds.
+here as well: workers spread this over the cores, and the data set holds picture files.
 
 With noise the executed action is the expert's plus a normal number, clipped to the range; the recorded one is the
 expert's. So the states are those that a policy with errors comes to, and the actions lead back from there.
@@ -28,9 +28,9 @@ from embodied.runtime.slot import start_of
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
 MAX_STEPS = 32
-"""Control steps of one command at most. With more a hung step would be found later; with fewer workers would wait for
+"""Most control steps of one command. With more, a hung step would be found later. With fewer, workers would wait for
 the recorder while it writes files."""
-ROW_BYTES = 32 << 20  # that a row takes at most, if it holds more than one step
+ROW_BYTES = 32 << 20  # most bytes of a row that holds more than one step
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ExpertJob:
     """What every attempt of a recording has in common.
 
     Args:
-        seed: of the noise. That of attempt n is a function of the seed and n.
+        seed: keys the noise; that of attempt n is a function of the seed and n.
         noise_std: standard deviation of the noise, as a share of half the action range; discrete actions have none.
     """
 
@@ -47,8 +47,8 @@ class ExpertJob:
 
 
 def expert_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
-    """Fields of a slab whose rows take what an expert does in K control steps: for each step the observation before it
-    (pictures as files), the expert's action, and what the step gave."""
+    """Fields of a slab whose rows hold K control steps of an expert. Each step has the observation before it (pictures
+    as files), the expert's action, and the step's result."""
     one = _step_fields(spec)
     steps = max(1, min(MAX_STEPS, ROW_BYTES // sum(field.nbytes for field in one.values())))
     return {name: ArraySpec((steps, *field.shape), field.dtype) for name, field in one.items()}
@@ -58,7 +58,7 @@ def _step_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
     fields = {name: field for name, field in spec.obs.items() if name != "images"}
     if "images" in spec.obs:
         cameras, height, width, _ = spec.obs["images"].shape
-        fields["pictures"] = ArraySpec((cameras, pictures.most_bytes(height, width)), "uint8")  # files, then anything
+        fields["pictures"] = ArraySpec((cameras, pictures.most_bytes(height, width)), "uint8")  # files, then padding
         fields["picture_bytes"] = ArraySpec((cameras,), "int32")
     return {
         **fields,
@@ -107,7 +107,7 @@ class _Attempt:
         self._names = [name for name in spec.obs if name != "images"]
         images = spec.obs.get("images")
         self._images = None if images is None else np.zeros(images.shape, images.dtype)
-        self._expert: Iterator[np.ndarray] | None = None  # asked for at the first step, whose deadline it then has
+        self._expert: Iterator[np.ndarray] | None = None  # made in the first step, under its deadline
         self._steps = self._max_steps = 0
 
     def begin(self, command: Command) -> None:
@@ -117,8 +117,8 @@ class _Attempt:
         self._expert = None
 
     def act(self, row: int) -> tuple[int, bool]:
-        """Let the expert act for as many control steps as the row takes; how many it made, and whether the attempt has
-        ended: by success, by the env, by the step limit, or because the expert gave up."""
+        """Let the expert act for as many control steps as the row takes. Returns how many it made, and whether the
+        attempt has ended: by success, by the env, by the step limit, or because the expert gave up."""
         arrays = self._arrays
         if self._expert is None:
             self._expert = self._expert_of()

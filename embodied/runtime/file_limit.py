@@ -1,7 +1,7 @@
-"""How many files a process of a run has open at once, and whether it may: the limit that ``ulimit -n`` shows.
+"""Counts the files that a process of a run has open at once, and raises its limit (``ulimit -n``) for them.
 
 To the kernel a socket, an eventfd or a watched process is an open file too. The numbers below are those of the
-launching process, and ``tests/runtime/test_file_limit.py`` holds them against ``/proc/self/fd``. A worker has few.
+launching process, and ``tests/runtime/test_file_limit.py`` compares them with ``/proc/self/fd``. A worker opens few.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 from embodied.errors import ConfigError
 
-WORKER = 6  # of the pool: its pidfd, its socket, two eventfds, the memory of its rings and the copy that mmap keeps
-POOL = 3  # the epoll, the slab and the copy that mmap keeps of it
+WORKER = 6  # the pool's files for one worker: pidfd, socket, two eventfds, its rings' memory and mmap's copy of that
+POOL = 3  # the pool's other files: the epoll, the slab and mmap's copy of that
 RANK = 4  # gloo's sockets to one other process of the run
 RESERVE = 128
-"""For everything else: a worker that is being started, metrics, checkpoints, data files. 7 were seen without torchrun,
-13 with it; the rest is left for the libraries and drivers of GPUs, which were not counted."""
+"""Files for everything else: a worker that is being started, metrics, checkpoints, data files. 7 were seen without
+torchrun, 13 with it; the rest is left for the libraries and drivers of GPUs, which were not counted."""
 
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """What a process of the run will have open at once, beside what it has open now."""
+    """Files that a process of the run will have open at once, beside those that it has open now."""
 
     workers: int
-    each: int  # of a worker
+    each: int  # files for one worker
     others: int
 
     @property
@@ -41,10 +41,10 @@ def open_now() -> int:
 def allow(files: OpenFiles) -> None:
     """Raise this process's soft limit to what is needed, if the hard one lets it.
 
-    Workers inherit the raised limit, which does them no harm: ``select()`` fails from descriptor 1024 on, but it is the
-    descriptor that counts and not the limit, and a worker opens few, with the lowest free numbers. The runtime itself
-    uses epoll and poll. The limit is raised no further than needed, because some programs walk through all numbers
-    below it, and a hard limit may be a billion (10⁹).
+    Workers inherit the raised limit. It does them no harm: ``select()`` fails for descriptors from 1024 on, whatever
+    the limit, and a worker opens few, with the lowest free numbers. The runtime itself uses epoll and poll. The limit
+    is raised no further than needed, because some programs walk through all numbers below it, and a hard limit may be a
+    billion (10⁹).
 
     Raises:
         ConfigError: the hard limit is lower than that.
@@ -61,7 +61,7 @@ def allow(files: OpenFiles) -> None:
 
 
 def _too_low(files: OpenFiles, needed: int, hard: int) -> ConfigError:
-    fits = (hard - needed) // files.each + files.workers  # workers, whatever else is open
+    fits = (hard - needed) // files.each + files.workers  # workers that fit beside all else
     fewer = f", or lower env.num_workers so that there are at most {fits} in all" if fits >= 1 else ""
     others = needed - files.workers * files.each
     return ConfigError(

@@ -4,9 +4,9 @@
     launcher ◀── Forked + pidfd ── server                               and nothing of it running (runtime/forking.py)
     launcher ◀── Ended (exit status) ── server ◀── wait ── worker
 
-A worker's death is seen by its pidfd, as for any worker; only its exit status is the server's to know, which is its
-parent. The kernel ends the server with its launcher, and the workers with the server. A server that has ended is
-replaced when the next worker is asked for.
+A worker's pidfd shows its death, as for any worker. Its exit status is known to the server alone, which is its parent.
+The kernel ends the server with its launcher, and the workers with the server. A server that has ended is replaced when
+the next worker is asked for.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from embodied.runtime.exit_status import how_it_ended, tail
 from embodied.runtime.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked, Hello, Request, Serving
 from embodied.runtime.placement import START, module_folders, worker_environment
 
-ANSWER_S = 60.0  # for a fork, and for an exit status; it takes milliseconds, but the machine may be very busy
+ANSWER_S = 60.0  # limit for a fork, and for an exit status; both take milliseconds, but the machine may be very busy
 STACK_S = 0.2  # between asking a hung server for its stack and killing it
 
 
 class ForkServer:
-    """Forks workers, and starts its process anew when that has ended.
+    """Forks workers; starts the server process anew when it has ended.
 
     Args:
         envs: target and arguments of the env classes that are worth importing before the fork.
-        gpus: as in PoolConfig; what is imported sees those variables that worker 0 does.
+        gpus: as in PoolConfig; imports see the environment variables of worker 0.
         python: the workers' interpreter; None = the launcher's.
         timeout: seconds that importing may take.
         say: given one line when something cannot be imported before the fork, or the process is replaced.
@@ -66,11 +66,11 @@ class ForkServer:
     def fork(
         self, inherited: Sequence[int], output: int, environment: Mapping[str, str]
     ) -> tuple[ForkedProcess, int, tuple[int, ...]]:
-        """Fork a worker: the process, its pidfd, and what the descriptors ``inherited`` are called in it.
+        """Fork a worker. Returns the process, its pidfd, and the numbers that the descriptors ``inherited`` have in it.
 
         Args:
-            inherited: the first is its end of the socket.
-            output: descriptor that it prints to.
+            inherited: the first is the worker's end of the socket.
+            output: descriptor that the worker prints to.
 
         Raises:
             WorkerDiedError, WorkerHungError: the server cannot serve, or the kernel gives no process.
@@ -87,7 +87,7 @@ class ForkServer:
         raise self._failed()
 
     def _serves(self) -> bool:
-        """Whether it does, after waiting for its first message if that has not come."""
+        """Whether the server serves. Waits for its first message if that has not come."""
         server = self._process
         if server.serving is None:
             server.await_serving(self._timeout)
@@ -106,7 +106,7 @@ class ForkServer:
         return WorkerDiedError(what, remedy, tail(self._log))
 
     def close(self) -> None:
-        """End it; workers that it still has end with it."""
+        """End the server; workers that it still has end with it."""
         self._process.end()
 
 
@@ -133,7 +133,7 @@ class ServerProcess:
 
     def has_ended(self) -> bool:
         if self._process.poll() is not None:
-            while self._receive(ANSWER_S, "after its end") is not None:  # what it has said before
+            while self._receive(ANSWER_S, "after its end") is not None:  # what it sent before its end
                 pass
         return bool(self.fate)
 
@@ -145,7 +145,8 @@ class ServerProcess:
     def fork(
         self, fds: Sequence[int], environment: Mapping[str, str | None]
     ) -> tuple[ForkedProcess, int, tuple[int, ...]] | None:
-        """As :meth:`ForkServer.fork`, with the output last among ``fds``; None if it ends meanwhile."""
+        """Fork as :meth:`ForkServer.fork` does, with the output last among ``fds``; None if the server ends
+        meanwhile."""
         self._requests += 1
         self._socket.settimeout(ANSWER_S)
         try:
@@ -165,16 +166,15 @@ class ServerProcess:
         return None
 
     def code_of(self, pid: int) -> int | None:
-        """Return code of a worker that has ended; None if the server has ended too, and nobody knows."""
+        """Return code of a worker that has ended; None if the server has ended too, as nobody knows it then."""
         while pid not in self._codes and self._receive(ANSWER_S, "when asked how a worker ended") is not None:
             pass
         return self._codes.pop(pid, None)
 
     def _receive(self, timeout: float, when: str) -> tuple[Any, list[int]] | None:
-        """The next message with its descriptors; None if the server has ended, or was now, as it did not answer.
-
-        It may be the answer to an earlier request, if a signal's exception came while that was waited for; the worker
-        ends by itself, since nobody holds the other end of its socket."""
+        """The next message with its descriptors; None if the server has ended. Ends a server that does not answer. The
+        message may answer an earlier request, if a signal's exception came during the wait for it. The worker of that
+        request ends by itself, since nobody holds the other end of its socket."""
         if self.fate:
             return None
         self._socket.settimeout(timeout)
@@ -200,14 +200,14 @@ class ServerProcess:
         self.fate, self.hung = fate, True
 
     def _bury(self) -> None:
-        """Its end of the socket is closed: it has ended, or is about to."""
+        """Reap the process. Its end of the socket is closed: it has ended, or is about to."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ANSWER_S)
         self.end()
         self.fate = f"the fork server (pid {self.pid}) {how_it_ended(self._process.wait())}"
 
     def end(self) -> None:
-        """Kill it, unless it has ended; there is nothing that it would have to close."""
+        """Kill the process unless it has ended; it has nothing to close."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -215,9 +215,9 @@ class ServerProcess:
 
 
 class ForkedProcess:
-    """A forked worker, with what the pool uses of :class:`subprocess.Popen`.
+    """A forked worker, with the part of :class:`subprocess.Popen` that the pool uses.
 
-    ``orphaned`` says what has become of the server when the worker ended with it, and its own status is not known.
+    ``orphaned`` says how the server ended, if the worker ended with it and its own status is not known.
     """
 
     def __init__(self, server: ServerProcess, pid: int, pidfd: int) -> None:

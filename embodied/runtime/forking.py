@@ -1,9 +1,9 @@
-"""The fork server from the inside: a process that imports what is slow once, and forks env workers that have it.
+"""The process of the fork server: imports slow modules once, and forks env workers that have them.
 
 Started by :mod:`embodied.runtime.fork_server` through :mod:`embodied.runtime.start_worker`. It has one thread and no
-simulator, GL context or open device, so that nothing of its state is broken in a fork: what it imports is looked at
-after each step, and if a thread or a device has come with it, the process begins anew without that step
-(an import cannot be undone) and workers import it for themselves.
+simulator, GL context or open device, so that a fork breaks nothing of its state. Imports are checked after each step.
+If a thread or a device has come with a step, the process begins anew without it (an import cannot be undone), and
+workers import it for themselves.
 
 It imports nothing but the standard library by itself: numpy is a step like the others.
 """
@@ -38,33 +38,33 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Hello:
-    """What the server is told at its start, in a memfd, so that it can read it again when it begins anew."""
+    """Set-up of the server. It comes in a memfd, so that the server can read it again when it begins anew."""
 
     envs: tuple[tuple[str, Mapping[str, Any]], ...]  # target and arguments of each env class
     sys_path: tuple[str, ...]  # as in embodied.runtime.messages.WorkerSetup
 
 
 class Serving(NamedTuple):
-    """Its first message."""
+    """First message of the server."""
 
     imported: tuple[str, ...]  # the steps that workers inherit
-    refused: str  # why there are not more; empty = there are
+    refused: str  # why other steps were left out; empty if none was
 
 
 class Request(NamedTuple):
-    """Fork a worker. With it come its end of the socket, what else it inherits, and last its log."""
+    """Asks for a worker. With it come the worker's end of the socket, what else it inherits, and last its log."""
 
-    number: int  # the answer has the same
+    number: int  # the answer has the same number
     environment: Mapping[str, str | None]  # what differs from the server's at its start; None = not set
 
 
 class Forked(NamedTuple):
-    """The answer. With it comes a pidfd, which stays right when the pid is given to another process."""
+    """Answers a :class:`Request`. With it comes a pidfd, which stays right when another process gets the pid."""
 
     number: int
     pid: int
-    fds: tuple[int, ...]  # what the descriptors of the request are called in the worker
-    error: str = ""  # the kernel's, if there is no worker
+    fds: tuple[int, ...]  # numbers of the request's descriptors in the worker
+    error: str = ""  # the kernel's error, if there is no worker
 
 
 class Ended(NamedTuple):
@@ -75,19 +75,20 @@ class Ended(NamedTuple):
 
 
 def main() -> None:
-    """Returns in each worker, with ``sys.argv`` as a fresh interpreter would have it; the server itself never does."""
+    """Serve. Returns in each worker, with ``sys.argv`` as a fresh interpreter would have it; never in the server
+    itself."""
     control = socket.socket(fileno=int(sys.argv[2]))
     _end_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the launcher asks a hung server where it stands
-    for stop in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole process group, and the launcher's to handle
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the whole process group often gets them; the launcher handles them
         signal.signal(stop, signal.SIG_IGN)
     limit, refused = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (None, "")
     imported = _import_all(_hello(int(sys.argv[3])), limit)
     os.close(int(sys.argv[3]))
     gc.collect()
     gc.freeze()  # a collection in a worker would write to, and so copy, every page that it has inherited
-    ctypes.CDLL(None).fflush(None)  # what C libraries have printed and not written yet would come from each worker
+    ctypes.CDLL(None).fflush(None)  # else each worker would print what C libraries still buffer
     try:
         control.send(pickle.dumps(Serving(imported, refused)))
         launcher_end = _serve(control)
@@ -106,7 +107,7 @@ def _hello(fd: int) -> Hello:
 
 
 def _import_all(hello: Hello, limit: int | None) -> tuple[str, ...]:
-    """The steps that were made; begins anew with fewer if one of them left something that a fork would break."""
+    """Make the import steps, and return them. Begins anew with fewer if one left something that a fork would break."""
     sys.path += [folder for folder in hello.sys_path if folder not in sys.path]
     done: list[str] = []
     for name, act in [*_steps(hello)][:limit]:
@@ -129,7 +130,7 @@ def _steps(hello: Hello) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
-    """The module of an env's class, and what the env offers to import (:class:`embodied.protocols.Preloads`)."""
+    """Import the module of an env's class, and what the env offers to import (:class:`embodied.protocols.Preloads`)."""
     from embodied.targets import load_target
 
     make = load_target(target, "env._target_")
@@ -138,11 +139,11 @@ def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def hazards() -> str:
-    """What this process has that a fork of it would find broken; empty if nothing."""
+    """What a fork of this process would find broken; empty if nothing."""
     found = []
     threads = _threads()
     if threads:
-        time.sleep(ENDING_S)  # those that were only for the import may be about to end
+        time.sleep(ENDING_S)  # threads that only the import needed may be about to end
         threads = _threads()
     if threads:
         found.append(f"{len(threads)} threads ({', '.join(threads)})")
@@ -156,7 +157,7 @@ def _threads() -> list[str]:
     """Names of the threads beside the main one."""
     names = []
     for task in set(os.listdir("/proc/self/task")) - {str(os.getpid())}:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the thread has just ended
             names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
     return sorted(names)
 
@@ -164,7 +165,7 @@ def _threads() -> list[str]:
 def _link(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # the one that listed them
+    except OSError:  # it is the descriptor that listed them
         return ""
 
 
@@ -181,7 +182,7 @@ def _begin_anew(limit: int, refused: str) -> NoReturn:
 
 
 def _serve(control: socket.socket) -> int:
-    """Fork and reap until the launcher is gone. Returns in each worker: its end of the socket."""
+    """Fork and reap until the launcher is gone. Returns only in workers, each with its end of the socket."""
     children: dict[int, int] = {}  # pidfd → pid
     server = os.getpid()
     poll = select.poll()
@@ -212,7 +213,7 @@ def _serve(control: socket.socket) -> int:
 
 
 def _fork(control: socket.socket, number: int, fds: Sequence[int]) -> tuple[int, int]:
-    """``(pid, pidfd)``; pid 0 in the child, and −1 if the kernel refused."""
+    """Fork a worker. Returns ``(pid, pidfd)``; pid is 0 in the child, and −1 if the kernel refused."""
     try:
         pid = os.fork()
     except OSError as error:
@@ -229,7 +230,7 @@ def _fork(control: socket.socket, number: int, fds: Sequence[int]) -> tuple[int,
 
 
 def _become_worker(request: Request, log: int) -> None:
-    """In the child: write to its own log, see its own environment."""
+    """In the child: switch to its own log and its own environment."""
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -1,6 +1,6 @@
 """The rare messages between launcher and env worker, over a Unix socket: set-up, facts, tracebacks, names of videos.
 
-What is said at each chunk goes over :mod:`embodied.runtime.channel` instead. The types live in a module of their own so
+The messages of each chunk go over :mod:`embodied.runtime.channel` instead. The types live in a module of their own so
 that both ends import them under one name.
 """
 
@@ -34,7 +34,7 @@ class WorkerSetup:
     info_on_video: bool
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
     cores: tuple[int, ...] = ()  # to run on; empty = any
-    expert: ExpertJob | None = None  # the env's expert acts, and not a policy
+    expert: ExpertJob | None = None  # the env's expert acts in place of a policy
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Ready:
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """One pickled message, length first. For rare things only: set-up, facts, tracebacks, names of videos."""
+    """Send one pickled message, length first. For rare messages only: set-up, facts, tracebacks, names of videos."""
     data = pickle.dumps(message)
     connection.sendall(len(data).to_bytes(8, "little") + data)
 
 
 def receive(connection: socket.socket) -> Any:
-    """The next message. Raises :class:`EOFError` when the other end is closed."""
+    """Receive the next message. Raises :class:`EOFError` when the other end is closed."""
     size = int.from_bytes(_receive_exactly(connection, 8), "little")
     return pickle.loads(_receive_exactly(connection, size))
 

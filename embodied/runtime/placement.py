@@ -107,8 +107,8 @@ def worker_environment(worker: int, gpus: Sequence[int], python: str | None) -> 
 
 @cache
 def egl_indices() -> dict[int, int]:
-    """Returns EGL's index of each GPU; empty where EGL or the attribute is missing. It asks in another process, since a
-    GL library stays once it is loaded."""
+    """Returns EGL's index of each GPU; empty where EGL or the attribute is missing. EGL is asked in another process,
+    since a GL library stays loaded."""
     try:
         done = subprocess.run([sys.executable, "-c", _ASK_EGL], capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -127,8 +127,8 @@ def parse_egl(lines: str) -> dict[int, int]:
 
 
 def cores_of(worker: int, workers: int, nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the cores of a pinned worker: an equal part of those of one NUMA node where there are enough, else one
-    core, which it may share with other workers.
+    """Returns the cores of a pinned worker: an equal part of one NUMA node's where there are enough, else one core,
+    which it may share with other workers.
 
     Args:
         nodes: the cores of each node that may be used.

@@ -13,7 +13,7 @@ from embodied.types import EnvSpec, Episode, Noise, Start
 
 ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
 ROUND_SEEDS = 2**25  # between the seeds of two sampling rounds: a refill has scenes of its own
-EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here: a scene drawn from one is none that was trained on
+EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here: training draws no scene from them
 
 
 def train_plan(
@@ -29,15 +29,15 @@ def train_plan(
 ) -> list[Episode]:
     """Episodes of one training iteration, a group's episodes next to each other.
 
-    Starts are drawn without replacement: each (task, initial state) pair comes once before any comes twice, in an order
-    that ``seed`` shuffles anew each time all have been used.
+    Starts are drawn without replacement: each (task, initial state) pair comes once before any comes twice. ``seed``
+    shuffles their order anew each time all have been used.
 
     Args:
         episodes: how many; a multiple of ``group_size``.
         shared_start: the episodes of a group share one start (what group-relative advantages need).
         env_seed: added to the seed of each start.
-        sampling_round: above 0 for refills (``algorithm.dynamic_sampling``), which have an order of starts and ids of
-            their own, so that how many were needed changes nothing of later iterations.
+        sampling_round: above 0 for refills (``algorithm.dynamic_sampling``). Refills have their own order of starts and
+            their own ids, so their number changes nothing of later iterations.
 
     >>> from embodied.types import DiscreteAction
     >>> spec = EnvSpec({}, (), DiscreteAction(2), ("push", "pull"), (3, 3), 10, 20.0)
@@ -70,15 +70,17 @@ def _starts(
 
 @lru_cache(maxsize=4)
 def _shuffled(count: int, seed: int, epoch: int, sampling_round: int) -> np.ndarray:
-    """int64 [count]; kept, because a benchmark of a million starts is shuffled once an epoch and not once a start."""
+    """A shuffled order, int64 [count]. Cached: a benchmark of a million starts is shuffled once an epoch, not once a
+    start."""
     return generator(seed, Stream.TRAIN_STARTS, epoch, sampling_round).permutation(count)
 
 
 def eval_plan(
     spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0, fixed_states: bool = True, seed: int = 0
 ) -> list[Episode]:
-    """``episodes_per_task`` episodes of every task: over its first initial states (again from the first if there are
-    fewer), or with ``fixed_states=False`` over states that ``seed`` draws. Their seeds begin at :data:`EVAL_SEEDS`."""
+    """Plan ``episodes_per_task`` episodes of every task. They start from its first initial states (again from the first
+    if there are fewer), or with ``fixed_states=False`` from states that ``seed`` draws. Their seeds begin at
+    :data:`EVAL_SEEDS`."""
     plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
         drawn = generator(seed, Stream.EVAL_STARTS, task).integers(states, size=episodes_per_task)

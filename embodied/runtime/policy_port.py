@@ -1,4 +1,4 @@
-"""The policy port: who answers the observations that wait in rows of the slab.
+"""The policy port: answers the observations that wait in rows of the slab.
 
     rollout ── submit(requests) ──▶ │ PolicyPort │ reads the observation of each row
     rollout ◀── poll() ──────────── │            │ writes the decision into the same row
@@ -30,7 +30,7 @@ from embodied.types import Decision, EnvSpec, Sampling
 
 @dataclass(frozen=True)
 class Request:
-    """An observation that waits for a decision. Who asks is no part of what is decided: equal (episode, t) and equal
+    """An observation that waits for a decision. The decision does not depend on who asks: equal (episode, t) and equal
     observations are answered alike, whichever slot and row they stand in."""
 
     slot: int
@@ -45,7 +45,7 @@ class Draw:
 
     sampling: Sampling
     seed: int
-    stream: Stream  # with the seed, the episode and t the key of a decision's noise
+    stream: Stream  # seed, stream, episode and t key a decision's noise
 
 
 class PolicyPort(Protocol):
@@ -60,7 +60,7 @@ class PolicyPort(Protocol):
     """
 
     def begin(self, draw: Draw) -> None:
-        """A rollout starts: weights, instructions and sampling are those of now. Nothing is pending."""
+        """Begin a rollout with the present weights, instructions and sampling. Nothing is pending."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -68,7 +68,7 @@ class PolicyPort(Protocol):
         ...
 
     def poll(self) -> list[Request]:
-        """Work for a while; the requests that are answered since the last call. Returns at once if nothing is
+        """Work for a while; return the requests that were answered since the last call. Returns at once if nothing is
         pending. A port whose work is done elsewhere waits here for an answer, for some milliseconds at most: the
         rollout looks after the envs and asks again."""
         ...
@@ -79,12 +79,12 @@ class PolicyPort(Protocol):
 
     @property
     def pending(self) -> int:
-        """Requests that are not answered."""
+        """Number of requests that are not answered."""
         ...
 
     def value(self, requests: Sequence[Request]) -> None:
-        """Write the ``value`` of the observations of these rows, and nothing else, into the rows. In full batches whose
-        order is that of ``requests``; returns when all are written."""
+        """Write the ``value`` of the observations of these rows, and nothing else, into the rows. Works in full
+        batches, in the order of ``requests``; returns when all are written."""
         ...
 
 
@@ -92,7 +92,7 @@ class OnePass:
     """A policy of this process that answers a batch in one call of :meth:`embodied.protocols.Policy.act`.
 
     Args:
-        env: whose instructions the policy is bound to when a rollout begins.
+        env: the policy is bound to its instructions when a rollout begins.
         batch: most rows of one call.
         fixed_shape: shorter batches are filled up by repeating a row, so that a record's numbers do not depend on how
             many others were ready with it.

@@ -1,8 +1,8 @@
 """The pool of env workers: sends commands, and waits for {done, death, deadline} in one epoll.
 
-A worker that dies is known within milliseconds (pidfd); one that does not answer within the deadline of what it is
-doing is asked for its stack (SIGUSR1) and killed. Either way its slots are reported as lost and a fresh worker is
-started in its place. Nothing waits for it: it reports when it is ready, like any other event.
+A worker that dies is known within milliseconds (pidfd). One that misses the deadline of its phase is asked for its
+stack (SIGUSR1) and killed. Either way its slots are reported as lost and a fresh worker is started in its place.
+Nothing waits for the new worker: it reports when it is ready, like any other event.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pool:
         self._by_fd: dict[int, WorkerProcess] = {}
         self._by_slot: dict[int, WorkerProcess] = {}
         self._to_wake: dict[int, WorkerProcess] = {}
-        self._quiet: dict[int, WorkerProcess] = {}  # those that may have answered without waking this process
+        self._quiet: dict[int, WorkerProcess] = {}  # may have answered without waking this process
         self._attempts = [0] * config.num_workers
         self._in_flight: set[int] = set()  # slots whose command is not answered
         self._starting = 0  # workers that do not serve yet
@@ -83,7 +83,7 @@ class Pool:
             self._poll(self._next_deadline())
 
     def _replace(self, worker: WorkerProcess) -> list[Event]:
-        """Bury a worker that has ended and start another; what it had done, and which slots are lost."""
+        """Release a worker that has ended and start another. Returns what it had done, and which slots are lost."""
         events: list[Event] = list(self._completed(worker))
         self._in_flight -= worker.pending.keys()
         self._starting -= worker.facts is None
@@ -109,7 +109,7 @@ class Pool:
 
     @property
     def facts(self) -> list[WorkerFacts]:
-        """What the workers that serve found when they started."""
+        """Facts that the serving workers found at their start."""
         return [worker.facts for worker in self._in_order if worker.facts is not None]
 
     @property
@@ -177,8 +177,8 @@ class Pool:
         self._to_wake.clear()
 
     def recv(self, min_ready: int, timeout: float | None = None) -> list[Event]:
-        """Wait until ``min_ready`` slots have completed, or a slot was lost or came back, or ``timeout`` seconds have
-        passed, or nothing is left to wait for; return all that has happened."""
+        """Wait until ``min_ready`` slots have completed, a slot was lost or came back, ``timeout`` seconds have passed,
+        or nothing is left to wait for. Returns all that has happened."""
         self.flush()
         events: list[Event] = []
         until = float("inf") if timeout is None else time.monotonic() + timeout
@@ -197,8 +197,8 @@ class Pool:
         return bool(self._in_flight) or self._starting > 0
 
     def _ask_for(self, missing: int) -> bool:
-        """Tell the workers that this process waits for so many answers, and is to be woken once one of them has its
-        part of these: before that there cannot be enough. Returns whether some have it by now."""
+        """Tell the workers how many answers this process waits for. It is to be woken once one worker has its part of
+        these: before that there cannot be enough. Returns whether some worker has its part by now."""
         if missing == 1 and not self._quiet:
             return False
         busy = [worker for worker in self._workers.values() if worker.pending]
@@ -214,8 +214,8 @@ class Pool:
 
     @property
     def _next_look(self) -> float:
-        """Monotonic time of the next look for answers that nobody has been woken for: their worker may be in a phase
-        that has a shorter deadline than the one that it was last known in."""
+        """Monotonic time of the next look for answers that woke nobody. Their worker may have gone on to a phase with a
+        shorter deadline than its last known one."""
         return time.monotonic() + self._config.deadlines.shortest if self._quiet else float("inf")
 
     def _poll(self, wait: float) -> list[Event]:
@@ -234,7 +234,7 @@ class Pool:
             events += self._completed(worker)
             if not worker.channel.completions.withheld:
                 del self._quiet[worker.index]
-        for worker in dead:  # only now: their file descriptors may be given to those that take their places
+        for worker in dead:  # only now: their successors may get the same file descriptors
             events += self._replace(worker)
         self._press_the_overdue()
         return events
@@ -250,7 +250,7 @@ class Pool:
         self._look_at = min([*deadlines, self._next_look])
 
     def _heard(self, worker: WorkerProcess) -> list[Event]:
-        """Its first message, or nothing more will come: its last is read when it is buried."""
+        """Read the worker's first message; its last one is read after its end."""
         fd = worker.socket.fileno()
         self._epoll.unregister(fd)
         del self._by_fd[fd]
@@ -273,8 +273,8 @@ class Pool:
         return completions  # type: ignore[return-value]
 
     def _next_deadline(self) -> float:
-        """Seconds until a deadline may pass. Those of answered commands count until they have been looked at once, so
-        that nobody looks at every worker for every message."""
+        """Seconds until a deadline may pass. The deadline of an answered command counts until it has been looked at
+        once. This saves a look at every worker for every message."""
         return max(0.0, self._look_at - time.monotonic())
 
     # -- ending ------------------------------------------------------------------------------------------------------
@@ -300,8 +300,8 @@ class Pool:
 
 
 def slots_of(worker: int, config: PoolConfig) -> tuple[int, ...]:
-    """The slots that a worker hosts. Neighbouring slots lie on different workers, so that each has some of any first
-    part of them; those of a batch lie together, so that half of the workers are one of two stages."""
+    """The slots that a worker hosts. Neighbouring slots lie on different workers, so that each worker has some of any
+    first part of the slots. Those of a batch lie together, so that half of the workers make one of two stages."""
     slots, workers = config.num_slots, config.num_workers
     if config.batch:
         return tuple(range(worker * slots // workers, (worker + 1) * slots // workers))
@@ -309,6 +309,6 @@ def slots_of(worker: int, config: PoolConfig) -> tuple[int, ...]:
 
 
 def num_workers(requested: int | None, num_slots: int, ranks: int = 1) -> int:
-    """Worker processes for ``num_slots`` slots: as many as were asked for, else one a slot but at most one a core, of
-    which each of the machine's ``ranks`` has its part."""
+    """Worker processes for ``num_slots`` slots: as many as were asked for, else one a slot but at most one a core. Each
+    of the machine's ``ranks`` has its part of the cores."""
     return min(num_slots, requested or max(1, (os.cpu_count() or 1) // ranks))

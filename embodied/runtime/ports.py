@@ -85,7 +85,7 @@ class EnvPort(Protocol):
         ...
 
     def group_of(self, slot: int) -> int:
-        """A number that slots share if they wait for each other, so that they are best given their commands one after
+        """A number that slots share if they wait for each other. Such slots are best given their commands one after
         another."""
         ...
 
@@ -102,8 +102,8 @@ class EnvPort(Protocol):
         ...
 
     def recv(self, min_ready: int, timeout: float | None = None) -> Sequence[Event]:
-        """Wait until ``min_ready`` slots have completed, or a slot was lost or came back, or ``timeout`` seconds have
-        passed, or nothing is left to wait for; return all that has happened since the last call.
+        """Wait until ``min_ready`` slots have completed, a slot was lost or came back, ``timeout`` seconds have passed,
+        or nothing is left to wait for. Returns all that has happened since the last call.
 
         Raises:
             EmbodiedError: an error that the env explains, or a worker that failed too often in a row.
@@ -120,6 +120,6 @@ class EnvPort(Protocol):
         ``lost.suspects`` is not 0.
 
         Raises:
-            EmbodiedError: ``lost.error``, if that is too often: the episode is then at fault and not the moment.
+            EmbodiedError: ``lost.error``, if that is too often: then the episode is at fault, not chance.
         """
         ...

@@ -41,13 +41,13 @@ class Deadlines:
 
     @property
     def shortest(self) -> float:
-        """Of a worker that serves."""
+        """Seconds of the shortest deadline of a worker that serves."""
         return min(self.reset, self.step)
 
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """How to start a pool. ``env_kwargs`` are those of the env's class; each slot gets an instance of its own."""
+    """How to start a pool. ``env_kwargs`` are arguments of the env's class; each slot gets an instance of its own."""
 
     num_slots: int
     num_workers: int
@@ -59,20 +59,20 @@ class PoolConfig:
     info_on_video: bool = True
     env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
     rollout_channel: tuple[str, str, int] = ("embodied", "action_buffer", 0)
-    max_restarts: int = 0  # of one worker in a row, without a finished episode in between
+    max_restarts: int = 0  # restarts of one worker in a row, without a finished episode in between
     python: str | None = None  # the workers' interpreter; None = the launcher's
-    pin: bool = False  # each worker to cores of its own
-    gpus: tuple[int, ...] = ()  # that the workers render on, in turn
+    pin: bool = False  # pin each worker to cores of its own
+    gpus: tuple[int, ...] = ()  # the workers render on these in turn
     batch: bool = False  # the env hosts all slots of a worker (:class:`embodied.protocols.Batched`)
-    rank: int = 0  # among the processes of this machine that have a pool each, of which there are `ranks`
+    rank: int = 0  # number of this process among the `ranks` of this machine that have a pool each
     ranks: int = 1
-    server: ForkServer | None = None  # that forks the workers; None = each starts as an interpreter of its own
-    expert: ExpertJob | None = None  # slots take EXPERT in the place of STEP; without a batch
+    server: ForkServer | None = None  # forks the workers; None = each starts as an interpreter of its own
+    expert: ExpertJob | None = None  # slots take EXPERT instead of STEP; only without a batch
 
 
 @dataclass
 class WorkerProcess:
-    """A worker's process with what connects it to the launcher. ``facts`` are set once it serves."""
+    """A worker's process and its connections to the launcher. ``facts`` are set once it serves."""
 
     index: int
     slots: tuple[int, ...]
@@ -82,19 +82,19 @@ class WorkerProcess:
     channel: Channel
     log: Path
     since: float  # monotonic time at which its present phase began
-    told: float = 0.0  # … and at which it was given a command last
+    told: float = 0.0  # monotonic time at which it was last given a command
     facts: WorkerFacts | None = None
     batch: bool = False  # its slots are stepped together, in rounds (:mod:`embodied.runtime.batch`)
     pending: dict[int, Command] = field(default_factory=dict)  # by slot, not yet answered, oldest first
-    resets: int = 0  # of these
+    resets: int = 0  # number of RESETs in pending
     in_episode: set[int] = field(default_factory=set)  # slots that were reset and whose episode has not ended
-    words: Ready | None = None  # why it ends, in its own words
+    words: Ready | None = None  # its own message about why it ends
     overdue: str | None = None  # the phase that took too long
     killed: bool = False
 
     @property
     def fds(self) -> tuple[int, int, int]:
-        """What to wait on: its death, its completions, and its first or last message."""
+        """File descriptors to wait on: its death, its completions, and its first or last message."""
         return self.pidfd, self.channel.handles.done_fd, self.socket.fileno()
 
     @property
@@ -109,20 +109,20 @@ class WorkerProcess:
 
     @property
     def waits(self) -> bool:
-        """Whether a batch has nothing that it can do: some slot in the middle of its episode has no command."""
+        """Whether a batch can do nothing: some slot in the middle of its episode has no command."""
         return self.batch and not self.resets and len(self.pending) < len(self.in_episode)
 
     @property
     def moving(self) -> Collection[int]:
-        """Slots whose command it will answer whatever else it is told or not. While a batch resets some of its slots,
-        nobody here knows whether the steps of the others go along."""
+        """Slots whose command it will answer, whatever else it is told. While a batch resets some of its slots, the
+        launcher does not know whether the steps of the others are executed with them."""
         if self.batch and self.resets:
             return [slot for slot, command in self.pending.items() if command.kind == Kind.RESET]
         return () if self.waits else self.pending.keys()
 
     @property
     def busy(self) -> Collection[int]:
-        """Slots that it may have been busy with when it failed: of a batch all that had a command."""
+        """Slots that it may have been busy with when it failed; in a batch all that had a command."""
         if self.batch:
             return () if self.waits else self.pending.keys()
         return [*self.pending][:1]
@@ -132,11 +132,12 @@ class WorkerProcess:
         self.pending[command.slot] = command
         self.resets += command.kind == Kind.RESET
         self.told = time.monotonic()
-        if len(self.pending) == 1 or (self.batch and not self.overdue):  # else its deadline is that of what it does
+        if len(self.pending) == 1 or (self.batch and not self.overdue):  # else the present deadline stays
             self.since = self.told
 
     def answered(self, done: Completion) -> None:
-        """Note a command that it has executed: what it does now began then, or later if it was told so later."""
+        """Note a command that it has executed. Its present phase began then, or when it was last told, if that is
+        later."""
         self.since = max(self.told, done.finished)
         del self.pending[done.slot]
         if done.kind == Kind.RESET:
@@ -146,13 +147,14 @@ class WorkerProcess:
             self.in_episode.discard(done.slot)
 
     def deadline(self, deadlines: Deadlines) -> float:
-        """Monotonic time at which something must be done about it."""
+        """Monotonic time at which something must be done about this worker."""
         if self.phase is None or self.killed:
             return float("inf")
         return self.since + deadlines.of(self.phase) + (STACK_S if self.overdue else 0.0)
 
     def press(self) -> None:
-        """Its deadline has passed: ask for its stack, and the next time kill it. Its death is then seen as usual."""
+        """Ask a worker whose deadline has passed for its stack; kill it the next time. Its death is then seen as
+        usual."""
         if self.overdue is None:
             self.overdue = self.phase
             self.process.send_signal(signal.SIGUSR1)
@@ -175,10 +177,10 @@ class WorkerProcess:
             return
         self.words = message
         if message.error is not None:
-            self.kill()  # it has said everything; what it would still close could hang
+            self.kill()  # it has reported everything, and closing could hang
 
     def error(self, deadlines: Deadlines) -> Exception:
-        """Why it ended, once it has."""
+        """The error that says why it ended, once it has."""
         self.listen()
         code = self.process.wait()
         if self.words is not None and self.words.error is not None:
@@ -191,7 +193,7 @@ class WorkerProcess:
         return _died(who, code, self.log, self.words.traceback if self.words else tail(self.log))
 
     def release(self) -> None:
-        """Close what connected it; the process has ended."""
+        """Close its connections; the process has ended."""
         self.socket.close()
         os.close(self.pidfd)
         self.channel.close()
@@ -223,7 +225,7 @@ def _hung(who: str, phase: str, limit: float, log: Path) -> WorkerError:
 
 
 def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], attempt: int) -> WorkerProcess:
-    """Start worker ``index`` and tell it its set-up; returns before it is ready. ``attempt`` 0 is the first."""
+    """Start worker ``index`` and send it its set-up; returns before it is ready. ``attempt`` 0 is the first."""
     ours, theirs = socket.socketpair()
     channel = _make_channel(config, index, len(slots))
     log = config.log_dir / (f"worker-{index:02d}.{attempt}.log" if attempt else f"worker-{index:02d}.log")
@@ -255,8 +257,8 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
 def _spawn(
     python: str | None, inherited: tuple[int, ...], output: int, environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen, int, tuple[int, ...]]:
-    """A worker as a fresh interpreter: the process, its pidfd, and what ``inherited`` is called in it (the same).
-    The first of ``inherited`` is its end of the socket."""
+    """Start a worker as a fresh interpreter. Returns the process, its pidfd, and the numbers that ``inherited`` have in
+    it (the same). The first of ``inherited`` is its end of the socket."""
     process = subprocess.Popen(
         [python or sys.executable, str(START), str(inherited[0])],
         stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=environment,
@@ -272,6 +274,6 @@ def _make_channel(config: PoolConfig, index: int, slots: int) -> Channel:
 
 
 def _cores(config: PoolConfig, index: int) -> tuple[int, ...]:
-    """Of a pinned worker, among those of all ranks of this machine."""
+    """Cores of a pinned worker, chosen among the workers of all ranks of this machine."""
     before = config.rank * config.num_workers
     return cores_of(before + index, config.ranks * config.num_workers, numa_nodes())

@@ -29,9 +29,9 @@ class Recorder:
 
     Args:
         port: its workers have an :class:`embodied.runtime.expert.ExpertJob`.
-        slab: with :func:`embodied.runtime.expert.expert_fields`, and one row a slot.
+        slab: has the fields of :func:`embodied.runtime.expert.expert_fields`, and one row a slot.
         max_steps: control steps of an attempt at most.
-        retry_safe: a lost attempt is redone; False: its loss ends the recording.
+        retry_safe: True: a lost attempt is redone; False: its loss ends the recording.
     """
 
     def __init__(self, port: EnvPort, slab: Slab, max_steps: int, retry_safe: bool = True) -> None:
@@ -40,10 +40,10 @@ class Recorder:
         self._running: dict[int, _Attempt] = {}  # by slot
         self._lost: deque[Task] = deque()  # to be redone, before any other
         self._exhausted = False  # there are no more tasks
-        self._failures: Counter[int] = Counter()  # of workers, by the attempt that they were busy with
+        self._failures: Counter[int] = Counter()  # failures of workers, by the attempt that they were busy with
 
     def results(self, tasks: Iterator[Task]) -> Iterator[tuple[int, Recording | None]]:
-        """``(attempt, what was recorded, or None if it failed)`` of every task, as they end.
+        """Yield ``(attempt, recording)`` of every task as it ends; the recording is None if the attempt failed.
 
         Raises:
             WorkerError: a worker failed too often in a row, or an attempt has ended too many workers.
@@ -51,7 +51,7 @@ class Recorder:
         self._start(tasks)
         while self._running or self._lost or not self._exhausted:
             ended = self._take(self._port.recv(1))
-            self._start(tasks)  # before the results are used, so that no slot waits for that
+            self._start(tasks)  # before the results are used, so that no slot waits for their use
             yield from ended
 
     def _start(self, tasks: Iterator[Task]) -> None:
@@ -107,7 +107,7 @@ class Recorder:
 
 
 class _Attempt:
-    """What an attempt has done so far: for each field of the slab parts of [steps, …]."""
+    """Steps of an attempt so far: for each field of the slab, parts of [steps, …]."""
 
     def __init__(self, task: Task, fields: Sequence[str]) -> None:
         self.task = task
@@ -115,7 +115,7 @@ class _Attempt:
         self._files: list[list[bytes]] = []  # [steps][C]
 
     def copy(self, slab: Slab, row: int, steps: int) -> None:
-        """Take the first ``steps`` control steps of a row."""
+        """Copy the first ``steps`` control steps of a row."""
         arrays = slab.arrays
         for name, parts in self._parts.items():
             parts.append(arrays[name][row, :steps].copy())
@@ -125,7 +125,7 @@ class _Attempt:
 
     @property
     def recording(self) -> Recording | None:
-        """The episode if it ended with success."""
+        """The episode, if it ended with success."""
         fields = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         actions, rewards, successes = (fields.pop(name) for name in ("actions", "rewards", "successes"))
         if not len(successes) or not successes[-1]:

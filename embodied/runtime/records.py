@@ -2,9 +2,9 @@
 
     episode ── lease(owner, version) ──▶ row ── records are written, trained on ──▶ keep(…), give_back(…) ──▶ free
 
-A lease says whose the row is and which weights acted. A row that was given back may be leased to another episode. Who
-still has the old lease is told so, instead of reading another episode's record. Back-pressure is by rows: without a
-free row no episode begins.
+A lease says whose the row is and which weights acted. A row that was given back may be leased to another episode. A
+user of the old lease then gets an error, instead of another episode's record. Back-pressure is by rows: without a free
+row no episode begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordStore:
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:
-        """The slab's, [R, …]."""
+        """The slab's arrays, [R, …]."""
         return self.slab.arrays
 
     @property
@@ -46,7 +46,7 @@ class RecordStore:
 
         Args:
             owner: id of the episode.
-            version: of the weights that act in it.
+            version: weight version that acts in it.
 
         Raises:
             LookupError: no row is free.

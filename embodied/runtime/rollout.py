@@ -44,7 +44,7 @@ SHARE_INTERVAL_S = 1.0
 
 @dataclass
 class BuiltTasks:
-    """Which tasks' simulators each slot has built, the latest last: building one costs as much as an episode."""
+    """Tasks whose simulators each slot has built, the latest last. Building one costs as much as an episode."""
 
     num_slots: int
     built: list[deque[int]] = field(init=False)
@@ -69,7 +69,7 @@ class BuiltTasks:
         return best
 
     def forget(self, slot: int) -> None:
-        """A new worker serves the slot."""
+        """Forget what the slot has built: a new worker serves it."""
         self.built[slot].clear()
 
 
@@ -77,7 +77,7 @@ class Rollout:
     """Runs plans of episodes on envs, with a policy. Between two calls it keeps only which tasks a slot has built.
 
     Args:
-        records: whose rows the episodes lease. Those of kept records stay leased until they are given back.
+        records: store whose rows the episodes lease. Rows of kept records stay leased until they are given back.
         chunk: K, actions of a record.
         trace: folder that gets a trace of each ``collect``, or None.
     """
@@ -171,7 +171,7 @@ class Rollout:
 
 
 class Run:
-    """The state of one ``collect``: which slots are idle, which work, which wait for the policy, which it answers."""
+    """State of one ``collect``: which slots are idle, which work, which wait for the policy, which it answers."""
 
     def __init__(
         self, envs: EnvPort, policy: PolicyPort, schedule: Schedule, built: BuiltTasks, episodes: Episodes,
@@ -198,7 +198,7 @@ class Run:
         return max(1, self._schedule.missing([*self._ready], self._moving, self._slots))
 
     def patience(self) -> float | None:
-        """Seconds to wait for them at most."""
+        """Most seconds to wait for completions."""
         return self._schedule.patience([*self._ready], self._waited)
 
     @property
@@ -228,7 +228,7 @@ class Run:
         self._envs.send(command, video)
 
     def take(self, events: Sequence[Event]) -> list[EpisodeResult]:
-        """Book what has happened; the episodes that ended."""
+        """Book what has happened. Returns the episodes that ended."""
         ended = []
         for event in events:
             if isinstance(event, Completion):
@@ -272,7 +272,7 @@ class Run:
             self._envs.blame(lost, episode.episode_id, self.episodes.in_vain(episode))
 
     def close(self) -> RolloutStats:
-        """All episodes have ended: what the run says of itself."""
+        """Return the counts and seconds of the run; all episodes have ended."""
         stats = self.episodes.stats
         stats.worker_restarts = self._envs.restarts - self._restarts
         stats.slot_s, stats.slot_idle_s = self.timeline.slot_s, self.timeline.idle_s
@@ -281,7 +281,7 @@ class Run:
     # -- policy ------------------------------------------------------------------------------------------------------
 
     def submit(self, due: Sequence[int]) -> None:
-        """Ask the policy for the slots that are due: those that wait for each other one after another."""
+        """Submit the slots that are due to the policy. Slots that wait for each other stand next to each other."""
         running = self.episodes.running
         for slot in due:
             del self._ready[slot]
@@ -303,7 +303,7 @@ class Run:
         self._envs.flush()  # before the policy goes on
 
     def value_final_observations(self) -> None:
-        """Let the policy say the value of each final observation: at the end, in full batches, so that no slot waits
-        for it. Which ones share a batch is a function of the plan."""
+        """Let the policy give the value of each final observation. This is done at the end, in full batches, so that no
+        slot waits for it. Which observations share a batch is a function of the plan."""
         finals = sorted((r for r in self.episodes.results if r.final_row >= 0), key=lambda r: r.episode.episode_id)
         self._policy.value([self.episodes.final_request(result) for result in finals])

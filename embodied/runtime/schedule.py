@@ -1,4 +1,4 @@
-"""When the policy answers which slots: lockstep, pipeline stages and ready-set are settings of one rule.
+"""Decides when the policy answers which slots: lockstep, pipeline stages and ready-set are settings of one rule.
 
 The rule looks at the slots whose observation waits for the policy (in the order in which they came) and at those whose
 simulator works. It changes no result, only who waits for whom:
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """When slots are due; who answers them in which batches is the policy's own (``OnePass``)."""
+    """Decides when slots are due. The policy itself forms the batches (``OnePass``)."""
 
     lockstep: bool
     min_batch: int
@@ -31,8 +31,8 @@ class Schedule:
 
         Args:
             ready: slots whose observation waits, in the order in which they came.
-            working: slots with a command in flight that needs no answer to others. Others run no episode, or wait in
-                a batch for those of ``ready``.
+            working: slots with a command in flight that will be done without answers to other slots. The rest run no
+                episode, or wait in a batch for those of ``ready``.
             waited: seconds since the first of ``ready`` came.
             num_slots: slots of the rollout, of which the stages are equal parts.
         """
@@ -45,8 +45,8 @@ class Schedule:
         return list(ready) if ready and (len(ready) >= floor or waited >= self.max_wait_s) else []
 
     def missing(self, ready: Sequence[int], working: Collection[int], num_slots: int) -> int:
-        """Completions to wait for before asking again: without them no slot becomes due, other than by waiting, and
-        for that the first must be known."""
+        """Completions to wait for before asking again. Without them no slot becomes due, except by ``max_wait_s``,
+        which counts from the first slot that waits."""
         if not self.lockstep and not ready and self.max_wait_s < float("inf"):
             return min(1, len(working))
         if not self.lockstep:
@@ -54,11 +54,12 @@ class Schedule:
         return min(Counter(self._stage(slot, num_slots) for slot in working).values(), default=0)
 
     def patience(self, ready: Sequence[int], waited: float) -> float | None:
-        """Seconds until the floor no longer counts; None where it always does."""
+        """Seconds until ``min_batch`` no longer counts; None where it always does."""
         if self.lockstep or not ready or self.max_wait_s == float("inf"):
             return None
         return max(0.0, self.max_wait_s - waited)
 
     def _stage(self, slot: int, num_slots: int) -> int:
-        """Neighbouring slots lie on different workers, so each worker has slots in every stage if it has enough."""
+        """Stage of a slot. Neighbouring slots lie on different workers, so each worker with enough slots has some in
+        every stage."""
         return min(slot, num_slots - 1) * self.stages // num_slots

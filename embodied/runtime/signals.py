@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: answered on the terminal at once, and raised only where nothing is half done."""
+"""Handles SIGTERM and Ctrl-C: answers on the terminal at once, and raises only where nothing is half done."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class StopSignal:
 
     @contextmanager
     def cut_short(self) -> Iterator[None]:
-        """Inside :meth:`hold`: a signal ends this block at once with :class:`Stopped`, which the caller suppresses. A
-        signal from before does not let the block begin."""
+        """Inside :meth:`hold`: let a signal end this block at once with :class:`Stopped`, which the caller suppresses.
+        After an earlier signal the block does not begin."""
         self._held = False
         try:
             if self.wanted:
@@ -105,8 +105,7 @@ class StopSignal:
             self._held = True
 
     def hold_from_now(self) -> None:
-        """Like a :meth:`hold` without end: from here on a signal is answered, and ends nothing but what may be
-        :meth:`cut_short`."""
+        """Hold without end: from here on a signal is answered, and ends only a block of :meth:`cut_short`."""
         self._held = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -117,7 +116,7 @@ class StopSignal:
         if self._interrupts > 1:
             raise KeyboardInterrupt
         if not self._held:
-            self._held = True  # nothing must interrupt what this one lets happen
+            self._held = True  # no later signal may interrupt the stop that begins here
             raise Stopped
 
     def _answer(self, name: str) -> None:
@@ -125,5 +124,5 @@ class StopSignal:
             f"{self._name}{name}: stopping within {self._timeout_s:g} s, or as soon as the pass in progress is done. "
             "What can be resumed exactly is saved. Ctrl-C again ends the run without saving."
         )
-        with suppress(OSError, ValueError):  # nobody can be told where standard error is closed
+        with suppress(OSError, ValueError):  # standard error may be closed
             print(text, file=sys.stderr, flush=True)

@@ -96,7 +96,7 @@ class Slab:
 
     @classmethod
     def attach(cls, fd: int, fields: Mapping[str, ArraySpec], rows: int) -> Slab:
-        """The same memory in another process, from an inherited file descriptor."""
+        """Attach to the same memory in another process, by an inherited file descriptor."""
         return cls(fd, fields, rows, populate=False)
 
     def views(self, names: Mapping[str, object], row: int) -> dict[str, np.ndarray]:

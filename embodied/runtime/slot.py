@@ -1,5 +1,5 @@
-"""What a worker keeps of the episode in an env slot: the rewards that count, its end, its video. The same for an env
-that hosts one slot and for one that hosts a batch of them."""
+"""State that a worker keeps of the episode in an env slot: the rewards that count, its end, its video. It is the same
+for an env that hosts one slot and for one that hosts a batch of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Slot:
     """The episode that runs in one env slot.
 
     Args:
-        reward: of its own; makes the recorded reward of the env's.
-        frame: a picture of the slot as it is, uint8 [H, W, 3].
+        reward: the slot's own; turns the env's reward into the recorded one.
+        frame: gives a picture of the slot as it is, uint8 [H, W, 3].
     """
 
     def __init__(self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool) -> None:
@@ -31,7 +31,7 @@ class Slot:
         self._ignore_terminations = False
 
     def begin(self, command: Command, video: str | None) -> None:
-        """The env has just been reset for ``command``."""
+        """Begin the episode of ``command``; the env has just been reset for it."""
         self.discard_video()
         self._reward.begin()
         self._steps, self._max_steps = 0, command.max_steps
@@ -43,13 +43,13 @@ class Slot:
             self._record(0.0, False)
 
     def begin_chunk(self, length: int) -> None:
-        """At most ``length`` control steps follow."""
+        """Begin a chunk of at most ``length`` control steps."""
         self._rewards = np.zeros(length, np.float32)
         self._done, self.video_s = 0, 0.0
         self._success = self._terminated = False
 
     def count(self, result: StepResult) -> bool:
-        """One control step has been made; whether the episode goes on."""
+        """Count one control step that has been made. Returns whether the episode goes on."""
         self._rewards[self._done] = reward = self._reward(result)
         self._done += 1
         self._steps += 1
@@ -61,7 +61,7 @@ class Slot:
 
     @property
     def result(self) -> ChunkResult:
-        """What the control steps since :meth:`begin_chunk` came to."""
+        """Result of the control steps since :meth:`begin_chunk`."""
         truncated = self._steps >= self._max_steps and not self._terminated
         return ChunkResult(self._rewards, self._done, self._terminated, truncated, self._success)
 
@@ -72,7 +72,7 @@ class Slot:
         self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
 
     def end(self) -> None:
-        """The episode is over: finish its video."""
+        """End the episode: finish its video."""
         if self._video is not None:
             started = time.perf_counter()
             self._video.close()
@@ -94,7 +94,7 @@ class WorkerRows:
 
     def __init__(self, slab: Slab, obs_fields: Mapping[str, object]) -> None:
         self._arrays, self._slab, self._obs_fields = slab.arrays, slab, obs_fields
-        self._views: dict[int, Obs] = {}  # row → where its observation goes; made once
+        self._views: dict[int, Obs] = {}  # row → views for its observation; made once
 
     def actions(self, row: int) -> np.ndarray:
         """The chunk to execute, as ``EnvSpec.action.field(K)`` says."""
@@ -108,7 +108,7 @@ class WorkerRows:
         return views
 
     def write(self, row: int, result: ChunkResult) -> None:
-        """What became of the row's chunk."""
+        """Write the result of the row's chunk."""
         arrays = self._arrays
         arrays["rewards"][row] = result.rewards
         arrays["num_steps"][row] = result.num_steps
@@ -118,12 +118,12 @@ class WorkerRows:
 
 
 def start_of(command: Command) -> Start:
-    """Where a RESET is to go."""
+    """The start that a RESET asks for."""
     return Start(command.task_id, command.init_state_id, command.seed)
 
 
 def wants_observation(command: Command, result: ChunkResult) -> bool:
-    """Whether a STEP's ``next_row`` is to get the observation after it: while the episode goes on, and of its end if
+    """Whether a STEP's ``next_row`` gets the observation after it: yes while the episode goes on, and at its end if
     that was asked for."""
     if result.truncated:
         return command.observe_truncated

@@ -1,5 +1,5 @@
-"""What an env worker's interpreter is given to run: ``PYTHON …/start_worker.py FD``; or that of a server which forks
-workers (:mod:`embodied.runtime.forking`): ``PYTHON …/start_worker.py --serve FD FD``.
+"""Starts an env worker: ``PYTHON …/start_worker.py FD``. With ``--serve FD FD`` it starts the server that forks workers
+(:mod:`embodied.runtime.forking`).
 
 It imports the launcher's own ``embodied``, from where this file lies, and nothing else of its environment: not
 its site-packages (another interpreter may have other versions), not what happens to lie in the current folder. The

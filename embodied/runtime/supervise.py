@@ -1,7 +1,7 @@
-"""How often workers may fail: each failure is said once, and too many in a row end the run.
+"""Limits how often workers may fail: each failure is reported once, and too many in a row end the run.
 
-A failure in a row is one after which that worker has finished no episode yet: a worker that dies now and then is
-replaced for as long as the run lasts, one that cannot work ends it soon.
+Failures are in a row if the worker finishes no episode between them. So a worker that dies now and then is replaced for
+as long as the run lasts, and one that cannot work soon ends the run.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from embodied.errors import WorkerError
 
-SAID_LINES = 12  # of a traceback or log; the whole is in the log
+SAID_LINES = 12  # shown lines of a traceback or log; the log has all of it
 
 
 class Supervisor:
     """Counts failures.
 
     Args:
-        max_restarts: of one worker in a row; the failure after that ends the run. 0: the first does.
+        max_restarts: restarts of one worker in a row; the failure after that ends the run. 0: the first does.
         say: given one paragraph a failure.
     """
 
@@ -31,11 +31,12 @@ class Supervisor:
         self._in_a_row[worker] = 0
 
     def failed(self, worker: int, error: Exception, served: bool, log: object) -> None:
-        """A worker has ended with ``error``. Returns if it may be replaced.
+        """Report that a worker has ended with ``error``. Returns if it may be replaced.
 
         Args:
-            served: it had started. Then an error that is explained (an EmbodiedError of the env) would come again on a
-                new worker; while a replacement starts it may be of the moment, such as a GPU without memory.
+            served: the worker had started. Then an error that is explained (an EmbodiedError of the env) would come
+                again on a new worker. While a replacement starts, such an error may be temporary, e.g. a GPU without
+                memory.
 
         Raises:
             Exception: ``error``, if it may not be replaced.
@@ -54,10 +55,10 @@ class Supervisor:
         )
 
     def episode_failed(self, error: Exception, episode: int, count: int, suspects: int) -> None:
-        """An episode that a worker was busy with when it failed has been started ``count`` times in vain.
+        """Report an episode that was started ``count`` times in vain: each time a worker that was busy with it failed.
 
         Args:
-            suspects: episodes that the worker was busy with, this among them: a batch is stepped as one.
+            suspects: number of episodes that the worker was busy with, this one included; a batch is stepped as one.
 
         Raises:
             Exception: ``error``, if that is too often.

@@ -1,4 +1,4 @@
-"""How the CPU threads of a computation wait for each other."""
+"""Sets how the CPU threads of a computation wait for each other."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def cores_are_shared() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # GNU's alone; others sleep at once
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # only GNU's reads it; others sleep at once

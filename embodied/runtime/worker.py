@@ -34,8 +34,8 @@ from embodied.targets import load_target
 from embodied.types import WorkerFacts
 
 TOGETHER_S = 0.0005
-"""Chunks that take less together are announced together: waking the launcher would cost more than they do, and a call
-of the policy takes longer."""
+"""Seconds. Chunks that take less in all are announced together: waking the launcher would cost more than they do, and a
+call of the policy takes longer."""
 
 
 class Singles:
@@ -47,8 +47,9 @@ class Singles:
         self._envs, self._rows, self._completions, self._next_video = envs, rows, completions, next_video
 
     def execute(self, commands: Sequence[Command | Completion]) -> None:
-        """One after another. What takes less than it costs to wake the launcher is announced together with the next, or
-        before an error of the next, which would else be blamed on the slot before."""
+        """Execute commands one after another. A command that takes less time than waking the launcher is announced with
+        the next one. If the next one raises, the announcement comes first: else the error would be blamed on the slot
+        before."""
         announced = time.monotonic()
         try:
             for command, following in zip(commands, [*commands[1:], None], strict=True):
@@ -158,7 +159,7 @@ class Worker:
         return receive(self._launcher)
 
     def serve(self) -> None:
-        """Until the launcher closes its end."""
+        """Serve commands until the launcher closes its end of the socket."""
         poll = select.poll()
         poll.register(self._channel.handles.go_fd, select.POLLIN)
         poll.register(self._launcher, 0)  # only hang-up: data on it is read when a RESET announces a video
@@ -167,7 +168,7 @@ class Worker:
             if self._launcher.fileno() in events:
                 return
             self._channel.commands.hush()
-            if commands := self._channel.commands.take():  # else it took them when it was woken before
+            if commands := self._channel.commands.take():  # empty if an earlier wake-up took them
                 self._host.execute(commands)
 
     def close(self) -> None:
@@ -188,7 +189,7 @@ def main() -> int:
     _end_with_launcher()
     faulthandler.enable()  # a crash in the simulator's native code leaves its stack in the worker's log
     faulthandler.register(signal.SIGUSR1)  # the launcher asks a hung worker where it stands
-    for stop in (signal.SIGINT, signal.SIGTERM):  # often sent to the whole process group, and the launcher's to handle
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the whole process group often gets them; the launcher handles them
         signal.signal(stop, signal.SIG_IGN)
     launcher = socket.socket(fileno=int(sys.argv[1]))
     worker = None

@@ -19,7 +19,7 @@ class FakeBatchEnv(FakeEnv):
         return FakeBatch([copy.copy(self) for _ in range(num_slots)])
 
     def advance(self, action: np.ndarray, active: bool) -> StepResult:
-        """A control step that takes no time; one that is not active drifts off."""
+        """Make a control step that takes no time; a point that is not active drifts off."""
         self._steps += 1
         if not active:
             return self._move(action + 0.5 if self._directions is None else action)
@@ -33,8 +33,9 @@ class FakeBatchEnv(FakeEnv):
 
 
 class FakeBatch:
-    """Slots that are not active are moved as well, as simulators do: one that is left behind in the middle of its
-    episode comes out of it elsewhere. A control step takes as long as the slowest active slot."""
+    """Slots of :class:`FakeBatchEnv` that move together. Slots that are not active move as well, as in simulators: one
+    that is left behind in the middle of its episode ends up elsewhere. A control step takes as long as the slowest
+    active slot."""
 
     def __init__(self, copies: Sequence[FakeBatchEnv]) -> None:
         self._copies = copies

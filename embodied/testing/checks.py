@@ -1,4 +1,4 @@
-"""For authors of a new env: does it keep the protocol's promises?"""
+"""The conformance checks for authors of envs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check_env(env: Env, steps: int = 5) -> None:
     """Drive every method of ``env``, and exactly the capabilities that its spec declares; compare with the spec.
 
     Checks: observations fill every field with the declared shape and dtype; equal starts and actions give equal
-    episodes (unless ``repeatable=False``); ``set_state(get_state())`` goes on exactly (unless ``restorable=False``; if
-    the env is not repeatable, it goes on at all); a frame is uint8 [H, W, 3]; an expert, if there is one, gives an
-    action.
+    episodes (unless ``repeatable=False``); ``set_state(get_state())`` goes on exactly (unless ``restorable=False``; of
+    an env that is not repeatable only that it goes on is checked); a frame is uint8 [H, W, 3]; an expert, if there is
+    one, gives an action.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -69,8 +69,8 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
     The comparisons are left out of an env with ``repeatable=False``, unless a tolerance says what may be expected.
 
     Args:
-        tolerance: by which rewards, and numbers of observations other than uint8, may differ (GPU simulators place the
-            copies in one space, so that each rounds in its own way); above 0 pictures are not compared.
+        tolerance: largest difference of rewards, and of numbers of observations other than uint8 (GPU simulators place
+            the copies in one space, so each rounds in its own way). Above 0 pictures are not compared.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -122,7 +122,7 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
 def _play_batch(
     batch: BatchEnv, spec: EnvSpec, actions: np.ndarray, slots: Sequence[int], num_slots: int
 ) -> dict[int, list[float]]:  # fmt: skip
-    """The same actions in some slots; rewards by slot."""
+    """Play the same actions in some slots. Returns rewards by slot."""
     active = np.zeros(num_slots, bool)
     active[list(slots)] = True
     rewards: dict[int, list[float]] = {slot: [] for slot in slots}
@@ -135,7 +135,7 @@ def _play_batch(
 
 
 def _observe_batch(batch: BatchEnv, spec: EnvSpec, num_slots: int) -> list[dict[str, np.ndarray]]:
-    """As :func:`_observe`, of all slots together and then of each alone."""
+    """Observe as :func:`_observe` does: all slots together, then each alone."""
 
     def over(value: int, slots: Sequence[int]) -> list[dict[str, np.ndarray]]:
         outs = [{name: np.full(f.shape, value, f.dtype) for name, f in spec.obs.items()} for _ in slots]
@@ -218,7 +218,7 @@ def _check_spec(spec: EnvSpec) -> None:
 
 
 def _observe(env: Env) -> dict[str, np.ndarray]:
-    """An observation into arrays that hold other values before, so that a field that is not written shows."""
+    """Observe into arrays that held other values before, so that a field that is not written shows."""
     zeros, ones = (_observe_over(env, value) for value in (0, 1))
     _check_written(env.spec, zeros, ones)
     if instructions.FIELD in zeros:
@@ -228,8 +228,8 @@ def _observe(env: Env) -> dict[str, np.ndarray]:
 
 
 def _check_written(spec: EnvSpec, zeros: dict[str, np.ndarray], ones: dict[str, np.ndarray], of: str = "") -> None:
-    """Compare two observations of one moment: into arrays of zeros, and of ones. Those of an env that is not repeatable
-    may differ; there a field is found to be missing if all of it stayed as it was."""
+    """Compare two observations of one moment: one into arrays of zeros, one into arrays of ones. Those of an env that
+    is not repeatable may differ: there a field counts as missing if all of it stayed as it was."""
     for name, field in spec.obs.items():
         what = f"observation '{name}'{of}: written by observe()"
         if spec.repeatable:
@@ -260,7 +260,7 @@ Seen = dict[str, np.ndarray]
 
 
 def _compare(spec: EnvSpec, when: str, rewards: tuple[Rewards, Rewards], seen: tuple[Seen, Seen]) -> None:
-    """Rewards and observation of two episodes that must be equal if the env is repeatable: got, and expected."""
+    """Compare rewards and observation (got, expected) of two episodes: they must be equal if the env is repeatable."""
     if not spec.repeatable:
         return
     _expect(rewards[0] == rewards[1], f"rewards {when}", str(rewards[0]), str(rewards[1]))

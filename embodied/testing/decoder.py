@@ -1,4 +1,4 @@
-"""A policy port whose answers take a while: what a decoder with lanes looks like from the rollout."""
+"""A policy port whose answers take a while: to the rollout it looks like a decoder with lanes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class _Lane:
 class DecoderPort:
     """Answers each request after 1 … ``longest`` polls, by another port.
 
-    How long a request takes is a function of (seed, episode, t), as the length of a text is: requests that were
-    submitted together are answered one after another, later ones overtake earlier ones, and what does not fit into the
-    lanes waits.
+    How long a request takes is a function of (seed, episode, t), like the length of a text. Requests that were
+    submitted together are answered one after another, later ones overtake earlier ones, and requests that do not fit
+    into the lanes wait.
 
     Args:
-        inner: decides; given one request at a time.
+        inner: makes the decisions, one request at a time.
         lanes: requests that are worked on at the same time.
         longest: most polls of a request.
     """

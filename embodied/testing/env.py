@@ -20,15 +20,15 @@ FAULTS = ("none", "exception", "kill", "hang", "prepare_exception")
 class FakeEnv:
     """A point that the first action dimensions move towards a goal; success when it is near enough.
 
-    The pictures show time and task in their pixels, the state is the point's offset from the goal (followed by zeros),
-    so a policy can learn the task and a test can tell every observation from every other.
+    The pictures show time and task in their pixels; the state is the point's offset from the goal (followed by zeros).
+    So a policy can learn the task, and a test can tell every observation from every other.
 
     Args:
         num_tasks: each has its own goal.
         size: pixels of a side; ``cameras`` pictures.
         pictures: False = observations have the state alone.
         sentences: observations have an ``instruction`` of their own, another for each start.
-        num_actions: one of so many directions a step; None = ``action_dim`` numbers.
+        num_actions: an action is one of so many directions; None = it is ``action_dim`` numbers.
         restorable: False = no state can be taken or put back.
         repeatable: False = the spec does not promise equal episodes (they are equal all the same).
         success_distance: the episode ends with success nearer than this (0 = never).
@@ -130,7 +130,7 @@ class FakeEnv:
         return picture
 
     def expert(self) -> Iterator[np.ndarray]:
-        """Straight to the goal, or in the direction that comes nearest to it."""
+        """Go straight to the goal, or in the offered direction that comes nearest to it."""
         while self._directions is not None:
             yield np.asarray((self._directions @ (self._goal - self._point)).argmax(), np.int32)
         while True:
@@ -155,6 +155,6 @@ class FakeEnv:
 
 
 def directions(count: int) -> np.ndarray:
-    """So many unit vectors, evenly around the circle: float64 [count, 2]."""
+    """Unit vectors, ``count`` of them, evenly around the circle: float64 [count, 2]."""
     angles = 2 * np.pi * np.arange(count) / count
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)

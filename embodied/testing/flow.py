@@ -22,7 +22,7 @@ class FlowPolicy(nn.Module):
     Args:
         levels: what ``algorithm.logprob_type`` may ask for. A ratio of a single number of one denoising step compares
             nothing that a user would call an action, so ``token_level`` is not offered unless it is named here.
-        sigma: deviation of the noise of a step, in units of half the action range.
+        sigma: standard deviation of the noise of a step, in units of half the action range.
     """
 
     low: Tensor
@@ -93,7 +93,7 @@ class FlowPolicy(nn.Module):
         return {"model": "flow", "parameters": str(sum(p.numel() for p in self.parameters()))}
 
     def _mean(self, obs: Mapping[str, Tensor], link: Tensor, step: int) -> Tensor:
-        """Of the next link, float32 [B, K, A]."""
+        """Mean of the next link, float32 [B, K, A]."""
         time = torch.zeros(len(link), self._steps, device=link.device)
         time[:, step] = 1.0
         state = obs["state"][:, : self._state_dim]

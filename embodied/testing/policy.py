@@ -26,7 +26,7 @@ from embodied.types import (
 
 
 def task_rows(texts: Sequence[str], tasks: Sequence[str], rows: int) -> Tensor:
-    """A row of an embedding for each text, int64 [B]: that of its task, or for another sentence one that it chooses."""
+    """Embedding row of each text, int64 [B]: that of its task; any other sentence has one that its checksum gives."""
     known = {text: row for row, text in reversed([*enumerate(tasks)])}
     return torch.tensor([known.get(text, zlib.crc32(text.encode()) % rows) for text in texts])
 
@@ -129,7 +129,7 @@ class FakePolicy(nn.Module):
         return Evaluation(chosen, entropy, value, logprobs if distribution else None)
 
     def _decode(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, T] → ``actions`` as in the spec, [B, K, A] or [B, K]."""
+        """Turn tokens [B, T] into ``actions`` as in the spec, [B, K, A] or [B, K]."""
         if self._num_actions is not None:
             return tokens.int()
         fraction = tokens.view(len(tokens), *self.spec.decision["actions"].shape) / (self._bins - 1)

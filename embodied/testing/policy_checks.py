@@ -27,7 +27,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     """
     policy.bind(env)
     layout = _check_spec(policy.spec)
-    random = torch.Generator().manual_seed(0)  # the same verdict every time
+    random = torch.Generator().manual_seed(0)  # the verdict is the same every time
     obs = _observations(policy, env, batch, random)
     noise, other = (_draw(policy.spec, batch, random) for _ in range(2))
     sampling = Sampling()
@@ -51,7 +51,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
 
 
 def _check_spec(spec: PolicySpec) -> Layout:
-    """What the runtime relies on in a spec."""
+    """Check what the runtime relies on in a spec."""
     layout = Layout(spec.elements, spec.num_action_chunks)
     for name in ("actions", "logprobs"):
         _expect(name in spec.decision, "PolicySpec.decision", f"no field '{name}'", f"a field '{name}'")
@@ -89,7 +89,7 @@ def _check_range(env: EnvSpec, spec: PolicySpec, actions: Tensor) -> None:
 
 
 def _check_noise(policy: Policy, obs: Mapping[str, Tensor], draws: tuple[Tensor, Tensor]) -> None:
-    """Sampling depends on the noise, the likeliest decision does not."""
+    """Check that sampling depends on the noise and that the likeliest decision does not."""
     for do_sample in (True, False):
         with torch.no_grad():
             first, second = (policy.act(obs, noise, Sampling(do_sample=do_sample)).fields["actions"] for noise in draws)
@@ -101,7 +101,7 @@ def _check_noise(policy: Policy, obs: Mapping[str, Tensor], draws: tuple[Tensor,
 
 
 def _check_new_sentence(policy: Policy, obs: Mapping[str, Tensor], noise: Tensor) -> None:
-    """An instruction that is in no task table is answered like any other."""
+    """Check that an instruction that is in no task table is answered like any other."""
     told = _encode(policy, ["a sentence that no task of the env has"] * len(noise))
     with torch.no_grad():
         fields = policy.act({**obs, **told}, noise, Sampling()).fields
@@ -125,7 +125,7 @@ def _check_evaluation(
 def _check_distribution(
     policy: Policy, records: Mapping[str, Tensor], sampling: Sampling, tolerance: float
 ) -> None:  # fmt: skip
-    """Probabilities of all choices add up to 1, and their entropy is the one that ``evaluate`` gives."""
+    """Check that probabilities of all choices add up to 1 and that their entropy is the one that ``evaluate`` gives."""
     with torch.no_grad():
         result = policy.evaluate(records, sampling, distribution=True)
     logp = result.distribution
@@ -142,7 +142,7 @@ def _check_distribution(
 
 
 def _check_encoded_actions(policy: Clonable, spec: PolicySpec, fields: Mapping[str, Tensor]) -> None:
-    """Actions of a decision → its fields, or others that stand for the same actions."""
+    """Check that the encoded actions of a decision are its fields, or others that stand for the same actions."""
     for name, found in policy.encode_actions(fields["actions"]).items():
         _expect(name in spec.decision, f"'{name}' of encode_actions()", "no field of a decision", "one of the spec's")
         declared = spec.decision[name]
@@ -180,7 +180,7 @@ def _encode(policy: Policy, texts: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _check_gradients(policy: Policy, result: Evaluation, layout: Layout, fields: Mapping[str, Tensor]) -> None:
-    """Of all that counts when every action was executed."""
+    """Check the gradients of all that counts when every action was executed."""
     batch = len(result.logprobs)
     lengths = fields["length"].long() if layout.elements.length_axis is not None else None
     counts = Counts(torch.full((batch,), layout.num_actions), lengths)
