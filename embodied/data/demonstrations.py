@@ -1,4 +1,4 @@
-"""Demonstrations as any layout gives them, and whether they fit the env that the policy will act in."""
+"""Demonstrations of any layout, and the check that they fit the policy's env."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from embodied.types import ActionSpec, ContinuousAction, EnvSpec
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One episode of L control steps; what stands at t was seen before action t."""
+    """One episode of L control steps. Entry t was observed before action t."""
 
     instruction: str
-    actions: np.ndarray  # float32 [L, A], units of the controller; int32 [L] if each is one of N actions
-    fields: Mapping[str, np.ndarray]  # observation fields but the pictures, e.g. "state" float32 [L, S]
-    pictures: Callable[[int], np.ndarray] | None  # t → uint8 [C, H, W, 3], decoded when asked for; None without cameras
+    actions: np.ndarray  # float32 [L, A] in units of the controller; int32 [L] if discrete
+    fields: Mapping[str, np.ndarray]  # observation fields without the pictures, e.g. "state" float32 [L, S]
+    pictures: Callable[[int], np.ndarray] | None  # t → uint8 [C, H, W, 3], decoded on each call; None without cameras
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -31,7 +31,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """The episodes of one path, and what the file says of how they were made."""
+    """The episodes of one path, and the file's record of how they were made."""
 
     path: Path
     episodes: Sequence[Demonstration]
@@ -40,13 +40,13 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to read: names as the env has them, and where they differ, as the file has them.
+    """What to read: the env's names and, where they differ, the file's.
 
     Args:
-        cameras: the env's, in its order.
+        cameras: the env's cameras, in its order.
         camera_keys: their names in the file, in the same order; None = the same (or the layout's own names for them).
         state_keys: arrays whose concatenation is the env's ``state``; None = the layout's own.
-        instruction: of episodes whose file has none.
+        instruction: for episodes whose file has none.
     """
 
     cameras: Sequence[str]
@@ -56,10 +56,10 @@ class Wanted:
 
 
 def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) -> None:
-    """Compare with what the env offers. Raises :class:`SpecMismatchError` for the first thing that does not fit.
+    """Compare demonstrations with the env. Raises :class:`SpecMismatchError` for the first mismatch.
 
     Args:
-        kwargs: of the env; if they choose a controller and the file says one as well, these are compared.
+        kwargs: keyword arguments of the env; if they and the file both name a controller, the two are compared.
     """
     made, now = found.made_with.get("control_mode"), choices(kwargs)["control_mode"]
     if None not in (made, now) and made != now:
@@ -106,7 +106,7 @@ def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
 def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
     first = found.episodes[0]
     for name, spec in env.obs.items():
-        if name == instructions.FIELD:  # without it an episode has the instruction of its task
+        if name == instructions.FIELD:  # optional: without it an episode has the instruction of its task
             continue
         if name == "images":
             got = () if first.pictures is None else tuple(first.pictures(0).shape)
@@ -119,12 +119,12 @@ def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
             raise _misfit(found, f"have {shown} as '{name}', and the env gives {list(spec.shape)}", fix)
 
 
-TOLERANCE = 0.05  # of the range's width: rounding and a little overshoot
+TOLERANCE = 0.05  # share of the range's width, for rounding and a little overshoot
 STRAYS = 0.01  # share of numbers that may lie further outside
 
 
 def _check_range(found: Demonstrations, wanted: ContinuousAction) -> None:
-    """Actions in other units show by lying outside the env's range."""
+    """Refuse actions outside the env's range: they are probably in other units."""
     actions = np.concatenate([episode.actions for episode in found.episodes])
     low, high = np.array(wanted.low), np.array(wanted.high)
     margin = TOLERANCE * (high - low)
@@ -144,13 +144,13 @@ def _misfit(found: Demonstrations, what: str, remedy: str) -> SpecMismatchError:
 
 
 def choices(kwargs: Mapping[str, Any]) -> dict[str, object]:
-    """What an env's keyword arguments choose that demonstrations depend on and their sizes do not show."""
+    """Keyword arguments of an env on which demonstrations depend although their sizes do not show it."""
     given = {**(kwargs.get("init_params") or {}), **kwargs}
     return {name: given.get(name) for name in ("control_mode", "camera_views")}
 
 
 def no_camera(path: Path, camera: str, known: Sequence[str]) -> SpecMismatchError:
-    """The error for a camera that a file does not have."""
+    """Error for a camera that a file does not have."""
     return SpecMismatchError(
         f"{path} has no pictures of the env's camera '{camera}', only of: {', '.join(known) or 'none'}",
         "give env.train and env.eval the camera of the demonstrations, or name the file's with data.camera_keys=[…]",

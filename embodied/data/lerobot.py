@@ -1,6 +1,6 @@
 """LeRobot's data set layout, version 3.0, and its reader; ``lerobot_writer.py`` writes it.
 
-    meta/info.json                                features, sizes; ours adds "embodied": how it was made
+    meta/info.json                                features, sizes; ours adds "embodied", a record of how it was made
     meta/tasks.parquet                            instructions
     meta/episodes/chunk-000/file-000007.parquet   one row an episode: length, task, where its rows are
     meta/stats.json                               range, mean, standard deviation and quantiles of each feature
@@ -29,11 +29,11 @@ CAMERA, FIELD = "observation.images.", "observation."
 
 
 def read(folder: Path, wanted: Wanted) -> Demonstrations:
-    """Every episode of a data set, this writer's or another's; pictures stay encoded in memory.
+    """Read every episode of a data set, ours or another program's. Pictures stay encoded in memory.
 
     Raises:
-        DatasetError: another version of the layout, pictures as videos, or damaged.
-        SpecMismatchError: a camera that is wanted is not there.
+        DatasetError: it has another version of the layout or pictures as videos, or it is damaged.
+        SpecMismatchError: a wanted camera is missing.
     """
     info = read_json(folder / "meta" / "info.json")
     version = str(info.get("codebase_version", "(none)"))
@@ -55,10 +55,10 @@ def read(folder: Path, wanted: Wanted) -> Demonstrations:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which columns of a file are read, and as what."""
+    """The columns of a file that are read, and what they become."""
 
     cameras: tuple[str, ...]
-    fields: Mapping[str, tuple[str, ...]]  # field of the observation → columns whose concatenation it is
+    fields: Mapping[str, tuple[str, ...]]  # observation field → columns to concatenate
 
 
 def _columns(folder: Path, features: Mapping[str, Any], wanted: Wanted) -> _Columns:
@@ -120,7 +120,7 @@ def _read_file(
 
 
 def _actions(values: np.ndarray) -> np.ndarray:
-    """float32 [L, A]; of one whole number a step, which is one of N actions, int32 [L]."""
+    """float32 [L, A]; int32 [L] if each step has one whole number, the index of a discrete action."""
     if np.issubdtype(values.dtype, np.integer) and values.shape[1:] == (1,):
         return values.reshape(-1).astype(np.int32)
     return values.astype(np.float32)
@@ -128,10 +128,10 @@ def _actions(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Pictures:
-    """t → uint8 [C, H, W, 3]."""
+    """Decodes the pictures of step t: t → uint8 [C, H, W, 3]."""
 
     path: Path
-    files: Sequence[Any]  # a binary arrow array a camera
+    files: Sequence[Any]  # one binary arrow array per camera
 
     def __call__(self, t: int) -> np.ndarray:
         encoded = [column[t].as_py() for column in self.files]
@@ -141,7 +141,7 @@ class _Pictures:
 
 
 def numbers_of(column: Any, shape: Sequence[int]) -> np.ndarray:
-    """An arrow array of L numbers, or lists of such → [L, …]."""
+    """Arrow array of L numbers or lists of numbers → [L, …]."""
     while not hasattr(column, "to_numpy") or "list" in str(column.type):
         column = column.flatten()
     return column.to_numpy(zero_copy_only=False).reshape(-1, *shape)

@@ -1,7 +1,7 @@
-"""Writes LeRobot's data set layout (``lerobot.py`` says what lies where).
+"""Writes LeRobot's data set layout (described in ``lerobot.py``).
 
-The layout lets a file hold any number of episodes; here each has its own, so that appending one touches no other. An
-episode exists once its row in ``meta/episodes`` does, and that file appears by a rename after all others.
+The layout lets a file hold any number of episodes. Here each episode has its own file, so appending one touches no
+other. An episode exists once its row in ``meta/episodes`` does; that file is renamed into place after all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 DATA_PATH, EPISODES_PATH = f"data/{PLACE}", f"meta/episodes/{PLACE}"
 COUNTERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-STATS_PICTURES = 200  # pictures of each camera that the statistics look at
+STATS_PICTURES = 200  # pictures per camera that the statistics use
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Recording:
     """A finished episode of L control steps, ready to be appended."""
 
     start: Start
-    attempt: int  # number of its start in the plan
+    attempt: int  # index of its start in the plan
     pictures: Sequence[Sequence[bytes]]  # [C][L], png
     fields: Mapping[str, np.ndarray]  # other observation fields, float32 [L, …]
     actions: np.ndarray  # float32 [L, A], or int32 [L] of a discrete env
@@ -43,11 +43,11 @@ class Recording:
 
 
 class Writer:
-    """Appends episodes to a folder, which is made or gone on with.
+    """Appends episodes to a new or existing folder.
 
     Args:
-        env: whose episodes they are.
-        made_with: what to remember of how they are made (JSON).
+        env: spec of the env that the episodes come from.
+        made_with: a record of how they are made (JSON).
 
     Raises:
         DatasetError: the folder holds a data set with other features.
@@ -64,16 +64,16 @@ class Writer:
         self._write_info()
 
     def __len__(self) -> int:
-        """Episodes that are there."""
+        """Number of episodes in the folder."""
         return len(self._episodes)
 
     @property
     def attempts(self) -> list[int]:
-        """Numbers of their starts in the plan."""
+        """Indices of the episodes' starts in the plan."""
         return [row["attempt"] for row in self._episodes]
 
     def append(self, recording: Recording) -> None:
-        """Write an episode: whole, or not at all."""
+        """Write an episode, completely or not at all."""
         number, length = len(self._episodes), len(recording.actions)
         first = self._episodes[-1]["dataset_to_index"] if self._episodes else 0
         place = dict(zip(("chunk_index", "file_index"), divmod(number, FILES_PER_CHUNK), strict=True))
@@ -193,13 +193,13 @@ def _rows(values: np.ndarray) -> Any:
 def _write_parquet(path: Path, table: Any) -> None:
     parquet = package("pyarrow.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")  # loaders look for *.parquet
+    aside = path.with_name(f".{path.name}.part")  # loaders skip it: they look for *.parquet
     parquet.write_table(table, aside)
     _settle(aside, path)
 
 
 def _write_tasks(path: Path, tasks: Sequence[str]) -> None:
-    """A pandas frame whose index is the instruction, as LeRobot reads it; described by hand to do without pandas."""
+    """Write a pandas frame with the instruction as index, as LeRobot reads it. Hand-made metadata replace pandas."""
     pa = package("pyarrow")
     index = "__index_level_0__"
     columns: list[dict[str, str | None]] = [
@@ -230,7 +230,7 @@ def _settle(aside: Path, path: Path) -> None:
 
 
 def _statistics(folder: Path, info: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each feature over all episodes; of pictures per channel, in [0, 1], over some of them."""
+    """Statistics of each feature over all episodes. For pictures: per channel, in [0, 1], over some of them."""
     parquet = package("pyarrow.parquet")
     files = [folder / file_of(info, row) for row in episodes]
     stats: dict[str, Any] = {}

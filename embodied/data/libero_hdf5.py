@@ -1,11 +1,11 @@
-"""LIBERO's own demonstrations: one .hdf5 file a task, in robomimic's layout.
+"""Reads LIBERO's own demonstrations: one .hdf5 file per task, in robomimic's layout.
 
     data                     attribute problem_info: JSON with "language_instruction"
     data/demo_7/actions      float64 [L, 7]
-    data/demo_7/obs/agentview_rgb, eye_in_hand_rgb   uint8 [L, H, W, 3], as OpenGL has them: turned by 180°
+    data/demo_7/obs/agentview_rgb, eye_in_hand_rgb   uint8 [L, H, W, 3], turned by 180° as in OpenGL
     data/demo_7/obs/ee_states [L, 6], gripper_states [L, 2]
 
-The env turns its pictures upright, so the reader does. Source: LIBERO's ``scripts/create_dataset.py``.
+The env turns its pictures upright, so the reader does too. Source: LIBERO's ``scripts/create_dataset.py``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ STATE = ("ee_states", "gripper_states")
 
 
 def read(path: Path, wanted: Wanted) -> Demonstrations:
-    """Every demonstration of a file, or of all .hdf5 files of a folder. Pictures are read when asked for.
+    """Read every demonstration of a file, or of all .hdf5 files of a folder. Pictures are read on demand.
 
     Raises:
-        DatasetError: not such a file.
-        SpecMismatchError: a camera or state that is wanted is not there.
+        DatasetError: it is no such file.
+        SpecMismatchError: a wanted camera or state is missing.
     """
     h5py = package("h5py")
     episodes: list[Demonstration] = []
@@ -65,7 +65,7 @@ def _episode(demo: Any, instruction: str, wanted: Wanted, file: Path) -> Demonst
 
 @dataclass(frozen=True)
 class _Pictures:
-    """t → uint8 [C, H, W, 3], upright."""
+    """Reads the pictures of step t: t → uint8 [C, H, W, 3], upright."""
 
     columns: Sequence[Any]
 
@@ -74,7 +74,7 @@ class _Pictures:
 
 
 def _instruction(data: Any, file: Path) -> str:
-    """From the attribute, else from the file's name: KITCHEN_SCENE3_turn_on_the_stove_demo → turn on the stove."""
+    """Instruction from the attribute, else the file name: KITCHEN_SCENE3_turn_on_the_stove_demo → turn on the stove."""
     if "problem_info" in data.attrs:
         said = json.loads(data.attrs["problem_info"])["language_instruction"]
         return "".join(said).strip('" ')  # some releases keep it as a list of characters

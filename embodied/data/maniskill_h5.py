@@ -1,11 +1,11 @@
-"""Trajectories that ManiSkill recorded: an .h5 file and a .json file of the same name.
+"""Reads trajectories that ManiSkill recorded: an .h5 file and a .json file of the same name.
 
     traj_7/actions                        float32 [L, A]
     traj_7/success                        bool [L]
     traj_7/obs/sensor_data/CAMERA/rgb     uint8 [L + 1, H, W, 3]
     traj_7/obs/agent/qpos, …              float32 [L + 1, …]
 
-The files that ManiSkill offers for download hold no observations; they are replayed with
+ManiSkill's files for download hold no observations. Replay them first with
 ``python -m mani_skill.trajectory.replay_trajectory --traj-path FILE.h5 -o rgb -c CONTROL_MODE --save-traj``.
 Source: ``mani_skill/utils/wrappers/record.py`` of 3.0.1.
 """
@@ -28,11 +28,11 @@ REPLAY = "python -m mani_skill.trajectory.replay_trajectory --traj-path {path} -
 
 
 def read(path: Path, wanted: Wanted) -> Demonstrations:
-    """Every successful trajectory of a file. Pictures are read when asked for.
+    """Read every successful trajectory of a file. Pictures are read on demand.
 
     Raises:
-        DatasetError: not such a file, or without pictures.
-        SpecMismatchError: a camera or state that is wanted is not there.
+        DatasetError: it is no such file, or has no pictures.
+        SpecMismatchError: a wanted camera or state is missing.
     """
     h5py = package("h5py")
     try:
@@ -85,7 +85,7 @@ def _episode(trajectory: Any, wanted: Wanted, path: Path) -> Demonstration:
 
 @dataclass(frozen=True)
 class _Pictures:
-    """t → uint8 [C, H, W, 3]."""
+    """Reads the pictures of step t: t → uint8 [C, H, W, 3]."""
 
     columns: Sequence[Any]
 

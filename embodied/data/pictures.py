@@ -1,4 +1,4 @@
-"""Pictures as png: without loss, so that a cloned policy learns from the very pixels that it will see."""
+"""Encodes pictures as png, without loss: a cloned policy learns from the same pixels that it will see."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ def encode(picture: np.ndarray) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "png", compress_level=1)  # twice as fast as the default, a tenth larger
+    Image.fromarray(picture).save(file, "png", compress_level=1)  # twice as fast as the default, and a tenth larger
     return file.getvalue()
 
 
 def most_bytes(height: int, width: int) -> int:
-    """Bytes that :func:`encode` may come to: a picture of noise is stored as it is, with a filter byte a line and a few
-    more for each block and each chunk of the file."""
+    """Most bytes that :func:`encode` may return.
+
+    The worst case is noise. It is stored as it is, with one filter byte per line and a few more bytes for each block
+    and each chunk of the file.
+    """
     raw = height * (3 * width + 1)
     return raw + raw // 100 + 1024
 

@@ -1,4 +1,4 @@
-"""Reads demonstrations of any layout: finds out which one a path has."""
+"""Reads demonstrations of any layout; finds the layout of a path."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from embodied.errors import DatasetError
 
 
 def read(path: Path, wanted: Wanted) -> Demonstrations:
-    """Reads a LeRobot folder, a LIBERO ``.hdf5`` file or folder of such, or a ManiSkill ``.h5`` file.
+    """Reads a LeRobot folder, a LIBERO ``.hdf5`` file or a folder of them, or a ManiSkill ``.h5`` file.
 
     Raises:
-        DatasetError: nothing there, empty, damaged, or of a layout that is not known.
-        SpecMismatchError: a camera or state that is wanted is not in it.
+        DatasetError: the path is missing, empty or damaged, or its layout is unknown.
+        SpecMismatchError: a wanted camera or state is missing.
         AssetsMissingError: the package that reads it is not installed.
     """
     if not path.exists():

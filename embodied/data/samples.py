@@ -1,7 +1,7 @@
 """Episodes → samples: an observation with the K actions that followed it.
 
-A chunk that reaches beyond the end of its episode repeats the last action there, and its mask says so: those actions
-carry no loss. Every control step begins one chunk.
+Every control step begins one chunk. Beyond the end of its episode a chunk repeats the last action; its mask is False
+there, so these actions carry no loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from embodied.random import Stream, generator
 
 
 class Samples:
-    """N samples of some episodes, numbered by episode and time.
+    """N samples of episodes, numbered by episode and time.
 
     Args:
         chunk: K.
@@ -33,12 +33,16 @@ class Samples:
         return len(self._owner)
 
     def mask(self, chosen: np.ndarray) -> np.ndarray:
-        """Which actions of each chunk were taken: bool [B, K]."""
+        """Bool [B, K], True for the actions of each chunk that were taken."""
         return np.arange(self._chunk) < self._left[chosen][:, None]
 
     def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
-        """Samples ``chosen`` int64 [B]: ``images`` uint8 [B, C, H, W, 3] if there are pictures, the other observation
-        fields, and ``actions`` float32 [B, K, A] or int32 [B, K]."""
+        """Samples at the indices ``chosen``, int64 [B].
+
+        Returns:
+            ``images`` uint8 [B, C, H, W, 3] if there are pictures, the other observation fields, and ``actions``
+            float32 [B, K, A] or int32 [B, K].
+        """
         rows = [(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
         ahead = np.arange(self._chunk)
         names = [name for name in rows[0][0].fields if name != instructions.FIELD]
@@ -51,7 +55,7 @@ class Samples:
         }
 
     def instructions(self, chosen: np.ndarray) -> list[str]:
-        """Of the samples ``chosen`` int64 [B]: that of the observation if it has one, else that of the episode."""
+        """Instructions of the samples ``chosen`` int64 [B], from the observation if it has one, else the episode."""
         return [self._told(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
 
     @staticmethod
@@ -60,15 +64,17 @@ class Samples:
         return episode.instruction if own is None else instructions.read(own[t].astype(np.uint8))
 
     def spread(self, count: int) -> np.ndarray:
-        """Up to ``count`` samples, evenly over all: int64."""
+        """Indices of up to ``count`` samples, spread evenly over all: int64."""
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
 
 
 def hold_out(
     episodes: Sequence[Demonstration], test_size: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """``(for training, held out)``: a share of the episodes (below 1) or so many, drawn by ``seed``; at least one stays
-    for training."""
+    """Split episodes into ``(for training, held out)``; ``seed`` draws them.
+
+    A number below 1 is a share of the episodes, any other a count. At least one episode stays for training.
+    """
     count = round(test_size * len(episodes)) if test_size < 1 else int(test_size)
     drawn = generator(seed, Stream.HELD_OUT).permutation(len(episodes))
     out = set(drawn[: min(count, len(episodes) - 1)].tolist())
@@ -76,8 +82,11 @@ def hold_out(
 
 
 def order(count: int, seed: int, first: int, number: int) -> np.ndarray:
-    """Places ``first`` … ``first + number`` of an endless sequence that goes through all ``count`` samples in a random
-    order, then in another, and so on: int64 [number]. A function of its arguments only."""
+    """Places ``first`` … ``first + number`` of an endless sequence: int64 [number].
+
+    The sequence goes through all ``count`` samples in one random order, then in another, and so on. The result depends
+    only on the arguments.
+    """
     return np.fromiter(_sequence(count, seed, first, number), np.int64, number)
 
 

@@ -1,4 +1,4 @@
-"""Ranges of the demonstrations: over which values the action tokens are spread, and what the state is relative to."""
+"""Ranges of demonstrated actions and state. Action tokens are spread over them, and the state is scaled by them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from embodied.data.demonstrations import Demonstration
 
 
 def ranges(episodes: Sequence[Demonstration]) -> dict[str, Any]:
-    """1 % and 99 % quantiles, minimum and maximum of each dimension of actions and state, over all control steps, as
-    :meth:`embodied.protocols.Clonable.use_statistics` takes them."""
+    """1 % and 99 % quantiles, minimum and maximum of each dimension of actions and state, over all control steps.
+
+    The result is an argument for :meth:`embodied.protocols.Clonable.use_statistics`.
+    """
     blocks = {"action": _block(np.concatenate([episode.actions for episode in episodes]))}
     if all("state" in episode.fields for episode in episodes):
         blocks["proprio"] = _block(np.concatenate([episode.fields["state"] for episode in episodes]))

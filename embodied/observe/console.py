@@ -1,8 +1,8 @@
-"""What a person sees of a run: a live bar in a terminal, one line an event elsewhere (log files, CI).
+"""Shows a run to a person: a live bar in a terminal, one line per event elsewhere (log files, CI).
 
 Three displays with the same methods: :class:`TerminalConsole`, :class:`PlainConsole`, and :class:`NullConsole` for
-tests and for processes other than the first. Nobody asks which one it got. Whatever takes long is a phase, and a phase
-is never silent for longer than half a minute.
+tests and for processes other than the first. Callers do not ask which one they got. All long work is a phase, and a
+phase is never silent for longer than half a minute.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from rich.table import Table
 from embodied.observe.progress import Phase, duration, shown_number
 
 PLAIN_INTERVAL_S = 30.0
-"""A log file gets a line of progress this often."""
+"""Seconds between two lines of progress in a log file."""
 
 
 class Console(Protocol):
     """The one progress display of a run."""
 
     def say(self, text: str) -> None:
-        """One line or paragraph, as it is."""
+        """Print one line or paragraph as it is."""
         ...
 
     def table(self, title: str, rows: Sequence[Sequence[object]]) -> None:
-        """Rows of cells under a title, columns aligned."""
+        """Print rows of cells under a title, with aligned columns."""
         ...
 
     def progress(
         self, phase: str, total: int | None = None, done: int = 0, brief: bool = False
     ) -> AbstractContextManager[Phase]:
-        """``with console.progress("iteration 3/100 rollout", 64) as bar: bar.advance(1, success="1/1")``.
+        """Show a phase: ``with console.progress("iteration 3/100 rollout", 64) as bar: bar.advance(1)``.
 
         Args:
-            total: how many there are to do; None: shows the time alone.
-            done: how many of them are there already.
-            brief: elsewhere than in a terminal, says nothing of a phase that ends within the interval.
+            total: how many there are to do; None = only the time is shown.
+            done: how many of them are done already.
+            brief: outside a terminal, print nothing for a phase that ends within the interval.
         """
         ...
 
     def iteration(self, summary: Mapping[str, float]) -> None:
-        """The line that sums up an iteration: see :func:`summary_line`."""
+        """Print the summary of an iteration (see :func:`summary_line`)."""
         ...
 
 
@@ -59,7 +59,7 @@ def make_console(stream: TextIO | None = None) -> Console:
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
-    """One iteration in one line, of what ``summary`` holds: metrics by their names, and ``iteration``, ``iterations``.
+    """One iteration in one line. ``summary`` holds metrics by name, ``iteration`` and ``iterations``.
 
     >>> summary_line({"iteration": 3, "iterations": 100, "rollout/success_rate": 0.1875, "rollout/episodes": 64,
     ...               "rollout/zero_advantage_share": 0.5, "train/loss": -0.01234, "time/iteration_s": 41.23})
@@ -91,7 +91,7 @@ _PARTS: dict[str, Callable[[Mapping[str, float]], str]] = {
     "time/iteration_s": lambda s: f"{s['time/iteration_s']:.1f} s",
     "left_s": lambda s: f"about {duration(s['left_s'])} left" if s["left_s"] > 0 else "",
 }
-"""Metric → how it is written, in the order of the line."""
+"""Metric → its text, in the order of the line."""
 
 
 def _percent(share: float) -> str:
@@ -99,12 +99,12 @@ def _percent(share: float) -> str:
 
 
 class TerminalConsole:
-    """Text scrolls above bars that are redrawn in place and vanish with their phases."""
+    """Prints text above live bars. A bar is redrawn in place and vanishes with its phase."""
 
     def __init__(self, stream: TextIO) -> None:
-        # Text of a run is data: brackets in an instruction are no markup, and digits need no colour.
+        # Text of a run is data: brackets in an instruction are not markup, and digits need no colour.
         self._rich = RichConsole(file=stream, markup=False, highlight=False)
-        self._display: Progress | None = None  # while a phase is open: rich allows one at a time
+        self._display: Progress | None = None  # set while a phase is open: rich allows one display at a time
 
     def say(self, text: str) -> None:
         self._rich.print(text)
@@ -154,8 +154,10 @@ class TerminalConsole:
 
 
 class PlainConsole:
-    """One line an event, and one each ``interval_s`` of the innermost phase. ``clock`` gives seconds; tests pass their
-    own."""
+    """Prints one line per event, and one every ``interval_s`` for the innermost phase.
+
+    ``clock`` gives seconds; tests pass their own.
+    """
 
     def __init__(
         self, stream: TextIO, clock: Callable[[], float] = monotonic, interval_s: float = PLAIN_INTERVAL_S
@@ -186,14 +188,14 @@ class PlainConsole:
             yield lines.phase
         finally:
             ended.set()
-            if ticker.ident is not None:  # a signal may have come before it was started
+            if ticker.ident is not None:  # a signal may have come before its start
                 ticker.join()
             self._open.remove(lines)
             if not brief or lines.said:
                 lines.show()
 
     def _tick(self, lines: _Lines, ended: threading.Event) -> None:
-        """Says where the phase is while nothing changes in it."""
+        """Prints the state of the phase while nothing changes in it."""
         wait_s = self._interval_s
         while not ended.wait(wait_s):
             innermost = self._open[-1] is lines
@@ -213,7 +215,7 @@ class _Lines:
         self._console, self._clock, self._interval_s = console, clock, interval_s
         self._shown = clock()
         self._lock = threading.Lock()
-        self.said = False  # whether a line was needed before the end
+        self.said = False  # whether a line was printed before the end
         self.phase = Phase(name, total, self.show_if_due, clock, done)
 
     @property
@@ -232,7 +234,7 @@ class _Lines:
 
 
 class NullConsole:
-    """Says nothing."""
+    """Prints nothing."""
 
     def say(self, text: str) -> None:
         pass
@@ -249,7 +251,7 @@ class NullConsole:
 
 
 def _successes(summary: Mapping[str, float], side: str) -> str:
-    """``12/64 (18.8 %)``, or only the share when the number of episodes is not there."""
+    """``12/64 (18.8 %)``, or only the share if the number of episodes is unknown."""
     rate = summary[f"{side}/success_rate"]
     share = f"{100 * rate:.1f} %"
     if f"{side}/episodes" not in summary:

@@ -1,4 +1,4 @@
-"""Every metric that exists: name, meaning, unit. Nothing else can be logged, so this table is the documentation."""
+"""Table of all metrics: name, meaning, unit. No other metric can be logged, so this table is the documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from embodied.errors import did_you_mean
 
 METRICS: dict[str, str] = {
-    # What the episodes of an iteration did.
+    # Episodes of an iteration.
     "rollout/success_rate": "share of episodes that succeeded, 0..1",
     "rollout/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",
     "rollout/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
@@ -29,7 +29,7 @@ METRICS: dict[str, str] = {
     "rollout/greedy_episodes": "episodes without sampling, one a start (adv_type remax), count",
     "rollout/greedy_return_mean": "mean over those episodes of the sum of rewards",
     "rollout/action_bin_usage": "share of a discrete policy's action bins that were sampled at least once, 0..1",
-    # What the updates of an iteration did.
+    # Updates of an iteration.
     "train/loss": "mean over the iteration's updates of what is minimised, the sum of all terms of the loss",
     "train/value_loss": "mean over the iteration's updates of the value head's loss",
     "train/explained_variance": "1 - Var(target - value)/Var(target) when they acted; 1 = perfect, 0 = a constant",
@@ -64,7 +64,7 @@ METRICS: dict[str, str] = {
     "train/samples_per_s": "records that went forward and backward, a second of the updates' wall time, 1/s",
     "train/tokens_per_s": "their action tokens a second, 1/s",
     "train/tflops_per_s": "floating-point operations of these passes by the policy's formula (flops), 10¹² a second",
-    # What an iteration of supervised training did.
+    # An iteration of supervised training.
     "sft/loss": "mean over the iteration's updates of -log p of the demonstrated tokens, with augmentation, nats",
     "sft/clean_loss": "the same after the iteration, of some of the samples and without augmentation, nats",
     "sft/token_accuracy": "share of the demonstrated tokens of these samples that are the likeliest, 0..1",
@@ -77,7 +77,7 @@ METRICS: dict[str, str] = {
     "sft/overflows": "updates skipped in the iteration because the loss was scaled too far for fp16, count; if any",
     "sft/epoch": "passes over the demonstrations since the run began",
     "sft/samples_per_s": "samples trained on, a second of the iteration's updates and validation, 1/s",
-    # What the evaluation found.
+    # Evaluation.
     "eval/success_rate": "share of evaluation episodes that succeeded, 0..1",
     "eval/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",
     "eval/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
@@ -87,7 +87,7 @@ METRICS: dict[str, str] = {
     "eval/env_max_steps": "control steps of the env's own limit; with another, success is not the benchmark's, count",
     "eval/worker_restarts": "env workers that failed in the evaluation and were replaced, count",
     "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
-    # Where the time went.
+    # Time.
     "time/rollout_s": "wall time of the iteration's rollout, s",
     "time/train_s": "wall time of the iteration's updates, s",
     "time/save_s": "wall time that the checkpoint of the iteration before held up the run, s",
@@ -113,10 +113,10 @@ METRICS: dict[str, str] = {
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise if one of ``names`` (a mapping of metrics does as well) is not in :data:`METRICS`.
+    """Raise if one of ``names`` (or of the keys of a mapping) is not in :data:`METRICS`.
 
     Raises:
-        ValueError: an undocumented name; a defect of ours, hence no ``EmbodiedError``.
+        ValueError: a name is undocumented. This is a bug of ours, so it is no ``EmbodiedError``.
     """
     for name in names:
         if not is_documented(name):
@@ -133,7 +133,7 @@ def is_documented(name: str) -> bool:
 
 
 def markdown() -> str:
-    """The table as markdown, one heading and table a group (the part of a name before the first slash)."""
+    """Table as markdown, one heading and table per group (the part of a name before the first slash)."""
     parts: list[str] = []
     for group in dict.fromkeys(name.split("/")[0] for name in METRICS):
         rows = [f"| `{name}` | {_cell(text)} |" for name, text in METRICS.items() if name.startswith(f"{group}/")]
@@ -147,5 +147,5 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
 
 
 def _cell(text: str) -> str:
-    """A bar would end the cell of a markdown table."""
+    """Escape bars: a bar would end the cell of a markdown table."""
     return text.replace("|", "\\|")

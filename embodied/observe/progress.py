@@ -1,4 +1,4 @@
-"""How far a phase of a run has come: counts, facts beside them, and an estimate of the time that is left."""
+"""Progress of a phase of a run: counts, facts beside them, and an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Phase:
     """A phase of a run, e.g. a rollout of 64 episodes.
 
     Args:
-        name: what is going on.
-        total: how many there are to do; None: nobody knows, and only the time is shown.
+        name: text shown for the phase.
+        total: how many there are to do; None = unknown, and only the time is shown.
         changed: called after every change.
         clock: gives seconds.
         done: how many were there before the phase began.
@@ -31,15 +31,17 @@ class Phase:
         self._first = self.share
 
     def advance(self, n: int = 1, **facts: Fact) -> None:
-        """``n`` more are done. ``facts`` are shown beside the count and stay until they are given again,
-        e.g. ``success="12/30", env_steps_per_s=812.0`` → ``success 12/30  env steps per s 812``."""
+        """Count ``n`` more as done.
+
+        ``facts`` are shown beside the count and stay until they are given again, e.g.
+        ``success="12/30", env_steps_per_s=812.0`` → ``success 12/30  env steps per s 812``.
+        """
         self.done += n
         self._facts |= facts
         self._changed()
 
     def at(self, share: float) -> None:
-        """The phase has come to ``share`` (0 to 1) of its work. Says more than the count where one of the things that
-        are counted takes long."""
+        """Set the share (0 to 1) of the work that is done. It is finer than the count if one item takes long."""
         self._finer = share
         self._changed()
 
@@ -55,23 +57,23 @@ class Phase:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end, if the rest goes as fast as what was done; None before anything was."""
+        """Seconds until the end, at the speed so far; None before anything is done."""
         made = self.share - self._first
         return self.elapsed_s * (1 - self.share) / made if made > 0 else None
 
     @property
     def count(self) -> str:
-        """``48/64``, or nothing where there is no total."""
+        """``48/64``, or empty if there is no total."""
         return f"{self.done}/{self.total}" if self.total is not None else ""
 
     @property
     def facts(self) -> str:
-        """The facts, as they are shown."""
+        """Facts as they are shown."""
         return shown_facts(self._facts)
 
     @property
     def left(self) -> str:
-        """``about 5 min left``; empty at the end, and before anything can be said."""
+        """``about 5 min left``; empty at the end and as long as there is no estimate."""
         seconds = self.left_s
         return f"about {duration(seconds)} left" if seconds else ""
 
@@ -82,7 +84,7 @@ class Phase:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Seconds as short text for a person.
 
     >>> [duration(s) for s in (0.2, 47, 330, 5000, 200000)]
     ['1 s', '47 s', '6 min', '1.4 h', '56 h']
@@ -101,7 +103,7 @@ def shown_facts(facts: Mapping[str, Fact]) -> str:
 
 
 def shown_number(value: Fact) -> str:
-    """Three significant digits, no exponent where a person would not use one: 0.0123, 1.5, 812, 12345."""
+    """Number with three significant digits, without exponent at usual sizes: 0.0123, 1.5, 812, 12345."""
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"

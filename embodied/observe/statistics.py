@@ -1,4 +1,4 @@
-"""What a handful of episodes says about a success rate."""
+"""Confidence interval of a success rate from few episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
     """Interval (low, high) in 0..1 for the success rate behind ``successes`` out of ``n``; (0, 1) when ``n`` is 0.
 
-    Wilson (1927): the rates p with ``|p̂ − p| ≤ z·√(p(1−p)/n)``. Unlike ``p̂ ± z·√(p̂(1−p̂)/n)`` it says something at 0/n
+    Wilson (1927): the rates p with ``|p̂ − p| ≤ z·√(p(1−p)/n)``. Unlike ``p̂ ± z·√(p̂(1−p̂)/n)`` it is useful at 0/n
     and n/n. ``z`` = 1.96 is 95 %.
 
     Raises:

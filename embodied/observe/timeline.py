@@ -1,11 +1,11 @@
-"""Who waited for whom in a rollout: the share of idle slots, and a trace that Perfetto or chrome://tracing shows.
+"""Records waiting times of a rollout: the share of idle slots, and a trace for Perfetto or chrome://tracing.
 
-One lane for the policy and one for each env slot. Times of the simulators are those of the workers' own clock, which is
-that of the launcher (CLOCK_MONOTONIC, one for all processes of a machine), so a lane shows when the work was done and
-not when somebody noticed. What a lane of a slot can show: ``queued`` (its worker is busy with another slot, or its
-batch waits for another's command), ``reset``, ``step``, ``render``, ``round`` (all of these, of a batch of slots
-together), ``waits for the policy``, ``in vain`` (its worker failed meanwhile), ``lost`` (until a new one serves it); a
-gap is a slot without an episode.
+The policy has one lane, and so has each env slot. Workers take the times of simulators themselves, by the clock that
+all processes of a machine share (CLOCK_MONOTONIC). A lane therefore shows when the work was done, not when the launcher
+noticed. A slot's lane can show: ``queued`` (its worker is busy with another slot, or its batch waits for another slot's
+command), ``reset``, ``step``, ``render``, ``round`` (all of these, for a whole batch of slots), ``waits for the
+policy``, ``in vain`` (its worker failed meanwhile), ``lost`` (until a new worker serves it). A gap is a slot without an
+episode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLICY, SLOTS = 1, 2  # "processes" of the trace; their "threads" are the lanes
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took from ``began`` to ``ended`` on one lane, monotonic seconds."""
+    """Work or waiting on one lane from ``began`` to ``ended``, monotonic seconds."""
 
     process: int
     lane: int
@@ -34,35 +34,35 @@ class Span:
 
 
 class Timeline:
-    """What one rollout tells as it goes.
+    """Collects the spans of one rollout.
 
     Args:
-        slots: those that are used.
-        keep: remember every span for :meth:`write`; without it only the idle time is added up.
+        slots: number of used slots.
+        keep: keep every span for :meth:`write`; without it only the idle time is summed.
     """
 
     def __init__(self, slots: int, keep: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots, self._keep, self._clock = slots, keep, clock
         self._began = clock()
-        self._sent: dict[int, float] = {}  # slot → when its present command was sent
-        self._waits: dict[int, float] = {}  # slot → since when its observation waits for the policy
+        self._sent: dict[int, float] = {}  # slot → time when its present command was sent
+        self._waits: dict[int, float] = {}  # slot → time since which its observation waits for the policy
         self._lost: dict[int, float] = {}
         self._busy = 0.0
         self.spans: list[Span] = []
 
     def sent(self, slot: int) -> None:
-        """A command goes to the slot."""
+        """Note that a command goes to the slot."""
         now = self._sent[slot] = self._clock()
         if slot in self._waits:
             self._span(slot, "waits for the policy", self._waits.pop(slot), now)
 
     def worked(self, slot: int, began: float, parts: Mapping[str, float], waits: bool) -> None:
-        """The slot has executed its command.
+        """Note that the slot has executed its command.
 
         Args:
-            began: when its worker took it up.
-            parts: seconds of what it then did, one after another.
-            waits: it now waits for the policy.
+            began: time when its worker started on it.
+            parts: name → seconds of its steps, one after another.
+            waits: whether the slot now waits for the policy.
         """
         sent, now = self._sent.pop(slot), began
         self._span(slot, "queued", sent, began)
@@ -74,7 +74,7 @@ class Timeline:
             self._waits[slot] = now
 
     def lost(self, slot: int) -> None:
-        """The slot's worker has failed."""
+        """Note that the slot's worker has failed."""
         now = self._clock()
         if slot in self._sent:
             sent = self._sent.pop(slot)
@@ -85,13 +85,13 @@ class Timeline:
         self._lost[slot] = now
 
     def back(self, slot: int) -> None:
-        """A new worker serves the slot."""
+        """Note that a new worker serves the slot."""
         if slot in self._lost:
             self._span(slot, "lost", self._lost.pop(slot), self._clock())
 
     @contextmanager
     def policy(self) -> Iterator[list[object]]:
-        """The policy works; what it has answered is put into the list."""
+        """Time a call of the policy. The caller puts what it has answered into the list."""
         began, answered = self._clock(), []  # type: float, list[object]
         yield answered
         if self._keep and (rows := len(answered)):
@@ -104,13 +104,13 @@ class Timeline:
 
     @property
     def idle_s(self) -> float:
-        """Of these, without a command: the slot waited for the policy or an episode."""
+        """Seconds of :attr:`slot_s` without a command: the slot waited for the policy or an episode."""
         return max(0.0, self.slot_s - self._busy)
 
     def write(self, path: Path) -> None:
-        """The spans as a Chrome trace (JSON); open it at https://ui.perfetto.dev."""
+        """Write the spans as a Chrome trace (JSON); open it at https://ui.perfetto.dev."""
         for slot in list(self._lost):
-            self.back(slot)  # not yet, but the trace ends here
+            self.back(slot)  # no new worker is there yet, but the trace ends here
         lanes = sorted({(span.process, span.lane) for span in self.spans})
         events = [
             *(_name("process_name", process, 0, name) for process, name in ((POLICY, "policy"), (SLOTS, "env slots"))),
@@ -137,7 +137,7 @@ class Timeline:
 
 
 def _microseconds(seconds: float) -> int:
-    """Rounded before lengths are taken, so that what ends where the next begins does so in the trace as well."""
+    """Round times before lengths are computed: spans that touch then touch in the trace too."""
     return round(1e6 * seconds)
 
 

@@ -1,4 +1,4 @@
-"""Seconds by section name, cheap enough to leave on."""
+"""Measures seconds by section name, cheaply enough to leave on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import TracebackType
 class Sections:
     """Adds up the wall time spent under each name, since construction or the last :meth:`reset`.
 
-    ``with sections("rollout/policy"): …`` costs about half a microsecond. Names are free; a slash is only for reading.
-    Sections may nest, also a name in itself (the outermost counts). One thread only.
+    ``with sections("rollout/policy"): …`` costs about half a microsecond. Any name will do; a slash has no meaning.
+    Sections may nest, also a name in itself (the outermost counts). Use it from one thread only.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Sections:
         self._began = perf_counter()
 
     def __call__(self, name: str) -> _Section:
-        """The section called ``name``, to be entered by ``with``."""
+        """Section called ``name``, to be entered by ``with``."""
         section = self._sections.get(name)
         if section is None:
             section = self._sections[name] = _Section()
@@ -30,21 +30,21 @@ class Sections:
         return perf_counter() - self._began
 
     def seconds(self, name: str) -> float:
-        """Seconds spent under ``name`` in visits that ended; 0 for a name that never was."""
+        """Seconds in finished sections called ``name``; 0 for an unused name."""
         section = self._sections.get(name)
         return section.seconds if section else 0.0
 
     def share(self, name: str, of: str | None = None) -> float:
-        """``seconds(name)`` as a share of ``seconds(of)``, or of :attr:`elapsed`; 0 of nothing is 0."""
+        """``seconds(name)`` as a share of ``seconds(of)`` or of :attr:`elapsed`; 0/0 is 0."""
         total = self.elapsed if of is None else self.seconds(of)
         return self.seconds(name) / total if total > 0 else 0.0
 
     def shares(self, of: str | None = None) -> dict[str, float]:
-        """The share of every name, in order of first use."""
+        """Share of every name, in order of first use."""
         return {name: self.share(name, of) for name in self._sections}
 
     def reset(self) -> None:
-        """Forget everything. A section that is open goes on counting from here."""
+        """Forget everything. An open section goes on counting from now."""
         self._began = perf_counter()
         for section in self._sections.values():
             section.seconds, section.started = 0.0, self._began

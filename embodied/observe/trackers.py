@@ -1,7 +1,7 @@
-"""Where metrics go: a file of JSON lines, TensorBoard, a tracker of the user's.
+"""Trackers of metrics: a file of JSON lines, TensorBoard, or a user's own class.
 
-A run that is resumed from step s does the steps after s again. What was logged of them before is dropped, so that each
-step is there once.
+A run that is resumed from step s repeats the steps after s. Their old metrics are dropped, so that each step is there
+once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from embodied.targets import load_target
 
 
 class JsonlTracker:
-    """One JSON object a line and a call: ``{"step": 3, "rollout/success_rate": 0.25, …}``, on the disk at once.
+    """Writes one line per call to the disk at once: ``{"step": 3, "rollout/success_rate": 0.25, …}``.
 
     Numbers that are not finite become ``null`` (JSON has none).
 
     Args:
-        path: the file; folders are made. Existing lines stay, but for those that are cut short by a crash.
+        path: the file; folders are made. Existing lines stay, except those that a crash cut short.
         resume_step: also drop lines of later steps.
 
     Raises:
@@ -45,13 +45,13 @@ class JsonlTracker:
         with _writing(self._path):
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
             self._file.flush()
-            os.fsync(self._file.fileno())  # no checkpoint may outlive the lines of its iterations
+            os.fsync(self._file.fileno())  # a checkpoint must not outlive the lines of its iterations
 
     def close(self) -> None:
         self._file.close()
 
     def _drop(self, last_step: float) -> None:
-        """Written aside, then renamed: a crash in here loses no line."""
+        """Drop lines after ``last_step``. A rename replaces the file, so a crash in here loses no line."""
         lines = self._path.read_text(encoding="utf-8", errors="replace").split("\n")
         kept = [line for line in lines if _step_of(line) <= last_step]
         aside = self._path.with_name(f"{self._path.name}.part")
@@ -60,18 +60,18 @@ class JsonlTracker:
 
 
 class TensorBoardTracker:
-    """TensorBoard event files in ``folder``.
+    """Writes TensorBoard event files to ``folder``.
 
     Args:
         folder: made when missing.
-        resume_step: TensorBoard shows nothing that was logged of later steps before now.
+        resume_step: TensorBoard hides earlier entries of later steps.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # a second of imports that the other trackers do without
+        from torch.utils.tensorboard import SummaryWriter  # imported here because it takes a second
 
         purge_step = None if resume_step is None else resume_step + 1
         with _writing(folder):
@@ -87,7 +87,7 @@ class TensorBoardTracker:
 
 
 class Trackers:
-    """Several trackers as one, and the place where undocumented metrics are refused. Without any it only checks."""
+    """Several trackers as one. Refuses undocumented metrics, also when it holds no tracker."""
 
     def __init__(self, trackers: Sequence[Tracker] = (), named: Mapping[str, Tracker] | None = None) -> None:
         self._named = dict(named or {})
@@ -95,24 +95,24 @@ class Trackers:
 
     @property
     def run_ids(self) -> dict[str, str]:
-        """The ids under which trackers know this run, for those that have one (:class:`embodied.protocols.Tracker`)."""
+        """Run ids of the trackers that have one (:class:`embodied.protocols.Tracker`)."""
         ids = {name: getattr(tracker, "run_id", None) for name, tracker in self._named.items()}
         return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises ValueError for a name that is not in :data:`embodied.observe.metrics.METRICS`."""
+        """Log metrics. Raises ValueError for a name that is not in :data:`embodied.observe.metrics.METRICS`."""
         names.check(metrics)
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
     def close(self) -> None:
-        """Close all, also when one of them fails at it."""
+        """Close all trackers, even if one of them raises."""
         with ExitStack() as stack:
             for tracker in self._trackers:
                 stack.callback(tracker.close)
 
 
-Maker = Callable[[Path, int | None, str | None], Tracker]  # folder of the run, step that is resumed from, run_id
+Maker = Callable[[Path, int | None, str | None], Tracker]  # run folder, step of the resumed checkpoint, run_id
 _KEY = "runner.logger.logger_backends"
 _BACKENDS: dict[str, Maker] = {
     "jsonl": lambda folder, resume_step, run_id: JsonlTracker(folder / "metrics.jsonl", resume_step),
@@ -123,15 +123,15 @@ _BACKENDS: dict[str, Maker] = {
 def make_trackers(
     backends: Iterable[str], folder: Path, resume_step: int | None = None, run_ids: Mapping[str, str] | None = None
 ) -> Trackers:
-    """The trackers called ``backends`` (``runner.logger.logger_backends``), writing below ``folder``.
+    """Make the trackers called ``backends`` (``runner.logger.logger_backends``). They write below ``folder``.
 
     Args:
-        backends: "jsonl", "tensorboard", or the dotted path of a :data:`Maker`, such as a class of the user's.
-        run_ids: :attr:`Trackers.run_ids` of the run that is resumed.
+        backends: "jsonl", "tensorboard", or the dotted path of a :data:`Maker`, e.g. a user's class.
+        run_ids: :attr:`Trackers.run_ids` of the resumed run.
 
     Raises:
-        UnknownNameError: a backend that is not known; nothing was opened then.
-        ConfigError: a dotted path that cannot be imported; nothing was opened then.
+        UnknownNameError: a backend is unknown; nothing was opened.
+        ConfigError: a dotted path cannot be imported; nothing was opened.
         RunFolderError: a file cannot be written.
     """
     makers = {name: _maker(name) for name in backends}
@@ -159,7 +159,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _number(value: float) -> int | float | None:
-    """What JSON can hold of a Python, numpy or torch number."""
+    """Python, numpy or torch number as JSON can hold it."""
     if isinstance(value, int):
         return value
     number = float(value)
@@ -167,7 +167,7 @@ def _number(value: float) -> int | float | None:
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; beyond all steps for one that is cut short or damaged, so that it is dropped."""
+    """Step of a line. A damaged line counts as beyond all steps, so that it is dropped."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):

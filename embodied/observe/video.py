@@ -1,4 +1,4 @@
-"""Episodes as mp4 files that any player shows. Imports no torch: light env workers use it."""
+"""Writes episodes as mp4 files that any player shows. Imports no torch: light env workers use it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from PIL import Image
 
 READABLE = 256
-"""Pixels that the shorter side of a frame needs for text under it to be readable."""
+"""Least pixels of a frame's shorter side: text under a smaller frame cannot be read."""
 
 _BACKGROUND, _TEXT, _SUCCESS = (16, 16, 16), (235, 235, 235), (80, 220, 100)
 _MARGIN = 6
 
-# One thread: a worker shares its machine with as many workers as there are cores.
+# The encoder gets one thread: there may be as many workers as cores.
 _ENCODER = ["-preset", "veryfast", "-crf", "23", "-threads", "1"]
 
 
 class VideoWriter:
     """One episode → one h264 mp4 (yuv420p, even sizes).
 
-    Encoded under another name and renamed by :meth:`close`, so that a file under the final name is always whole. As a
-    context manager it closes after the block, and aborts if the block raised.
+    The file has another name until :meth:`close` renames it, so that a file with the final name is always whole. As a
+    context manager, the writer closes after the block and aborts if the block raised.
 
     Args:
         path: the file, ``….mp4``; folders are made.
-        fps: control steps a second.
+        fps: control steps per second.
         instruction: what the robot was told, written under the frames.
         info: write instruction, step, return and success; without it the frames are kept as they are.
 
@@ -61,11 +61,11 @@ class VideoWriter:
         Args:
             frame: uint8 [H, W, 3], of one size throughout the episode.
             step: control step after which it was taken.
-            reward: of this step; the strip shows the sum so far.
-            success: whether the task is solved now; the mark stays once it was.
+            reward: reward of this step; the strip shows the sum so far.
+            success: whether the task is solved now; once shown, the mark stays.
 
         Raises:
-            SpecMismatchError: ``frame`` is no such picture.
+            SpecMismatchError: ``frame`` has another type, shape or size.
             RunFolderError: it cannot be written, e.g. because the disk is full.
         """
         self._check(frame)
@@ -79,7 +79,7 @@ class VideoWriter:
         self._write(pad_to_even(frame))
 
     def close(self) -> None:
-        """Finish the file and give it its name. Without a frame there is none. Calling it again does nothing.
+        """Finish the file and give it its name. Without frames there is no file. A second call does nothing.
 
         Raises:
             RunFolderError: the file could not be finished; nothing is left of it.
@@ -95,7 +95,7 @@ class VideoWriter:
         os.replace(self._aside, self._path)
 
     def abort(self) -> None:
-        """Throw away what was recorded."""
+        """Delete the recording."""
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None
@@ -115,7 +115,7 @@ class VideoWriter:
     def _make_folder(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # What a killed process left. Its ffmpeg may still write: to the unlinked file, not to ours.
+            # A killed process may have left this file. Its ffmpeg may still write to the unlinked file, not to ours.
             self._aside.unlink(missing_ok=True)
             self._aside.touch()
             self._aside.unlink()
@@ -171,7 +171,7 @@ def pad_to_even(frame: np.ndarray) -> np.ndarray:
 def is_whole(path: Path) -> bool:
     """Whether ``path`` is an mp4 whose index (the ``moov`` box, which ffmpeg writes last) is there in full.
 
-    A full disk or a killed ffmpeg ends a file without it, and ffmpeg's exit status does not reach us.
+    After a full disk or a killed ffmpeg it is missing, and ffmpeg's exit status does not reach us.
     """
     if not path.is_file():
         return False
@@ -191,7 +191,7 @@ def is_whole(path: Path) -> bool:
 
 
 class _Strip:
-    """The picture under a frame: the instruction, wrapped, and a line that changes with each step."""
+    """Picture under a frame: the wrapped instruction, and a line that changes with each step."""
 
     def __init__(self, width: int, instruction: str) -> None:
         from PIL import Image, ImageDraw, ImageFont
@@ -206,7 +206,7 @@ class _Strip:
             draw.text((_MARGIN, _MARGIN + i * line), text, font=self._font, fill=_TEXT)
 
     def draw(self, step: int, episode_return: float, success: bool) -> np.ndarray:
-        """uint8 [h, W, 3]."""
+        """Draw the strip: uint8 [h, W, 3]."""
         from PIL import ImageDraw
 
         picture = self._background.copy()

@@ -1,11 +1,11 @@
 """The typed configuration: every key with its meaning. ``docs/configuration.md`` is generated from it.
 
 Hydra composes YAML groups into one mapping (:mod:`embodied.schema.compose`); the models below check types and ranges
-and refuse unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live here and
-nowhere else: a YAML file only says what it changes.
+and refuse unknown keys; :func:`check` refuses combinations that cannot work, with the numbers. Defaults live only here:
+a YAML file holds only its changes.
 
-Under ``env.train``, ``env.eval`` and ``actor.model`` the keys that are not listed here belong to the class that
-``_target_`` names; :func:`target_kwargs` checks them against its signature.
+Under ``env.train``, ``env.eval`` and ``actor.model`` all other keys belong to the class named by ``_target_``;
+:func:`target_kwargs` checks them against its signature.
 """
 
 from __future__ import annotations

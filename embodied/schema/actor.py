@@ -20,13 +20,13 @@ class ModelConfig(OpenSection):
 
     @property
     def freeze_patterns(self) -> list[str]:
-        """As a list."""
+        """``freeze_pattern`` as a list."""
         given = self.freeze_pattern
         return [given] if isinstance(given, str) else given or []
 
     @property
     def precision(self) -> Precision:
-        """Number format of the model's arithmetic, fp32 for a model that takes no such key."""
+        """Number format of the model's arithmetic; fp32 for a model without this key."""
         return (self.model_extra or {}).get("precision", "fp32")
 
 

@@ -1,4 +1,4 @@
-"""The mathematics: ``algorithm.*`` and ``reward.*``."""
+"""Sections of the algorithm and its rewards: ``algorithm.*`` and ``reward.*``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embodied.schema.base import Section
 
 
 def _losses() -> tuple[str, ...]:
-    """Names of the files with a policy loss; imports none of them, since they need torch."""
+    """Names of the files with a policy loss. Does not import them, because they need torch."""
     found = find_spec("embodied.algorithms.losses")
     assert found is not None
     return tuple(sorted(module.name for module in iter_modules(found.submodule_search_locations)))

@@ -1,4 +1,4 @@
-"""The command line: overrides and options. Imports nothing that takes time, so that ``--help`` answers at once."""
+"""Parses the command line: overrides and options. Imports nothing slow, so that ``--help`` answers at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], b
         entry: the command's name after ``python -m embodied.``.
 
     Raises:
-        ConfigError: an unknown option, or a folder that does not exist.
+        ConfigError: an option is unknown, or a folder does not exist.
     """
     overrides: list[str] = []
     folders: list[str] = []

@@ -1,4 +1,4 @@
-"""What every section of the configuration is."""
+"""Base classes of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """A part of the configuration; unknown keys are errors, values cannot change after composition."""
+    """A part of the configuration. Unknown keys are errors, and values cannot change after composition."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""From a mapping to the checked configuration, and from a section to the arguments of its ``_target_``."""
+"""Turns a mapping into the checked configuration, and a section into the arguments of its ``_target_``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from embodied.targets import load_target
 
 
 def bind(mapping: Mapping[str, Any]) -> Config:
-    """The checked configuration. Raises :class:`UnknownKeyError` or :class:`ConfigError` naming every wrong key."""
+    """Check a mapping. Raises :class:`UnknownKeyError` or :class:`ConfigError` with every wrong key."""
     try:
         return Config.model_validate(mapping)
     except ValidationError as error:
@@ -61,7 +61,7 @@ def _unknown_line(location: tuple[int | str, ...]) -> str:
 
 
 def unknown_key(key: str, known: list[str]) -> UnknownKeyError:
-    """The error for ``a.b.key`` where ``known`` are the keys of ``a.b``."""
+    """Error for ``a.b.key``; ``known`` are the keys of ``a.b``."""
     section, _, name = key.rpartition(".")
     message = f"unknown key '{key}'.{did_you_mean(name, known)}"
     return UnknownKeyError(message, f"known keys of {section or 'the top'}: {', '.join(sorted(known))}")
@@ -71,7 +71,7 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     """Keyword arguments for the section's ``_target_``, checked against its signature.
 
     Raises:
-        UnknownKeyError: a key that the target does not take.
+        UnknownKeyError: the target does not take a key.
         ConfigError: the target cannot be imported, a required argument is missing, or a value is of another type.
     """
     signature = inspect.signature(load_target(section.target, f"{path}._target_"))
@@ -79,7 +79,7 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     own = [f.alias or name for name, f in type(section).model_fields.items()]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     if isinstance(section, ModelConfig) and (takes_any or "freeze_pattern" in signature.parameters):
-        # It may choose number formats by what is frozen.
+        # The target may choose number formats by what is frozen.
         given |= {"freeze_pattern": section.freeze_pattern} if section.freeze_pattern is not None else {}
     for name in given:
         if name not in signature.parameters and not takes_any:
@@ -93,7 +93,7 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
 
 
 def _of_type(annotation: Any, names: dict[str, Any], value: Any, key: str) -> Any:
-    """``value`` as the target's annotation wants it, or as it is where the annotation is none that can be checked."""
+    """``value`` converted to the target's annotation, or unchanged if that cannot be checked."""
     try:
         hints = get_type_hints(SimpleNamespace(__annotations__={"value": annotation}), names)
         adapter = TypeAdapter(hints["value"])

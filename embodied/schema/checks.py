@@ -1,4 +1,4 @@
-"""Combinations that cannot work."""
+"""Refuses combinations of settings that cannot work."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _check_filter(algorithm: AlgorithmConfig) -> None:
 
 
 def _check_weights(algorithm: AlgorithmConfig) -> None:
-    """What trains nothing or weighs nothing."""
+    """Refuse settings that would train nothing or weigh nothing."""
     if algorithm.critic_warmup_steps and algorithm.adv_type != "gae":
         raise ConfigError(
             f"algorithm.critic_warmup_steps {algorithm.critic_warmup_steps} trains the value head alone, and "

@@ -1,7 +1,7 @@
 """Composes overrides into one checked configuration: hydra composes the YAML groups, :mod:`embodied.schema` checks.
 
-``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``; :data:`SHORT` has more. A key may be set whether or
-not a YAML file mentions it (no ``+`` needed): the schema, not the files, says which keys exist.
+``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``; :data:`SHORT` has more. The schema, not the files,
+decides which keys exist: a key that no YAML file mentions needs no ``+``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Composed:
     """The configuration that the command line asked for."""
 
     config: schema.Config
-    resolved: dict[str, Any]  # plain mapping, every default filled in; what is saved and compared on resume
+    resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
@@ -40,7 +40,7 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
         config_dirs: folders with more group files.
 
     Raises:
-        ConfigError: anything that is wrong, with the fix.
+        ConfigError: anything is wrong; it names the fix.
     """
     raw = _hydra(_expand(overrides), config_name, config_dirs)
     choices = raw["hydra"]["runtime"]["choices"]
@@ -110,23 +110,23 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
         GlobalHydra.instance().clear()
     choices = {"hydra": {"runtime": {"choices": dict(config.hydra.runtime.choices)}}}
     with open_dict(config):
-        del config["hydra"]  # it has references of its own that only hydra's launcher can resolve
+        del config["hydra"]  # only hydra's launcher can resolve the references in it
     return {**OmegaConf.to_container(config, resolve=False), **choices}  # type: ignore[dict-item]
 
 
 def _search_path(folder: str) -> str:
-    """Writes a folder as an element of a list in hydra's grammar, whatever characters its name has."""
+    """Quotes a folder as a list element in hydra's grammar, whatever characters its name has."""
     return _quoted(f"file://{Path(folder).resolve()}")
 
 
 def _quoted(text: str) -> str:
-    """Writes a text in hydra's grammar, whatever characters it has."""
+    """Quotes a text in hydra's grammar, whatever characters it has."""
     escaped = text.replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
-    """Turns hydra's error into ours; it names the nearest known group or group file if one is unknown."""
+    """Turns hydra's error into ours, with the nearest known group or group file if one is unknown."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         group = key.split("@")[0]

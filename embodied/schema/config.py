@@ -28,7 +28,7 @@ class Config(Section):
 
 
 def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:
-    """Every default of a section as a nested mapping, so that ``${runner.seed}`` finds it if no file mentions it."""
+    """Every default of a section as a nested mapping: ``${runner.seed}`` works even if no file mentions that key."""
     found: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         kind = field.annotation

@@ -1,4 +1,4 @@
-"""Simulators and how they are driven: ``env.*`` and ``rollout.*``."""
+"""Sections of simulators and rollouts: ``env.*`` and ``rollout.*``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run: where it lives, how long it lasts, on which processes."""
+"""Sections of the run: its folder, its length, its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BACKENDS_KEY = "runner.logger.logger_backends"
 
 
 def _tracker(name: str) -> str:
-    """A tracker of ours, or the dotted path of a user's class that can be imported and takes what trackers get."""
+    """Check a tracker's name: one of ours, or the dotted path of a user's class with a tracker's arguments."""
     if name in TRACKERS:
         return name
     if "." not in name:

@@ -1,9 +1,9 @@
-"""``python -m embodied.tools.bench env=libero_10 …``: where a rollout's time goes on this machine, and sizes for it.
+"""``python -m embodied.tools.bench env=libero_10 …``: measures where a rollout's time goes and proposes sizes.
 
-Takes the same overrides as ``embodied.train``. Runs one env worker alone (so neighbours that share memory bandwidth or
-a GPU are not seen) and the policy at a few batch sizes; trains nothing and leaves nothing. The proposal follows from a
-small model: workers until the cores or the memory are used up, a second slot for each worker where it would otherwise
-wait for the policy, and the smallest batch at which the policy keeps up with all workers.
+Takes the same overrides as ``embodied.train``. Runs one env worker and the policy at a few batch sizes; trains nothing
+and leaves no files. The worker runs alone: neighbours that share memory bandwidth or a GPU are not measured. The
+proposal is simple: workers until cores or memory are used up, a second slot for each worker that would otherwise wait
+for the policy, and the smallest batch at which the policy keeps up with all workers.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 
     from embodied.protocols import Policy
 
-CHUNKS = 12  # that are measured
+CHUNKS = 12  # number of measured chunks
 BATCHES = (1, 2, 4, 8, 16)
-POLICY_S = 5.0  # at most so long for one batch size, but three calls
-WORTH_A_SLOT = 0.1  # of a chunk's time: a longer wait for the policy is worth a second slot a worker
-MEMORY_SHARE = 0.8  # of what is free, for workers
+POLICY_S = 5.0  # time limit for one batch size, but at least three calls
+WORTH_A_SLOT = 0.1  # share of a chunk's time; a longer wait for the policy is worth a second slot
+MEMORY_SHARE = 0.8  # share of the free memory for workers
 
 
 @dataclass(frozen=True)
 class EnvCost:
-    """Seconds and bytes that one worker with one slot takes; ``step_s`` and ``render_s`` are of one chunk."""
+    """Seconds and bytes of one worker with one slot. ``step_s`` and ``render_s`` are for one chunk."""
 
     start_s: float
     first_reset_s: float
     reset_s: float
     step_s: float
     render_s: float
-    cpu_share: float  # CPU seconds a second of work; the rest it waits (for a GPU, a device, another process)
+    cpu_share: float  # CPU seconds per second of work; the rest is waiting (GPU, device, other process)
     memory: int
 
     @property
@@ -90,7 +90,7 @@ class Proposal:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 for an error that is explained."""
+    """Returns the exit status: 0, or 2 after an explained error."""
     try:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
         run(check(compose(overrides, "train", folders), Group()), make_console())
@@ -171,7 +171,7 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
 
 
 def _reset(pool: Pool, max_steps: int, start: int) -> Completion:
-    """Resets to one of the first task's starts. Going back to a start costs less than its first time."""
+    """Resets to one of the first task's starts. Returning to a start costs less than the first visit."""
     command = Command(
         Kind.RESET, 0, next_row=0, task_id=0, init_state_id=start, seed=start, max_steps=max_steps,
         ignore_terminations=True,
@@ -209,7 +209,7 @@ def measure_policy(
 
             def call(batch: Any = batch, noise: torch.Tensor = drawn_noise) -> None:
                 decision = policy.act(batch, noise, drawn)
-                decision.fields["actions"].cpu()  # waits for the device, as the rollout does
+                decision.fields["actions"].cpu()  # wait for the device, as the rollout does
 
             seconds[rows] = _median_seconds(call)
     return seconds
@@ -233,11 +233,11 @@ def propose(env: EnvCost, calls: Mapping[int, float], machine: Machine, config: 
 
     Args:
         calls: seconds of a policy call by its rows.
-        chunks: of an episode that runs to its step limit.
+        chunks: chunks of an episode that runs to its step limit.
     """
     reasons: dict[str, str] = {}
     workers = _workers(env, machine, reasons)
-    rate = workers / (env.chunk_s + env.reset_s / chunks)  # records a second that the workers can make
+    rate = workers / (env.chunk_s + env.reset_s / chunks)  # records per second that the workers can make
     fits = max(workers, int(MEMORY_SHARE * machine.free_memory / max(env.memory, 1)))
     wait = call_s(calls, config, workers, workers) / env.chunk_s
     slots = min(2 * workers, fits) if wait > WORTH_A_SLOT else workers
@@ -281,7 +281,7 @@ def _workers(env: EnvCost, machine: Machine, reasons: dict[str, str]) -> int:
 def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) -> float:
     """Returns the seconds in which the policy answers ``rows`` of ``slots``.
 
-    A call has at most ``rollout.policy_batch`` rows, and is filled up where its shape is fixed.
+    A call has at most ``rollout.policy_batch`` rows. It is filled up if its shape is fixed.
     """
     most = policy_batch(config.rollout, slots)
     whole, rest = divmod(rows, most)
@@ -289,7 +289,7 @@ def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) ->
 
 
 def _filled_up(config: Config) -> bool:
-    """Whether the policy's calls have one shape, so that smaller batches cost as much as whole ones."""
+    """Whether the policy's calls have one shape, so that smaller batches cost as much as full ones."""
     return config.runner.deterministic or not config.rollout.enforce_eager
 
 

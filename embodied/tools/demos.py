@@ -1,9 +1,9 @@
-"""``python -m embodied.tools.demos env=NAME episodes=200``: demonstrations by the env's expert, as a LeRobot data set.
+"""``python -m embodied.tools.demos env=NAME episodes=200``: records the env's expert as a LeRobot data set.
 
-Attempt i runs from start i of the list from which training takes its starts, a function of ``runner.seed`` alone. The
-first ``demos.episodes`` attempts that succeed are kept, in their order, so that the number of workers changes no bit.
-The same command goes on after the last attempt that was kept. A worker that fails is replaced and its attempt redone;
-the workers' logs are beside the data set, in ``PATH.logs``.
+Attempt i runs from start i of training's list of starts, a function of ``runner.seed`` alone. The first
+``demos.episodes`` successful attempts are kept in their order: the number of workers changes no bit. The same command
+continues after the last kept attempt. A failed worker is replaced and its attempt redone. The workers' logs are beside
+the data set, in ``PATH.logs``.
 
     attempts 0, 1, 2 … ──▶ pool of workers (env, expert) ──▶ in order ──▶ successes ──▶ embodied.data.lerobot_writer
 """
@@ -41,7 +41,7 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
     """Record until ``demos.episodes`` are there, or a stop signal comes.
 
     Raises:
-        ConfigError: the env has no expert, or other settings that cannot be.
+        ConfigError: the env has no expert, or settings cannot work together.
         DatasetError: too few of the attempts succeed.
         WorkerDiedError, WorkerHungError: a worker failed too often in a row; what was recorded stays.
     """
@@ -122,7 +122,7 @@ def _start(side: EnvSide, seed: int, attempt: int) -> Start:
 
 
 def in_order(results: Iterator[tuple[int, Recording | None]], first: int) -> Iterator[tuple[int, Recording | None]]:
-    """The same results by number of the attempt, from ``first`` on; those that come early are kept back."""
+    """Sort results by attempt, from ``first`` on. Early ones are held back."""
     early: dict[int, Recording | None] = {}
     due = first
     for attempt, recording in results:

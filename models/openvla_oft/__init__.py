@@ -22,7 +22,7 @@ def build_policy(**kwargs: Any) -> OpenVLAOFTPolicy:
     """Build the policy on the CPU, from a checkpoint or at random.
 
     Raises:
-        ConfigError: a key under ``actor.model`` that is unknown, wrong, or contradicts the checkpoint.
+        ConfigError: a key under ``actor.model`` is unknown, has a wrong value, or contradicts the checkpoint.
         CheckpointError: the checkpoint is missing, damaged, or of another model.
     """
     from .build import build
@@ -30,7 +30,7 @@ def build_policy(**kwargs: Any) -> OpenVLAOFTPolicy:
     return build(Settings.from_kwargs(kwargs))
 
 
-# One list of keys: the configuration is checked against the signature, which is that of the dataclass.
+# The configuration is checked against this signature. Taking it from the dataclass keeps one list of keys.
 build_policy.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(Settings).parameters.values()]
 )

@@ -19,9 +19,9 @@ from embodied.errors import CheckpointError
 from ..shared.constants import constant
 from .config import N_BINS
 
-EPS = 1e-8  # of the OFT code, keeps constant dimensions finite
-BOUNDS_Q99, BOUNDS = "bounds_q99", "bounds"  # kinds of normalisation, by the names of the OFT code
-# Per kind, the entries of a dataset_statistics.json that are mapped to −1 and 1: 1 % and 99 % quantile, or extremes.
+EPS = 1e-8  # OFT's value; it keeps constant dimensions finite
+BOUNDS_Q99, BOUNDS = "bounds_q99", "bounds"  # OFT's names for the kinds of normalisation
+# Kind → entries of a dataset_statistics.json mapped to −1 and 1: 1 % and 99 % quantile, or minimum and maximum.
 ENTRIES = {BOUNDS_Q99: ("q01", "q99"), BOUNDS: ("min", "max")}
 
 
@@ -60,11 +60,11 @@ class Range:
     low: tuple[float, ...]  # [D], 1 % quantile or minimum of the data
     high: tuple[float, ...]  # [D], 99 % quantile or maximum
     mask: tuple[bool, ...]  # [D]
-    kind: str = BOUNDS_Q99  # which of the two: a key of ENTRIES
+    kind: str = BOUNDS_Q99  # a key of ENTRIES
 
     @classmethod
     def from_statistics(cls, statistics: Mapping[str, Any], what: str, kind: str = BOUNDS_Q99) -> Range:
-        """From one block of a dataset_statistics.json: the two entries of ``kind`` and, for actions, mask.
+        """Read one block of a dataset_statistics.json: the two entries of ``kind`` and, for actions, mask.
 
         Raises:
             CheckpointError: an entry is missing.
@@ -76,16 +76,16 @@ class Range:
         return cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)), kind)
 
     def to_statistics(self) -> dict[str, list[Any]]:
-        """The inverse of :meth:`from_statistics`."""
+        """Inverse of :meth:`from_statistics`."""
         return dict(zip((*ENTRIES[self.kind], "mask"), (list(self.low), list(self.high), list(self.mask)), strict=True))
 
     def unnormalize(self, values: Tensor, eps: float = EPS) -> Tensor:
-        """[…, D] in [−1, 1] → units of the data. OpenVLA before OFT has ``eps`` 0."""
+        """[…, D] in [−1, 1] → units of the data. OpenVLA before OFT uses ``eps`` 0."""
         low, high, mask = self._tensors(values)
         return torch.where(mask, 0.5 * (values + 1) * (high - low + eps) + low, values)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """[…, D] in units of the data → [−1, 1]. What is not scaled is clipped too, as in OFT's evaluation."""
+        """[…, D] in units of the data → [−1, 1]. Unscaled dimensions are clipped too, as in OFT's evaluation."""
         low, high, mask = self._tensors(values)
         return torch.where(mask, 2 * (values - low) / (high - low + EPS) - 1, values).clamp(-1.0, 1.0)
 
@@ -106,7 +106,7 @@ def _missing_entries(statistics: Mapping[str, Any], what: str, kind: str) -> Che
 
 
 def gripper_to_env(actions: Tensor, setup: str) -> Tensor:
-    """Last dimension from the datasets' convention (0 closed … 1 open) to the env's.
+    """Convert the last dimension from the datasets' convention (0 closed … 1 open) to the env's.
 
     libero: −1 opens, +1 closes (robosuite). bridge: +1 opens, −1 closes (SimplerEnv, ManiSkill). none: unchanged.
     """
@@ -121,7 +121,7 @@ def gripper_to_env(actions: Tensor, setup: str) -> Tensor:
 
 
 def gripper_from_env(actions: Tensor, setup: str) -> Tensor:
-    """The inverse of :func:`gripper_to_env`, for demonstrations: env's convention → 0 closed … 1 open."""
+    """Inverse of :func:`gripper_to_env`, for demonstrations: the env's convention → 0 closed … 1 open."""
     if setup == "none":
         return actions
     gripper = (1 + (-1 if setup == "libero" else 1) * actions[..., -1:]) / 2

@@ -1,4 +1,4 @@
-"""From settings to a policy: sizes → weights → adapters → what is trained → number formats."""
+"""Builds a policy from settings: sizes → weights → adapters → trained parameters → number formats."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from .settings import Settings, bad
 from .tokenizer import EMBEDDED, PromptTokenizer
 from .value_head import ValueHead
 
-TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they are never adapted
+TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they get no adapters
 
 
 def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTPolicy:
     """See :func:`embodied.models.openvla_oft.build_policy`.
 
     Args:
-        device: where random weights are drawn, so that 7B of them need not pass through the host's memory. The policy
-            still has to be brought there as a whole (``policy.to(device)``).
+        device: where random weights are drawn: 7B of them then need no host memory. The caller still moves the whole
+            policy there (``policy.to(device)``).
     """
     folder = None if settings.model_path is None else Folder.open(settings.model_path)
     net = _net_config(settings, folder)
@@ -77,7 +77,7 @@ def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
 
 
 def _is_open(settings: Settings, folder: Folder | None) -> bool:
-    """Whether observations have to tell which attention mask a checkpoint was trained with."""
+    """Whether the checkpoint's attention mask is still unknown and the first observations must settle it."""
     if folder is None or settings.attention != "auto" or settings.decoding == "autoregressive":
         return False
     return folder.policy.get("attention_open", "net" not in folder.policy)
@@ -86,11 +86,11 @@ def _is_open(settings: Settings, folder: Folder | None) -> bool:
 def build_network(
     settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None, device: torch.device | str = "cpu"
 ) -> OpenVLAOFT:
-    """Built without memory or random numbers, then filled."""
+    """Build the network without memory or random numbers, then fill it."""
     with torch.device("meta"):
         model = OpenVLAOFT(net, eos_id, settings.attn_implementation)
     if folder is None:
-        # Frozen weights never exist in float32; a few that are trained (lora_modules_to_save) start rounded.
+        # Frozen weights never exist in float32. The trained lora_modules_to_save therefore start rounded.
         model.to(FORMATS[settings.precision] if settings.is_lora else torch.float32).to_empty(device=device)
         initialize(model, net, settings.seed)
     else:
@@ -129,7 +129,7 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
         lora_alpha=settings.lora_scale,  # type: ignore[arg-type]  # peft only divides by it
         lora_dropout=settings.lora_dropout,
         target_modules=settings.lora_targets,
-        exclude_modules=r"proprio_projector\..*" if model.net.proprio_dim else None,  # trained in full
+        exclude_modules=r"proprio_projector\..*" if model.net.proprio_dim else None,  # it is trained in full
         init_lora_weights=settings.lora_init_weights,  # type: ignore[arg-type]
         use_rslora=settings.lora_use_rslora,
         rank_pattern=dict(settings.lora_rank_pattern or {}),
@@ -141,7 +141,7 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
 
 
 def _choose_trained(policy: OpenVLAOFTPolicy, settings: Settings) -> None:
-    """Adapters, value head and what starts from scratch, or everything; then the two keys that override."""
+    """Train adapters, value head and new parts, or everything; then apply trainable_map and freeze_pattern."""
     names = [name for name, _ in policy.named_parameters()]
     _check_matches(names, settings)
     for name, parameter in policy.named_parameters():
@@ -161,7 +161,7 @@ def _is_trained(name: str, settings: Settings) -> bool:
 
 
 def _begins(name: str, prefix: str) -> bool:
-    """Prefixes may be the checkpoint's names, which lack the policy's own ``model.``"""
+    """Whether ``name`` begins with ``prefix``, with or without the policy's own ``model.`` in front."""
     return name.startswith(prefix) or name.removeprefix("model.").startswith(prefix)
 
 
@@ -171,7 +171,7 @@ def _inside(name: str, module: str) -> bool:
 
 
 def _check_matches(names: list[str], settings: Settings) -> None:
-    """A pattern that matches nothing is a mistake."""
+    """Refuse a pattern that matches no parameter."""
     given = {
         "freeze_pattern": {p: any(re.search(p, n) for n in names) for p in settings.freeze_patterns},
         "trainable_map": {p: any(_begins(n, p) for n in names) for p in settings.trainable_map or {}},
@@ -187,13 +187,13 @@ def _check_matches(names: list[str], settings: Settings) -> None:
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:
-    """Frozen weights take the arithmetic's format, trained ones stay float32: 16 bits would round updates away."""
+    """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away."""
     for parameter in policy.parameters():
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else FORMATS[precision])
 
 
 def _enable_checkpointing(policy: OpenVLAOFTPolicy) -> None:
-    """Set on the layers: the name of transformers' own switch changed within version 5."""
+    """Set it on the layers: transformers renamed its own switch within version 5."""
     layers: Any = policy.model.language_model.model.layers
     for layer in layers:
         layer.gradient_checkpointing = True

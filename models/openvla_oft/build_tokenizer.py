@@ -1,6 +1,6 @@
 """Makes ``assets/tokenizer.json``: a byte-fallback BPE of at most 768 tokens with Llama 2's conventions.
 
-Run again after changing the sentences below (no download; the result is the same each time)::
+Run it again after changing the sentences below. It downloads nothing and gives the same result each time::
 
     python -m embodied.models.openvla_oft.build_tokenizer
 
@@ -93,7 +93,7 @@ SENTENCES = (
 
 
 def corpus() -> list[str]:
-    """Prompts of a few thousand sentences such as LIBERO's, ManiSkill's and Bridge's."""
+    """Prompts of a few thousand sentences in the style of LIBERO, ManiSkill and Bridge."""
     picks = [f"{verb} the {thing}" for verb, thing in product(VERBS, THINGS)]
     coloured = [f"{verb} the {colour} {thing}" for verb, colour, thing in product(VERBS[:4], COLOURS, THINGS[:8])]
     puts = [
@@ -104,8 +104,8 @@ def corpus() -> list[str]:
 
 
 def _conventions(tokenizer: Tokenizer) -> Tokenizer:
-    """Spaces become '▁', one in front. Pieces begin at '▁' and at punctuation: a trailing '▁' always stays alone, and a
-    noun is the same token before "?" as elsewhere."""
+    """Turn spaces into '▁' and put one in front. Pieces begin at '▁' and at punctuation: a trailing '▁' always stays
+    alone, and a noun is the same token before "?" as elsewhere."""
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(SPACE, "merged_with_next"), pre_tokenizers.Punctuation()]
@@ -121,7 +121,7 @@ def build() -> Tokenizer:
     tokenizer = _conventions(Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)))
     trainer = trainers.BpeTrainer(vocab_size=VOCAB - 1, special_tokens=[*SPECIAL, *BYTES], show_progress=False)
     tokenizer.train_from_iterator(corpus(), trainer)
-    # The trainer registers the byte tokens as special; as such, "<0x41>" in a text would match one.
+    # Made anew: the trainer registers byte tokens as special, and then the text "<0x41>" would match one.
     model = models.BPE(
         vocab=_vocab(tokenizer), merges=_merges(tokenizer), unk_token="<unk>", byte_fallback=True, fuse_unk=True
     )

@@ -1,4 +1,4 @@
-"""Folders in the layout of the released checkpoints: reading, exact loading, writing.
+"""Reads and loads folders in the layout of the released checkpoints.
 
     config.json               text sizes, dataset statistics (norm_stats)
     model*.safetensors        weights, one file or several with model.safetensors.index.json
@@ -6,12 +6,12 @@
     preprocessor_config.json  pixel normalisation
     tokenizer.json
     proprio_projector--*.pt   optional, from OFT fine-tuning
-    vision_backbone--*.pt     optional, towers with FiLM layers (see .film); instead of those in the weights
+    vision_backbone--*.pt     optional, towers with FiLM layers (see .film); they replace those in the weights
     policy.json               ours: what config.json does not say (attention, images, chunk, …)
 
-Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, every parameter is filled. Names that
-other programs give to the same tensors are understood (:mod:`.names`). Without policy.json, sizes are those of the
-tensors (:mod:`.shapes`) and conventions those of the configuration.
+Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, and every parameter is filled. Other
+programs' names for the same tensors are understood (:mod:`.names`). Without policy.json, sizes come from the tensors
+(:mod:`.shapes`) and conventions from the configuration.
 """
 
 from __future__ import annotations
@@ -58,18 +58,19 @@ def ignored(config: NetConfig) -> list[re.Pattern[str]]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A checkpoint folder whose files are there; nothing is loaded yet."""
+    """A checkpoint folder with all its files; nothing is loaded yet."""
 
     path: Path
 
     @classmethod
     def open(cls, model_path: str, for_tokens: bool = True) -> Folder:
-        """
+        """Check that ``model_path`` is such a folder.
+
         Args:
             for_tokens: refuse a checkpoint whose actions do not come from tokens.
 
         Raises:
-            CheckpointError: it is no such folder, or one that token RL cannot start from.
+            CheckpointError: it is no such folder, or token RL cannot start from it.
         """
         path = Path(model_path).expanduser()
         if not path.is_dir():
@@ -90,7 +91,7 @@ class Folder:
 
     @cached_property
     def policy(self) -> dict[str, Any]:
-        """The sidecar; empty for checkpoints of others."""
+        """Content of policy.json; empty if there is none."""
         return read_json(self.path / "policy.json") if (self.path / "policy.json").is_file() else {}
 
     @property
@@ -99,15 +100,15 @@ class Folder:
 
     @property
     def pixel_statistics(self) -> Sequence[Mapping[str, Any]] | None:
-        """``tvf_normalize_params`` (not ``means``/``stds``, which were not what training used), or None."""
+        """``tvf_normalize_params`` or None. ``means`` and ``stds`` are not read: training did not use them."""
         file = self.path / "preprocessor_config.json"
         return read_json(file).get("tvf_normalize_params") if file.is_file() else None
 
     def net_config(self, hints: Sequence[TowerHints] = NO_HINTS) -> NetConfig:
-        """Sizes and conventions if there is a sidecar; of other folders the sizes.
+        """Sizes and conventions from policy.json; without that file, only the sizes.
 
         Args:
-            hints: what the tensors of towers other than the released ones do not tell.
+            hints: sizes that cannot be read from the tensors of unreleased towers.
         """
         if "net" in self.policy:
             return self._recorded(self.policy["net"])
@@ -135,20 +136,20 @@ class Folder:
             ) from error
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
-        """Name and statistics of one dataset. Keys may lack the suffix ``_no_noops``."""
+        """Name and statistics of one dataset. ``unnorm_key`` may lack the suffix ``_no_noops``."""
         known: dict[str, Any] = dict(self.config.get("norm_stats") or {})
         if (self.path / "dataset_statistics.json").is_file():
             known |= read_json(self.path / "dataset_statistics.json")
         return choose_statistics(known, unnorm_key, str(self.path))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by its released name, mapped from the files; of two by one name the later counts."""
+        """Every tensor by its released name, memory-mapped. If two have the same name, the later one counts."""
         for file in weight_files(self.path):
             yield from ((released_name(name), tensor) for name, tensor in read_safetensors(file))
         yield from self._extras()
 
     def shapes(self) -> dict[str, Sequence[int]]:
-        """Of every tensor by its released name, from the headers of the files."""
+        """Shape of every tensor by its released name, from the headers of the files."""
         found: dict[str, Sequence[int]] = {
             released_name(name): shape for file in weight_files(self.path) for name, shape in read_shapes(file)
         }
@@ -182,7 +183,7 @@ def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> 
 
 
 def load_exact(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore: list[re.Pattern[str]]) -> None:
-    """Fill ``module`` (which may be on the meta device) with exactly these tensors, without a copy.
+    """Fill ``module`` with exactly these tensors, without a copy. It may be on the meta device.
 
     Raises:
         CheckpointError: lists missing, unknown and misshapen tensors.
@@ -224,6 +225,6 @@ def _load_fix(missing: list[str], unknown: list[str]) -> str:
 
 
 def dead_tensors(folder: Folder, config: NetConfig) -> dict[str, Tensor]:
-    """What :func:`ignored` leaves out, for an export that the original code can load."""
+    """Tensors that :func:`ignored` leaves out. The original code needs them to load an export."""
     patterns = ignored(config)
     return {name: tensor for name, tensor in folder.tensors() if any(p.match(name) for p in patterns)}

@@ -15,13 +15,13 @@ RELEASED_TARGETS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
     *("qkv", "proj", "fc1", "fc2", "fc3"),
 )
-DEAD_TARGETS = ("q", "kv")  # in the released list too, but only in attn_pool, which is not built
+DEAD_TARGETS = ("q", "kv")  # released targets that occur only in attn_pool, which is not built
 VOCAB_MULTIPLE = 64  # embedding rows are padded to the next multiple, leaving room for <PAD>
 
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """One vision transformer, described as in its checkpoint: the last of ``depth`` blocks is never run."""
+    """One vision transformer as in its checkpoint. The last of the ``depth`` blocks is never run."""
 
     width: int
     depth: int
@@ -33,7 +33,7 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Everything that fixes the shape of the network and what it computes; equal configs load equal weights."""
+    """Everything that fixes the network's shapes and what it computes. Equal configs load equal weights."""
 
     image_size: int  # H = W, pixels
     patch_size: int
@@ -44,10 +44,10 @@ class NetConfig:
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    initializer_range: float = 0.02  # of weight matrices, random initialisation only
+    initializer_range: float = 0.02  # std of weight matrices, random initialisation only
     pos_embed_std: float = 0.02  # random initialisation only
     layer_scale_init: float = 1e-5  # random initialisation only
-    rms_norm_eps: float = 1e-6  # the released checkpoints rely on this default of LlamaConfig (Meta's own is 1e-5)
+    rms_norm_eps: float = 1e-6  # LlamaConfig's default, as released; Meta's own value is 1e-5
     rope_theta: float = 1e4
     attention: str = "bidirectional"  # or causal; a property of the checkpoint
     stop_token: bool = True  # </s> after the placeholders
@@ -55,7 +55,7 @@ class NetConfig:
     proprio_dim: int = 0  # 0 = no proprio token
     num_action_chunks: int = 8  # K
     action_dim: int = 7  # A
-    decoding: str = "parallel"  # or autoregressive, as OpenVLA before OFT: one token after the other, one action a call
+    decoding: str = "parallel"  # or autoregressive (OpenVLA before OFT): token by token, one action a call
     film: bool = False  # the instruction modulates the vision towers (OFT+)
 
     @property
@@ -83,7 +83,7 @@ class NetConfig:
 
     @property
     def tail_tokens(self) -> int:
-        """Tokens of the sequence after the prompt: the placeholders, or the action tokens but the last."""
+        """Tokens after the prompt: the placeholders, or all action tokens except the last."""
         return self.action_tokens - 1 if self.autoregressive else self.action_tokens + self.stop_token
 
     @property
@@ -98,12 +98,12 @@ class NetConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NetConfig:
-        """The inverse of :meth:`to_dict`. Raises TypeError for missing or unknown names."""
+        """Inverse of :meth:`to_dict`. Raises TypeError for missing or unknown names."""
         towers = {name: TowerConfig(**values[name]) for name in ("featurizer", "fused_featurizer")}
         return cls(**{**values, **towers})
 
     def differences(self, other: NetConfig) -> list[str]:
-        """Names of the fields that differ, leaving out those that only matter for random initialisation."""
+        """Names of the fields that differ, except those that only matter for random initialisation."""
         only_init = {"initializer_range", "pos_embed_std", "layer_scale_init"}
         names = [f.name for f in fields(self) if f.name not in only_init]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
@@ -130,9 +130,9 @@ TINY = replace(
     vocab_size=1024,
     hidden_size=128,
     intermediate_size=352,
-    num_hidden_layers=3,  # the zero placeholders leave the first layer without any notion of position
+    num_hidden_layers=3,  # zero placeholders give the first layer no sense of position
     num_attention_heads=4,
-    # From scratch, the values of large pretrained networks are far too small at this width.
+    # At this width, the initial values of large networks are far too small to train from scratch.
     initializer_range=0.08,
     pos_embed_std=0.5,
     layer_scale_init=1.0,
@@ -144,7 +144,7 @@ PRESETS = {"tiny": TINY, "7b": OPENVLA_7B}
 def resize_towers(
     config: NetConfig, width: int | None, depths: tuple[int | None, int | None], heads: tuple[int | None, int | None]
 ) -> NetConfig:
-    """``config`` with both towers of another width, depth or number of heads; the MLP keeps its ratio to the width."""
+    """Returns ``config`` with another width, depth or number of heads for both towers. The MLP ratio stays."""
 
     def resized(tower: TowerConfig, depth: int | None, heads: int | None) -> TowerConfig:
         new_width = tower.width if width is None else width

@@ -1,9 +1,9 @@
 """Vision towers with FiLM layers as OFT+ writes them: ``vision_backbone--{step}_checkpoint.pt``.
 
-The file holds the whole vision backbone as it was trained: blocks are wrapped (``blocks.N.block.…`` beside
-``blocks.N.scale.…`` and ``blocks.N.shift.…``), names may begin with DDP's ``module.``, and LoRA adapters stand beside
-their layers (``….base_layer.weight``, ``….lora_A.default.weight``) with OFT's scale min(r, 16) / r. They are merged
-here in float32.
+The file holds the whole vision backbone as it was trained. Blocks are wrapped (``blocks.N.block.…`` beside
+``blocks.N.scale.…`` and ``blocks.N.shift.…``). Names may begin with DDP's ``module.``. LoRA adapters stand beside their
+layers (``….base_layer.weight``, ``….lora_A.default.weight``) with OFT's scale min(r, 16) / r; they are merged here in
+float32.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 def read_film(file: Path) -> dict[str, Tensor]:
-    """Tensors under the names of the network. Raises CheckpointError if the file cannot be read."""
+    """Tensors of ``file`` under the network's names. Raises CheckpointError if the file cannot be read."""
     return _merged({released_name(name): tensor for name, tensor in read_pt(file).items()})
 
 
 def film_file(towers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of :func:`read_film`, without adapters."""
+    """Inverse of :func:`read_film`, without adapters."""
     return {re.sub(r"(blocks\.\d+)\.(?!scale\.|shift\.)", r"\1.block.", name): t for name, t in towers.items()}
 
 
@@ -42,6 +42,6 @@ def _merged(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _delta(a: Tensor, b: Tensor) -> Tensor:
-    """``s · B A``; convolutions have kernels behind the two dimensions."""
+    """``s · B A``. In a convolution the kernel dimensions follow the first two."""
     rank = a.shape[0]
     return (min(rank, 16) / rank) * (b.float().flatten(1) @ a.float().flatten(1))

@@ -1,7 +1,7 @@
-"""Floating-point operations of the network by formula: two for each multiply-add of a matrix product or convolution.
+"""FLOPs of the network by formula: two for each multiply-add of a matrix product or convolution.
 
-What is counted is the work that a chunk needs: norms, activations, adapters and the value head (together about 2 % at
-7B) are left out, and so is everything that a slower path computes besides. Shapes: S tokens, d width, T action tokens.
+Only the work that a chunk needs is counted. Norms, activations, adapters and the value head (together about 2 % at 7B)
+are left out, and so is the extra work of slower paths. Shapes: S tokens, d width, T action tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .config import N_BINS, NetConfig, TowerConfig
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one row's forward pass."""
+    """FLOPs of one row's forward pass."""
 
     vision: int
-    projector: int  # and proprio token
-    linears: int  # of the language model
-    attention: int  # of the language model, both products
+    projector: int  # with the proprio token
+    linears: int  # linear layers of the language model
+    attention: int  # both products of the language model's attention
     head: int  # 256 rows at T positions
 
     @property
@@ -27,7 +27,8 @@ class Flops:
 
 
 def forward_flops(net: NetConfig, prompt_tokens: int) -> Flops:
-    """
+    """FLOPs of one row's forward pass.
+
     Args:
         prompt_tokens: length of the prompt with BOS and padding.
     """
@@ -44,8 +45,11 @@ def forward_flops(net: NetConfig, prompt_tokens: int) -> Flops:
 
 
 def training_flops(net: NetConfig, prompt_tokens: int, lora: bool, checkpointing: bool) -> int:
-    """Of one row's forward and backward pass. The backward pass costs one forward pass for the gradients of the
-    activations and, unless the weights are frozen, one for those of the weights; recomputing costs one more."""
+    """FLOPs of one row's forward and backward pass.
+
+    The backward pass costs one forward pass for the gradients of activations and, unless the weights are frozen, one
+    for the gradients of weights. Recomputation costs one more.
+    """
     passes = 2 + (not lora) + checkpointing
     return passes * forward_flops(net, prompt_tokens).total
 
@@ -56,7 +60,7 @@ def sequence_length(net: NetConfig, prompt_tokens: int) -> int:
 
 
 def _tower(tower: TowerConfig, net: NetConfig) -> int:
-    """The last block is never run."""
+    """FLOPs of one tower; its last block is never run."""
     tokens, width = net.patches + tower.prefix_tokens, tower.width
     block = 2 * tokens * (4 * width * width + 2 * width * tower.mlp_width) + 4 * tokens * tokens * width
     embedding = 2 * net.patches * 3 * net.patch_size**2 * width

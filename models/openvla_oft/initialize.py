@@ -1,5 +1,7 @@
-"""Random weights as a pure function of (seed, parameter name, kind of device): adding a head changes no other weight,
-and nothing touches the global random state."""
+"""Random weights as a pure function of (seed, parameter name, kind of device).
+
+Adding a head changes no other weight, and nothing touches the global random state.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from .config import NetConfig
 
 
 def initialize(module: nn.Module, config: NetConfig, seed: int, prefix: str = "") -> None:
-    """Fill every parameter of ``module`` in place; it may come from ``to_empty`` and hold anything before."""
+    """Fill every parameter of ``module`` in place. Its old values do not matter; it may come from ``to_empty``."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             _fill(parameter, prefix + name, config, seed)
@@ -34,12 +36,12 @@ def _fill(parameter: Tensor, name: str, config: NetConfig, seed: int) -> None:
 def _std(parameter: Tensor, name: str, config: NetConfig) -> float:
     if name.endswith("pos_embed"):
         return config.pos_embed_std
-    if name.startswith("value_head"):  # keeps values of order one whatever the width of the network
+    if name.startswith("value_head"):  # keeps values of order one at any width
         return 1.0 / math.sqrt(parameter.shape[1])
     return config.initializer_range
 
 
 def _normal(shape: torch.Size, seed: int, name: str, device: torch.device) -> Tensor:
-    # Hashed together: torch's generator on the CPU only looks at 32 bits of a seed.
+    # Seed and name are hashed together because torch's CPU generator uses only 32 bits of a seed.
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     return torch.randn(shape, generator=generator, device=device)

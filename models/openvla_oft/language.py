@@ -17,7 +17,7 @@ from .config import N_BINS, NetConfig
 
 
 def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:
-    """Written out in full: the checkpoints' text_config leaves nearly everything to defaults that differ elsewhere."""
+    """LlamaConfig with every value written out: the checkpoints rely on defaults, and those differ elsewhere."""
     return LlamaConfig(  # type: ignore[call-arg]
         vocab_size=config.padded_vocab,
         hidden_size=config.hidden_size,
@@ -30,7 +30,7 @@ def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:
         max_position_embeddings=2048,
         tie_word_embeddings=False,
         use_cache=False,
-        is_causal=config.attention == "causal",  # read at every call, see LanguageModel.set_attention
+        is_causal=config.attention == "causal",  # read at every call; see LanguageModel.set_attention
         attn_implementation=attn_implementation,
     )
 
@@ -49,7 +49,7 @@ class LanguageModel(nn.Module):
         return self.model.embed_tokens(ids)
 
     def set_attention(self, attention: str) -> None:
-        """``bidirectional`` or ``causal``, from the next call on."""
+        """Set the mask to ``bidirectional`` or ``causal`` from the next call on."""
         self.causal = attention == "causal"
         self.model.config.is_causal = self.causal
 
@@ -58,9 +58,9 @@ class LanguageModel(nn.Module):
 
         Args:
             embeddings: [B, S, d].
-            present: bool [B, S], False at padding, which no token sees and which takes no position; None = no padding,
-                which lets the attention kernel go without a mask. With a cache, [B, cached + S].
-            cache: keys and values of the tokens before; those of these tokens are added.
+            present: bool [B, S], False at padding. No token sees padding, and padding takes no position. None = no
+                padding, and the attention kernel needs no mask. With a cache, [B, cached + S].
+            cache: keys and values of earlier tokens; those of these tokens are added.
 
         Returns:
             [B, S, d], meaningless at padding.
@@ -78,21 +78,24 @@ class LanguageModel(nn.Module):
         return DynamicCache(config=self.model.config)
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the 256 action tokens only: [B, T, d] → float32 [B, T, 256]. Adapters on lm_head take part.
+        """Logits of the 256 action tokens only: [B, T, d] → float32 [B, T, 256]. Adapters on lm_head are applied.
 
-        Always in float32: near 10 the steps of bf16 are 0.06, which is the size of a policy update.
+        They are always float32: near 10 the steps of bf16 are 0.06, as large as a policy update.
         """
         with torch.autocast(hidden.device.type, enabled=False):
             return sliced_linear(self.lm_head, hidden, self.action_rows)
 
     def rebuild_rotary(self) -> None:
-        """Rotary frequencies are not in checkpoints; after a construction on the meta device they hold no values."""
+        """Compute the rotary frequencies. Checkpoints lack them, and on the meta device they get no values."""
         self.model.rotary_emb = LlamaRotaryEmbedding(self.model.config)
 
     def _mask(self, present: Tensor, dtype: torch.dtype, cached: int) -> Tensor:
-        """Bool [B, 1, 1 or S, cached + S] (additive for eager attention). Made here rather than from the 2-D mask: then
-        neither kernel nor device synchronisation depends on what a batch happens to hold. The flash-attn package has
-        no other kernel than that of packed rows, made from the 2-D mask."""
+        """Bool [B, 1, 1 or S, cached + S], additive for eager attention.
+
+        It is made here and not by transformers from the 2-D mask: then neither kernel nor device synchronisation
+        depends on the content of a batch. The flash-attn package only has a kernel for packed rows, made from the 2-D
+        mask.
+        """
         if self.implementation == "flash_attention_2":
             return present
         mask = present[:, None, None, :]

@@ -5,9 +5,9 @@ Sequence (patches of all images, one proprio token if there is one, prompt endin
     [BOS] [patches × n] [proprio?] [prompt … ▁] [T zero embeddings] [</s>?]
                                             └── read-out ──┘
 
-The placeholders are zero vectors that only their position tells apart. The read-out is shifted by one: the last prompt
-token predicts action token 0, placeholder i−1 predicts action token i. Decoded autoregressively (OpenVLA before OFT),
-the placeholders are the action tokens themselves and there is no stop token; the read-out is the same.
+The placeholders are zero vectors; only their positions differ. The read-out is shifted by one: the last prompt token
+predicts action token 0, placeholder i−1 predicts action token i. In autoregressive decoding (OpenVLA before OFT) the
+action tokens themselves take the placeholders' place and there is no stop token; the read-out is the same.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .vision import VisionBackbone
 
 
 class ReadOut(NamedTuple):
-    hidden: Tensor  # [B, T, d]; hidden[:, 0] is that of the last prompt token
+    hidden: Tensor  # [B, T, d]; hidden[:, 0] belongs to the last prompt token
     logits: Tensor  # float32 [B, T, 256], of token ids first_action_id … first_action_id + 255
 
 
 class Inputs(NamedTuple):
-    """What the network reads of B observations."""
+    """The network's inputs for B observations."""
 
     pixels: Tensor  # float [B, 6·n, H, W], normalised
     prompt: Tensor  # int64 [B, L]: BOS, padding, then the text's tokens
@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
 
 
 class OpenVLAOFT(nn.Module):
-    """Parameter names are those of the checkpoints (``proprio_projector`` is a file of its own there)."""
+    """The whole network. Parameters have the checkpoints' names; ``proprio_projector`` is a separate file there."""
 
     def __init__(self, config: NetConfig, eos_id: int, attn_implementation: str = "sdpa") -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class OpenVLAOFT(nn.Module):
         """One pass over the whole sequence; the first four arguments are those of :class:`Inputs`.
 
         Args:
-            tokens: int64 [B, T], what was decoded; read by autoregressive networks only.
+            tokens: int64 [B, T], the decoded tokens; only autoregressive networks read them.
         """
         inputs = Inputs(pixels, prompt, present, proprio)
         context = self._context(inputs)
@@ -74,7 +74,7 @@ class OpenVLAOFT(nn.Module):
         return ReadOut(read, self.language_model.action_logits(read))
 
     def generate(self, inputs: Inputs, choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
-        """Token by token, keys and values cached.
+        """Decode token by token with cached keys and values.
 
         Args:
             choose: (logits float32 [B, 1, 256], position 0 … T−1) → class int64 [B, 1].
@@ -96,7 +96,7 @@ class OpenVLAOFT(nn.Module):
         return ReadOut(torch.cat(hidden, 1), torch.cat(logits, 1)), torch.cat(classes, 1)
 
     def set_attention(self, attention: str) -> None:
-        """Change the mask of a built network: what a probe of a checkpoint finds out."""
+        """Change the mask of a built network, e.g. after a probe of its checkpoint."""
         self.net = self.net.with_attention(attention)
         self.language_model.set_attention(attention)
 

@@ -1,4 +1,4 @@
-"""Other spellings of the tensors' names, brought to those of the released checkpoints.
+"""Translates other spellings of tensor names to those of the released checkpoints.
 
 ==========================================================  ============================================
 found in                                                    name there → name here
@@ -9,7 +9,7 @@ prismatic training checkpoints (before conversion)          ``dino_featurizer.``
                                                             ``llm.model.`` → ``language_model.model.``
 timm                                                        ``ls1.gamma`` → ``ls1.scale_factor``
 FiLM towers, in their own file or inside the model          ``blocks.N.block.`` → ``blocks.N.``
-what DDP wrote                                              ``module.`` → nothing
+written by DDP                                              ``module.`` → nothing
 ==========================================================  ============================================
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-# In this order: a rule sees what the rules before it left.
+# The order matters: each rule sees the result of the rules before it.
 RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -36,7 +36,7 @@ RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def released_name(name: str) -> str:
-    """The name that the released checkpoints have for a tensor; names that need no change come back as they are."""
+    """A tensor's name in the released checkpoints. Names that need no change are returned as they are."""
     for pattern, replacement in RULES:
         name = pattern.sub(replacement, name)
     return name

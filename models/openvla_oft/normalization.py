@@ -1,4 +1,4 @@
-"""Which statistics of the training data become −1 and 1, and how that is found out.
+"""Chooses which statistics of the training data become −1 and 1.
 
 | kind | −1 and 1 are | used by |
 |---|---|---|
@@ -25,7 +25,7 @@ from .config import NetConfig
 from .settings import bad
 
 AUTO = "auto"
-BY_DIMENSIONS = {7: (BOUNDS_Q99, "LIBERO and BRIDGE"), 14: (BOUNDS, "ALOHA")}  # OFT's constants, by action dimensions
+BY_DIMENSIONS = {7: (BOUNDS_Q99, "LIBERO and BRIDGE"), 14: (BOUNDS, "ALOHA")}  # action dimensions → OFT's choice
 KEY = "action_normalization"
 
 
@@ -34,11 +34,11 @@ class Normalization:
     """A kind of normalisation."""
 
     kind: str = BOUNDS_Q99
-    reason: str = field(default="the default", compare=False)  # what it was known from, for the user
+    reason: str = field(default="the default", compare=False)  # how the kind was found, for the user
 
     @classmethod
     def asked(cls, key: str) -> Normalization:
-        """Without a checkpoint: ``actor.model.action_normalization``, where auto is the default."""
+        """Kind without a checkpoint: ``actor.model.action_normalization``; auto means the default."""
         return cls() if key == AUTO else cls(key, "as configured")
 
     @classmethod
@@ -46,11 +46,11 @@ class Normalization:
         """The kind of ``folder``.
 
         Args:
-            action: its statistics of actions.
+            action: the folder's statistics of actions.
             key: ``actor.model.action_normalization``.
 
         Raises:
-            ConfigError: ``key`` is not what policy.json says.
+            ConfigError: ``key`` contradicts policy.json.
             CheckpointError: policy.json has an unknown kind, or ``key`` is auto and nothing tells the kind.
         """
         said = _recorded(folder)
@@ -61,8 +61,11 @@ class Normalization:
         return cls(said, "as policy.json says")
 
     def of_statistics(self, action: Mapping[str, Any], key: str) -> Normalization:
-        """The kind for other statistics of actions: the same one, unless ``key`` is auto and they have only the entries
-        of the other kind, as statistics that come back from a run have."""
+        """The kind for other statistics of actions.
+
+        It is the same one, unless ``key`` is auto and ``action`` has only the other kind's entries. Statistics that
+        come back from a run have only one kind.
+        """
         kinds = _kinds(action)
         if key != AUTO or self.kind in kinds or not kinds:
             return self
@@ -70,7 +73,7 @@ class Normalization:
 
 
 def _recorded(folder: Folder) -> str | None:
-    """What policy.json says. Folders that were written before the key existed are of quantiles."""
+    """Kind in policy.json. Folders from before the key existed use quantiles."""
     if "net" not in folder.policy:
         return None
     said = folder.policy.get(KEY, BOUNDS_Q99)
@@ -82,7 +85,7 @@ def _recorded(folder: Folder) -> str | None:
 
 
 def _told(folder: Folder, action: Mapping[str, Any], net: NetConfig) -> Normalization:
-    """What the checkpoint of another program tells."""
+    """Kind of a checkpoint that another program wrote, found from its contents."""
     if net.autoregressive:
         return Normalization(BOUNDS_Q99, "as OpenVLA before OFT knows no other")
     kinds = _kinds(action)
@@ -107,7 +110,7 @@ def _kinds(block: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Ranges of the training data. None: the env's action range is used, and the state is read as it is."""
+    """Ranges of the training data. Without them (None) actions use the env's range and the state stays unscaled."""
 
     name: str = "env"
     action: Range | None = None
@@ -118,7 +121,7 @@ class Statistics:
     def from_block(
         cls, name: str, values: Mapping[str, Any], net: NetConfig, normalization: Normalization
     ) -> Statistics:
-        """From one entry of a dataset_statistics.json.
+        """Read one entry of a dataset_statistics.json.
 
         Raises:
             CheckpointError: its dimensions do not fit ``net``, or entries of this kind of normalisation are missing.
@@ -135,19 +138,19 @@ class Statistics:
         return cls(name, action, proprio, normalization)
 
     def with_gripper(self, low: float, high: float) -> Statistics:
-        """The same with another range of the last action dimension."""
+        """The same statistics with another range of the last action dimension."""
         assert self.action is not None
         lows, highs = (*self.action.low[:-1], low), (*self.action.high[:-1], high)
         return replace(self, action=replace(self.action, low=lows, high=highs))
 
     def as_text(self) -> dict[str, str]:
-        """For a checkpoint: ``{"statistics": JSON}``, or nothing if the env's range is used."""
+        """``{"statistics": JSON}`` for a checkpoint, or nothing if the env's range is used."""
         ranges = {"action": self.action, "proprio": self.proprio}
         blocks = {key: value.to_statistics() for key, value in ranges.items() if value is not None}
         return {"statistics": json.dumps({"name": self.name, **blocks})} if self.action is not None else {}
 
     def describe(self) -> str:
-        """For the user: name, kind and what the kind was known from."""
+        """Name, kind and how the kind was found, for the user."""
         if self.action is None:
             return "the env's action range"
         return f"'{self.name}', {self.normalization.kind} ({self.normalization.reason})"

@@ -1,6 +1,6 @@
-"""The network alone, fed as the original code feeds its own: for comparing numbers.
+"""The network alone with the original code's inputs, for comparing numbers.
 
-Nothing but tensors and config.json is needed (no tokenizer, no statistics); sizes come from the tensors::
+It needs only tensors and config.json, no tokenizer and no statistics. Sizes come from the tensors::
 
     from embodied.models.openvla_oft.original import inputs_of, load_network
 
@@ -11,14 +11,14 @@ Nothing but tensors and config.json is needed (no tokenizer, no statistics); siz
     tokens = read.logits.argmax(-1) + network.net.first_action_id
     actions = decode(network, tokens, low, high, mask)               # [B, 8, 7]; q01 and q99, or min and max
 
-- ``pixel_values`` float [B, 6·n, H, W]: of each of the n images three channels as normalised for DINOv2, then three as
+- ``pixel_values`` float [B, 6·n, H, W]: for each of the n images three channels normalised for DINOv2, then three
   normalised for SigLIP. ``proprio`` float [B, S], normalised.
-- ``input_ids`` int [B, L] may lack the last token 29871, hold padding at any place, and end in action tokens (or the
-  ones that stand for them) and </s> as in training: the prompt is found in it.
-- Other spellings of tensor names (prismatic, timm, FiLM wrappers) are listed in :mod:`.names`; the towers' number of
-  attention heads is in no file (``vision_num_attention_heads=4``, or two numbers) unless the widths are the released.
-- The original takes the most likely of all 32064 tokens, which random weights find among those of text:
-  ``network.language_model.lm_head(read.hidden).argmax(-1)``. ``decode`` clips these as the original does.
+- ``input_ids`` int [B, L] may lack the last token 29871 and hold padding at any place. It may end in action tokens (or
+  stand-ins for them) and </s>, as in training: the prompt is found in it.
+- Other spellings of tensor names (prismatic, timm, FiLM wrappers) are listed in :mod:`.names`. No file holds the
+  towers' number of heads: give ``vision_num_attention_heads=4``, or two numbers, unless the widths are the released.
+- The original takes the most likely of all 32064 tokens, ``network.language_model.lm_head(read.hidden).argmax(-1)``.
+  With random weights this is a text token. ``decode`` clips these as the original does.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ HINTS = ("vision_num_attention_heads", "vision_num_layers")
 
 
 def load_network(path: str, **keys: Any) -> OpenVLAOFT:
-    """The network of a checkpoint folder, float32, in evaluation mode. Checkpoints with an L1 head are not refused:
-    their hidden states are as good as any.
+    """Load the network of a checkpoint folder, float32, in evaluation mode.
+
+    Checkpoints with an L1 head are accepted too: their hidden states can be compared like any others.
 
     Args:
         path: a folder with config.json and safetensors; ``proprio_projector--*.pt`` and ``vision_backbone--*.pt`` are
             read too.
-        keys: of :class:`.settings.Settings`: what no file says, e.g. ``attention``, ``stop_token``,
-            ``num_action_chunks``. Whether there is a proprio token or FiLM is seen in the tensors.
+        keys: fields of :class:`.settings.Settings` that no file holds, e.g. ``attention``, ``stop_token``,
+            ``num_action_chunks``. The tensors show whether there is a proprio token or FiLM.
 
     Raises:
         CheckpointError: tensors are missing, unknown, of another shape, or not enough to know the sizes.
@@ -77,7 +78,7 @@ def inputs_of(
     proprio: Tensor | None = None,
     space_id: int = LLAMA_SPACE,
 ) -> Inputs:
-    """The original's inputs as the network takes them: prompts end in ``space_id``, padding stands behind BOS.
+    """Convert the original's inputs to the network's: prompts end in ``space_id``, padding stands behind BOS.
 
     Args:
         pixel_values: float [B, 6·n, H, W].
@@ -96,7 +97,7 @@ def inputs_of(
 
 
 def _prompt(ids: list[int], first_action_id: int, space_id: int) -> list[int]:
-    """Without the action tokens and </s> of training data, with the last token that the original appends."""
+    """Prompt without the action tokens and </s> of training data, with the last token that the original appends."""
     ends = (place for place, token in enumerate(ids) if place and (token >= first_action_id or token == ids[0]))
     ids = ids[: next(ends, len(ids))]
     while ids[-1] == EOS:

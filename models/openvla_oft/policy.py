@@ -31,14 +31,14 @@ from .settings import Settings
 from .tokenizer import PromptTokenizer
 from .value_head import ValueHead
 
-MOST_PROMPTS = 1024  # rows of the table of prompts; a server may meet any number of sentences
+MOST_PROMPTS = 1024  # rows of the prompt table at most: a server may see any number of sentences
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class OpenVLAOFTPolicy(nn.Module):
-    """Made by :func:`embodied.models.openvla_oft.build_policy`. ``bind`` comes before ``act`` and ``evaluate``."""
+    """The OpenVLA-OFT policy, made by :func:`~embodied.models.openvla_oft.build_policy`. Call ``bind`` first."""
 
-    _no_split_modules = ("LlamaDecoderLayer", "Block")  # the layers that sharding and recomputation treat as units
+    _no_split_modules = ("LlamaDecoderLayer", "Block")  # units of sharding and recomputation
 
     prompts: Tensor
     present: Tensor
@@ -62,11 +62,11 @@ class OpenVLAOFTPolicy(nn.Module):
         self.action_tokenizer = ActionTokenizer(model.net.vocab_size)
         self.action_range = statistics.action
         self.padded = False  # whether the bound prompts differ in length
-        self.attention_open = False  # whether the mask is a guess that the first observations settle
-        self.attention_probe: dict[str, float] = {}  # what they said, if they did (see .probe)
+        self.attention_open = False  # whether the mask is a guess until the first observations settle it
+        self.attention_probe: dict[str, float] = {}  # attention mask → nats, once it was probed (see .probe)
         self._tasks: tuple[str, ...] = ()  # instructions of the bound env
         self._row: dict[str, int] = {}  # instruction → row of the table of prompts
-        self._least = 0  # tokens of a prompt at least: of envs whose sentences are not known beforehand
+        self._least = 0  # least tokens of a prompt, for envs whose sentences are not known beforehand
         self._training_modules: list[nn.Module] = []
         self.register_buffer("prompts", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.register_buffer("present", torch.empty(0, 0, dtype=torch.bool), persistent=False)
@@ -96,10 +96,12 @@ class OpenVLAOFTPolicy(nn.Module):
         self.action_range = self.statistics.action or self._env_range(env)
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
-        """See :meth:`embodied.protocols.Policy.encode_instructions`: ``prompt`` int64 [B], rows of the table of
-        prompts, which hold until the next call. A new sentence is added to the table. All prompts have one length: of
-        an env whose observations bring their instructions ``max_prompt_length``, so that no sentence changes what is
-        computed for another; else that of the longest."""
+        """See :meth:`embodied.protocols.Policy.encode_instructions`.
+
+        Returns ``prompt`` int64 [B]: rows of the prompt table, valid until the next call. New sentences are added to
+        the table. All prompts have one length: that of the longest, or ``max_prompt_length`` if observations bring
+        their own instructions. Then no sentence changes what is computed for another.
+        """
         if new := [text for text in dict.fromkeys(texts) if text not in self._row]:
             kept = [*self._row] if len(self._row) + len(new) <= MOST_PROMPTS else self._tasks
             self._tokenise([*kept, *(text for text in dict.fromkeys(texts) if text not in kept)])
@@ -112,10 +114,10 @@ class OpenVLAOFTPolicy(nn.Module):
         self._row = {text: row for row, text in enumerate(texts)}
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
-        """See :meth:`embodied.protocols.Clonable.use_statistics`; an entry of dataset_statistics.json will do as well.
+        """See :meth:`embodied.protocols.Clonable.use_statistics`. An entry of dataset_statistics.json fits too.
 
-        ``actor.model.action_normalization`` says which entries are used. Where the gripper is converted
-        (``policy_setup``), its range is that of data sets, 0 closed … 1 open.
+        ``actor.model.action_normalization`` says which entries are used. If the gripper is converted
+        (``policy_setup``), its range is the datasets': 0 closed … 1 open.
         """
         key, action = self.settings.action_normalization, action_block(name, values)
         normalization = self.statistics.normalization.of_statistics(action, key)
@@ -215,8 +217,10 @@ class OpenVLAOFTPolicy(nn.Module):
         }
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsFlops.flops`: by the formulas of :mod:`.flops`, the same for all records,
-        because prompts are padded to one length."""
+        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`.
+
+        The number is the same for all records, because prompts are padded to one length.
+        """
         net, prompt = self.model.net, self.prompts.shape[1]
         one = forward_flops(net, prompt).total
         if training:
@@ -224,8 +228,10 @@ class OpenVLAOFTPolicy(nn.Module):
         return np.full(len(records["actions"]), float(one))
 
     def find_training_modules(self) -> None:
-        """Note the modules that behave differently in training, dropout and recomputed layers, so that :meth:`act` need
-        not walk through all of them at every call."""
+        """List the modules that behave differently in training: dropout and recomputed layers.
+
+        Without the list :meth:`act` would search all modules at every call.
+        """
         self._training_modules = [
             m for m in self.modules() if isinstance(m, nn.Dropout) or getattr(m, "gradient_checkpointing", False)
         ]
@@ -237,7 +243,7 @@ class OpenVLAOFTPolicy(nn.Module):
         save_folder(self, folder)
 
     def _decode(self, obs: Mapping[str, Tensor], choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
-        """Read-out and classes [B, T] that ``choose`` takes from logits [B, n, 256] of tokens ``position …``."""
+        """Read-out and classes [B, T]. ``choose`` takes classes from logits [B, n, 256] of tokens ``position …``."""
         if not self.model.net.autoregressive:
             read = self._read_out(obs)
             return read, choose(read.logits, 0)
@@ -264,7 +270,7 @@ class OpenVLAOFTPolicy(nn.Module):
         return torch.autocast(self.prompts.device.type, dtype, enabled=dtype != torch.float32)
 
     def _saving(self) -> AbstractContextManager[Any]:
-        """Where activations wait for the backward pass."""
+        """Context that decides where activations wait for the backward pass."""
         offload = self.settings.activation_offload and torch.is_grad_enabled()
         return activations_on_host(self) if offload else nullcontext()
 
@@ -278,7 +284,7 @@ class OpenVLAOFTPolicy(nn.Module):
         return state if self.statistics.proprio is None else self.statistics.proprio.normalize(state)
 
     def _env_range(self, env: EnvSpec) -> Range:
-        """Without demonstrations: the env's own range; where the gripper is converted, that of datasets, 0 … 1."""
+        """Action range without statistics: the env's own. A converted gripper has the datasets' range, 0 … 1."""
         low, high = list(env.action_low), list(env.action_high)
         if self.settings.policy_setup != "none":
             low[-1], high[-1] = 0.0, 1.0
@@ -287,7 +293,7 @@ class OpenVLAOFTPolicy(nn.Module):
 
 @contextmanager
 def _acting(modules: list[nn.Module]) -> Iterator[None]:
-    """Evaluation mode of ``modules`` for the time being."""
+    """Put ``modules`` in evaluation mode inside the block."""
     modes = [module.training for module in modules]
     for module in modules:
         module.training = False
@@ -299,7 +305,7 @@ def _acting(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _check_fit(policy: NetConfig, env: EnvSpec) -> None:
-    """Raises SpecMismatchError for the first thing that does not fit."""
+    """Raises SpecMismatchError for the first mismatch between policy and env."""
     images = env.obs.get("images")
     if images is None or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
         got = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"

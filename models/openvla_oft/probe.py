@@ -1,9 +1,8 @@
-"""What the first observations tell about a checkpoint: which attention mask it was trained with, and whether its prior
-over actions is alive.
+"""Tests a checkpoint on the first observations: which attention mask fits it, and whether its prior over actions works.
 
 A network under the wrong mask, with an untrained language head (checkpoints with an L1 head) or with another prompt
-still gives actions; they are just useless. It shows at once in two numbers: the probability that the action positions
-leave to text tokens, and the entropy over the 256 action tokens (log 256 = 5.5 nats is pure chance).
+still gives actions, but useless ones. Two numbers show it at once: the probability of text tokens at the action
+positions, and the entropy over the 256 action tokens (log 256 = 5.5 nats is pure chance).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from .policy import OpenVLAOFTPolicy
 
 MASKS = ("bidirectional", "causal")
-CLEARLY = 0.9  # the better mask's nats are below this share of the other's
-MIN_INSIDE = 0.5  # probability on action tokens below which a prior is called dead
-MAX_ENTROPY = 0.9 * math.log(N_BINS)  # nats above which it is called uniform
+CLEARLY = 0.9  # a mask is clearly better if its nats are at most this share of the other's
+MIN_INSIDE = 0.5  # with less probability on action tokens, the prior is called dead
+MAX_ENTROPY = 0.9 * math.log(N_BINS)  # with more nats, the prior is called uniform
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,16 @@ class Reading:
 
     inside: float  # probability of the 256 action tokens among all text tokens, 0 … 1
     entropy: float  # nats, over the 256
-    nll: float | None = None  # nats a token of demonstrated actions, over the 256
+    nll: float | None = None  # nats per demonstrated action token, over the 256
 
     @property
     def nats(self) -> float:
-        """How badly a network fits: the likelihood of demonstrations where there are any, else the entropy."""
+        """How badly a network fits: negative log-likelihood of demonstrations if there are any, else entropy."""
         return self.entropy if self.nll is None else self.nll
 
 
 def read(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> Reading:
-    """One forward pass, and the one place where the whole vocabulary's logits are computed.
+    """Take a reading in one forward pass. Only here the logits of the whole vocabulary are computed.
 
     Args:
         tokens: int [B, T], demonstrated action tokens of the observations.
@@ -75,7 +74,7 @@ def _inside(policy: OpenVLAOFTPolicy, out: ReadOut) -> float:
 def compare_masks(
     policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None
 ) -> dict[str, Reading]:
-    """A reading under each mask; the policy's own is in place again afterwards."""
+    """Take a reading under each mask. Afterwards the policy has its own mask again."""
     before, readings = policy.model.net.attention, {}
     try:
         for mask in MASKS:
@@ -87,7 +86,7 @@ def compare_masks(
 
 
 def settle_attention(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> str:
-    """Take the mask that fits ``obs`` better, or leave it open if neither clearly does. What is to be said of it."""
+    """Take the mask that fits ``obs`` clearly better, or leave it open. Returns a message for the user."""
     readings = compare_masks(policy, obs, tokens)
     best, other = sorted(MASKS, key=lambda mask: readings[mask].nats)
     measure = "entropy" if tokens is None else "negative log-likelihood"
@@ -112,7 +111,7 @@ def look(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor]) -> list[str]:
 
 
 def warnings(reading: Reading) -> list[str]:
-    """What is wrong with a prior like this; empty for a good one."""
+    """Warnings about a bad prior; empty for a good one."""
     lines = []
     if reading.inside < MIN_INSIDE:
         lines.append(

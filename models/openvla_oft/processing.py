@@ -1,4 +1,4 @@
-"""From what an env gives to what the network takes: the prompt's text, and pixels, on the policy's device.
+"""Turns an env's instruction and pictures into the prompt's text and pixels, on the policy's device.
 
 Source of the constants: preprocessor_config.json of the released checkpoints.
 """
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..shared.constants import constant
 
 CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
-# Per tower (DINOv2, SigLIP): mean and std of pixels in [0, 1]. The first are ImageNet's numbers rounded to bf16, which
-# is what the checkpoints were trained with.
+# Per tower (DINOv2, SigLIP): mean and std of pixels in [0, 1]. The first are ImageNet's numbers rounded to bf16, as in
+# the training of the checkpoints.
 MEAN = ((0.484375, 0.455078125, 0.40625), (0.5, 0.5, 0.5))
 STD = ((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5))
 
@@ -29,7 +29,7 @@ def prompt(instruction: str) -> str:
 
 
 def centre_crop(images: Tensor, area: float = CROP_AREA) -> Tensor:
-    """Cut the middle out and enlarge it to the same size: float [B, 3, H, W] → the same shape.
+    """Cut out the middle and enlarge it to the old size: float [B, 3, H, W] → the same shape.
 
     Samples bilinearly with the corners of the crop on pixel centres, as TensorFlow's crop_and_resize does.
     """
@@ -47,7 +47,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def resize_lanczos3(images: Tensor, size: int) -> Tensor:
-    """As :func:`resize`, with the kernel of ``tf.image.resize(method="lanczos3", antialias=True)``."""
+    """Like :func:`resize`, with the kernel of ``tf.image.resize(method="lanczos3", antialias=True)``."""
     if images.shape[-2:] == (size, size):
         return images
     rows, columns = (lanczos3_weights(length, size, images.device) for length in images.shape[-2:])
@@ -56,7 +56,7 @@ def resize_lanczos3(images: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def lanczos3_weights(length: int, size: int, device: torch.device) -> Tensor:
-    """What each of ``size`` new pixels takes of ``length`` old ones: float32 [size, length], rows sum to 1."""
+    """Weights of ``length`` old pixels in each of ``size`` new ones: float32 [size, length], rows sum to 1."""
     with torch.inference_mode(False):
         scale = length / size
         centres = (torch.arange(size, dtype=torch.float64) + 0.5) * scale - 0.5
@@ -66,19 +66,19 @@ def lanczos3_weights(length: int, size: int, device: torch.device) -> Tensor:
 
 
 def eight_bits(images: Tensor) -> Tensor:
-    """Float in [0, 255] → the whole numbers that ``tf.image.convert_image_dtype`` makes of it."""
+    """Float in [0, 255] → whole numbers, as ``tf.image.convert_image_dtype`` rounds."""
     return (images * (255.5 / 255.0)).floor().clamp(0.0, 255.0)
 
 
 class PixelProcessor(nn.Module):
-    """uint8 camera images → the six channels an image has in front of the two towers.
+    """uint8 camera images → six channels per image, three for each tower.
 
-    Presets, both of which round the resized picture to 8 bits; a picture of the network's size is not resized:
+    Both presets round the resized picture to 8 bits. A picture of the network's size is not resized:
 
-    - ``rlinf``: bicubic, as in RLinf's own implementation of OpenVLA-OFT (its ``implement_version: rlinf``), which
-      resizes uint8 tensors by torchvision. It never crops; with ``crop`` the rounded picture is cropped in float.
-    - ``oft_libero``: Lanczos, and 8 bits once more after the crop, as in OFT's own evaluation but for its passage
-      through JPEG.
+    - ``rlinf``: bicubic, as in RLinf's own implementation of OpenVLA-OFT (its ``implement_version: rlinf``): it resizes
+      uint8 tensors by torchvision and never crops. With ``crop`` the rounded picture is cropped in float.
+    - ``oft_libero``: Lanczos, and 8 bits once more after the crop, as in OFT's own evaluation but without its JPEG
+      compression.
 
     Args:
         size: H = W of the network's input.
@@ -105,8 +105,8 @@ class PixelProcessor(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [B, n, H, W, 3] → float32 [B, 6·n, size, size].
 
-        Never in 16 bits, whatever the network's format: products of pixels, and of the crop's coordinates, would be off
-        by several levels and by half a pixel.
+        The arithmetic is never in 16 bits, whatever the network's format: pixels would be off by several levels, and
+        the crop's coordinates by half a pixel.
         """
         with torch.autocast(images.device.type, enabled=False):
             levels = self._levels(images.flatten(0, 1).permute(0, 3, 1, 2).float())
@@ -118,5 +118,5 @@ class PixelProcessor(nn.Module):
         if self.preset == "oft_libero":
             pixels = resize_lanczos3(pixels, self.size).round()
             return eight_bits(centre_crop(pixels)) if self.crop else pixels
-        pixels = resize(pixels, self.size).round()  # as torchvision does with uint8, halves to even
+        pixels = resize(pixels, self.size).round()  # torchvision also rounds halves to even for uint8
         return centre_crop(pixels) if self.crop else pixels

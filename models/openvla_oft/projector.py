@@ -1,4 +1,4 @@
-"""Small networks that bring features to the width of the language model."""
+"""Small networks that project features to the width of the language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing a policy as a folder in the layout of the released checkpoints (see :mod:`.checkpoint`)."""
+"""Writes a policy as a folder in the layout of the released checkpoints (see :mod:`.checkpoint`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def save_folder(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write everything ``model_path`` needs: weights with adapters merged, and the adapters beside them as OFT has it.
+    """Write everything ``model_path`` needs: weights with adapters merged and, as in OFT, the adapters beside them.
+
     Tensors that are not built are copied from the policy's own checkpoint.
 
     Raises:
@@ -62,7 +63,7 @@ def _write_tensors(policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int) -> No
 
 
 def _hf_config(net: NetConfig) -> dict[str, Any]:
-    """What the original code reads; ``timm_model_ids`` only where the towers are the released ones."""
+    """config.json for the original code. ``timm_model_ids`` is there only if the towers are the released ones."""
     towers = (net.featurizer, net.fused_featurizer) == (OPENVLA_7B.featurizer, OPENVLA_7B.fused_featurizer)
     text = (
         "hidden_size",

@@ -1,4 +1,4 @@
-"""The keys under ``actor.model`` that this model takes, their defaults, and what is refused."""
+"""Keys under ``actor.model`` that this model takes: their defaults and their checks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_
 from .config import DEAD_TARGETS, GRIPPERS, N_BINS, PRESETS, RELEASED_TARGETS, NetConfig, resize_towers
 from .shapes import TowerHints
 
-# Names of the robots in the RLinf documents, answered by the gripper convention they stand for.
+# Names of robots in the RLinf documents → their gripper convention.
 SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
-Pair = tuple[int | None, int | None]  # of DINOv2's and of SigLIP's tower
+Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for SigLIP's
 NATIVE = {
     "trust_remote_code": (False, "this implementation is native and never runs a checkpoint's code"),
     "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
@@ -28,16 +28,16 @@ class Settings:
 
     size: str | None = "tiny"  # preset: tiny or 7b; null = whatever the checkpoint has
     model_path: str | None = None  # Hugging Face folder on this machine; null = random initialisation
-    seed: int = 0  # random initialisation (network, adapters, value head) is a function of it
-    # fp32, bf16 or fp16: of arithmetic and frozen weights; trained weights are always float32. With fp16 the trainer
-    # scales the loss (actor.grad_scaler)
+    seed: int = 0  # of random initialisation: network, adapters, value head
+    # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
+    # trainer scales the loss (actor.grad_scaler)
     precision: str = "fp32"
     image_size: int | Sequence[int] | None = None  # pixels, 64 or [64, 64]
     patch_size: int | None = None  # pixels
     vision_hidden_size: int | None = None  # of both towers
-    # of the towers as in a checkpoint, one number or two; the last layer is never run
+    # layers of the towers as in a checkpoint, one number or two; the last layer is never run
     vision_num_layers: int | Sequence[int] | None = None
-    # of the towers, one number or two; a checkpoint without a sidecar does not say it unless they are the released ones
+    # heads of the towers, one number or two; needed for a checkpoint without policy.json whose towers are not released
     vision_num_attention_heads: int | Sequence[int] | None = None
     vocab_size: int | None = None  # without padding rows; the last 256 ids are the action tokens
     hidden_size: int | None = None  # of the language model
@@ -45,14 +45,12 @@ class Settings:
     num_hidden_layers: int | None = None
     num_attention_heads: int | None = None
     # bidirectional or causal: a property of the checkpoint, and the wrong one ruins it silently; auto = as recorded
-    # with the checkpoint, else as the first observations of a run tell
+    # with the checkpoint, else chosen by the first observations of a run
     attention: str = "bidirectional"
-    attn_implementation: str = "sdpa"  # or eager, or flash_attention_2 where that package is installed
+    attn_implementation: str = "sdpa"  # or eager, or flash_attention_2 if that package is installed
     decoding: str = "parallel"  # or autoregressive: OpenVLA before OFT, one token after the other
     max_prompt_length: int = 128  # tokens of an instruction with its prompt; a longer one is refused
-    probe: bool = (
-        True  # look at the first observations and warn if the checkpoint cannot be right; not at random weights
-    )
+    probe: bool = True  # test a checkpoint on the first observations and warn if it cannot be right
     stop_token: bool = True  # </s> behind the action placeholders; a property of the checkpoint
     num_images_in_input: int = 1  # cameras read, in the env's order
     use_proprio: bool = False  # one token of robot state
@@ -64,9 +62,9 @@ class Settings:
     image_preset: str = "rlinf"  # how pictures are resized, to 8 bits: rlinf (bicubic) or oft_libero (Lanczos)
     policy_setup: str = "none"  # gripper: libero (1 closes), bridge (1 opens), none (unchanged)
     unnorm_key: str | None = None  # which dataset statistics; null = the only ones there are
-    # which statistics of actions and state become −1 and 1: bounds_q99 (quantiles) or bounds (minimum and maximum);
-    # auto = as recorded with the checkpoint, else as OFT has it for a checkpoint's action dimensions: bounds for 14,
-    # bounds_q99 for 7; without a checkpoint bounds_q99
+    # statistics of actions and state that become −1 and 1: bounds_q99 (quantiles) or bounds (minimum and maximum);
+    # auto = as recorded with the checkpoint, else OFT's choice by action dimensions (14: bounds, 7: bounds_q99);
+    # without a checkpoint bounds_q99
     action_normalization: str = "auto"
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32
@@ -90,9 +88,9 @@ class Settings:
     value_head: bool = False
     value_type: str = "chunk_level"  # one value a record, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, far less memory
-    activation_offload: bool = False  # activations wait in host memory for the backward pass; beside the key above
+    activation_offload: bool = False  # keep activations in host memory until the backward pass; with the key above
     torch_compile: bool = False  # compile each transformer block; the first calls of a run then take minutes
-    torch_compile_backend: str = "inductor"  # or any that torch._dynamo.list_backends() names
+    torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
     low_cpu_mem_usage: bool = True
     trust_remote_code: bool = False
 
@@ -111,7 +109,7 @@ class Settings:
         return settings
 
     def check(self) -> None:
-        """Values that are wrong whatever the checkpoint."""
+        """Refuse values that are wrong for every checkpoint."""
         for key, choices in CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
@@ -199,15 +197,15 @@ class Settings:
 
     @property
     def values(self) -> int:
-        """V: values of a record."""
+        """V: values per record."""
         return 1 if self.value_type == "chunk_level" else self.num_action_chunks
 
     def net_config(self, checkpoint: NetConfig | None = None, with_conventions: bool = False) -> NetConfig:
-        """Sizes of the network: those of the preset and of single keys, which must not contradict the checkpoint's.
+        """Sizes of the network from the preset and single keys. They must not contradict the checkpoint's.
 
         Args:
-            checkpoint: what the checkpoint says, if there is one.
-            with_conventions: its attention, stop token, images … are known too, not only its sizes.
+            checkpoint: the checkpoint's sizes, if there is one.
+            with_conventions: ``checkpoint`` also holds its attention, stop token, images …
         """
         if self.size is not None:
             base = PRESETS[self.size]
@@ -239,7 +237,7 @@ class Settings:
 
     @property
     def _first_attention(self) -> str:
-        """What ``auto`` begins with."""
+        """Attention mask at the start; ``auto`` may change it later."""
         if self.attention != "auto":
             return self.attention
         return "causal" if self.decoding == "autoregressive" else "bidirectional"
@@ -252,7 +250,7 @@ class Settings:
 
     @property
     def tower_hints(self) -> list[TowerHints]:
-        """What a checkpoint without a sidecar does not tell of its towers."""
+        """Sizes of the towers that a checkpoint without policy.json does not hold."""
         return list(map(TowerHints, self.vision_heads, self.vision_layers))
 
     @property
@@ -282,7 +280,7 @@ class Settings:
             )
 
     def _checked(self, net: NetConfig) -> NetConfig:
-        """Sizes that must divide each other."""
+        """Check the sizes that must divide each other."""
         if net.image_size % net.patch_size:
             raise bad(
                 "image_size", net.image_size, f"patch_size {net.patch_size} does not divide it", "choose a multiple"

@@ -1,7 +1,7 @@
 """Sizes of a network from the shapes of its tensors: config.json only names the towers and half of the language model.
 
-What no shape tells is the number of attention heads: that of the towers is known for the released widths, that of the
-language model is in text_config.
+Shapes do not show the number of attention heads. For the towers it is known at the released widths; for the language
+model it is in text_config.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ PADDED_BY = 64  # rows of padding behind the vocabulary, unless config.json says
 
 @dataclass(frozen=True)
 class TowerHints:
-    """What no shape tells of a vision tower; None = its width is the released one, and all of its blocks are there."""
+    """Sizes of a vision tower that shapes do not show. None = its width is the released one; no block is missing."""
 
     heads: int | None = None
-    depth: int | None = None  # as in a checkpoint: the last block is never run, and some files leave it out
+    depth: int | None = None  # of the full tower: some files lack the last block, which is never run
 
 
 NO_HINTS = (TowerHints(), TowerHints())
 
 
 def sizes_of(shapes: Shapes, config: Mapping[str, Any], hints: Sequence[TowerHints] = NO_HINTS) -> NetConfig:
-    """Sizes; conventions that no file records (attention, stop token, images) are the defaults.
+    """Sizes of the network. Conventions that no file records (attention, stop token, images) are the defaults.
 
     Args:
-        shapes: of every tensor, under released names.
+        shapes: shape of every tensor, under released names.
         config: config.json.
-        hints: of both towers.
+        hints: one for each tower.
 
     Raises:
-        CheckpointError: a tensor that every such checkpoint has is missing, or sizes that this network cannot have.
+        CheckpointError: a required tensor is missing, or this network cannot have such sizes.
     """
     text = config.get("text_config") or {}
     towers: dict[str, Any] = {

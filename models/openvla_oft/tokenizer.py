@@ -19,12 +19,14 @@ from .config import OPENVLA_7B
 from .processing import prompt
 
 EMBEDDED = Path(__file__).parent / "assets" / "tokenizer.json"
-SPACE = "▁"  # what a trailing space becomes, and what the network expects last
-LLAMA_VOCAB, LLAMA_SPACE = OPENVLA_7B.vocab_size, 29871  # of Llama 2
+SPACE = "▁"  # the last token of every prompt; a trailing space becomes it
+LLAMA_VOCAB, LLAMA_SPACE = OPENVLA_7B.vocab_size, 29871  # both of Llama 2
 
 
 class PromptTokenizer:
-    """Args:
+    """Turns instructions into prompt tokens.
+
+    Args:
         path: a ``tokenizer.json``.
         vocab_size: text tokens must lie below the action tokens, the last 256 of these ids.
 
@@ -39,14 +41,14 @@ class PromptTokenizer:
         self.tokenizer.no_truncation()
         self.bos_id, self.eos_id, self.space_id = (self._id(token) for token in ("<s>", "</s>", SPACE))
         pad_id = self.tokenizer.token_to_id("<PAD>")
-        self.pad_id = self.eos_id if pad_id is None else pad_id  # masked: any valid id would do
+        self.pad_id = self.eos_id if pad_id is None else pad_id  # padding is masked, so any valid id works
         self._check_vocabulary(vocab_size)
 
     def _check_vocabulary(self, vocab_size: int) -> None:
-        """A tokenizer of another family gives ids that mean other words, without any sign of it."""
+        """Refuse a tokenizer of another family: its ids mean other words, and nothing else would show it."""
         highest = max(self.tokenizer.get_vocab(with_added_tokens=False).values())
         wrong = f"its highest id is {highest}" if highest >= vocab_size else ""
-        own = self.path.read_bytes() == EMBEDDED.read_bytes()  # fits any vocabulary: random weights know no words
+        own = self.path.read_bytes() == EMBEDDED.read_bytes()  # it fits any vocabulary: random weights know no words
         if vocab_size == LLAMA_VOCAB and not own and self.space_id != LLAMA_SPACE:
             wrong = f"'{SPACE}' is {self.space_id} instead of {LLAMA_SPACE}"
         if (self.bos_id, self.eos_id) != (1, 2):
@@ -72,11 +74,11 @@ class PromptTokenizer:
     def table(
         self, instructions: Sequence[str], limit: int | None = None, least: int = 0
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Prompts of all tasks at one length L, so that a row's result cannot depend on its batch (see :func:`padded`).
+        """Prompts of all tasks at one length L: a row's result cannot depend on its batch (see :func:`padded`).
 
         Args:
             limit: most tokens of a prompt; None = no limit.
-            least: L at least, so that prompts that come later change nothing for those that are there.
+            least: smallest L; with room for later prompts, those change nothing for the present ones.
 
         Returns:
             ids int64 [tasks, L], present bool [tasks, L].
@@ -97,9 +99,9 @@ class PromptTokenizer:
 
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows that begin with BOS at the length of the longest, ``least`` at least: ids int64 [B, L], present bool of it.
+    """Pad rows that begin with BOS to the longest, or to ``least``: ids int64 [B, L], present bool [B, L].
 
-    Padding stands after BOS, where the images go in between: the text keeps its place relative to the actions.
+    Padding stands after BOS, where the images go: the text keeps its place relative to the actions.
     """
     longest = max(least, *map(len, rows))
     ids = torch.full((len(rows), longest), pad_id)
@@ -118,7 +120,7 @@ def _read(path: Path) -> Tokenizer:
         )
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing more specific
+    except Exception as error:  # tokenizers has no more specific error
         raise CheckpointError(
             f"{path} is not a tokenizer.json: {error}", "copy it again from the checkpoint's source"
         ) from error

@@ -1,4 +1,4 @@
-"""Estimates the return from the hidden state of the last prompt token, which has seen images, state and instruction."""
+"""Estimates the return from the last prompt token's hidden state; it depends on images, state and instruction."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         features = F.gelu(self.fc2(F.gelu(self.fc1(hidden.float()))))
-        # A matrix product with so few columns sums in an order that depends on a row's place in the batch.
+        # With so few columns, a matrix product would sum in an order that depends on a row's place in the batch.
         return (features.unsqueeze(1) * self.fc3.weight).sum(dim=-1)

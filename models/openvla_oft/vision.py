@@ -1,8 +1,8 @@
-"""The two vision towers, with the tensor names of the checkpoints, so that loading is an identity mapping.
+"""The two vision towers. Tensors have the checkpoints' names, so loading renames nothing.
 
 Pre-norm transformers with fused qkv (order q, k, v), LayerNorm eps 1e-6 and erf GELU. The feature is the output of the
-second-to-last block without a final norm; what comes after it in a checkpoint (last block, ``norm``, ``attn_pool``)
-never influences an action and is not built. Shapes: B images, N tokens, P patches, D width.
+second-to-last block without a final norm. The later parts of a checkpoint (last block, ``norm``, ``attn_pool``) never
+influence an action and are not built. Shapes: B images, N tokens, P patches, D width.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """
+    """One transformer block, with FiLM between attention and MLP as in OFT+ (Perez et al., arXiv 1709.07871).
+
     Args:
-        language_width: of the embedding that modulates the block between attention and MLP (FiLM, Perez et al., arXiv
-            1709.07871, as OFT+ places it); 0 = no modulation.
+        language_width: width of the modulating embedding; 0 = no modulation.
     """
 
     def __init__(self, config: TowerConfig, language_width: int = 0) -> None:
@@ -137,7 +137,7 @@ class VisionBackbone(nn.Module):
             language: [B, d], mean embedding of the instruction; given if and only if the towers have FiLM layers.
         """
         batch = pixels.shape[0]
-        images = pixels.unflatten(1, (-1, 6)).flatten(0, 1)  # cameras in one call: fewer, larger kernels
+        images = pixels.unflatten(1, (-1, 6)).flatten(0, 1)  # all cameras go in one call: fewer, larger kernels
         if language is not None:
             language = language.repeat_interleave(images.shape[0] // batch, dim=0)
         towers = (self.featurizer(images[:, :3], language), self.fused_featurizer(images[:, 3:], language))
