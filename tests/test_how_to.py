@@ -59,6 +59,7 @@ def test_an_env_of_the_user_s_is_checked_and_trained_in(tmp_path: Path) -> None:
     assert row["rollout/return_mean"] > 0, "reward_mode=dense reads the env's own reward"
 
 
+@pytest.mark.slow
 def test_the_env_s_page_says_what_check_env_finds(tmp_path: Path) -> None:
     write_files("add_an_env.md", tmp_path)
     file = tmp_path / "my_envs.py"
@@ -97,6 +98,7 @@ def test_a_loss_of_the_user_s_trains_with_its_option(tmp_path: Path) -> None:
     assert one["train/loss"] != weak["train/loss"], "the option reaches the loss"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "message"),
     [("strenght=2", "Did you mean 'strength'"), ("strength=-1", "strength is -1, expected a number above 0")],
@@ -121,6 +123,7 @@ def test_a_policy_of_the_user_s_is_checked_and_trained(tmp_path: Path) -> None:
     assert row["train/logprob_gap"] < 1e-4
 
 
+@pytest.mark.slow
 def test_the_policy_s_page_says_what_check_policy_finds(tmp_path: Path) -> None:
     write_files("add_a_policy.md", tmp_path)
     file = tmp_path / "my_policies.py"

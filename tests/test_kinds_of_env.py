@@ -30,7 +30,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = ("not repeatable", "its own sentences, a small OpenVLA-OFT")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS])
 def test_it_trains_and_evaluates(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     option, more = KINDS[kind]

@@ -131,7 +131,7 @@ SUPERVISED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["replicate", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_processes_learn_from_demonstrations_what_one_does(strategy):
     made = ["env=fake", "episodes=8", "noise_std=0.5", "demos.path=demos", "env.num_workers=1", "env.train.horizon=60"]
     assert demos.main([*made, "--config-dir", str(HERE / "config")]) == 0
