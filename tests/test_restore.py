@@ -74,7 +74,7 @@ def trained(*overrides: str) -> Path:
     [
         pytest.param((), id="fake policy"),
         pytest.param(("actor.optim.ema_decay=0.5", "actor.optim.lr=0.01"), id="average", marks=pytest.mark.slow),
-        pytest.param(("model=openvla_oft_tiny",), id="OpenVLA-OFT"),
+        pytest.param(("model=openvla_oft_tiny",), id="OpenVLA-OFT", marks=pytest.mark.slow),
     ],
 )
 def test_a_folder_that_was_moved_answers_without_a_simulator(tmp_path, monkeypatch, more):
