@@ -10,7 +10,6 @@ sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from embodied.data.statistics import ranges
 from embodied.errors import ConfigError
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
-from embodied.learn.engine import Engine, Outcome, Taken
+from embodied.learn.engine import Engine, Outcome, Stepping, Taken
 from embodied.learn.passes import until_stopped
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.sharding import Parallel, Replicas
@@ -73,7 +72,7 @@ class Totals:
 
 
 @dataclass
-class Cloner:
+class Cloner(Stepping):
     """Owns optimizer and weight version; the policy is shared with the evaluation.
 
     Args:
@@ -121,19 +120,6 @@ class Cloner:
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
         self._totals = Totals()
         self.bind()
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.engine.optimizer
-
-    @property
-    def weight_version(self) -> int:
-        """Optimizer steps so far."""
-        return self.engine.weight_version
-
-    def evaluated(self) -> AbstractContextManager[None]:
-        """See :meth:`embodied.learn.engine.Engine.evaluated`."""
-        return self.engine.evaluated()
 
     @property
     def steps_done(self) -> int:

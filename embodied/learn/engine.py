@@ -156,6 +156,25 @@ class Engine:
             self._average.load_state_dict(under("average", state))
 
 
+class Stepping:
+    """What every learner shows of its :class:`Engine`, for checkpoints and recipes."""
+
+    engine: Engine
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.engine.optimizer
+
+    @property
+    def weight_version(self) -> int:
+        """Optimizer steps so far. Every record carries that of the policy that acted."""
+        return self.engine.weight_version
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """See :meth:`Engine.evaluated`."""
+        return self.engine.evaluated()
+
+
 def under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """Entries ``prefix.name`` of a state, as ``name``."""
     return {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{prefix}.")}

@@ -11,7 +11,6 @@ the full batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import Tensor
 from embodied.algorithms.kl import make_coefficient
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.drift import with_drift
-from embodied.learn.engine import Engine, Outcome, under, value_grad_norm
+from embodied.learn.engine import Engine, Outcome, Stepping, under, value_grad_norm
 from embodied.learn.freeze import drop_gradients_beside_value_head, value_head_only
 from embodied.learn.objective import Objective
 from embodied.learn.passes import Evaluator, OwnRecords
@@ -38,7 +37,7 @@ from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
 
 
 @dataclass
-class Trainer:
+class Trainer(Stepping):
     """Owns optimizer and weight version; the policy is shared with the rollout.
 
     Args:
@@ -79,15 +78,6 @@ class Trainer:
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         distribution = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         self._evaluate = Evaluator(self.policy, self.sampling, self._parallel, self._reference, distribution)
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.engine.optimizer
-
-    @property
-    def weight_version(self) -> int:
-        """Optimizer steps so far, which every record carries of the policy that acted."""
-        return self.engine.weight_version
 
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
@@ -161,10 +151,6 @@ class Trainer:
     def _keeps_reference(self) -> bool:
         """Whether the reference cannot be made again from the configuration."""
         return self.algorithm.reference_reset_interval is not None
-
-    def evaluated(self) -> AbstractContextManager[None]:
-        """See :meth:`embodied.learn.engine.Engine.evaluated`."""
-        return self.engine.evaluated()
 
     def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
         mine = [result for result in results if result.rank == self._group.rank]

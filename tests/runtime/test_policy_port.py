@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
-import threading
-from contextlib import contextmanager, suppress
 
 import pytest
 import torch
 from rig import CPU, records
+from test_chaos import PATIENT, disturbed
 from test_policy_schedule import NEAR, SETTINGS
 
 from embodied.errors import SpecMismatchError
 from embodied.random import Stream
 from embodied.runtime.plan import train_plan
 from embodied.runtime.policy_port import Draw, OnePass, Request
-from embodied.runtime.pool import Deadlines
 from embodied.testing import DecoderPort
 from embodied.types import Decision, Sampling
-
-PATIENT = Deadlines(init=60.0, reset=2.0, step=2.0)
 
 
 def plan_of(rig, episodes=8):
@@ -57,24 +51,6 @@ def test_lanes_are_used_together_and_answers_overtake_each_other(shared_rig):
     assert decoder.pending == 0
 
 
-@contextmanager
-def killed(rig, seed):
-    over, choose = threading.Event(), random.Random(seed)
-
-    def disturb():
-        while not over.wait(choose.uniform(0.05, 0.2)):
-            with suppress(ProcessLookupError, IndexError):
-                os.kill(choose.choice(rig.pool.pids), signal.SIGKILL)
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(60)
-
-
 def test_failures_of_workers_change_no_bit_of_a_decoders_records(make_rig):
     shape = {"slots": 6, "workers": 3, "rows": 256, "step_s": 0.002, "success_distance": 0.5}
     calm = make_rig(**shape)
@@ -83,7 +59,7 @@ def test_failures_of_workers_change_no_bit_of_a_decoders_records(make_rig):
     calm.pool.close()
     rig = make_rig(**shape, max_restarts=1000, deadlines=PATIENT)
     restarts = 0
-    with killed(rig, seed=1):
+    with disturbed(rig, seed=1, signals=(signal.SIGKILL,)):
         for _ in range(3):
             results, stats = rig.rollout(lanes=4, policy_batch=1).collect(plan, rig.job(**job))
             assert records(rig, results) == expected
