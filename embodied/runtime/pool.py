@@ -43,7 +43,7 @@ class Pool:
     def __init__(self, config: PoolConfig, slab: Slab, say: Callable[[str], None] = lambda text: None) -> None:
         self._config, self._slab = config, slab
         self.num_slots = config.num_slots
-        self.supervisor = Supervisor(config.max_restarts, say)
+        self._supervisor = Supervisor(config.max_restarts, say)
         self._epoll = select.epoll()
         self._workers: dict[int, WorkerProcess] = {}
         self._by_fd: dict[int, WorkerProcess] = {}
@@ -93,7 +93,7 @@ class Pool:
         first_start = worker.facts is None and self._attempts[worker.index] == 1
         if first_start:
             raise error
-        self.supervisor.failed(worker.index, error, worker.facts is not None, worker.log)
+        self._supervisor.failed(worker.index, error, worker.facts is not None, worker.log)
         if worker.facts is not None:
             events += [Lost(slot, error, len(busy) if slot in busy else 0) for slot in worker.slots]
         self._start(worker.index)
@@ -122,11 +122,6 @@ class Pool:
         """Slots that take commands, as far as :meth:`recv` has said."""
         return sorted(slot for slot, worker in self._by_slot.items() if worker.facts is not None)
 
-    @property
-    def batch(self) -> bool:
-        """Whether the slots of a worker are stepped together."""
-        return self._config.batch
-
     def group_of(self, slot: int) -> int:
         """The slot's worker if it steps its slots together, else 0."""
         return self._by_slot[slot].index if self._config.batch else 0
@@ -141,11 +136,11 @@ class Pool:
     @property
     def restarts(self) -> int:
         """Workers that have failed and were replaced."""
-        return self.supervisor.total
+        return self._supervisor.total
 
     def blame(self, lost: Lost, episode_id: int, count: int) -> None:
         """Report an episode that has been lost ``count`` times; raises ``lost.error`` if that is too often."""
-        self.supervisor.episode_failed(lost.error, episode_id, count, lost.suspects)
+        self._supervisor.episode_failed(lost.error, episode_id, count, lost.suspects)
 
     @property
     def _in_order(self) -> list[WorkerProcess]:
@@ -269,7 +264,7 @@ class Pool:
         if completions:
             worker.overdue = None if not worker.killed else worker.overdue
         if any(done.ended for done in completions):  # type: ignore[union-attr]
-            self.supervisor.finished_an_episode(worker.index)
+            self._supervisor.finished_an_episode(worker.index)
         return completions  # type: ignore[return-value]
 
     def _next_deadline(self) -> float:
