@@ -184,10 +184,6 @@ class Group:
             dist.all_gather_object(values, value)
         return values
 
-    def broadcast(self, value: T) -> T:
-        """Returns rank 0's value."""
-        return self.gather(value if self.is_main else None)[0]  # type: ignore[return-value]
-
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is true in any process."""
         return any(self.gather(flag))

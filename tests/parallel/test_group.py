@@ -37,7 +37,7 @@ def test_one_process_is_a_world_of_its_own(environment):
         assert (world.size, world.is_main, world.name) == (1, True, "")
         tensor = torch.ones(2)
         assert world.sum(tensor) is tensor
-        assert (world.gather("a"), world.broadcast("a"), world.any(True), world.add(2.5)) == (["a"], "a", True, 2.5)
+        assert (world.gather("a"), world.any(True), world.add(2.5)) == (["a"], True, 2.5)
         world.post("key", 1)
 
 
@@ -74,7 +74,6 @@ def exchange(world: Group):
     return {
         "read": read,
         "gather": world.gather({"rank": world.rank}),
-        "broadcast": world.broadcast(f"from {world.rank}"),
         "any": (world.any(world.rank == 1), world.any(False)),
         "add": world.add(0.1 * (world.rank + 1)),
         "sum": world.sum(torch.full((3,), float(world.rank + 1))).tolist(),
@@ -85,7 +84,7 @@ def test_ranks_exchange_values():
     results = on_ranks(exchange)
     assert results[0] == results[1]
     assert results[0] == {
-        "gather": [{"rank": 0}, {"rank": 1}], "broadcast": "from 0", "any": (True, False), "add": 0.1 + 0.2,
+        "gather": [{"rank": 0}, {"rank": 1}], "any": (True, False), "add": 0.1 + 0.2,
         "sum": [3.0, 3.0, 3.0], "read": True,
     }  # fmt: skip
 
