@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_run import arguments, checkpoints, lasting, lines, rows, run, wait_for
 
-from embodied.learn import checkpoint
+from embodied.learn import checkpoint_load
 from embodied.testing import FakePolicy
 from embodied.tools import demos
 
@@ -102,7 +102,7 @@ def finished(process: subprocess.Popen) -> int:
 
 def weights(iteration: int, name: str) -> dict[str, torch.Tensor]:
     policy = FakePolicy(seed=99)
-    checkpoint.load(Path("runs", name, "checkpoints", f"{iteration:06d}"), policy)
+    checkpoint_load.load(Path("runs", name, "checkpoints", f"{iteration:06d}"), policy)
     return {name: parameter.detach() for name, parameter in policy.named_parameters()}
 
 

@@ -20,51 +20,23 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.tensor import DTensor
 
-from embodied.errors import CheckpointError, DamagedCheckpointError, Stopped
-from embodied.learn.checkpoint_meta import (
-    EARLIER,
-    FORMAT,
-    Meta,
-    check_files,
-    check_same_groups,
-    meta_for,
-    read_meta,
-    shapes,
-)
-from embodied.learn.state import (
-    Learner,
-    load_optimizer,
-    optimizer_tree,
-    pack,
-    random_state,
-    set_random_state,
-    trainable,
-    unpack,
-)
+from embodied.errors import CheckpointError, DamagedCheckpointError
+from embodied.learn.checkpoint_load import raise_if_stopped, reason_of
+from embodied.learn.checkpoint_meta import Meta, check_files, read_meta
+from embodied.learn.snapshot import Snapshot, Stager, snapshot_of
+from embodied.learn.state import Learner
 from embodied.parallel import collectives as ranks
-from embodied.protocols import HasExtraState, Policy
-
-# DCP warns at each save and load without process group; that is how it is meant here. For good, and not around each
-# call: the list of filters is shared by all threads.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-
 
 REPLACED = ".replaced-"
 NAME = re.compile(r"(\d+)(?:\+(\d+))?")
@@ -76,14 +48,6 @@ def place(path: Path) -> tuple[int, int]:
     match = NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1]), int(match[2] or 0)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A checkpoint that is not written yet: this rank's tensors, and meta.json but for the files' sizes."""
-
-    tensors: dict[str, Tensor]
-    meta: Meta
 
 
 class Checkpoints:
@@ -104,7 +68,7 @@ class Checkpoints:
         self._thread: ThreadPoolExecutor | None = None
         self._group: dist.ProcessGroup | None = None
         self._pending: Future[None] | None = None
-        self._stage = _Stager()
+        self._stage = Stager()
         self._kept: Snapshot | None = None
 
     def all(self) -> list[Path]:
@@ -127,7 +91,7 @@ class Checkpoints:
         self.wait()
         thread = self._opened()
         self._kept = None
-        snapshot = _snapshot(learner, iteration, run_ids or {}, steps, self._origin)
+        snapshot = snapshot_of(learner, iteration, run_ids or {}, steps, self._origin)
         if self._async:
             snapshot = self._copied(snapshot)
             self._pending = thread.submit(self._write, snapshot)
@@ -143,7 +107,7 @@ class Checkpoints:
         """
         if self._async:
             self.wait()
-            self._kept = self._copied(_snapshot(learner, iteration, run_ids or {}, 0, self._origin))
+            self._kept = self._copied(snapshot_of(learner, iteration, run_ids or {}, 0, self._origin))
 
     def save_kept(self) -> Path | None:
         """Write what :meth:`keep` has copied last, unless something was saved since; None if there is nothing.
@@ -236,8 +200,8 @@ class Checkpoints:
             # Each rank makes the folder again before it tells rank 0 what it will write, and writes after its answer.
             dcp.save(snapshot.tensors, checkpoint_id=aside, process_group=self._group, no_dist=self._group is None)
         except CheckpointException as error:
-            _raise_if_stopped(error)
-            reason = _reason(error)
+            raise_if_stopped(error)
+            reason = reason_of(error)
         ranks.of_first(lambda: self._complete(snapshot.meta, aside, final, reason), self._group)
 
     def _complete(self, meta: Meta, aside: Path, final: Path, reason: str) -> None:
@@ -261,145 +225,6 @@ class Checkpoints:
         for old in [path for path in self.all() if place(path) <= place(final)][: -self._max_keep]:
             with suppress(OSError):  # the new one is whole, and the next save tries again
                 _remove(old)
-
-
-def load(path: Path, policy: Policy) -> Meta:
-    """Fill the policy's trainable parameters from a checkpoint: with the moving average of the weights if the run kept
-    one (``actor.optim.ema_decay``), as its own evaluations did.
-
-    Raises:
-        CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
-    """
-    meta = meta_for(path, policy)
-    kept = any(name.startswith("average.") for name in meta.trainer)
-    prefix = "trainer/average." if kept else "policy/"
-    like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in trainable(policy)}
-    _fill(policy, meta, _read(path, (prefix,), like), prefix)
-    return meta
-
-
-def resume(path: Path, learner: Learner) -> Meta:
-    """Make ``learner`` and this process's random generators what they were when the checkpoint was saved.
-
-    A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do.
-
-    Raises:
-        CheckpointError: as :func:`load`, or the optimizer's groups are others.
-    """
-    policy, optimizer = learner.policy, learner.optimizer
-    device = optimizer.param_groups[0]["params"][0].device
-    own = f"rng/{ranks.here()}/"
-
-    def read() -> tuple[Meta, dict[str, Tensor]]:
-        meta = meta_for(path, policy)
-        check_same_groups(path, meta, optimizer_tree(policy, optimizer))
-        like: dict[str, Tensor] = dict(trainable(policy))
-        pack(learner.state_dict(), "trainer", like)
-        return meta, _read(path, ("policy/", "optimizer/", "trainer/", own), like)
-
-    meta, tensors = ranks.together(read)
-    _fill(policy, meta, tensors)
-    load_optimizer(optimizer, unpack(meta.optimizer, tensors))
-    learner.load_state_dict(unpack(meta.trainer, tensors))
-    generators = {name.removeprefix(own): value for name, value in tensors.items() if name.startswith(own)}
-    set_random_state(generators, device)
-    return meta
-
-
-def _snapshot(
-    learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int, origin: dict[str, Any]
-) -> Snapshot:
-    policy, optimizer = learner.policy, learner.optimizer
-    tensors: dict[str, Tensor] = {f"policy/{name}": p.detach() for name, p in trainable(policy)}
-    meta = Meta(
-        FORMAT,
-        iteration,
-        shapes(policy),
-        dict(policy.describe()),
-        dict(policy.extra_state()) if isinstance(policy, HasExtraState) else {},
-        pack(optimizer_tree(policy, optimizer), "optimizer", tensors),
-        pack(learner.state_dict(), "trainer", tensors),
-        dict(run_ids),
-        ranks.count(),
-        steps,
-        origin,
-    )
-    rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
-    if rank != 0:  # what is not sharded is the same on all
-        tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
-    return Snapshot(tensors | {f"rng/{rank}/{name}": state for name, state in random_state(device).items()}, meta)
-
-
-class _Stager:
-    """Copies tensors to host memory: for a GPU to pinned memory that is kept for the next time."""
-
-    def __init__(self) -> None:
-        self._stager: BlockingAsyncStager | None = None
-        self._kept: dict[str, tuple[torch.Size, torch.dtype]] = {}
-
-    def __call__(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not any(tensor.is_cuda for tensor in tensors.values()):
-            return BlockingAsyncStager().stage(tensors)
-        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        if self._stager is None or layout != self._kept:  # the optimizer has more state after its first step
-            self._stager, self._kept = BlockingAsyncStager(cache_staged_state_dict=True), layout
-        return self._stager.stage(tensors)
-
-
-def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, each rank for itself: sharded as in ``like``, the others whole in host memory.
-
-    Args:
-        like: parameter name → parameter, and other names in full.
-    """
-    try:
-        stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        tensors = {
-            name: _empty(facts, like.get(name, like.get(_parameter(name))))
-            for name, facts in stored.items()
-            if name.startswith(prefixes) and isinstance(facts, TensorStorageMetadata)
-        }
-        dcp.load(tensors, checkpoint_id=path, no_dist=True)
-    except (Exception, CheckpointException) as error:
-        if isinstance(error, CheckpointException):
-            _raise_if_stopped(error)
-        reason = _reason(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
-        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {reason}", EARLIER) from error
-    return tensors
-
-
-def _parameter(name: str) -> str:
-    """``optimizer/state/head.weight/exp_avg`` → head.weight, also of ``policy/head.weight``."""
-    parts = name.split("/")
-    return parts[2] if parts[0] == "optimizer" else parts[1]
-
-
-def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
-    if isinstance(like, DTensor) and like.shape == stored.size:
-        return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
-    return torch.empty(stored.size, dtype=stored.properties.dtype)
-
-
-@torch.no_grad()
-def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
-    for name, parameter in trainable(policy):
-        parameter.copy_(tensors[f"{prefix}{name}"])
-    if meta.settled and isinstance(policy, HasExtraState):
-        policy.load_extra_state(meta.settled)
-
-
-def _raise_if_stopped(error: CheckpointException) -> None:
-    """Raises the signal that DCP took for a failure of its own."""
-    for cause, _ in error.failures.values():
-        if isinstance(cause, Stopped | KeyboardInterrupt):
-            raise cause from None
-
-
-def _reason(error: CheckpointException) -> str:
-    """Without the tracebacks: they are those of torch."""
-    several = len(error.failures) > 1
-    reasons = {rank: str(cause) or type(cause).__name__ for rank, (cause, _) in error.failures.items()}
-    return "; ".join(f"rank {rank}: {reason}" if several else reason for rank, reason in reasons.items())
 
 
 def _replace(final: Path, aside: Path) -> Path:

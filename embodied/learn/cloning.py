@@ -150,7 +150,7 @@ class Cloner(Stepping):
         """
         self.bind()
         count, batch, done = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size, self.steps_done
-        with watch("training", (count - done) * batch) as passed:
+        with watch("training", (count - done) * len(self._own(np.arange(batch)))) as passed:
             for k in range(done, count):
                 self.engine.set_rates(iteration + (k + 1) / count)
                 self._step(iteration * count + k, batch, passed)
@@ -184,13 +184,19 @@ class Cloner(Stepping):
     def _parts(self, count: int) -> list[np.ndarray]:
         """This rank's of ``count`` samples of a step, in parts: int64 indices. Where a pass is a collective, empty
         parts bring all ranks to the same number."""
-        shares = np.array_split(np.arange(count), self._group.size)
-        numbers = [-(-len(share) // self._micro) for share in shares]
-        own = shares[self._group.rank]
-        parts = np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
+        own = self._own(np.arange(count))
+        parts = self._micro_batches(own)
         if self.engine.parallel.collective_passes:
-            parts += [own[:0]] * (max(numbers) - len(parts))
+            most = -(-count // self._group.size)  # samples of the first rank, which has no fewer than another
+            parts += [own[:0]] * (-(-most // self._micro) - len(parts))
         return parts
+
+    def _own(self, chosen: np.ndarray) -> np.ndarray:
+        """This rank's share of ``chosen`` int64 [n]."""
+        return np.array_split(chosen, self._group.size)[self._group.rank]
+
+    def _micro_batches(self, own: np.ndarray) -> list[np.ndarray]:
+        return np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
 
     def _empty_pass(self, chosen: np.ndarray, places: np.ndarray) -> float:
         """A forward and backward pass that counts nothing."""
@@ -240,7 +246,7 @@ class Cloner(Stepping):
             return {}
         self.bind()
         clean, held_out = self.samples.spread(wanted), self._validation.spread(wanted)
-        with watch("validation", len(clean) + len(held_out)) as passed:
+        with watch("validation", len(self._own(clean)) + len(self._own(held_out))) as passed:
             loss, accuracy = self._measure(self.samples, clean, passed)
             found = {"sft/token_accuracy": accuracy, "sft/clean_loss": loss}
             if len(held_out):
@@ -256,9 +262,7 @@ class Cloner(Stepping):
         Raises:
             Stopped: on all ranks; ``passed`` has ended the share of one.
         """
-        own = np.array_split(chosen, self._group.size)[self._group.rank]
-        parts = np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
-        found = []
+        parts, found = self._micro_batches(self._own(chosen)), []
         with self.engine.parallel.acting():
             for part, _ in until_stopped(parts, passed, Replicas(self.policy, self._group)):
                 found.append(self._logprobs(samples, part, None))

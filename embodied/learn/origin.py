@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from embodied.errors import CheckpointError, ConfigError
-from embodied.learn.checkpoint import load
+from embodied.learn.checkpoint_load import load
 from embodied.learn.checkpoint_meta import Meta, read_meta
 from embodied.learn.freeze import freeze
 from embodied.protocols import Policy

@@ -12,7 +12,7 @@ import torch
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.learn.checkpoint import load
+from embodied.learn.checkpoint_load import load
 from embodied.learn.freeze import freeze
 from embodied.learn.origin import Origin, seed_generators
 from embodied.parallel.group import Group

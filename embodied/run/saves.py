@@ -6,8 +6,8 @@ from pathlib import Path
 from time import monotonic
 
 from embodied.errors import RunFolderError
-from embodied.learn import checkpoint
-from embodied.learn.checkpoint import Checkpoints
+from embodied.learn import checkpoint_load
+from embodied.learn.checkpoint import Checkpoints, place
 from embodied.learn.origin import Origin
 from embodied.learn.state import Learner
 from embodied.parallel import collectives
@@ -46,7 +46,7 @@ class Saves:
         found = collectives.of_first(self._to_resume)
         if found is not None:
             with self._reporter.console.progress(f"loading {found}", brief=True):
-                meta = checkpoint.resume(found, self._learner)
+                meta = checkpoint_load.resume(found, self._learner)
             iteration, ids = meta.iteration, meta.trackers
             self._sharding.check()
             self._reporter.console.say(f"going on after iteration {iteration}, from {found}")
@@ -112,7 +112,7 @@ class Saves:
             + (f"the newest checkpoint is {older[-1]}" if older else "no iteration was saved before it")
             + ": with runner.checkpoint.async_save=true a copy of each iteration is kept for this"
         )
-        return checkpoint.place(older[-1])[0] if older else 0
+        return place(older[-1])[0] if older else 0
 
     def close(self) -> None:
         """Waits until nothing is being written; an error of the writing is only said, as another ends the run."""

@@ -26,7 +26,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint import Checkpoints, load, resume
+from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint_load import load, resume
 from embodied.learn.checkpoint_meta import read_meta
 from embodied.run import saves
 

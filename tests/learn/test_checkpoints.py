@@ -16,8 +16,9 @@ import torch
 from learner import learner, save_and_wait, state, trained, update
 
 from embodied.errors import CheckpointError
-from embodied.learn import checkpoint
-from embodied.learn.checkpoint import Checkpoints, load, resume
+from embodied.learn import checkpoint, snapshot
+from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint_load import load, resume
 from embodied.learn.checkpoint_meta import read_meta
 from embodied.learn.state import load_optimizer, optimizer_tree
 from embodied.testing import FakePolicy
@@ -464,8 +465,8 @@ def test_the_host_memory_for_a_gpus_tensors_is_kept_while_their_layout_stays(mon
     class OnGpu(torch.Tensor):
         is_cuda = True
 
-    monkeypatch.setattr(checkpoint, "BlockingAsyncStager", Stager)
-    stager = checkpoint._Stager()
+    monkeypatch.setattr(snapshot, "BlockingAsyncStager", Stager)
+    stager = snapshot.Stager()
     small, large = torch.zeros(2).as_subclass(OnGpu), torch.zeros(3).as_subclass(OnGpu)
     assert [stager({"a": tensor})["a"] for tensor in (small, small, large)] == [(1, (2,)), (1, (2,)), (2, (3,))]
     assert made == [True, True]

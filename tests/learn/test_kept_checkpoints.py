@@ -11,7 +11,8 @@ from learner import state, trained, update
 from test_checkpoints import assert_same_bits
 
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint import Checkpoints, resume
+from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint_load import resume
 from embodied.learn.checkpoint_meta import read_meta
 
 

@@ -1,0 +1,134 @@
+"""Reads checkpoints: the weights alone (:func:`load`), or everything that a run goes on from (:func:`resume`).
+
+Several ranks load each for itself, so that any number of ranks can go on from what any other number saved.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from embodied.errors import DamagedCheckpointError, Stopped
+from embodied.learn.checkpoint_meta import EARLIER, Meta, check_same_groups, meta_for
+from embodied.learn.state import (
+    Learner,
+    load_optimizer,
+    optimizer_tree,
+    pack,
+    set_random_state,
+    trainable,
+    unpack,
+)
+from embodied.parallel import collectives as ranks
+from embodied.protocols import HasExtraState, Policy
+
+# DCP warns at each save and load without process group; that is how it is meant here. For good, and not around each
+# call: the list of filters is shared by all threads.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+
+def load(path: Path, policy: Policy) -> Meta:
+    """Fill the policy's trainable parameters from a checkpoint: with the moving average of the weights if the run kept
+    one (``actor.optim.ema_decay``), as its own evaluations did.
+
+    Raises:
+        CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
+    """
+    meta = meta_for(path, policy)
+    kept = any(name.startswith("average.") for name in meta.trainer)
+    prefix = "trainer/average." if kept else "policy/"
+    like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in trainable(policy)}
+    _fill(policy, meta, _read(path, (prefix,), like), prefix)
+    return meta
+
+
+def resume(path: Path, learner: Learner) -> Meta:
+    """Make ``learner`` and this process's random generators what they were when the checkpoint was saved.
+
+    A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do.
+
+    Raises:
+        CheckpointError: as :func:`load`, or the optimizer's groups are others.
+    """
+    policy, optimizer = learner.policy, learner.optimizer
+    device = optimizer.param_groups[0]["params"][0].device
+    own = f"rng/{ranks.here()}/"
+
+    def read() -> tuple[Meta, dict[str, Tensor]]:
+        meta = meta_for(path, policy)
+        check_same_groups(path, meta, optimizer_tree(policy, optimizer))
+        like: dict[str, Tensor] = dict(trainable(policy))
+        pack(learner.state_dict(), "trainer", like)
+        return meta, _read(path, ("policy/", "optimizer/", "trainer/", own), like)
+
+    meta, tensors = ranks.together(read)
+    _fill(policy, meta, tensors)
+    load_optimizer(optimizer, unpack(meta.optimizer, tensors))
+    learner.load_state_dict(unpack(meta.trainer, tensors))
+    generators = {name.removeprefix(own): value for name, value in tensors.items() if name.startswith(own)}
+    set_random_state(generators, device)
+    return meta
+
+
+def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, each rank for itself: sharded as in ``like``, the others whole in host memory.
+
+    Args:
+        like: parameter name → parameter, and other names in full.
+    """
+    try:
+        stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        tensors = {
+            name: _empty(facts, like.get(name, like.get(_parameter(name))))
+            for name, facts in stored.items()
+            if name.startswith(prefixes) and isinstance(facts, TensorStorageMetadata)
+        }
+        dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    except (Exception, CheckpointException) as error:
+        if isinstance(error, CheckpointException):
+            raise_if_stopped(error)
+        reason = reason_of(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {reason}", EARLIER) from error
+    return tensors
+
+
+def _parameter(name: str) -> str:
+    """``optimizer/state/head.weight/exp_avg`` → head.weight, also of ``policy/head.weight``."""
+    parts = name.split("/")
+    return parts[2] if parts[0] == "optimizer" else parts[1]
+
+
+def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
+    if isinstance(like, DTensor) and like.shape == stored.size:
+        return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
+    return torch.empty(stored.size, dtype=stored.properties.dtype)
+
+
+@torch.no_grad()
+def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
+    for name, parameter in trainable(policy):
+        parameter.copy_(tensors[f"{prefix}{name}"])
+    if meta.settled and isinstance(policy, HasExtraState):
+        policy.load_extra_state(meta.settled)
+
+
+def raise_if_stopped(error: CheckpointException) -> None:
+    """Raises the signal that DCP took for a failure of its own."""
+    for cause, _ in error.failures.values():
+        if isinstance(cause, Stopped | KeyboardInterrupt):
+            raise cause from None
+
+
+def reason_of(error: CheckpointException) -> str:
+    """Without the tracebacks: they are those of torch."""
+    several = len(error.failures) > 1
+    reasons = {rank: str(cause) or type(cause).__name__ for rank, (cause, _) in error.failures.items()}
+    return "; ".join(f"rank {rank}: {reason}" if several else reason for rank, reason in reasons.items())
