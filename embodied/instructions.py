@@ -3,10 +3,16 @@
 An env whose instruction is that of its task says it once, in ``EnvSpec.tasks``. One whose instruction changes (a new
 sentence each episode, a question) declares an observation field ``instruction`` uint8 [L] and writes it with
 :func:`write`. Either way the policy is given text (``Policy.encode_instructions``).
+
+The text may be a conversation: :func:`of_messages` makes one text of a list of messages, and :func:`messages` gives the
+list back. Any other text is one prompt.
+
+Text that a policy decides (``TextAction``) stands in bytes in the same way: :func:`write` with ``cut=True``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,15 +21,41 @@ from embodied.errors import SpecMismatchError
 from embodied.types import EnvSpec
 
 FIELD = "instruction"
+CONVERSATION = "\x1e"  # a text that begins with it (ASCII's record separator) is a list of messages as JSON
+
+Message = Mapping[str, str]
+"""``{"role": "user", "content": "What is 2 + 2?"}``; roles are system, user, assistant, tool."""
 
 
-def write(text: str, out: np.ndarray) -> None:
+def of_messages(conversation: Sequence[Message]) -> str:
+    """The conversation as one text, which :func:`messages` reads.
+
+    >>> messages(of_messages([{"role": "user", "content": "2+2?"}]))
+    [{'role': 'user', 'content': '2+2?'}]
+    """
+    return CONVERSATION + json.dumps([dict(message) for message in conversation], ensure_ascii=False)
+
+
+def messages(text: str) -> list[dict[str, str]] | None:
+    """The messages of a conversation that :func:`of_messages` has written; None if the text is one prompt."""
+    if not text.startswith(CONVERSATION):
+        return None
+    found: list[dict[str, str]] = json.loads(text[len(CONVERSATION) :])
+    return found
+
+
+def write(text: str, out: np.ndarray, cut: bool = False) -> None:
     """Write ``text`` as UTF-8 into ``out`` uint8 [L], filled up with zeros.
+
+    Args:
+        cut: leave out the end of a text that is too long, from the first character that does not fit.
 
     Raises:
         SpecMismatchError: it needs more than L bytes.
     """
-    data = text.encode()
+    data = text.encode(errors="replace")
+    if cut and len(data) > len(out):
+        data = data[: len(out)].decode(errors="ignore").encode()
     if len(data) > len(out):
         raise SpecMismatchError(
             f"an instruction of {len(data)} bytes does not fit into the {len(out)} of obs['{FIELD}']: '{text[:60]}…'",

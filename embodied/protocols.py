@@ -55,8 +55,8 @@ class Env(Protocol):
         """Make one control step; renders nothing.
 
         Args:
-            action: as ``spec.action`` says: float32 [A] in the units of its ``low`` and ``high``, or an int32 scalar
-                from 0 to ``num_actions`` − 1.
+            action: as ``spec.action`` says: float32 [A] in the units of its ``low`` and ``high``, an int32 scalar
+                from 0 to ``num_actions`` − 1, or the bytes of a text uint8 [L] (``embodied.instructions.read``).
         """
         ...
 
@@ -219,6 +219,51 @@ class Policy(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """A few facts for the console and the checkpoint: parameters, trained share, precision …"""
+        ...
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """Generation token by token, with lanes that are refilled as they end: a :class:`Policy` may offer it. Then
+    ``embodied.runtime.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""
+
+    def decoding(self, lanes: int) -> Decoding:
+        """Make the state of ``lanes`` texts that are generated at the same time (a cache of keys and values)."""
+        ...
+
+
+class Decoding(Protocol):
+    """Lanes, numbered from 0, in each of which one decision is made, token by token.
+
+    Promises: a decision is a function of weights, observation, noise and sampling. In which lane it is made, which
+    others are made beside it, and in which order they were admitted, change no token. Its log-probs are those of the
+    distribution that was sampled, and agree with ``Policy.evaluate``.
+    """
+
+    def begin(self, sampling: Sampling) -> None:
+        """Begin with the present weights. All lanes are free."""
+        ...
+
+    def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
+        """Begin n decisions in n free lanes.
+
+        Args:
+            obs: as :meth:`Policy.act` gets it, [n, …].
+            noise: float32 [n, *spec.noise.shape].
+        """
+        ...
+
+    def step(self) -> Sequence[int]:
+        """Advance every busy lane by one token or more. Returns the lanes whose decision is whole now: they do nothing
+        until they are taken or freed."""
+        ...
+
+    def take(self, lanes: Sequence[int]) -> Decision:
+        """The decisions of n lanes that are whole, [n, …]; the lanes are free then."""
+        ...
+
+    def free(self, lane: int) -> None:
+        """Forget what is made in a lane."""
         ...
 
 

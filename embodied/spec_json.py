@@ -3,7 +3,8 @@
     {"version": 1,
      "obs": [{"name": "images", "shape": [1, 224, 224, 3], "dtype": "uint8"}, …],
      "cameras": ["front"],
-     "action": {"kind": "continuous", "low": [-1.0, …], "high": [1.0, …]},     or {"kind": "discrete", "num_actions": 6}
+     "action": {"kind": "continuous", "low": [-1.0, …], "high": [1.0, …]},
+               or {"kind": "discrete", "num_actions": 6}, or {"kind": "text", "max_bytes": 4096}
      "tasks": ["push the cube"], "num_init_states": [10], "max_episode_steps": 50, "control_hz": 20.0,
      "restorable": true, "repeatable": true, "retry_safe": true}
 
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from embodied.errors import SpecMismatchError
-from embodied.types import ActionSpec, ArraySpec, ContinuousAction, DiscreteAction, EnvSpec
+from embodied.types import ActionSpec, ArraySpec, ContinuousAction, DiscreteAction, EnvSpec, TextAction
 
 VERSION = 1
 T = TypeVar("T")
@@ -78,6 +79,8 @@ def from_json(data: Any) -> EnvSpec:
 def _action_to_json(action: ActionSpec) -> dict[str, Any]:
     if isinstance(action, DiscreteAction):
         return {"kind": "discrete", "num_actions": int(action.num_actions)}
+    if isinstance(action, TextAction):
+        return {"kind": "text", "max_bytes": int(action.max_bytes)}
     low, high = ([_finite(bound) for bound in bounds] for bounds in (action.low, action.high))
     return {"kind": "continuous", "low": low, "high": high}
 
@@ -90,7 +93,10 @@ def _action(data: Any) -> ActionSpec:
     if kind == "discrete":
         got = _fields("action", data, {"kind", "num_actions"})
         return DiscreteAction(_count("num_actions", got["num_actions"]))
-    raise _unreadable("action", data, "one of kind continuous or discrete")
+    if kind == "text":
+        got = _fields("action", data, {"kind", "max_bytes"})
+        return TextAction(_count("max_bytes", got["max_bytes"]))
+    raise _unreadable("action", data, "one of kind continuous, discrete or text")
 
 
 def _obs_field(name: str, data: Any) -> tuple[str, ArraySpec]:

@@ -87,7 +87,29 @@ class DiscreteAction:
         return random.integers(self.num_actions, size=count, dtype=np.int32)
 
 
-ActionSpec = ContinuousAction | DiscreteAction
+@dataclass(frozen=True)
+class TextAction:
+    """A text, e.g. the answer to a question: UTF-8 bytes, filled up with zeros (``embodied.instructions``)."""
+
+    max_bytes: int  # L; a policy cuts what is longer
+
+    def field(self, num_action_chunks: int) -> ArraySpec:
+        """A record's ``actions``: uint8 [K, L]. A step gets uint8 [L]."""
+        return ArraySpec((num_action_chunks, self.max_bytes), "uint8")
+
+    def neutral(self) -> np.ndarray:
+        """The empty text: uint8 [L]."""
+        return np.zeros(self.max_bytes, np.uint8)
+
+    def sample(self, random: np.random.Generator, count: int) -> np.ndarray:
+        """Texts of random digits, letters and signs, of at most 16 bytes: uint8 [count, L]."""
+        length = min(16, self.max_bytes)
+        drawn = np.zeros((count, self.max_bytes), np.uint8)
+        drawn[:, :length] = random.integers(0x20, 0x7F, (count, length))
+        return drawn
+
+
+ActionSpec = ContinuousAction | DiscreteAction | TextAction
 """What a control step takes. ``action.field(K)`` is the one place that says what the field ``actions`` of a record with
 K actions must be; policies, workers and checks ask it."""
 
@@ -123,7 +145,12 @@ class EnvSpec:
         Raises:
             SpecMismatchError: it takes one of N actions.
         """
-        if not isinstance(self.action, ContinuousAction):
+        if isinstance(self.action, TextAction):
+            raise SpecMismatchError(
+                "the env takes text, expected actions of several numbers",
+                "choose a policy that writes text (model=causal_lm), or an env with continuous actions",
+            )
+        if isinstance(self.action, DiscreteAction):
             raise SpecMismatchError(
                 f"the env takes one of {self.action.num_actions} actions, expected actions of several numbers",
                 "choose a policy for discrete actions, or an env with continuous ones",
@@ -248,6 +275,12 @@ class Sampling:
     temperature: float = 1.0  # > 0
     top_k: int = 0  # 0 = off
     top_p: float = 1.0  # 1 = off
+    # of texts
+    repetition_penalty: float = 1.0  # logits of tokens that stand in prompt or answer: ÷ this if above 0, × if below
+    max_new_tokens: int | None = None  # None = as many as the policy's records hold
+    min_new_tokens: int = 0  # before that many the end of the text is not sampled
+    stop: tuple[str, ...] = ()  # the text ends with the first token that completes one of these
+    ignore_eos: bool = False  # the tokenizer's end of text ends nothing
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from embodied.types import (
     EnvSpec,
     Start,
     StepResult,
+    TextAction,
     WorkerFacts,
 )
 
@@ -169,20 +170,26 @@ def _check_expert(env: Expert, spec: EnvSpec) -> None:
     action, field = np.asarray(next(env.expert())), spec.action.field(1)
     shown, wanted = f"{action.dtype} {action.shape}", f"{field.dtype} {field.shape[1:]}"
     _expect(shown == wanted, "an action of expert()", shown, wanted)
+    if isinstance(spec.action, TextAction):
+        return
     low, high = _bounds(spec.action)
     inside = (action >= np.array(low) - 1e-5) & (action <= np.array(high) + 1e-5)
     _expect(bool(inside.all()), "an action of expert()", str(action), f"in {low}..{high}")
 
 
-def _bounds(action: ActionSpec) -> tuple[Any, Any]:
+def _bounds(action: ContinuousAction | DiscreteAction) -> tuple[Any, Any]:
     """The lowest and the highest number of an action."""
     return (action.low, action.high) if isinstance(action, ContinuousAction) else (0, action.num_actions - 1)
 
 
 def _check_action(action: ActionSpec) -> None:
     _expect(
-        isinstance(action, ActionSpec), "spec.action", type(action).__name__, "a ContinuousAction or a DiscreteAction"
-    )
+        isinstance(action, ActionSpec), "spec.action", type(action).__name__,
+        "a ContinuousAction, a DiscreteAction or a TextAction",
+    )  # fmt: skip
+    if isinstance(action, TextAction):
+        _expect(action.max_bytes > 0, "spec.action.max_bytes", str(action.max_bytes), "1 or more")
+        return
     if isinstance(action, DiscreteAction):
         _expect(action.num_actions > 0, "spec.action.num_actions", str(action.num_actions), "1 or more")
         return
