@@ -270,8 +270,8 @@ class Decoding(Protocol):
 @runtime_checkable
 class HasExtraState(Protocol):
     """A :class:`Policy` for which a run decides something that acting depends on. What decides is :meth:`Policy.probe`,
-    or the demonstrations that the policy learns from (:class:`Clonable`). Checkpoints keep the decision. After a resume
-    the weights and the first observations are others, and a second look could decide otherwise."""
+    or the demonstrations that the policy learns from (:class:`UsesStatistics`). Checkpoints keep the decision. After a
+    resume the weights and the first observations are others, and a second look could decide otherwise."""
 
     def extra_state(self) -> Mapping[str, str]:
         """What has been decided; empty when nothing has."""
@@ -298,15 +298,20 @@ class CountsFlops(Protocol):
 
 
 @runtime_checkable
-class Clonable(HasExtraState, Protocol):
+class Clonable(Protocol):
     """Learning from demonstrations (``embodied.sft``): a policy may offer it beside :class:`Policy`."""
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
-        """Encode ``actions`` float32 [B, K, A] in the env's units as fields of a decision, each [B, …] as in
-        ``Decision.fields``. :meth:`Policy.evaluate` gives log-probs from these fields. The token accuracy is counted on
-        an integer field with as many numbers as there are elements. What lies outside the range of the policy is
-        clipped. Called after ``bind``."""
+        """Encode ``actions`` [B, K, …], as the env takes them (``EnvSpec.action``), as fields of a decision, each
+        [B, …] as in ``Decision.fields``. :meth:`Policy.evaluate` gives log-probs from these fields. The token accuracy
+        is counted on an integer field with as many numbers as there are elements. What lies outside the range of the
+        policy is clipped, and text that is too long is cut. Called after ``bind``."""
         ...
+
+
+@runtime_checkable
+class UsesStatistics(HasExtraState, Protocol):
+    """A :class:`Clonable` policy whose tokens are spread over the ranges of the demonstrated actions."""
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
         """Spread the tokens over the ranges of the demonstrations from now on, and read the state relative to its own.

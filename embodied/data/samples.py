@@ -1,18 +1,53 @@
 """Episodes → samples: an observation with the K actions that followed it.
 
-Every control step begins one chunk. Beyond the end of its episode a chunk repeats the last action; its mask is False
-there, so these actions carry no loss.
+Every control step of an episode begins one chunk. Beyond the end of its episode a chunk repeats the last action; its
+mask is False there, so these actions carry no loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from embodied import instructions
 from embodied.data.demonstrations import Demonstration
+from embodied.data.text import TextSamples
 from embodied.random import Stream, generator
+from embodied.types import ActionSpec, TextAction
+
+T = TypeVar("T")
+
+
+class SampleSource(Protocol):
+    """N samples to learn from, numbered."""
+
+    def __len__(self) -> int: ...
+
+    def mask(self, chosen: np.ndarray) -> np.ndarray:
+        """Which actions of the samples ``chosen`` int64 [B] were taken: bool [B, K]."""
+        ...
+
+    def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
+        """Observation fields and ``actions`` of the samples ``chosen`` int64 [B], as the env has them: [B, …]."""
+        ...
+
+    def instructions(self, chosen: np.ndarray) -> list[str]:
+        """Instructions of the samples ``chosen`` int64 [B]."""
+        ...
+
+
+def samples_of(demonstrations: Sequence[Any], chunk: int, action: ActionSpec) -> SampleSource:
+    """The samples of episodes, or of demonstrated answers if the env takes text.
+
+    Args:
+        demonstrations: :class:`Demonstration` or :class:`embodied.data.text.Written`.
+        chunk: K.
+    """
+    if isinstance(action, TextAction):
+        return TextSamples(demonstrations, action.max_bytes)
+    return Samples(demonstrations, chunk)
 
 
 class Samples:
@@ -63,14 +98,13 @@ class Samples:
         own = episode.fields.get(instructions.FIELD)
         return episode.instruction if own is None else instructions.read(own[t].astype(np.uint8))
 
-    def spread(self, count: int) -> np.ndarray:
-        """Indices of up to ``count`` samples, spread evenly over all: int64."""
-        return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+
+def spread(samples: SampleSource, count: int) -> np.ndarray:
+    """Indices of up to ``count`` samples, spread evenly over all: int64."""
+    return np.unique(np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(np.int64))
 
 
-def hold_out(
-    episodes: Sequence[Demonstration], test_size: float, seed: int
-) -> tuple[list[Demonstration], list[Demonstration]]:
+def hold_out(episodes: Sequence[T], test_size: float, seed: int) -> tuple[list[T], list[T]]:
     """Split episodes into ``(for training, held out)``; ``seed`` draws them.
 
     A number below 1 is a share of the episodes, any other a count. At least one episode stays for training.

@@ -13,7 +13,7 @@ from embodied.data.demonstrations import Demonstration
 def ranges(episodes: Sequence[Demonstration]) -> dict[str, Any]:
     """1 % and 99 % quantiles, minimum and maximum of each dimension of actions and state, over all control steps.
 
-    The result is an argument for :meth:`embodied.protocols.Clonable.use_statistics`.
+    The result is an argument for :meth:`embodied.protocols.UsesStatistics.use_statistics`.
     """
     blocks = {"action": _block(np.concatenate([episode.actions for episode in episodes]))}
     if all("state" in episode.fields for episode in episodes):

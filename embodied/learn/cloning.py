@@ -2,8 +2,9 @@
 
     loss of an optimizer step = − Σ log p(token | observation) / number of tokens that count
 
-over all tokens of all its samples; those of actions beyond the end of an episode do not count. The denominator is that
-of the whole step, so micro-batches only bound memory. Step s of a run takes the places s·B … (s + 1)·B of an endless
+over all tokens of all its samples (:class:`embodied.learn.terms.nll.NllTerm`); those of actions beyond the end of an
+episode do not count, nor those beyond the end of a text. The denominator is that of the whole step, so micro-batches
+only bound memory. Step s of a run takes the places s·B … (s + 1)·B of an endless
 sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run goes on exactly.
 """
 
@@ -17,21 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms.layout import Counts, Layout
 from embodied.data.demonstrations import Demonstration
-from embodied.data.samples import Samples, order
+from embodied.data.samples import SampleSource, order, samples_of, spread
 from embodied.data.statistics import ranges
 from embodied.errors import ConfigError
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
 from embodied.learn.engine import Engine, Outcome, Stepping, Taken
 from embodied.learn.passes import until_stopped
+from embodied.learn.terms.nll import NllTerm
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.sharding import Parallel, Replicas
-from embodied.protocols import Clonable, Policy
+from embodied.protocols import Clonable, Policy, UsesStatistics
 from embodied.random import Stream, generator_seed
 from embodied.schema import Config, SftConfig
-from embodied.types import EnvSpec, Sampling
+from embodied.types import EnvSpec, Sampling, TextAction
 
 LIKELIEST = Sampling(do_sample=False)
 
@@ -98,22 +99,18 @@ class Cloner(Stepping):
         if not isinstance(policy, Clonable):
             raise ConfigError(
                 f"{type(policy).__name__} cannot learn from demonstrations",
-                "choose another model, or add encode_actions and use_statistics (embodied.protocols.Clonable)",
+                "choose another model, or add encode_actions (embodied.protocols.Clonable)",
             )
         self._encode = policy.encode_actions
-        self._layout = Layout(policy.spec.elements, policy.spec.num_action_chunks)
-        if "token_level" not in self._layout.levels:
-            raise ConfigError(
-                f"{type(policy).__name__} counts its log-probs by {' or '.join(self._layout.levels)}, and learning "
-                "from demonstrations takes them one by one",
-                "add token_level to the levels of its PolicySpec.elements, or choose another model",
-            )
-        self.notes = _use_statistics(policy, policy, config.sft, self.episodes)
-        tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
-        self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
+        self._term = NllTerm(policy.spec, type(policy).__name__)
+        self.notes = _use_statistics(policy, config.sft, self.episodes)
+        self._spec = self.env
+        if not isinstance(self.env.action, TextAction):
+            tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
+            self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
         chunk = policy.spec.num_action_chunks
-        self.samples = Samples(self.episodes, chunk)
-        self._validation = Samples(self.held_out, chunk)
+        self.samples = samples_of(self.episodes, chunk, self.env.action)
+        self._validation = samples_of(self.held_out, chunk, self.env.action)
         runner = config.runner
         self.engine = Engine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
         self._group = self.engine.parallel.group
@@ -175,7 +172,7 @@ class Cloner(Stepping):
         def backward(part: np.ndarray) -> float:
             if not len(part):  # because other ranks have a pass to make
                 return self._empty_pass(chosen, places)
-            share = -self._logprobs(self.samples, chosen[part], places[part])[0].sum() / counted
+            share = self._term.share(self._logprobs(self.samples, chosen[part], places[part])[0], counted)
             self.engine.loss_scale.backward(share)
             return share.item()
 
@@ -207,7 +204,7 @@ class Cloner(Stepping):
     def _micro(self) -> int:
         return self.config.actor.micro_batch_size
 
-    def _logprobs(self, samples: Samples, chosen: np.ndarray, places: np.ndarray | None) -> tuple[Tensor, Tensor]:
+    def _logprobs(self, samples: SampleSource, chosen: np.ndarray, places: np.ndarray | None) -> tuple[Tensor, Tensor]:
         """Log-probs of the demonstrated tokens that count, and whether these are the likeliest: [n] each.
 
         Args:
@@ -221,7 +218,8 @@ class Cloner(Stepping):
         records |= {name: values.to(self.device) for name, values in told.items()}
         encoded = self._encode(records["actions"])
         mask = self._mask(samples, chosen).to(self.device)
-        logprobs = self.policy.evaluate({**records, **encoded}, Sampling()).logprobs.flatten(1)[mask]
+        result = self.policy.evaluate({**records, **encoded}, Sampling())
+        logprobs = self._term.chosen(result.logprobs, mask)
         numbers = [name for name in encoded if name in self.policy.spec.categories]
         if places is not None or not numbers:
             return logprobs, torch.empty(0)
@@ -230,10 +228,12 @@ class Cloner(Stepping):
         right = [likeliest[name] == encoded[name] for name in numbers]
         return logprobs, torch.stack(right).all(dim=0).flatten(1)[mask]
 
-    def _mask(self, samples: Samples, chosen: np.ndarray) -> Tensor:
+    def _mask(self, samples: SampleSource, chosen: np.ndarray) -> Tensor:
         """Which elements of the samples ``chosen`` int64 [n] count: bool [n, M₀]."""
-        steps = torch.from_numpy(samples.mask(chosen).sum(axis=1))
-        return self._layout.mask(Counts(steps), "token_level")
+        steps, lengths = torch.from_numpy(samples.mask(chosen).sum(axis=1)), None
+        if self._term.needs_length:
+            lengths = self._encode(torch.from_numpy(samples.batch(chosen)["actions"]))["length"].long().cpu()
+        return self._term.mask(steps, lengths)
 
     def validate(self, watch: Watch = unwatched) -> dict[str, float]:
         """Loss and token accuracy on held-out demonstrations and, without augmentation, on as many of the others.
@@ -245,7 +245,7 @@ class Cloner(Stepping):
         if not wanted:
             return {}
         self.bind()
-        clean, held_out = self.samples.spread(wanted), self._validation.spread(wanted)
+        clean, held_out = spread(self.samples, wanted), spread(self._validation, wanted)
         with watch("validation", len(self._own(clean)) + len(self._own(held_out))) as passed:
             loss, accuracy = self._measure(self.samples, clean, passed)
             found = {"sft/token_accuracy": accuracy, "sft/clean_loss": loss}
@@ -255,7 +255,7 @@ class Cloner(Stepping):
         return {name: value for name, value in found.items() if value is not None}
 
     @torch.no_grad()
-    def _measure(self, samples: Samples, chosen: np.ndarray, passed: Passed) -> tuple[float, float | None]:
+    def _measure(self, samples: SampleSource, chosen: np.ndarray, passed: Passed) -> tuple[float, float | None]:
         """Mean −log p and share of likeliest among the elements that count, of the samples ``chosen`` int64 [n]: each
         rank its share, all get the result. None for the share if the policy's decisions are no integers.
 
@@ -268,13 +268,18 @@ class Cloner(Stepping):
                 found.append(self._logprobs(samples, part, None))
         everything = [one for part in self._group.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
         logprobs, right = (torch.cat(column).double() for column in zip(*everything, strict=True))
-        return -logprobs.mean().item(), right.mean().item() if len(right) else None
+        return self._term.mean(logprobs), right.mean().item() if len(right) else None
 
 
-def _use_statistics(
-    policy: Policy, clonable: Clonable, sft: SftConfig, episodes: Sequence[Demonstration]
-) -> list[str]:  # fmt: skip
+def _use_statistics(policy: Policy, sft: SftConfig, episodes: Sequence[Demonstration]) -> list[str]:
     """Give the policy its ranges as ``sft.statistics`` says; what to tell the user."""
+    if not isinstance(policy, UsesStatistics):
+        if sft.statistics == "quantiles":
+            raise ConfigError(
+                f"sft.statistics is quantiles, and {type(policy).__name__} spreads no tokens over ranges",
+                "leave out sft.statistics",
+            )
+        return []
     known = statistics.known(policy)
     if sft.statistics == "env" and known is not None:
         raise ConfigError(
@@ -285,5 +290,5 @@ def _use_statistics(
         return ["ranges of action tokens: the env's"]
     if sft.statistics == "auto" and known is not None:
         return [f"ranges of action tokens: '{known['name']}', as the policy's checkpoint has them"]
-    clonable.use_statistics("demonstrations", ranges(episodes))
+    policy.use_statistics("demonstrations", ranges(episodes))
     return [f"ranges of action tokens: {statistics.kind(policy)} of the demonstrations"]

@@ -107,7 +107,10 @@ def reproducible_arithmetic() -> None:
 
 def sampling(config: schema.SamplingConfig) -> Sampling:
     """Returns how actions are drawn, as the runtime and the learner read it."""
-    return Sampling(config.do_sample, config.temperature, config.top_k, config.top_p)
+    return Sampling(
+        config.do_sample, config.temperature, config.top_k, config.top_p, config.repetition_penalty,
+        config.max_new_tokens, config.min_new_tokens, tuple(config.stop), config.ignore_eos,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ def _check_entry(composed: Composed, config_name: str) -> None:
 def _carry_out(composed: Composed, processes: Group, recipe: Recipe | None) -> int:
     """Checks what was composed and runs the recipe under a stop signal; returns the exit status."""
     from embodied.observe.console import NullConsole, make_console
+    from embodied.run import first
     from embodied.run.preflight import check
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
@@ -98,6 +99,7 @@ def _carry_out(composed: Composed, processes: Group, recipe: Recipe | None) -> i
     stop = StopSignal(composed.config.runner.stop_timeout_s, processes.name)
     try:
         with stop:
+            composed = first.run(composed, processes, stop)
             with console.progress("checking the configuration", brief=True):
                 checked = check(composed, processes)
             (recipe or _recipe(checked))(checked, console, stop)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from embodied.observe.console import Console
 from embodied.observe.statistics import wilson
@@ -16,6 +17,7 @@ from embodied.run.build import open_folder, open_model, sampling, sizes
 from embodied.run.collector import in_order
 from embodied.run.conditions import Conditions, conditions
 from embodied.run.device_memory import explained
+from embodied.run.generations import Generations, write
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, open_fork_server
@@ -92,15 +94,18 @@ class Evaluator:
         share = self._simulators.processes.share(plan)
         with ExitStack() as opened, explained(model.device, self._checked, "rollout"), model.sharding.acting():
 
-            def own() -> tuple[list[EpisodeResult], int]:
-                results, stats = self._fitting(workers, opened).run(
-                    share, self._job(weight_version), "evaluation", self._reporter
-                )
-                return results, stats.worker_restarts
+            def own() -> tuple[list[EpisodeResult], int, list[dict[str, Any]]]:
+                fitting, most = self._fitting(workers, opened), self._checked.config.runner.logger.log_val_generations
+                texts = Generations(self._checked.eval.spec, fitting.slab.arrays, most)
+                results, stats = fitting.run(share, self._job(weight_version), "evaluation", self._reporter, texts)
+                return results, stats.worker_restarts, texts.kept
 
             shares = self._simulators.gather(stop, own)
-        results = in_order(plan, [results for results, _ in shares])
-        return {**self._report(iteration, results), "eval/worker_restarts": sum(restarts for _, restarts in shares)}
+        results = in_order(plan, [results for results, _, _ in shares])
+        if self._simulators.processes.is_main and (kept := [text for _, _, texts in shares for text in texts]):
+            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept)
+        restarts = sum(restarts for _, restarts, _ in shares)
+        return {**self._report(iteration, results), "eval/worker_restarts": restarts}
 
     def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:
         """Returns workers of the evaluation's env. Those that it starts end with ``opened``, or stay."""

@@ -14,12 +14,14 @@ from embodied import schema
 from embodied.observe.console import Console
 from embodied.parallel.barrier import Interruptible, gather_shares
 from embodied.parallel.group import Group
+from embodied.protocols import Decodes
 from embodied.run.build import Model, reproducible_arithmetic, sizes
 from embodied.run.pools import pool_config
 from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of
 from embodied.run.reporter import Reporter, counting_successes
+from embodied.runtime.decoder import Decoder
 from embodied.runtime.fork_server import ForkServer
-from embodied.runtime.policy_port import OnePass
+from embodied.runtime.policy_port import OnePass, PolicyPort
 from embodied.runtime.pool import Pool
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
@@ -28,6 +30,7 @@ from embodied.types import Episode, EpisodeResult, WorkerFacts
 
 T = TypeVar("T")
 FIRST_OBSERVATIONS = "first observations"
+MAX_LANES = 256  # texts that are decoded at the same time unless rollout.policy_batch is set
 MAX_POLICY_BATCH = 8  # rows of a policy call unless rollout.policy_batch is set; a 7B model saturates a GPU there
 
 
@@ -41,11 +44,22 @@ class Workers:
     rollout: Rollout
 
     def run(
-        self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter
-    ) -> tuple[list[EpisodeResult], RolloutStats]:
-        """Runs ``plan`` under a progress bar called ``name``."""
+        self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter,
+        on_episode: Callable[[EpisodeResult], None] = lambda result: None,
+    ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
+        """Runs ``plan`` under a progress bar called ``name``.
+
+        Args:
+            on_episode: given each episode that ends, while its last row still stands in the slab.
+        """
         with reporter.episodes(name, len(plan)) as bar:
-            return self.rollout.collect(plan, job, counting_successes(bar), bar.at)
+            count = counting_successes(bar)
+
+            def ended(result: EpisodeResult) -> None:
+                count(result)
+                on_episode(result)
+
+            return self.rollout.collect(plan, job, ended, bar.at)
 
     def close(self) -> None:
         """Ends the workers and frees the slab."""
@@ -88,17 +102,24 @@ class Simulators:
             slab.close()
             raise
         self._say_once([*_renderers(pool.facts), *_eager_note(config, model.device)])
-        policy = OnePass(
+        rollout = Rollout(
+            pool, self._policy_port(slab, side, slots), RecordStore(slab), model.policy.spec.num_action_chunks,
+            _schedule(config, slots), self.reporter.sections,
+            trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
+        )  # fmt: skip
+        return Workers(side.identity, pool, slab, rollout)
+
+    def _policy_port(self, slab: Slab, side: EnvSide, slots: int) -> PolicyPort:
+        """Returns the port through which the policy answers: in lanes if it decodes, else in one pass."""
+        config, model = self.checked.config, self.model
+        if isinstance(model.policy, Decodes):
+            lanes = config.rollout.policy_batch or min(slots, MAX_LANES)
+            return Decoder(model.policy, slab, side.spec, model.device, lanes, self._probe_once)
+        return OnePass(
             model.policy, slab, side.spec, model.device, policy_batch(config.rollout, slots),
             fixed_shape=config.runner.deterministic or not config.rollout.enforce_eager,
             enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
         )  # fmt: skip
-        rollout = Rollout(
-            pool, policy, RecordStore(slab), model.policy.spec.num_action_chunks, _schedule(config, slots),
-            self.reporter.sections,
-            trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
-        )  # fmt: skip
-        return Workers(side.identity, pool, slab, rollout)
 
     def gather(self, stop: Interruptible, work: Callable[[], T]) -> list[T]:
         """Runs ``work`` in every process; returns what it gave in each, by rank.

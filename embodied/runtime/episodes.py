@@ -246,7 +246,7 @@ class Episodes:
         result = EpisodeResult(
             running.episode, tuple(lease.row for lease in kept), running.episode_return,
             running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
-            running.next_row if final else -1, leases=(*kept, *final),
+            running.next_row if final else -1, leases=(*kept, *final), last_row=last,
         )  # fmt: skip
         self._release(running, observed)
         self.stats.merge(running.stats)

@@ -59,11 +59,13 @@ def train_plan(
 def _starts(
     spec: EnvSpec, seed: int, first: int, count: int, env_seed: int, sampling_round: int
 ) -> list[Start]:  # fmt: skip
-    pairs = [(task, state) for task, states in enumerate(spec.num_init_states) for state in range(states)]
-    starts = []
+    ends = np.cumsum(spec.num_init_states)  # of the tasks, in the list of all pairs
+    pairs, starts = int(ends[-1]), []
     for index in range(first, first + count):
-        epoch, position = divmod(index, len(pairs))
-        task, state = pairs[_shuffled(len(pairs), seed, epoch, sampling_round)[position]]
+        epoch, position = divmod(index, pairs)
+        pair = int(_shuffled(pairs, seed, epoch, sampling_round)[position])
+        task = int(np.searchsorted(ends, pair, side="right"))
+        state = pair - int(ends[task]) + spec.num_init_states[task]
         starts.append(Start(task, state, (env_seed + index + sampling_round * ROUND_SEEDS) % EVAL_SEEDS))
     return starts
 

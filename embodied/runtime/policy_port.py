@@ -4,8 +4,9 @@
     rollout ◀── poll() ──────────── │            │ writes the decision into the same row
 
 A policy that answers in one forward pass answers a batch at each poll (:class:`OnePass`). One that decodes works on
-several requests at a time, and gives back at each poll those that are finished, in any order. The rollout between this
-port and that of the envs knows neither pixels nor tokens.
+several requests at a time, and gives back at each poll those that are finished, in any order
+(:class:`embodied.runtime.decoder.Decoder`). The rollout between this port and that of the envs knows neither pixels nor
+tokens.
 """
 
 from __future__ import annotations
@@ -88,6 +89,56 @@ class PolicyPort(Protocol):
         ...
 
 
+class PolicyRows:
+    """Reads the observations of rows as the policy wants them, and writes its decisions into the rows."""
+
+    def __init__(self, policy: Policy, slab: Slab, env: EnvSpec, device: torch.device) -> None:
+        self._policy, self._slab, self._env, self._device = policy, slab, env, device
+
+    def observations(self, rows: list[int]) -> dict[str, torch.Tensor]:
+        """The observations of B rows on the device, with their encoded instructions: [B, …].
+
+        Raises:
+            SpecMismatchError: the policy encodes another number of instructions.
+        """
+        arrays = self._slab.arrays
+        obs = {
+            name: torch.from_numpy(arrays[name][rows]).to(self._device) for name in instructions.fields_of(self._env)
+        }
+        texts = instructions.of_rows(self._env, arrays, rows)
+        encoded = self._policy.encode_instructions(texts)
+        if wrong := [name for name, values in encoded.items() if len(values) != len(texts)]:
+            raise SpecMismatchError(
+                f"the policy's encode_instructions() gave {len(encoded[wrong[0]])} rows of '{wrong[0]}' for "
+                f"{len(texts)} texts",
+                "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
+            )
+        return obs | {name: values.to(self._device) for name, values in encoded.items()}
+
+    def write(self, rows: list[int], decision: Decision, fill: int = 0, only: str | None = None) -> None:
+        """Write the first decisions into ``rows``, or one field of them.
+
+        Args:
+            fill: decisions beyond those of ``rows``, which are not written.
+
+        Raises:
+            SpecMismatchError: the decision is not what the policy's spec declares.
+        """
+        for name in self._policy.spec.decision if only is None else (only,):
+            self._slab.arrays[name][rows] = self._read(decision, name, len(rows) + fill)[: len(rows)]
+
+    def _read(self, decision: Decision, name: str, rows: int) -> np.ndarray:
+        declared, got = self._policy.spec.decision[name], decision.fields.get(name)
+        shown = "nothing" if got is None else f"{str(got.dtype).removeprefix('torch.')} {tuple(got.shape)}"
+        wanted = f"{declared.dtype} {(rows, *declared.shape)}"
+        if got is None or shown != wanted:
+            raise SpecMismatchError(
+                f"the policy's act() gave {shown} for '{name}', and its spec declares {wanted}",
+                "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
+            )
+        return got.cpu().numpy()
+
+
 class OnePass:
     """A policy of this process that answers a batch in one call of :meth:`embodied.protocols.Policy.act`.
 
@@ -114,7 +165,8 @@ class OnePass:
         enforce_eager: bool = True,
         before_act: Callable[[Mapping[str, torch.Tensor]], None] = lambda obs: None,
     ) -> None:
-        self._policy, self._slab, self._env, self._device = policy, slab, env, device
+        self._policy, self._env, self._device = policy, env, device
+        self._rows = PolicyRows(policy, slab, env, device)
         self._batch, self._fixed_shape, self._enforce_eager = batch, fixed_shape, enforce_eager
         self._before_act, self._noise = before_act, policy.spec.noise
         self._queue: deque[Request] = deque()
@@ -157,36 +209,9 @@ class OnePass:
         """
         rows = [request.row for request in requests]
         fill = self._batch - len(rows) if self._fixed_shape else 0
-        obs = self._observations(rows + rows[-1:] * fill)
+        obs = self._rows.observations(rows + rows[-1:] * fill)
         self._before_act(obs)
         draws = torch.from_numpy(np.concatenate([drawn, drawn[-1:].repeat(fill, axis=0)])).to(self._device)
         with torch.inference_mode():
             decision = self._act(obs, draws, self._draw.sampling)
-        for name in self._policy.spec.decision if only is None else (only,):
-            self._slab.arrays[name][rows] = self._read(decision, name, len(rows) + fill)[: len(rows)]
-
-    def _read(self, decision: Decision, name: str, rows: int) -> np.ndarray:
-        declared, got = self._policy.spec.decision[name], decision.fields.get(name)
-        shown = "nothing" if got is None else f"{str(got.dtype).removeprefix('torch.')} {tuple(got.shape)}"
-        wanted = f"{declared.dtype} {(rows, *declared.shape)}"
-        if got is None or shown != wanted:
-            raise SpecMismatchError(
-                f"the policy's act() gave {shown} for '{name}', and its spec declares {wanted}",
-                "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
-            )
-        return got.cpu().numpy()
-
-    def _observations(self, rows: list[int]) -> dict[str, torch.Tensor]:
-        arrays = self._slab.arrays
-        obs = {
-            name: torch.from_numpy(arrays[name][rows]).to(self._device) for name in instructions.fields_of(self._env)
-        }
-        texts = instructions.of_rows(self._env, arrays, rows)
-        encoded = self._policy.encode_instructions(texts)
-        if wrong := [name for name, values in encoded.items() if len(values) != len(texts)]:
-            raise SpecMismatchError(
-                f"the policy's encode_instructions() gave {len(encoded[wrong[0]])} rows of '{wrong[0]}' for "
-                f"{len(texts)} texts",
-                "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
-            )
-        return obs | {name: values.to(self._device) for name, values in encoded.items()}
+        self._rows.write(rows, decision, fill, only)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,10 +52,17 @@ class BuiltTasks:
     def __post_init__(self) -> None:
         self.built = [deque(maxlen=64) for _ in range(self.num_slots)]
 
-    def pick(self, slot: int, pending: Sequence[Episode], busy_tasks: set[int]) -> int:
+    def pick(self, slot: int, pending: Sequence[Episode], running: Iterable[Episode]) -> int:
         """Index of the pending episode that ``slot`` should take: one of a task that it has built, else of a task that
-        no other slot works on, else the first."""
+        no other slot works on, else the first.
+
+        Args:
+            running: episodes of the other slots.
+        """
         built = self.built[slot]
+        if built and pending[0].start.task_id == built[-1]:  # as always with one task: nothing to compare
+            return 0
+        busy_tasks = {episode.start.task_id for episode in running}
 
         def cost(index: int) -> tuple[int, int]:
             task = pending[index].start.task_id
@@ -218,8 +225,8 @@ class Run:
             return
         while self._idle and self.episodes.may_start:
             slot = self._idle.popleft()
-            busy = {running.episode.start.task_id for running in self.episodes.running.values()}
-            self._send(*self.episodes.start(slot, self._built.pick(slot, self.episodes.pending, busy)))
+            others = (running.episode for running in self.episodes.running.values())
+            self._send(*self.episodes.start(slot, self._built.pick(slot, self.episodes.pending, others)))
         self._envs.flush()
 
     def _send(self, command: Command, video: str | None = None) -> None:

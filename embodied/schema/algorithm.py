@@ -28,6 +28,20 @@ class SamplingConfig(Section):
     top_p: float = Field(
         1.0, gt=0, le=1, description="Keep the most likely action tokens up to this probability; 1 = all."
     )
+    repetition_penalty: float = Field(
+        1.0,
+        gt=0,
+        description="Text: logits of tokens that stand in prompt or answer are divided by this if above 0, else "
+        "multiplied; 1 = off.",
+    )
+    max_new_tokens: int | None = Field(
+        None, ge=1, description="Text: longest answer, tokens; null = actor.model.max_new_tokens, its upper bound."
+    )
+    min_new_tokens: int = Field(
+        0, ge=0, description="Text: the end of the text is not sampled before that many tokens."
+    )
+    stop: list[str] = Field([], description="Text: an answer ends with the first token that completes one of these.")
+    ignore_eos: bool = Field(False, description="Text: the tokenizer's end of text ends no answer.")
 
 
 class KlControlConfig(Section):

@@ -131,7 +131,10 @@ class RolloutConfig(Section):
         "https://ui.perfetto.dev shows it.",
     )
     policy_batch: int | None = Field(
-        None, ge=1, description="Rows of one policy call; null = as many as there are slots, at most 8."
+        None,
+        ge=1,
+        description="Rows of one policy call; null = as many as there are slots, at most 8. Texts that are decoded at "
+        "the same time; null = as many as there are slots, at most 256.",
     )
     enforce_eager: bool = Field(
         True,

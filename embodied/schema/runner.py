@@ -43,6 +43,12 @@ class LoggerConfig(Section):
         description="Trackers that metrics are written to: jsonl, tensorboard, or the dotted path of a class of yours "
         "(docs/how_to/add_a_tracker.md).",
     )
+    log_val_generations: int = Field(
+        0,
+        ge=0,
+        description="Text: answers of each evaluation that are written to generations/ in the run folder, with prompt "
+        "and reward.",
+    )
 
 
 class CheckpointConfig(Section):
@@ -102,6 +108,11 @@ class RunnerConfig(Section):
         None,
         description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other "
         "weights).",
+    )
+    first: list[str] = Field(
+        [],
+        description="Arguments of a supervised run (python -m embodied.sft) that is made before this one, in first/ of "
+        "the run folder; training begins with the weights of its last checkpoint. [] = none.",
     )
     deterministic: bool = Field(
         True,

@@ -114,7 +114,7 @@ class OpenVLAOFTPolicy(nn.Module):
         self._row = {text: row for row, text in enumerate(texts)}
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
-        """See :meth:`embodied.protocols.Clonable.use_statistics`. An entry of dataset_statistics.json fits too.
+        """See :meth:`embodied.protocols.UsesStatistics.use_statistics`. An entry of dataset_statistics.json fits too.
 
         ``actor.model.action_normalization`` says which entries are used. If the gripper is converted
         (``policy_setup``), its range is the datasets': 0 closed … 1 open.

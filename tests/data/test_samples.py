@@ -26,8 +26,8 @@ def test_a_chunk_beyond_the_end_repeats_the_last_action_and_is_masked():
     assert samples.instructions(np.array([0, 2, 5])) == ["push", "pull", "pull"]
     assert batch["images"][:, 0, 0, 0, 0].tolist() == [0, 10, 13]
     assert batch["state"][:, 0].tolist() == [0, 1, 1]
-    assert samples.spread(3).tolist() == [0, 3, 6]
-    assert samples.spread(99).tolist() == list(range(7))
+    assert spread(samples, 3).tolist() == [0, 3, 6]
+    assert spread(samples, 99).tolist() == list(range(7))
 
 
 def test_there_may_be_none():

@@ -1,0 +1,86 @@
+"""A supervised run that comes first (``runner.first``): reinforcement learning then begins with its last weights.
+
+    python -m embodied.train experiment=NAME
+        └─▶ python -m embodied.sft …  in <run>/first       (not if this run has a checkpoint of its own)
+            └─▶ <run>/first/checkpoints/NNNNNN ─▶ runner.ckpt_path
+
+The first run is a process of its own with a folder of its own, so it is resumed, logged and evaluated like any other.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from embodied.errors import ConfigError, EmbodiedError, Stopped
+from embodied.parallel.group import Group
+from embodied.runtime.signals import StopSignal
+from embodied.schema.compose import Composed
+
+FOLDER = "first"
+POLL_S = 0.2
+
+
+def run(composed: Composed, processes: Group, stop: StopSignal) -> Composed:
+    """Runs what comes first, if anything does; returns the configuration with ``runner.ckpt_path`` set to its result.
+
+    Raises:
+        ConfigError: several processes, or another ``runner.ckpt_path`` is given as well.
+        EmbodiedError: the first run has failed; it has said why.
+        Stopped: a signal came; the same command goes on.
+    """
+    runner = composed.config.runner
+    if not runner.first or runner.only_eval or runner.dry_run or runner.task_type != "embodied":
+        return composed
+    if runner.ckpt_path is not None:
+        raise ConfigError(
+            f"runner.ckpt_path is {runner.ckpt_path}, and runner.first makes the weights to begin with",
+            "set runner.first=[] to begin with those of runner.ckpt_path",
+        )
+    if processes.size > 1:
+        raise ConfigError(
+            f"runner.first makes a run in one process, and WORLD_SIZE is {processes.size}",
+            f"run python -m embodied.sft {' '.join(runner.first)} before it, and set runner.first=[] and "
+            "runner.ckpt_path=… to its last checkpoint",
+        )
+    folder = Path(runner.logger.log_path) / FOLDER
+    if not _checkpoints(folder.parent):
+        _make([*runner.first, f"runner.seed={runner.seed}", f"runner.logger.log_path={folder}"], stop)
+    return _beginning_with(composed, folder)
+
+
+def _make(overrides: Sequence[str], stop: StopSignal) -> None:
+    command = [sys.executable, "-m", "embodied.sft", *overrides]
+    process = subprocess.Popen(command)
+    told = False
+    while True:
+        try:
+            status = process.wait(POLL_S)
+            break
+        except subprocess.TimeoutExpired:
+            if stop.wanted and not told:
+                process.terminate()
+                told = True
+    if stop.wanted:
+        raise Stopped
+    if status:
+        raise EmbodiedError(
+            f"the run that comes first ended with status {status}: python -m embodied.sft {' '.join(overrides)}",
+            "it has said why above; correct that and give the same command again",
+        )
+
+
+def _beginning_with(composed: Composed, folder: Path) -> Composed:
+    found = _checkpoints(folder)
+    if not found:
+        return composed  # an own checkpoint is gone on from, and the first run's folder was deleted
+    runner = composed.config.runner.model_copy(update={"ckpt_path": str(found[-1])})
+    return replace(composed, config=composed.config.model_copy(update={"runner": runner}))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints of a run that is whole iterations, oldest first. (``learn.checkpoint`` needs torch.)"""
+    return sorted(path.parent for path in (folder / "checkpoints").glob("[0-9]*/meta.json") if "+" not in str(path))

@@ -1,0 +1,51 @@
+"""Texts of an evaluation with what they were worth, in a file for reading (``runner.logger.log_val_generations``).
+
+<run>/generations/000004.jsonl     {"prompt": …, "response": …, "reward": 1.0, "success": true, "start": {…}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied import instructions
+from embodied.types import EnvSpec, EpisodeResult
+
+
+class Generations:
+    """Keeps the last answer of the first ``most`` episodes of an evaluation's plan.
+
+    Args:
+        arrays: the slab's.
+    """
+
+    def __init__(self, env: EnvSpec, arrays: Mapping[str, np.ndarray], most: int) -> None:
+        self._env, self._arrays, self._most = env, arrays, most
+        self.kept: list[dict[str, Any]] = []
+
+    def __call__(self, result: EpisodeResult) -> None:
+        """Takes the answer of an episode that has ended just now; its last row is not given to others yet."""
+        if result.episode.episode_id >= self._most:
+            return
+        row = result.last_row
+        prompt = instructions.of_rows(self._env, self._arrays, [row])[0]
+        self.kept.append({
+            "episode": result.episode.episode_id,
+            "prompt": instructions.messages(prompt) or prompt,
+            "response": instructions.read(self._arrays["actions"][row][-1]),
+            "reward": result.episode_return,
+            "success": result.success,
+            "start": asdict(result.episode.start),
+        })  # fmt: skip
+
+
+def write(file: Path, kept: list[dict[str, Any]]) -> None:
+    """Writes answers of all processes, in the plan's order."""
+    file.parent.mkdir(exist_ok=True)
+    lines = [json.dumps(one, ensure_ascii=False) for one in sorted(kept, key=lambda one: one["episode"])]
+    file.write_text("".join(f"{line}\n" for line in lines))
