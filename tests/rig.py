@@ -33,8 +33,8 @@ FAST = Deadlines(init=30.0, reset=10.0, step=10.0)
 class Rig:
     """An open pool with its slab and the parts that fit it. K = 4 actions of A = 7 numbers."""
 
-    env: FakeEnv
-    policy: FakePolicy
+    env: Any  # FakeEnv, unless another was asked for
+    policy: Any
     slab: Slab
     pool: Pool
 
@@ -62,12 +62,12 @@ def open_rig(
     log_dir: Path, slots: int = 2, workers: int = 2, rows: int = 64, target: str = "embodied.testing.FakeEnv",
     deadlines: Deadlines = FAST, reward: ShapedReward | None = None, queue_size: int = 0,
     policy: Mapping[str, Any] | None = None, max_restarts: int = 0, say: Callable[[str], None] = lambda text: None,
-    pool: Mapping[str, Any] | None = None, net: Any = None, **env_kwargs: Any,
+    pool: Mapping[str, Any] | None = None, net: Any = None, kind: Callable[..., Any] = FakeEnv, **env_kwargs: Any,
 ) -> Iterator[Rig]:  # fmt: skip
-    """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec;
-    it may take more. ``net``: a policy in the place of the fake one."""
-    known = inspect.signature(FakeEnv).parameters
-    env = FakeEnv(**{name: value for name, value in env_kwargs.items() if name in known})
+    """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec, or with
+    that of ``kind``; it may take more. ``net``: a policy in the place of the fake one."""
+    known = inspect.signature(kind).parameters
+    env = kind(**{name: value for name, value in env_kwargs.items() if name in known})
     net = net or FakePolicy(**(policy or {}))
     net.bind(env.spec)
     slab = Slab.create({**env.spec.obs, **net.spec.decision, **runtime_fields(net.spec.num_action_chunks)}, rows)

@@ -78,7 +78,8 @@ class Cloner(Stepping):
 
     Args:
         env: whose observations the demonstrations have; their instructions may be others.
-        episodes: to learn from; the same on all ranks.
+        episodes: to learn from, :class:`embodied.data.demonstrations.Demonstration` or, of an env of texts,
+            :class:`embodied.data.text.Written`; the same on all ranks.
         held_out: for validation only.
         parallel: how ranks share the policy and the samples of a step; None = one process.
 
@@ -89,8 +90,8 @@ class Cloner(Stepping):
     policy: Policy
     env: EnvSpec
     config: Config
-    episodes: Sequence[Demonstration]
-    held_out: Sequence[Demonstration]
+    episodes: Sequence[Any]
+    held_out: Sequence[Any]
     device: torch.device
     parallel: Parallel | None = None
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from embodied import schema
+from embodied.data import text_reading
 from embodied.data.demonstrations import Demonstration, Wanted, check_fit
 from embodied.data.reading import read
 from embodied.data.samples import hold_out
+from embodied.data.text import Columns, Written
 from embodied.errors import CheckpointError, ConfigError
 from embodied.parallel.group import Group
 from embodied.protocols import Batched, Env
@@ -20,7 +22,7 @@ from embodied.runtime.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles, 
 from embodied.runtime.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool import num_workers
 from embodied.schema.compose import Composed
-from embodied.types import EnvSpec
+from embodied.types import EnvSpec, TextAction
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class EnvSide:
 
 @dataclass(frozen=True)
 class Demonstrated:
-    """The demonstrations of a supervised run, which fit its env."""
+    """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
 
-    train: Sequence[Demonstration]
-    held_out: Sequence[Demonstration]
+    train: Sequence[Demonstration] | Sequence[Written]
+    held_out: Sequence[Demonstration] | Sequence[Written]
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def check(composed: Composed, processes: Group) -> Checked:
 def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
     """Raises :class:`embodied.errors.DatasetError` or :class:`~embodied.errors.SpecMismatchError`."""
     data, spec = config.data, side.spec
+    if isinstance(spec.action, TextAction):
+        return _read_texts(config)
     told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
     wanted = Wanted(spec.cameras, data.camera_keys, data.state_keys, told)
 
@@ -114,6 +118,19 @@ def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
     given = episodes(data.train_data_paths)
     if data.val_data_paths:
         return Demonstrated(given, episodes(data.val_data_paths))
+    return Demonstrated(*hold_out(given, data.test_size, config.runner.seed))
+
+
+def _read_texts(config: schema.Config) -> Demonstrated:
+    data = config.data
+    columns = Columns(data.prompt_key, data.response_key, data.messages_key, data.system_prompt)
+
+    def texts(paths: Sequence[str]) -> list[Written]:
+        return [one for path in paths for one in text_reading.read(path, columns, data.options)]
+
+    given = texts(data.train_data_paths)
+    if data.val_data_paths:
+        return Demonstrated(given, texts(data.val_data_paths))
     return Demonstrated(*hold_out(given, data.test_size, config.runner.seed))
 
 

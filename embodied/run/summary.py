@@ -13,6 +13,7 @@ from embodied.run.build import Model, Sizes
 from embodied.run.conditions import conditions, limit_of
 from embodied.run.preflight import Checked, EnvSide, slots_of, workers_of
 from embodied.runtime.slab import slab_bytes
+from embodied.types import TextAction
 
 
 def of_training(checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, folder: Path) -> list[list[str]]:
@@ -53,11 +54,18 @@ def of_cloning(checked: Checked, model: Model, cloner: Cloner, folder: Path) -> 
     """Returns the derived numbers of supervised training."""
     config, steps, batch = checked.config, checked.config.sft.steps_per_iteration, cloner.config.actor.global_batch_size
     total = config.runner.max_epochs * steps * batch
-    told = dict.fromkeys(episode.instruction for episode in cloner.episodes)
+    told = dict.fromkeys(one.instruction for one in cloner.episodes)
+    given, more = len(cloner.episodes), f"{len(cloner.held_out)} more for validation"
+    writes = isinstance(checked.train.spec.action, TextAction)
+    if writes:
+        what = [["answers", f"{given} to {len(told)} prompts, {more}"]]
+    else:
+        chunk = model.policy.spec.num_action_chunks
+        what = [["episodes", f"{given} of {len(told)} tasks, {more}"]]
+        what.append(["samples", f"{len(cloner.samples)} chunks of {chunk} actions"])
     rows = [
         ["demonstrations", ", ".join(config.data.train_data_paths)],
-        ["episodes", f"{len(cloner.episodes)} of {len(told)} tasks, {len(cloner.held_out)} more for validation"],
-        ["samples", f"{len(cloner.samples)} chunks of {model.policy.spec.num_action_chunks} actions"],
+        *what,
         ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *_process_lines(checked, model),
@@ -66,7 +74,7 @@ def of_cloning(checked: Checked, model: Model, cloner: Cloner, folder: Path) -> 
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
     ]
-    if without := [task for task in checked.eval.spec.tasks if task not in told]:
+    if not writes and (without := [task for task in checked.eval.spec.tasks if task not in told]):
         rows.append(["tasks of env.eval without a demonstration", f"{len(without)}, e.g. {without[0]!r}"])
     return rows
 
@@ -103,6 +111,8 @@ def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> 
         rows.append(["TensorBoard", f"tensorboard --logdir {folder / 'tensorboard'}"])
     if (folder / "eval").exists():
         rows.append(["evaluations", str(folder / "eval")])
+    if (folder / "generations").exists():
+        rows.append(["texts of evaluations", str(folder / "generations")])
     if checkpoints:
         rows.append(["checkpoint", str(checkpoints[-1])])
     for side in (checked.train, checked.eval):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -12,8 +12,8 @@ from embodied.schema.base import Section
 class DataConfig(Section):
     train_data_paths: list[str] = Field(
         [],
-        description="Demonstrations: LeRobot folders, LIBERO .hdf5 files or folders of them, ManiSkill .h5 files. "
-        "data=PATH is short for one.",
+        description="Demonstrations: LeRobot folders, LIBERO .hdf5 files or folders of them, ManiSkill .h5 files; of "
+        "texts .jsonl, .json, .csv, .parquet, or module:function that gives rows. data=PATH is short for one.",
     )
     val_data_paths: list[str] = Field(
         [], description="Demonstrations for the validation loss alone; empty = data.test_size of the others."
@@ -30,6 +30,17 @@ class DataConfig(Section):
     instruction: str | None = Field(
         None, description="Instruction of files that have none (ManiSkill); null = that of the env's only task."
     )
+    prompt_key: str = Field("prompt", description="Text: column of the prompt.")
+    response_key: str = Field("response", description="Text: column of the demonstrated answer.")
+    messages_key: str = Field(
+        "messages",
+        description="Text: column of conversations, lists of {role, content}; each of the assistant's messages is a "
+        "demonstrated answer.",
+    )
+    system_prompt: str | None = Field(
+        None, description="Text: message of the system before conversations that have none; null = none."
+    )
+    options: dict[str, Any] = Field({}, description="Text: keyword arguments of a module:function that gives rows.")
     random_crop: float = Field(
         1.0,
         gt=0,

@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 from embodied.testing.batch import FakeBatchEnv
 from embodied.testing.checks import check_batch_env, check_env
 from embodied.testing.env import FakeEnv
+from embodied.testing.text_env import FakeTextEnv
 
 if TYPE_CHECKING:
     from embodied.testing.decoder import DecoderPort
     from embodied.testing.flow import FlowPolicy
     from embodied.testing.policy import FakePolicy
     from embodied.testing.policy_checks import check_policy
+    from embodied.testing.text_policy import FakeTextPolicy
 
 __all__ = [
     "DecoderPort",
     "FakeBatchEnv",
     "FakeEnv",
     "FakePolicy",
+    "FakeTextEnv",
+    "FakeTextPolicy",
     "FlowPolicy",
     "check_batch_env",
     "check_env",
@@ -33,6 +37,7 @@ __all__ = [
 TORCH = {
     "DecoderPort": "decoder",
     "FakePolicy": "policy",
+    "FakeTextPolicy": "text_policy",
     "FlowPolicy": "flow",
     "check_policy": "policy_checks",
 }  # name → module

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embodied.data.demonstrations import Demonstration
-from embodied.data.samples import Samples, hold_out, order
+from embodied.data.samples import Samples, hold_out, order, spread
 from embodied.data.statistics import ranges
 
 

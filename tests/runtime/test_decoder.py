@@ -1,0 +1,132 @@
+"""A policy that decodes in lanes: lanes, order and failures of workers change no record."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from rig import CPU, records
+from test_chaos import PATIENT, disturbed
+
+from embodied import instructions
+from embodied.errors import SpecMismatchError
+from embodied.observe.timing import Sections
+from embodied.random import Stream
+from embodied.runtime.decoder import Decoder
+from embodied.runtime.plan import train_plan
+from embodied.runtime.policy_port import Draw, OnePass, Request
+from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout import Rollout, Schedule
+from embodied.testing import FakeTextEnv, FakeTextPolicy, check_env, check_policy
+from embodied.types import Sampling
+
+TURNS = 3
+TEXT = {"target": "embodied.testing.FakeTextEnv", "kind": FakeTextEnv, "turns": TURNS, "slots": 6, "rows": 128}
+
+
+def text_rig(make, **changes):
+    return make(net=FakeTextPolicy(), **{**TEXT, **changes})
+
+
+def plan_of(rig, episodes=12):
+    return train_plan(rig.env.spec, seed=3, iteration=0, episodes=episodes, group_size=2)
+
+
+def collect(rig, port, lockstep=False, **job):
+    rollout = Rollout(rig.pool, port, RecordStore(rig.slab), 1, Schedule(lockstep, min_batch=1), Sections())
+    results, stats = rollout.collect(plan_of(rig), rig.job(max_steps=TURNS, **job))
+    return records(rig, results), stats
+
+
+def decoder(rig, lanes):
+    return Decoder(rig.policy, rig.slab, rig.env.spec, CPU, lanes)
+
+
+@pytest.fixture(scope="module")
+def reference(shared_rig):
+    rig = text_rig(shared_rig, workers=1)
+    return collect(rig, OnePass(rig.policy, rig.slab, rig.env.spec, CPU, 1), lockstep=True)[0]
+
+
+def test_the_fakes_are_what_they_declare():
+    check_env(FakeTextEnv(turns=2), steps=1)
+    check_policy(FakeTextPolicy(), FakeTextEnv().spec)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize(("workers", "lanes"), [(1, 1), (1, 4), (3, 2), (3, 6)])
+def test_lanes_change_no_bit(shared_rig, reference, workers, lanes, lockstep):
+    rig = text_rig(shared_rig, workers=workers)
+    got, stats = collect(rig, decoder(rig, lanes), lockstep)
+    assert got == reference
+    assert stats.policy_rows == stats.chunks == 12 * TURNS
+
+
+def test_an_answer_is_in_the_next_observation_and_its_length_says_what_counts(shared_rig, reference):
+    rig = text_rig(shared_rig, workers=1)
+    collect(rig, decoder(rig, 4))
+    arrays, found = rig.slab.arrays, 0
+    by_key = {(int(arrays["episode_id"][row]), int(arrays["t"][row])): row for row in range(rig.slab.rows)}
+    for (episode, t), row in by_key.items():
+        if 0 < t < TURNS and (episode, t - 1) in by_key:
+            before = by_key[episode, t - 1]
+            told = instructions.read(arrays["instruction"][row]).split("\n")
+            assert told[-1] == instructions.read(arrays["actions"][before][0]).rstrip()
+            length = int(arrays["length"][before])
+            assert (arrays["logprobs"][before][:length] < 0).all()
+            assert (arrays["logprobs"][before][length:] == 0).all()
+            found += 1
+    assert found
+
+
+def test_failures_of_workers_change_no_bit(make_rig, reference):
+    rig = text_rig(make_rig, workers=3, max_restarts=1000, deadlines=PATIENT, think_s=0.002)
+    restarts = 0
+    with disturbed(rig, seed=1, signals=(signal.SIGKILL,)):
+        for _ in range(3):
+            got, stats = collect(rig, decoder(rig, 3))
+            assert got == reference
+            restarts += stats.worker_restarts
+    assert restarts
+
+
+def test_a_cancelled_request_frees_its_lane(shared_rig):
+    rig = text_rig(shared_rig, workers=1)
+    for row in range(3):
+        instructions.write("#0 a", rig.slab.arrays["instruction"][row])
+    port = decoder(rig, 2)
+    port.begin(Draw(Sampling(), 0, Stream.TRAIN_NOISE))
+    port.submit([Request(slot, slot, slot, 0) for slot in range(3)])
+    answered = [request.slot for request in port.poll()]
+    port.cancel(0)  # in a lane
+    port.cancel(2)  # in the queue
+    assert port.pending == 1 - len(answered)
+    for _ in range(20):
+        answered += [request.slot for request in port.poll()]
+    assert answered == [1]
+    assert (port.pending, port.poll()) == (0, [])
+
+
+def test_a_decision_that_is_not_what_the_spec_declares_is_refused(make_rig):
+    rig = text_rig(make_rig, workers=1)
+    port = decoder(rig, 2)
+    take = port._decoding.take
+
+    def short(lanes):
+        made = take(lanes)
+        return type(made)({**made.fields, "logprobs": made.fields["logprobs"][:, :2]})
+
+    port._decoding.take = short
+    with pytest.raises(SpecMismatchError, match="logprobs"):
+        collect(rig, port)
+
+
+def test_greedy_answers_do_not_depend_on_the_noise(shared_rig):
+    rig = text_rig(shared_rig, workers=1)
+    greedy = [
+        collect(rig, decoder(rig, 4), sampling=Sampling(do_sample=False), seed=seed)[0] for seed in (1, 2)
+    ]  # fmt: skip
+    same = [one["tokens"] == two["tokens"] for one, two in zip(*(g.values() for g in greedy), strict=True)]
+    assert all(same)
+    assert torch.is_inference_mode_enabled() is False
