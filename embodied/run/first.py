@@ -33,7 +33,7 @@ def run(composed: Composed, processes: Group, stop: StopSignal) -> Composed:
         Stopped: a signal came; the same command goes on.
     """
     runner = composed.config.runner
-    if not runner.first or runner.only_eval or runner.dry_run or runner.task_type != "embodied":
+    if not runner.first or runner.only_eval or runner.dry_run or runner.task_type not in ("embodied", "math"):
         return composed
     if runner.ckpt_path is not None:
         raise ConfigError(

@@ -79,6 +79,11 @@ def check(composed: Composed, processes: Group) -> Checked:
             f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
+    if config.runner.task_type == "math" and not isinstance(train.spec.action, TextAction):
+        raise ConfigError(
+            f"runner.task_type is math, and {config.env.train.target} takes no text",
+            "choose an env of texts, e.g. env=math, or leave out runner.task_type",
+        )
     for side in (train, evaluation):
         _check_queues(side, config, processes)
         _check_stages(side, config, processes)

@@ -87,6 +87,11 @@ def train(
         if iteration < runner.max_epochs or trainer.unlogged:
             collector.open(stop)
         reporter.begin(iteration)
+        if iteration == 0 and runner.val_before_train and runner.max_epochs:
+            with reporter.sections("time/eval"), trainer.evaluated():
+                found = evaluator.evaluate(0, trainer.weight_version, stop, collector.workers)
+            reporter.log(0, found)
+            reporter.sections.reset()
         while iteration < runner.max_epochs or trainer.unlogged:
             if not trainer.unlogged:  # else an evaluation was stopped, and is all that is left of the iteration
                 saves.keep(iteration)
@@ -108,7 +113,9 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
     iteration, ids = saves.resume()
     if trainer.unlogged:
         saves.outdated()
-    reporter.open_trackers(iteration - bool(trainer.unlogged), ids)
+    first = iteration == 0 and checked.config.runner.val_before_train  # step 0 is logged anew
+    repeats = trainer.unlogged or first
+    reporter.open_trackers(iteration - bool(repeats), ids)
     for line in what_to_expect(checked, trainer.policy.spec) if iteration == 0 else ():
         reporter.console.say(line)
     return iteration

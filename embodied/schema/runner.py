@@ -69,10 +69,10 @@ class RunnerConfig(Section):
         min_length=1,
         description="Name of the run and of its folder; null joins the chosen env, model and algorithm.",
     )
-    task_type: Literal["embodied", "sft", "demos"] = Field(
+    task_type: Literal["embodied", "math", "sft", "demos"] = Field(
         "embodied",
-        description="embodied = reinforcement learning; sft = learning from demonstrations; demos = making them. The "
-        "entries embodied.train, embodied.sft and embodied.tools.demos set it.",
+        description="embodied = reinforcement learning; math = the same with an env that takes text; sft = learning from "
+        "demonstrations; demos = making them. The entries embodied.train, embodied.sft and embodied.tools.demos set it.",
     )
     output_dir: str = Field("runs", description="Folder that holds all runs.")
     seed: int = Field(
@@ -84,6 +84,7 @@ class RunnerConfig(Section):
     val_check_interval: int = Field(
         -1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too."
     )
+    val_before_train: bool = Field(False, description="Evaluate before the first iteration, too (step 0).")
     save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
     save_interval_s: float | None = Field(
         None,
