@@ -71,8 +71,9 @@ class RunnerConfig(Section):
     )
     task_type: Literal["embodied", "math", "sft", "demos"] = Field(
         "embodied",
-        description="embodied = reinforcement learning; math = the same with an env that takes text; sft = learning from "
-        "demonstrations; demos = making them. The entries embodied.train, embodied.sft and embodied.tools.demos set it.",
+        description="embodied = reinforcement learning; math = the same with an env that takes text; sft = learning "
+        "from demonstrations; demos = making them. The entries embodied.train, embodied.sft and embodied.tools.demos "
+        "set it.",
     )
     output_dir: str = Field("runs", description="Folder that holds all runs.")
     seed: int = Field(
