@@ -29,6 +29,10 @@ METRICS: dict[str, str] = {
     "rollout/greedy_episodes": "episodes without sampling, one a start (adv_type remax), count",
     "rollout/greedy_return_mean": "mean over those episodes of the sum of rewards",
     "rollout/action_bin_usage": "share of a discrete policy's action bins that were sampled at least once, 0..1",
+    "rollout/tokens": "tokens that a policy of texts wrote in the iteration, count",
+    "rollout/tokens_per_s": "tokens a second of rollout, 1/s",
+    "rollout/tokens_mean": "mean length of an answer, tokens",
+    "rollout/full_length_share": "share of answers that are as long as a record can hold, 0..1",
     # Updates of an iteration.
     "train/loss": "mean over the iteration's updates of what is minimised, the sum of all terms of the loss",
     "train/value_loss": "mean over the iteration's updates of the value head's loss",

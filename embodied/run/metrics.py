@@ -67,6 +67,7 @@ def of_rollout(
         "rollout/worker_restarts": stats.worker_restarts,
         "rollout/zero_advantage_share": batch.groups.zero_share,
         **_usage(policy.categories, [share.used for share in shares]),
+        **_lengths(policy, batch, seconds),
         **_beside_the_plan(collected),
         "time/policy_share": sum(share.policy_s for share in shares) / len(shares) / seconds,
         "time/env_wait_share": sum(share.wait_s for share in shares) / len(shares) / seconds,
@@ -88,6 +89,20 @@ def _usage(categories: Mapping[str, int], used: Sequence[Mapping[str, np.ndarray
     return {"rollout/action_bin_usage": occurred / sum(categories.values())}
 
 
+def _lengths(policy: PolicySpec, batch: Batch, seconds: float) -> dict[str, float]:
+    """Returns how long the decisions were of a policy whose decisions differ in length, such as texts."""
+    axis, lengths = policy.elements.length_axis, batch.counts.lengths
+    if axis is None or lengths is None:
+        return {}
+    tokens = int(lengths.sum())
+    return {
+        "rollout/tokens": tokens,
+        "rollout/tokens_per_s": tokens / seconds,
+        "rollout/tokens_mean": tokens / max(len(lengths), 1),
+        "rollout/full_length_share": float((lengths == policy.elements.shape[axis]).float().mean()),
+    }
+
+
 def _beside_the_plan(collected: Collected) -> dict[str, float]:
     """Returns the metrics of refills and greedy episodes, if there were any."""
     found: dict[str, float] = {}
@@ -106,11 +121,10 @@ def of_update(processes: Group, trainer: Trainer, device: torch.device, seconds:
     Args:
         seconds: that the update took.
     """
-    elements = math.prod(trainer.policy.spec.elements.shape)
-    found = {
-        "train/samples_per_s": trainer.samples / seconds,
-        "train/tokens_per_s": trainer.samples * elements / seconds,
-    }
+    elements = trainer.policy.spec.elements
+    found = {"train/samples_per_s": trainer.samples / seconds}
+    if elements.length_axis is None:
+        found["train/tokens_per_s"] = trainer.samples * math.prod(elements.shape) / seconds
     if trainer.flops:
         found["train/tflops_per_s"] = trainer.flops / seconds / 1e12
         if trainer.peak_flops is not None:

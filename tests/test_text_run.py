@@ -1,0 +1,133 @@
+"""Texts through the commands that users type, with the fakes: learn from answers, then from rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embodied import sft, train
+from embodied.errors import ConfigError
+from embodied.schema.compose import compose
+
+HERE = Path(__file__).parent
+FOLDERS = ("--config-dir", str(HERE / "config"))
+COMMON = (
+    "env=fake_text", "model=fake_text", "tracker=jsonl", "runner.device=cpu", "env.num_workers=2",
+    "env.train.total_num_envs=16", "env.eval.total_num_envs=16", "env.eval.episodes_per_task=24",
+    "env.eval.video_cfg.save_video=false", "actor.optim.lr=0.05",
+)  # fmt: skip
+TRAIN = (
+    *COMMON, "runner.task_type=math", "runner.max_epochs=8", "runner.val_check_interval=8", "runner.save_interval=4",
+    "algorithm.rollout_epoch=4", "algorithm.group_size=8", "actor.global_batch_size=64", "actor.micro_batch_size=32",
+    "runner.logger.log_val_generations=5", "algorithm.val_sampling_params.do_sample=true",
+)  # fmt: skip
+SFT = (
+    *COMMON, "runner.max_epochs=2", "sft.steps_per_iteration=20", "sft.val_samples=8", "runner.val_check_interval=2",
+    "actor.global_batch_size=16", "actor.micro_batch_size=8",
+)  # fmt: skip
+VARYING = ("time/", "per_s")
+
+
+def rows_of(folder: str) -> list[dict[str, float]]:
+    found = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if not any(part in k for part in VARYING)} for row in found]
+
+
+def write_answers(path: Path) -> None:
+    rows = [{"prompt": f"#{number} {letter}", "response": 3 * letter} for number, letter in enumerate(20 * "abc")]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_answers(tmp_path / "answers.jsonl")
+
+
+def test_rewards_of_texts_are_learnt_and_the_numbers_come_twice():
+    for name in ("one", "two"):
+        assert train.main([*TRAIN, f"runner.experiment_name={name}", "runner.val_before_train=true", *FOLDERS]) == 0
+    rows = rows_of("runs/one")
+    assert [row["step"] for row in rows] == [*range(9)]
+    assert rows[8]["eval/return_mean"] > rows[0]["eval/return_mean"] + 0.2
+    assert max(row["train/logprob_gap"] for row in rows[1:]) < 1e-5
+    assert rows == rows_of("runs/two")
+
+
+def test_answers_of_an_evaluation_stand_in_a_file():
+    assert train.main([*TRAIN, "runner.experiment_name=run", "runner.max_epochs=1", *FOLDERS]) == 0
+    kept = [json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text().splitlines()]
+    assert [one["episode"] for one in kept] == [0, 1, 2, 3, 4]
+    for number, one in enumerate(kept):
+        letter = "abc"[number % 3]
+        assert one["prompt"] == f"#{number} {letter}"
+        assert one["reward"] == pytest.approx(one["response"].count(letter) / max(len(one["response"]), 1))
+
+
+def test_answers_are_learnt_in_a_run_that_comes_first():
+    first = [*SFT, "data=answers.jsonl", *FOLDERS]
+    more = f"runner.first=[{','.join(json.dumps(one) for one in first)}]"
+    run = [*TRAIN, "runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1"]
+    assert train.main([*run, more, "runner.val_before_train=true", *FOLDERS]) == 0
+    cloned, rows = rows_of("runs/run/first"), rows_of("runs/run")
+    assert cloned[-1]["sft/loss"] < 0.5 * cloned[0]["sft/loss"]
+    assert cloned[-1]["sft/val_loss"] < 1.0
+    assert rows[0]["eval/return_mean"] == pytest.approx(cloned[-1]["eval/return_mean"])  # the same weights, episodes
+    assert rows[0]["eval/return_mean"] > 0.5
+    before = Path("runs/run/first/metrics.jsonl").stat().st_mtime_ns
+    assert train.main([*run, more, "runner.max_epochs=2", *FOLDERS]) == 0  # it goes on, and makes nothing first
+    assert Path("runs/run/first/metrics.jsonl").stat().st_mtime_ns == before
+    assert [row["step"] for row in rows_of("runs/run")] == [0, 1, 2]
+
+
+def test_a_first_run_that_fails_is_said(capsys):
+    broken = f"runner.first=[{','.join(json.dumps(one) for one in (*SFT, 'data=nothing.jsonl', *FOLDERS))}]"
+    assert train.main([*TRAIN, "runner.experiment_name=run", broken, *FOLDERS]) == 2
+    assert "the run that comes first ended with status 2" in capsys.readouterr().err
+
+
+def test_conversations_teach_each_answer_of_the_assistant(capsys):
+    said = [
+        {"role": "user", "content": "#1 a"}, {"role": "assistant", "content": "aaa"},
+        {"role": "user", "content": "#2 b"}, {"role": "assistant", "content": "bb"},
+    ]  # fmt: skip
+    Path("talk.jsonl").write_text(f"{json.dumps({'messages': said})}\n" * 4)
+    assert sft.main([*SFT, "data=talk.jsonl", "data.test_size=0", "runner.experiment_name=s", *FOLDERS]) == 0
+    assert "8 to 2 prompts" in capsys.readouterr().out
+
+
+def test_steps_do_not_depend_on_the_micro_batch():
+    losses = []
+    for size in (16, 4):
+        options = [*SFT, "data=answers.jsonl", f"runner.experiment_name=m{size}", f"actor.micro_batch_size={size}"]
+        assert sft.main([*options, *FOLDERS]) == 0
+        losses.append([row["sft/loss"] for row in rows_of(f"runs/m{size}")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_an_env_without_texts_is_no_math():
+    from embodied.parallel.group import Group
+    from embodied.run.preflight import check
+
+    options = ["env=fake", "model=fake", "runner.task_type=math", "runner.experiment_name=run"]
+    with pytest.raises(ConfigError, match="takes no text"):
+        check(compose(options, config_dirs=[str(HERE / "config")]), Group())
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "1+1", "response": "2"}, "no column 'prompt'.*it has question, response"),
+        ({"prompt": "1+1", "response": 2}, "int '2' in column 'response'"),
+        ({"messages": [{"role": "robot", "content": "2"}]}, "the message"),
+        ({"messages": [{"role": "user", "content": "2"}]}, "no demonstrated answer"),
+    ],
+)
+def test_rows_that_teach_nothing_are_refused(capsys, row, said):
+    Path("bad.jsonl").write_text(f"{json.dumps(row)}\n")
+    assert sft.main([*SFT, "data=bad.jsonl", "runner.experiment_name=bad", *FOLDERS]) == 2
+    import re
+
+    assert re.search(said, capsys.readouterr().err)
