@@ -223,6 +223,20 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class CountsTokens(Protocol):
+    """A count of tokens that a policy of texts may offer besides. With it micro-batches can be filled by tokens
+    (``runner.enable_dynamic_batch_size``)."""
+
+    def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Tokens of each of n records that a pass computes, prompt and answer: int64 [n].
+
+        Args:
+            records: as in :meth:`CountsFlops.flops`.
+        """
+        ...
+
+
+@runtime_checkable
 class Decodes(Protocol):
     """Generation token by token, with lanes that are refilled as they end: a :class:`Policy` may offer it. Then
     ``embodied.runtime.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""

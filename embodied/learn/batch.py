@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,40 @@ def micro_batches(index: Tensor, size: int, costs: Tensor | None = None) -> list
     if costs is not None:
         index = index[torch.argsort(costs, descending=True, stable=True)]
     return list(index.tensor_split(max(1, -(-len(index) // size))))
+
+
+def packed(index: Tensor, tokens: Tensor, budget: int, size: int) -> list[Tensor]:
+    """Shares out ``index`` int64 [n] over parts of near-equal work, as few as will do: at most ``budget`` tokens and
+    ``size`` records each. A record of more than ``budget`` tokens is a part of its own.
+
+    The longest records are placed first, each into the part that has the fewest tokens (Graham's rule).
+
+    Args:
+        tokens: of each record, int64 [n].
+
+    >>> [part.tolist() for part in packed(torch.arange(4), torch.tensor([5, 1, 4, 2]), 6, 4)]
+    [[0, 1], [2, 3]]
+    """
+    order = torch.argsort(tokens, descending=True, stable=True).tolist()
+    lengths = tokens.tolist()
+    count = max(1, -(-sum(lengths) // budget), -(-len(lengths) // size))
+    while (placed := _placed(order, lengths, count, budget, size)) is None:
+        count += 1
+    return [index[sorted(part)] for part in placed if part]
+
+
+def _placed(order: list[int], lengths: list[int], count: int, budget: int, size: int) -> list[list[int]] | None:
+    """The numbers of records in each of ``count`` parts; None if they do not fit."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, number) for number in range(count)]  # tokens so far, part
+    for record in order:
+        filled, number = heapq.heappop(heap)
+        if parts[number] and filled + lengths[record] > budget:
+            return None  # every other part has as many tokens or more
+        parts[number].append(record)
+        if len(parts[number]) < size:
+            heapq.heappush(heap, (filled + lengths[record], number))
+    return parts
 
 
 def gather(

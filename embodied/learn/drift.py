@@ -32,10 +32,11 @@ def with_drift(
         Stopped: on all ranks; ``passed`` has ended it on one.
     """
     ids, sums = whole.sequence_ids, torch.zeros(len(chosen))
-    parts = own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), size)
+    rows = batch.rows[chosen.numpy()]
+    parts = own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), rows, size)
     with torch.no_grad():
         for part, _ in until_stopped(parts, lambda records: passed(0), own.parallel):
-            records = own.gather(batch.rows[chosen[part].numpy()])
+            records = own.gather(rows[part.numpy()])
             result = evaluate.policy.evaluate(records, evaluate.sampling)
             if len(part):
                 counts = whole.counts.at(part).to(own.device)

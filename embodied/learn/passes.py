@@ -12,11 +12,11 @@ from torch import Tensor
 
 from embodied import instructions
 from embodied.errors import Stopped
-from embodied.learn.batch import gather, micro_batches
+from embodied.learn.batch import gather, micro_batches, packed
 from embodied.learn.reference import Reference
 from embodied.learn.watch import Passed
 from embodied.parallel.sharding import Replicas
-from embodied.protocols import Policy
+from embodied.protocols import CountsTokens, Policy
 from embodied.types import EnvSpec, EpisodeResult, Evaluation, Sampling
 
 Part = TypeVar("Part", Tensor, np.ndarray)
@@ -54,6 +54,7 @@ class OwnRecords:
         arrays: the slab's.
         results: this rank's episodes, at least one.
         env: whose observations the records hold.
+        max_tokens: of a pass, if passes are filled by tokens; the policy then counts them.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -62,6 +63,12 @@ class OwnRecords:
     env: EnvSpec
     device: torch.device
     parallel: Replicas
+    max_tokens: int | None = None
+
+    def light(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
+        decisions = {name: self.arrays[name][rows] for name in self.policy.spec.decision}
+        return decisions | {name: values.numpy() for name, values in self.told(rows).items()}
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
         """Copies what the policy reads of ``rows`` int64 [n] to the device, tensors [n, …].
@@ -90,15 +97,35 @@ class OwnRecords:
         """
         return (chosen & (ranks == self.parallel.group.rank)).nonzero().flatten()
 
-    def parts(self, ranks: Tensor, chosen: Tensor, size: int, costs: Tensor | None = None) -> list[Tensor]:
-        """Cuts :meth:`among` into parts of near-equal size, records of like cost together. Under FSDP a forward pass
-        runs collectives: empty parts then give all ranks equally many."""
+    def parts(
+        self, ranks: Tensor, chosen: Tensor, rows: np.ndarray, size: int, costs: Tensor | None = None
+    ) -> list[Tensor]:  # fmt: skip
+        """Cuts :meth:`among` into parts of near-equal size, records of like cost together; with ``max_tokens`` into
+        parts of near-equal numbers of tokens. Under FSDP a forward pass runs collectives: empty parts then give all
+        ranks equally many. All ranks call it.
+
+        Args:
+            rows: of the n records, in the slab of the rank that has them, int64 [n].
+            size: most records of a part.
+        """
         own = self.among(ranks, chosen)
-        parts = micro_batches(own, size, costs) if len(own) else []
-        if self.parallel.collective_passes:
+        if self.max_tokens is None:
+            parts = micro_batches(own, size, costs) if len(own) else []
             most = max((-(-int(count) // size) for count in torch.bincount(ranks[chosen])), default=0)
+        else:
+            parts = self._packed(own, rows, size)
+            most = max(self.parallel.group.gather(len(parts))) if self.parallel.collective_passes else 0
+        if self.parallel.collective_passes:
             parts += [own[:0]] * (most - len(parts))
         return parts
+
+    def _packed(self, own: Tensor, rows: np.ndarray, size: int) -> list[Tensor]:
+        assert isinstance(self.policy, CountsTokens)
+        assert self.max_tokens is not None
+        if not len(own):
+            return []
+        tokens = self.policy.tokens(self.light(rows[own.numpy()]))
+        return packed(own, torch.from_numpy(tokens), self.max_tokens, size)
 
     @property
     def rows(self) -> np.ndarray:

@@ -107,7 +107,7 @@ class Scorer:
         """The batch with log-probs of the policy before this iteration's first update."""
         found = torch.zeros(len(batch), self._objective.layout.size)
         everything = self._objective.optimizer_batch(batch, torch.arange(len(batch)))
-        parts = own.parts(batch.ranks, self._objective.carries_gradient(everything), self._size)
+        parts = own.parts(batch.ranks, self._objective.carries_gradient(everything), batch.rows, self._size)
         with torch.no_grad(), watch("log-probs before the update", sum(map(len, parts))) as passed:
             for part, _ in until_stopped(parts, passed, own.parallel):
                 logprobs = evaluate(own.gather(batch.rows[part.numpy()])).logprobs

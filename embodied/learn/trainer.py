@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
+from embodied.errors import ConfigError
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.drift import with_drift
 from embodied.learn.engine import Engine, Outcome, Stepping, under, value_grad_norm
@@ -31,7 +32,7 @@ from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
 from embodied.learn.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.sharding import Parallel
-from embodied.protocols import CountsFlops, Policy
+from embodied.protocols import CountsFlops, CountsTokens, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
 from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
 
@@ -45,6 +46,10 @@ class Trainer(Stepping):
         iterations: of the run, what shares of the learning rate's schedule refer to.
         peak_flops: FLOP/s that the device could do; None: unknown.
         parallel: how ranks share the policy; None = one process.
+        max_tokens: of a forward and backward pass; None: passes are filled by records alone.
+
+    Raises:
+        ConfigError: passes are to be filled by tokens, and the policy does not count them.
     """
 
     policy: Policy
@@ -62,11 +67,18 @@ class Trainer(Stepping):
     samples: int = field(default=0, init=False)  # records that the last update trained on, once an epoch
     flops: float = field(default=0.0, init=False)  # of that; 0 if the policy does not say
     parallel: Parallel | None = None
+    max_tokens: int | None = None
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
     def __post_init__(self) -> None:
         algorithm, control = self.algorithm, self.algorithm.kl_ctrl
+        if self.max_tokens is not None and not isinstance(self.policy, CountsTokens):
+            raise ConfigError(
+                f"runner.enable_dynamic_batch_size fills passes by tokens, and {type(self.policy).__name__} does not "
+                "count them",
+                "set runner.enable_dynamic_batch_size=false, or add tokens() (embodied.protocols.CountsTokens)",
+            )
         self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel = self.engine.parallel
         self._group = self._parallel.group
@@ -154,7 +166,7 @@ class Trainer(Stepping):
 
     def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
         mine = [result for result in results if result.rank == self._group.rank]
-        return OwnRecords(arrays, mine, self.policy, self.env, self.device, self._parallel)
+        return OwnRecords(arrays, mine, self.policy, self.env, self.device, self._parallel, self.max_tokens)
 
     def _reset_reference(self, iteration: int) -> None:
         interval = self.algorithm.reference_reset_interval
@@ -230,16 +242,14 @@ class Trainer(Stepping):
         self, own: OwnRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
     ) -> list[Tensor]:
         """This rank's of the records ``keep`` bool [n] among ``chosen`` int64 [n], in parts; counted in ``metrics``."""
-        ranks, costs = batch.ranks[chosen], None
+        ranks, rows, costs = batch.ranks[chosen], batch.rows[chosen.numpy()], None
         mine = own.among(ranks, keep)
         if isinstance(self.policy, CountsFlops):
-            rows = batch.rows[chosen[mine].numpy()]
-            light = {name: own.arrays[name][rows] for name in self.policy.spec.decision}
-            light |= {name: values.numpy() for name, values in own.told(rows).items()}
+            light = own.light(rows[mine.numpy()])
             costs = torch.from_numpy(self.policy.flops(light, training=not self._warming_up))
             metrics.flops += costs.sum().item()
         metrics.samples += len(mine)
-        return own.parts(ranks, keep, self.actor.micro_batch_size, costs)
+        return own.parts(ranks, keep, rows, self.actor.micro_batch_size, costs)
 
     def _empty_pass(self, own: OwnRecords, whole: OptimizerBatch) -> float:
         """Makes a forward and backward pass that counts nothing, because other ranks have one to make."""

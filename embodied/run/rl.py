@@ -159,5 +159,6 @@ def make_trainer(checked: Checked, model: Model) -> Trainer:
         sampling=sampling(config.algorithm.sampling_params), device=model.device, seed=config.runner.seed,
         max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
         reward=config.reward, iterations=config.runner.max_epochs,
+        max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
         peak_flops=peak_flops(config.runner.peak_tflops, model.policy, model.device),
     )  # fmt: skip

@@ -99,6 +99,16 @@ class RunnerConfig(Section):
         description="Time in which a run ends after SIGTERM or Ctrl-C: an update that would take more than half of it "
         "is cut short between two passes, the other half is for saving. torchrun and most schedulers grant 30 s.",
     )
+    enable_dynamic_batch_size: bool = Field(
+        False,
+        description="Text: fill the passes of an update by tokens (max_tokens_per_mbs) instead of by records alone.",
+    )
+    max_tokens_per_mbs: int = Field(
+        2048,
+        ge=1,
+        description="With enable_dynamic_batch_size: most tokens of a forward and backward pass of a process, prompts "
+        "included; actor.micro_batch_size still bounds its records. A longer text has a pass of its own.",
+    )
     only_eval: bool = Field(False, description="Evaluate and stop; no training.")
     dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")
     resume_dir: str | None = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,6 +90,9 @@ class FakeTextPolicy(nn.Module):
         before = torch.cat([records["last"].long()[:, None], tokens[:, :-1]], dim=1)
         logp = self.log_probs(before, sampling)
         return Evaluation(logp.take_along_dim(tokens[..., None], -1)[..., 0], -(logp.exp() * logp).sum(-1))
+
+    def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        return 1 + records["length"].astype(np.int64)
 
     def describe(self) -> Mapping[str, str]:
         return {"model": "table of letters"}
