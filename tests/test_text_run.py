@@ -131,3 +131,25 @@ def test_rows_that_teach_nothing_are_refused(capsys, row, said):
     import re
 
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_several_answers_to_a_problem_give_pass_at_k():
+    options = ("runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1")
+    assert train.main([*TRAIN, *options, "algorithm.val_group_size=6", *FOLDERS]) == 0
+    (row,) = rows_of("runs/run")
+    assert row["eval/episodes"] == 24 * 6
+    assert row["eval/pass_at/1"] == pytest.approx(row["eval/success_rate"])
+    assert row["eval/pass_at/1"] <= row["eval/pass_at/2"] <= row["eval/pass_at/4"]
+    assert "eval/pass_at/8" not in row
+    written = json.loads(Path("runs/run/eval/000001.json").read_text())
+    own = [one["success"] for one in written["episodes"]]
+    pairs = [  # every pair of the six answers to each problem
+        own[start + i] or own[start + j] for start in range(0, len(own), 6) for i in range(6) for j in range(i)
+    ]
+    assert row["eval/pass_at/2"] == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_several_greedy_answers_to_a_problem_are_refused(capsys):
+    options = ("algorithm.val_group_size=6", "algorithm.val_sampling_params.do_sample=false", *FOLDERS)
+    assert train.main([*TRAIN, *options]) == 2
+    assert "all episodes of a start would be equal" in capsys.readouterr().err

@@ -90,6 +90,7 @@ METRICS: dict[str, str] = {
     "eval/max_steps": "control steps at which evaluation episodes were cut off, count",
     "eval/env_max_steps": "control steps of the env's own limit; with another, success is not the benchmark's, count",
     "eval/worker_restarts": "env workers that failed in the evaluation and were replaced, count",
+    "eval/pass_at/<n>": "chance that of n episodes of a start one succeeds (val_group_size), without bias, 0..1",
     "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
     # Time.
     "time/rollout_s": "wall time of the iteration's rollout, s",

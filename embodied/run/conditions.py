@@ -31,11 +31,13 @@ class Conditions:
     sampling: Mapping[str, Any]  # how actions are drawn
     env_seed: int  # offset of the starts' seeds
     seed: int
+    group_size: int = 1  # episodes of each start
 
     @property
     def head(self) -> list[str]:
         """Lines for the head of the table."""
         episodes = "1 episode" if self.episodes_per_task == 1 else f"{self.episodes_per_task} episodes"
+        episodes += f" × {self.group_size}" if self.group_size > 1 else ""
         return [f"{episodes} of each task, {self.starts}", f"each episode {self.limit}"]
 
     @property
@@ -75,6 +77,7 @@ def conditions(checked: Checked, spec: PolicySpec, folder: Path, iteration: int)
         use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
         reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
         sampling=asdict(sampling(config.algorithm.val_sampling_params)), env_seed=own.seed, seed=config.runner.seed,
+        group_size=config.algorithm.val_group_size,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from embodied.runtime.plan import eval_plan, with_videos
 from embodied.runtime.rollout import Job
 from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
-from embodied.types import Episode, EpisodeResult
+from embodied.types import Episode, EpisodeResult, Start
 
 
 def run(checked: Checked, console: Console, stop: StopSignal) -> None:
@@ -127,6 +128,7 @@ class Evaluator:
         plan = eval_plan(
             side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
             fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
+            group_size=config.algorithm.val_group_size,
         )  # fmt: skip
         video = side.config.video_cfg
         return with_videos(plan, self._videos(iteration), video.max_videos) if video.save_video else plan
@@ -178,9 +180,11 @@ def summarise(tasks: Sequence[str], results: Sequence[EpisodeResult]) -> list[Ta
     """Returns one row for each task that was run, then one over all."""
     rows = []
     for task_id, instruction in [*enumerate(tasks), (-1, "all tasks")]:
-        own = [r.success for r in results if task_id in (-1, r.episode.start.task_id)]
+        chosen = [r for r in results if task_id in (-1, r.episode.start.task_id)]
+        own = [r.success for r in chosen]
         if own:
-            low, high = wilson(sum(own), len(own))
+            starts = len({r.episode.start for r in chosen})  # episodes of one start are no independent trials
+            low, high = wilson(sum(own) * starts / len(own), starts)
             rows.append(TaskSuccess(task_id, instruction, sum(own), len(own), sum(own) / len(own), low, high))
     return rows
 
@@ -196,8 +200,29 @@ def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under
         "eval/episodes": total.episodes,
         "eval/max_steps": under.max_steps,
         "eval/env_max_steps": under.env_max_steps,
+        **pass_rates(results),
         **{f"eval/task/{row.task_id}/success_rate": row.success_rate for row in rows[:-1]},
     }
+
+
+def pass_rates(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    """Returns pass@k of evaluations with several episodes a start, for k = 1, 2, 4, … up to that number.
+
+    It is the mean over starts of ``1 − C(n − c, k) / C(n, k)``, with c successes among n episodes: the chance that of k
+    episodes one succeeds, without bias (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+    """
+    found: dict[Start, list[bool]] = {}
+    for result in results:
+        found.setdefault(result.episode.start, []).append(result.success)
+    most = min(map(len, found.values()))
+    if most == 1:
+        return {}
+    ks = [2**power for power in range(most.bit_length())]
+    return {f"eval/pass_at/{k}": sum(_passes(len(one), sum(one), k) for one in found.values()) / len(found) for k in ks}
+
+
+def _passes(count: int, successes: int, k: int) -> float:
+    return 1 - math.comb(count - successes, k) / math.comb(count, k)
 
 
 def _cells(rows: Sequence[TaskSuccess]) -> list[list[str]]:

@@ -78,17 +78,19 @@ def _shuffled(count: int, seed: int, epoch: int, sampling_round: int) -> np.ndar
 
 
 def eval_plan(
-    spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0, fixed_states: bool = True, seed: int = 0
-) -> list[Episode]:
-    """Plan ``episodes_per_task`` episodes of every task. They start from its first initial states (again from the first
-    if there are fewer), or with ``fixed_states=False`` from states that ``seed`` draws. Their seeds begin at
-    :data:`EVAL_SEEDS`."""
+    spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0, fixed_states: bool = True, seed: int = 0,
+    group_size: int = 1,
+) -> list[Episode]:  # fmt: skip
+    """Plan ``episodes_per_task`` starts of every task, and ``group_size`` episodes of each. They start from the task's
+    first initial states (again from the first if there are fewer), or with ``fixed_states=False`` from states that
+    ``seed`` draws. Their seeds begin at :data:`EVAL_SEEDS`."""
     plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
         drawn = generator(seed, Stream.EVAL_STARTS, task).integers(states, size=episodes_per_task)
         for k in range(episodes_per_task):
             state = k % states if fixed_states else int(drawn[k])
-            plan.append(Episode(len(plan), task, Start(task, state, EVAL_SEEDS + env_seed + k)))
+            start = Start(task, state, EVAL_SEEDS + env_seed + k)
+            plan += [Episode(len(plan) + number, task, start) for number in range(group_size)]
     return plan
 
 

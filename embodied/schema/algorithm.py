@@ -223,6 +223,12 @@ class AlgorithmConfig(Section):
     )
     sampling_params: SamplingConfig = SamplingConfig()
     val_sampling_params: SamplingConfig = SamplingConfig(do_sample=False)
+    val_group_size: int = Field(
+        1,
+        ge=1,
+        description="Evaluation episodes of each start; more than 1 give eval/pass_at/K. env.eval.episodes_per_task "
+        "counts the starts.",
+    )
 
 
 class OverlongPenaltyConfig(Section):

@@ -20,6 +20,7 @@ def check(config: Config) -> None:
     _check_patterns(config.actor.model)
     _check_workers(config)
     _check_rollout_schedule(config)
+    _check_evaluation(config.algorithm)
     if config.runner.only_eval or config.runner.task_type == "demos":
         return
     _check_batches(config)
@@ -47,6 +48,15 @@ def _check_workers(config: Config) -> None:
         raise ConfigError(
             f"env.python is {config.env.python}, which is no program that can be run",
             "set it to the interpreter of an environment that has the simulator, e.g. /path/to/bin/python, or null",
+        )
+
+
+def _check_evaluation(algorithm: AlgorithmConfig) -> None:
+    if algorithm.val_group_size > 1 and not algorithm.val_sampling_params.do_sample:
+        raise ConfigError(
+            f"algorithm.val_group_size {algorithm.val_group_size} with val_sampling_params.do_sample false: all "
+            "episodes of a start would be equal",
+            "set algorithm.val_sampling_params.do_sample=true",
         )
 
 

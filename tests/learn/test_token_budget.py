@@ -39,7 +39,8 @@ def test_a_record_beyond_the_budget_is_a_part_of_its_own():
 
 
 RUN = (
-    "env=fake_text", "model=fake_text", "tracker=jsonl", "runner.device=cpu", "env.num_workers=1", "runner.max_epochs=2",
+    "env=fake_text", "model=fake_text", "tracker=jsonl", "runner.device=cpu", "env.num_workers=1",
+    "runner.max_epochs=2",
     "runner.val_check_interval=-1", "runner.save_interval=-1", "env.train.total_num_envs=16",
     "algorithm.rollout_epoch=2", "algorithm.group_size=8", "actor.global_batch_size=32", "actor.micro_batch_size=32",
     "env.eval.video_cfg.save_video=false", "actor.optim.lr=0.05", "--config-dir", str(HERE / "config"),
