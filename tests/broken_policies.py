@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from embodied.testing import FakePolicy
+from embodied.testing import FakePolicy, FakeTextPolicy
 from embodied.types import Decision, Evaluation
 
 
@@ -85,3 +85,9 @@ class OutOfMemory(FakePolicy):
     def evaluate(self, records, sampling, distribution=False):
         self._check("update")
         return super().evaluate(records, sampling, distribution)
+
+
+class CountsNothing(FakeTextPolicy):
+    """Writes texts, and does not count their tokens."""
+
+    tokens = None  # type: ignore[assignment]

@@ -112,7 +112,7 @@ def test_an_env_without_texts_is_no_math():
     from embodied.run.preflight import check
 
     options = ["env=fake", "model=fake", "runner.task_type=math", "runner.experiment_name=run"]
-    with pytest.raises(ConfigError, match="takes no text"):
+    with pytest.raises(ConfigError, match="runner.task_type: for texts alone"):
         check(compose(options, config_dirs=[str(HERE / "config")]), Group())
 
 

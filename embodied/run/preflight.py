@@ -79,11 +79,8 @@ def check(composed: Composed, processes: Group) -> Checked:
             f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
             "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
         )
-    if config.runner.task_type == "math" and not isinstance(train.spec.action, TextAction):
-        raise ConfigError(
-            f"runner.task_type is math, and {config.env.train.target} takes no text",
-            "choose an env of texts, e.g. env=math, or leave out runner.task_type",
-        )
+    if not isinstance(train.spec.action, TextAction):
+        _check_no_text(config)
     for side in (train, evaluation):
         _check_queues(side, config, processes)
         _check_stages(side, config, processes)
@@ -137,6 +134,24 @@ def _read_texts(config: schema.Config) -> Demonstrated:
     if data.val_data_paths:
         return Demonstrated(given, texts(data.val_data_paths))
     return Demonstrated(*hold_out(given, data.test_size, config.runner.seed))
+
+
+def _check_no_text(config: schema.Config) -> None:
+    """Refuses what only texts have. Raises :class:`ConfigError` with the key."""
+    runner, algorithm, usual = config.runner, config.algorithm, schema.SamplingConfig()
+    asked = {
+        "runner.task_type": runner.task_type == "math",
+        "runner.enable_dynamic_batch_size": runner.enable_dynamic_batch_size,
+        "runner.logger.log_val_generations": runner.logger.log_val_generations > 0,
+    }
+    for name in ("repetition_penalty", "max_new_tokens", "min_new_tokens", "stop", "ignore_eos"):
+        for part in ("sampling_params", "val_sampling_params"):
+            asked[f"algorithm.{part}.{name}"] = getattr(getattr(algorithm, part), name) != getattr(usual, name)
+    if wrong := [key for key, given in asked.items() if given]:
+        raise ConfigError(
+            f"{', '.join(wrong)}: for texts alone, and {config.env.train.target} takes no text",
+            f"choose an env of texts, e.g. env=math, or leave out {', '.join(wrong)}",
+        )
 
 
 def _check_penalty(config: schema.Config, side: EnvSide) -> None:

@@ -60,8 +60,15 @@ def test_a_budget_changes_no_sum(tmp_path, monkeypatch, loss):
         assert budget == pytest.approx(whole, rel=1e-4, abs=1e-7)
 
 
-def test_a_policy_that_counts_no_tokens_is_refused(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("env=fake model=fake", "runner.enable_dynamic_batch_size: for texts alone"),
+        ("env=fake_text model=fake_text actor.model._target_=broken_policies.CountsNothing", "does not count them"),
+    ],
+)
+def test_a_policy_that_counts_no_tokens_is_refused(tmp_path, monkeypatch, capsys, kind, said):
     monkeypatch.chdir(tmp_path)
-    options = ("env=fake", "model=fake", "runner.enable_dynamic_batch_size=true", "runner.dry_run=true")
-    assert train.main([*options, "runner.device=cpu", "--config-dir", str(HERE / "config")]) == 2
-    assert "does not count them" in capsys.readouterr().err
+    options = ("runner.enable_dynamic_batch_size=true", "runner.dry_run=true", "runner.device=cpu")
+    assert train.main([*kind.split(), *options, "--config-dir", str(HERE / "config")]) == 2
+    assert said in capsys.readouterr().err
