@@ -67,7 +67,7 @@ def test_answers_of_an_evaluation_stand_in_a_file():
 
 
 def test_answers_are_learnt_in_a_run_that_comes_first():
-    first = [*SFT, "data=answers.jsonl", *FOLDERS]
+    first = [*SFT, "data=answers.jsonl"]
     more = f"runner.first=[{','.join(json.dumps(one) for one in first)}]"
     run = [*TRAIN, "runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1"]
     assert train.main([*run, more, "runner.val_before_train=true", *FOLDERS]) == 0
@@ -83,7 +83,7 @@ def test_answers_are_learnt_in_a_run_that_comes_first():
 
 
 def test_a_first_run_that_fails_is_said(capsys):
-    broken = f"runner.first=[{','.join(json.dumps(one) for one in (*SFT, 'data=nothing.jsonl', *FOLDERS))}]"
+    broken = f"runner.first=[{','.join(json.dumps(one) for one in (*SFT, 'data=nothing.jsonl'))}]"
     assert train.main([*TRAIN, "runner.experiment_name=run", broken, *FOLDERS]) == 2
     assert "the run that comes first ended with status 2" in capsys.readouterr().err
 
@@ -112,7 +112,7 @@ def test_an_env_without_texts_is_no_math():
     from embodied.run.preflight import check
 
     options = ["env=fake", "model=fake", "runner.task_type=math", "runner.experiment_name=run"]
-    with pytest.raises(ConfigError, match="runner.task_type: for texts alone"):
+    with pytest.raises(ConfigError, match=r"runner.task_type: for texts alone"):
         check(compose(options, config_dirs=[str(HERE / "config")]), Group())
 
 

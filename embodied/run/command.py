@@ -70,7 +70,7 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     composed = compose(overrides, config_name, folders)
     _check_entry(composed, config_name)
     if not print_only:
-        return _carry_out(composed, processes, recipe)
+        return _carry_out(composed, folders, processes, recipe)
     if processes.is_main:
         print(as_yaml(composed), end="")
     return 0
@@ -86,8 +86,12 @@ def _check_entry(composed: Composed, config_name: str) -> None:
         )
 
 
-def _carry_out(composed: Composed, processes: Group, recipe: Recipe | None) -> int:
-    """Checks what was composed and runs the recipe under a stop signal; returns the exit status."""
+def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, recipe: Recipe | None) -> int:
+    """Checks what was composed and runs the recipe under a stop signal; returns the exit status.
+
+    Args:
+        folders: those with more group files.
+    """
     from embodied.observe.console import NullConsole, make_console
     from embodied.run import first
     from embodied.run.preflight import check
@@ -99,7 +103,7 @@ def _carry_out(composed: Composed, processes: Group, recipe: Recipe | None) -> i
     stop = StopSignal(composed.config.runner.stop_timeout_s, processes.name)
     try:
         with stop:
-            composed = first.run(composed, processes, stop)
+            composed = first.run(composed, folders, processes, stop)
             with console.progress("checking the configuration", brief=True):
                 checked = check(composed, processes)
             (recipe or _recipe(checked))(checked, console, stop)

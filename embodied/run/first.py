@@ -24,8 +24,11 @@ FOLDER = "first"
 POLL_S = 0.2
 
 
-def run(composed: Composed, processes: Group, stop: StopSignal) -> Composed:
+def run(composed: Composed, folders: Sequence[str], processes: Group, stop: StopSignal) -> Composed:
     """Runs what comes first, if anything does; returns the configuration with ``runner.ckpt_path`` set to its result.
+
+    Args:
+        folders: those with more group files, for the first run as well. It has the seed and the device of this one.
 
     Raises:
         ConfigError: several processes, or another ``runner.ckpt_path`` is given as well.
@@ -48,7 +51,9 @@ def run(composed: Composed, processes: Group, stop: StopSignal) -> Composed:
         )
     folder = Path(runner.logger.log_path) / FOLDER
     if not _checkpoints(folder.parent):
-        _make([*runner.first, f"runner.seed={runner.seed}", f"runner.logger.log_path={folder}"], stop)
+        same = [f"runner.seed={runner.seed}", f"runner.device={runner.device}", f"runner.logger.log_path={folder}"]
+        given = [part for one in folders for part in ("--config-dir", one)]
+        _make([*same, *runner.first, *given], stop)
     return _beginning_with(composed, folder)
 
 
