@@ -5,8 +5,9 @@
 
 Each round runs four short benchmarks of each version, in alternating order, and reads what they say of this project's
 own way: ``transport.py`` (cells free and chunk), ``scheduler.py`` (the CPU time of all its processes, start included,
-because what it measures are sleeps), ``trainer.py`` and ``rollout.py``. The figure is the median over rounds of the new
-version over that of the old. The benchmarks overwrite their result files in both trees.
+because what it measures are sleeps), ``trainer.py`` and ``rollout.py``. The figure is the median of the rounds' ratios,
+new over old: the two of a round ran one after the other, so what else the machine did falls on both. The benchmarks
+overwrite their result files in both trees.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def main() -> None:
         print(f"round {number + 1} of {args.rounds}", flush=True)
     rows = [
         {"figure": figure, "old": median(both["old"]), "new": median(both["new"]),
-         "new over old": median(both["new"]) / median(both["old"]), "all": both}
+         "new over old": median(new / old for old, new in zip(both["old"], both["new"], strict=True)), "all": both}
         for figure, both in found.items()
     ]  # fmt: skip
     for row in rows:

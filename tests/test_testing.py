@@ -17,7 +17,7 @@ from broken_policies import Altered, NoField, UnusedParameter, WrongLogProbs
 
 from embodied.errors import SpecMismatchError
 from embodied.testing import FakeBatchEnv, FakeEnv, FakePolicy, check_batch_env, check_env, check_policy
-from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, Start
+from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, Start, TextAction
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -141,7 +141,8 @@ def test_an_env_without_a_batch_is_told_so():
         ({"action": ContinuousAction((), ())}, "spec.action: got no number"),
         ({"action": ContinuousAction((1.0, 2.0), (1.0, -2.0))}, "spec.action.low: got above high in dimensions [1]"),
         ({"action": DiscreteAction(0)}, "spec.action.num_actions: got 0"),
-        ({"action": 7}, "spec.action: got int, expected a ContinuousAction or a DiscreteAction"),
+        ({"action": TextAction(0)}, "spec.action.max_bytes: got 0"),
+        ({"action": 7}, "spec.action: got int, expected a ContinuousAction, a DiscreteAction or a TextAction"),
         ({"obs": {}}, "spec.cameras: got ('camera0', 'camera1'), expected (), as spec.obs has no 'images'"),
         ({"tasks": ()}, "spec.tasks: got none"),
         ({"num_init_states": (4,)}, "spec.num_init_states: got 1, expected one for each of 2 tasks"),

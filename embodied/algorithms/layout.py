@@ -128,7 +128,7 @@ class Layout:
     def mask(self, counts: Counts, level: str) -> Tensor:
         """Which elements count at ``level``: bool [N, M]. An action or a chunk counts if any of its elements does."""
         self.check(level, "algorithm.logprob_type")
-        fine = self._element_mask(counts)
+        fine = self.element_mask(counts)
         if level == "token_level":
             return fine
         return self._by_action(fine).any(dim=2) if level == "action_level" else fine.any(dim=1, keepdim=True)
@@ -154,7 +154,7 @@ class Layout:
                 f"shape {self.elements.shape}, and it gives {flat.shape[1]} values a decision",
                 f"give float32 [B, {self.size}], or declare the elements that it gives",
             )
-        counted = _select(flat, self._element_mask(counts))
+        counted = _select(flat, self.element_mask(counts))
         if level == "token_level":
             return counted
         if self._action_of is None:
@@ -196,7 +196,8 @@ class Layout:
             raise ValueError(f"got one element a record, and K = {self.num_actions} rewards")
         return self._by_action(values).sum(dim=2) if level == "token_level" else values
 
-    def _element_mask(self, counts: Counts) -> Tensor:
+    def element_mask(self, counts: Counts) -> Tensor:
+        """Which elements count, whatever levels the policy offers: bool [N, M₀]."""
         shape, decisions = self.elements.shape, len(counts)
         mask = torch.ones(decisions, *shape, dtype=torch.bool, device=counts.num_steps.device)
         if self.elements.action_axis is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from embodied import instructions
 from embodied.errors import AssetsMissingError, SpecMismatchError
-from embodied.types import ActionSpec, ContinuousAction, EnvSpec
+from embodied.types import ActionSpec, ContinuousAction, EnvSpec, TextAction
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) ->
 
 
 def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
+    assert not isinstance(wanted, TextAction), "texts are demonstrated in other files (embodied.data.text)"
     actions = found.episodes[0].actions
     numbers = actions.shape[1] if actions.ndim == 2 else 0
     if isinstance(wanted, ContinuousAction):

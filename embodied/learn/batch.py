@@ -74,12 +74,14 @@ def packed(index: Tensor, tokens: Tensor, budget: int, size: int) -> list[Tensor
     >>> [part.tolist() for part in packed(torch.arange(4), torch.tensor([5, 1, 4, 2]), 6, 4)]
     [[0, 1], [2, 3]]
     """
-    order = torch.argsort(tokens, descending=True, stable=True).tolist()
     lengths = tokens.tolist()
-    count = max(1, -(-sum(lengths) // budget), -(-len(lengths) // size))
-    while (placed := _placed(order, lengths, count, budget, size)) is None:
+    order = torch.argsort(tokens, descending=True, stable=True).tolist()
+    alone = [[record] for record in order if lengths[record] > budget]
+    fitting = order[len(alone) :]
+    count = max(-(-sum(lengths[record] for record in fitting) // budget), -(-len(fitting) // size))
+    while (placed := _placed(fitting, lengths, count, budget, size)) is None:
         count += 1
-    return [index[sorted(part)] for part in placed if part]
+    return [index[sorted(part)] for part in (*alone, *placed)]
 
 
 def _placed(order: list[int], lengths: list[int], count: int, budget: int, size: int) -> list[list[int]] | None:
@@ -88,7 +90,7 @@ def _placed(order: list[int], lengths: list[int], count: int, budget: int, size:
     heap = [(0, number) for number in range(count)]  # tokens so far, part
     for record in order:
         filled, number = heapq.heappop(heap)
-        if parts[number] and filled + lengths[record] > budget:
+        if filled + lengths[record] > budget:
             return None  # every other part has as many tokens or more
         parts[number].append(record)
         if len(parts[number]) < size:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from embodied.errors import ConfigError, EmbodiedError, Stopped
 from embodied.parallel.group import Group
+from embodied.run.folder import FIRST
 from embodied.runtime.signals import StopSignal
 from embodied.schema.compose import Composed
 
-FOLDER = "first"
 POLL_S = 0.2
 
 
@@ -49,7 +49,7 @@ def run(composed: Composed, folders: Sequence[str], processes: Group, stop: Stop
             f"run python -m embodied.sft {' '.join(runner.first)} before it, and set runner.first=[] and "
             "runner.ckpt_path=… to its last checkpoint",
         )
-    folder = Path(runner.logger.log_path) / FOLDER
+    folder = Path(runner.logger.log_path) / FIRST
     if not _checkpoints(folder.parent):
         same = [f"runner.seed={runner.seed}", f"runner.device={runner.device}", f"runner.logger.log_path={folder}"]
         given = [part for one in folders for part in ("--config-dir", one)]

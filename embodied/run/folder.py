@@ -18,13 +18,17 @@ from embodied.errors import RunFolderError
 MAY_CHANGE = (
     "runner.max_epochs", "runner.save_interval", "runner.val_check_interval", "runner.resume_dir", "runner.dry_run",
     "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir", "runner.logger",
-    "runner.checkpoint", "runner.stop_timeout_s", "env.eval", "env.num_workers", "env.init_timeout_s",
-    "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python", "env.start_method",
+    "runner.checkpoint", "runner.stop_timeout_s", "runner.val_before_train", "env.eval", "env.num_workers",
+    "env.init_timeout_s", "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python",
+    "env.start_method",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
     "actor.fsdp_config", "actor.num_threads",
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 
+
+FIRST = "first"
+"""Folder in it of the run that came first (``runner.first``)."""
 
 RESULTS = ("metrics.jsonl", "checkpoints", "eval", "meta")
 """Results that bind a folder to its configuration."""
@@ -109,7 +113,7 @@ def _lock(path: Path) -> IO[str]:
 def _check_same(path: Path, resolved: Mapping[str, Any]) -> None:
     saved = path / "config.yaml"
     if not saved.is_file():
-        others = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
+        others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name != FIRST)
         if others:
             raise RunFolderError(
                 f"{path} is not empty and is no run folder (it holds {', '.join(others[:5])})",

@@ -277,4 +277,7 @@ def _side(name: str, side: schema.EnvSideConfig) -> EnvSide:
             f"env.{name} offers {len(spec.tasks)} tasks with num_init_states {list(spec.num_init_states)}",
             f"choose tasks with at least one initial state: the keys of {side.target} under env.{name}",
         )
-    return EnvSide(name, side, kwargs, env, spec, side.max_episode_steps or spec.max_episode_steps)
+    steps = side.max_episode_steps or spec.max_episode_steps
+    if isinstance(spec.action, TextAction):
+        steps = min(steps, spec.max_episode_steps)  # sizes for robots, e.g. of experiment=laptop, allow more
+    return EnvSide(name, side, kwargs, env, spec, steps)

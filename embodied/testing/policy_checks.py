@@ -117,7 +117,8 @@ def _check_evaluation(
     got = tuple(result.logprobs.flatten(1).shape)
     expected = (len(fields["logprobs"]), layout.size)
     _expect(got == expected, "log-probs of evaluate()", str(got), f"{expected}: one an element")
-    gap = float((result.logprobs.detach().flatten(1) - fields["logprobs"].flatten(1)).abs().max())
+    differences = (result.logprobs.detach().flatten(1) - fields["logprobs"].flatten(1)).abs()
+    gap = float(differences[layout.element_mask(_counts(layout, fields))].max())
     _expect(gap <= tolerance, "log-probs of evaluate and act", f"differ by {gap:.2g}", f"at most {tolerance:.2g}")
     shown = "none" if result.entropy is None else str(tuple(result.entropy.flatten(1).shape))
     _expect(shown == (str(expected) if spec.entropy else "none"), "entropy of evaluate()", shown,
@@ -183,16 +184,19 @@ def _encode(policy: Policy, texts: Sequence[str]) -> dict[str, Tensor]:
 
 def _check_gradients(policy: Policy, result: Evaluation, layout: Layout, fields: Mapping[str, Tensor]) -> None:
     """Check the gradients of all that counts when every action was executed."""
-    batch = len(result.logprobs)
-    lengths = fields["length"].long() if layout.elements.length_axis is not None else None
-    counts = Counts(torch.full((batch,), layout.num_actions), lengths)
-    loss = layout.reduce(result.logprobs, counts, layout.levels[0]).sum()
+    loss = layout.reduce(result.logprobs, _counts(layout, fields), layout.levels[0]).sum()
     for part in (result.entropy, result.value):
         if part is not None:
             loss = loss + part.sum()
     loss.backward()
     without = [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None]
     _expect(not without, "gradients", f"none for {', '.join(without[:5])}", "one for every trainable parameter")
+
+
+def _counts(layout: Layout, fields: Mapping[str, Tensor]) -> Counts:
+    """What counts of decisions whose actions were all executed."""
+    lengths = fields["length"].long() if layout.elements.length_axis is not None else None
+    return Counts(torch.full((len(fields["logprobs"]),), layout.num_actions), lengths)
 
 
 def _expect_field(name: str, got: Tensor | None, shape: tuple[int, ...], dtype: str) -> None:

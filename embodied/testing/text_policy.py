@@ -23,7 +23,7 @@ from embodied.types import (
 )
 
 END = 0
-LETTERS = "\0abcdefghijklmnopqrstuvwxyz 0123456789#"
+LETTERS = "\0abcd #"
 
 
 class FakeTextPolicy(nn.Module):

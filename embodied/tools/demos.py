@@ -32,7 +32,7 @@ from embodied.runtime.pool import Pool, num_workers
 from embodied.runtime.recorder import Recorder
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.runtime.slab import Slab
-from embodied.types import ContinuousAction, Start
+from embodied.types import ContinuousAction, Start, TextAction
 
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise
 
@@ -53,6 +53,11 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
             + (f"; it has one for {known}" if known else ""),
             "give it a method expert() (embodied.protocols.Expert), choose another env, or bring demonstrations of "
             "your own: python -m embodied.sft … data=PATH",
+        )
+    if isinstance(side.spec.action, TextAction):
+        raise ConfigError(
+            f"{side.config.target} takes text, and demonstrations of actions are recorded here",
+            "write rows of prompt and response into a file: python -m embodied.sft … data=FILE.jsonl",
         )
     if config.demos.noise_std and not isinstance(side.spec.action, ContinuousAction):
         raise ConfigError(
