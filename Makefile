@@ -16,8 +16,9 @@ RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
 train: $(VENV)/.installed renderer
 	$(PY) -m embodied.train env=libero_10 $(ARGS)
 
+# Two processes: most tests wait for a process of their own. A file's tests share simulators, so they stay together.
 test: setup
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 setup: $(VENV)/.installed renderer vulkan
 
@@ -32,7 +33,7 @@ $(VENV)/.installed: pyproject.toml
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; \
 	  then echo "GPU found: the default build of torch"; $(PY) -m pip install --quiet "torch>=2.7"; \
 	  else echo "no GPU: torch 2.13.0"; $(PY) -m pip install --quiet "torch==2.13.0"; fi
-	$(PY) -m pip install --quiet -e ".[libero,maniskill,data,dev]"
+	$(PY) -m pip install --quiet -e ".[libero,maniskill,data,text,dev]"
 	@touch $@
 
 # Installs the libraries if they are missing and this user may; otherwise says the command.
