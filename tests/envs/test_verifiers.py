@@ -69,6 +69,7 @@ def test_boxes_take_time_in_proportion_to_the_text(nasty):
         (r"90^\circ", "90"),
         (r"\sqrt2", r"\sqrt{2}"),
         ("+7", "7"),
+        ("\N{MINUS SIGN}7", "-7"),
         ("3.", "3"),
         (r"10\%", "10"),
     ],
@@ -135,6 +136,8 @@ def test_boxed(answer, response, right):
         ("-5", "x is -5", True),
         ("3", "8-5 = 3, that is 5-2", False),
         ("72", "#### 72 and 3 more", True),
+        ("5", "it is\n- 5 apples", True),
+        ("-5", "x is \N{MINUS SIGN}5", True),
         ("72", "#### 73, not 72", False),
         ("1000000", "he pays $1,000,000", True),
         ("0.5", "it is .5", True),
@@ -249,7 +252,7 @@ def test_a_sum_has_weights_and_one_part_decides():
     [
         ([], "expected a list of verifiers", "name: boxed"),
         ({"name": "boxed"}, "expected a list of verifiers", "name: boxed"),
-        ([{"name": "boxed"}, {"name": "format", "patern": "x"}], r"verifier\[1\] \(format\) has no option 'patern'. Did",
+        ([{"name": "boxed"}, {"name": "format", "patern": "x"}], r"\[1\] \(format\) has no option 'patern'. Did you",
          "name, weight, decides, on_error, failure_reward, verify_timeout_s, pattern"),
         ([{"name": "boxed", "verify_timeout_s": 1}], "no option 'verify_timeout_s'", "weight"),
         ([{"name": "custom"}], "needs the option 'path'", "add path"),
@@ -269,7 +272,7 @@ def test_options_that_cannot_be_are_refused(parts, message, fix):
 
 
 def test_an_unknown_verifier_is_refused_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match="unknown verifier 'boxd'. Did you mean 'boxed'") as caught:
+    with pytest.raises(UnknownNameError, match=r"unknown verifier 'boxd'. Did you mean 'boxed'") as caught:
         make_verifier([{"name": "boxd"}], key="env.train.verifier")
     assert caught.value.remedy.startswith("set env.train.verifier[0].name to one of: boxed, gsm8k, math")
 
@@ -293,8 +296,8 @@ def test_one_failure_costs_one_reward_and_is_counted_and_said(capsys):
 
 def test_a_failure_now_and_then_never_ends_a_run():
     verifier = Tolerant(failing, "mine")
-    for number in range(20 * WINDOW):
-        verifier(problem("1"), "bad timeouts" if number % 2 else "good")
+    for index in range(20 * WINDOW):
+        verifier(problem("1"), "bad timeouts" if index % 2 else "good")
     assert verifier.counts["timeouts"] == 10 * WINDOW
 
 

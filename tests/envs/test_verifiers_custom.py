@@ -158,7 +158,7 @@ def test_what_is_wrong_with_a_file_is_said_before_the_run(custom, code, options,
 
 
 def test_an_unknown_signature_and_a_missing_file_are_refused(custom, tmp_path):
-    with pytest.raises(UnknownNameError, match="unknown signature 'tlr'. Did you mean 'trl'"):
+    with pytest.raises(UnknownNameError, match=r"unknown signature 'tlr'. Did you mean 'trl'"):
         custom("def f(completions): return [1]", signature="tlr")
     with pytest.raises(ConfigError, match="there is no file"):
         make_verifier([{"name": "custom", "path": str(tmp_path / "none.py")}])

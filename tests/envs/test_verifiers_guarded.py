@@ -151,7 +151,9 @@ def test_a_helper_that_dies_between_two_responses_costs_none(guarded):
     assert ask(guarded, "1").reward != helper
 
 
-@pytest.mark.parametrize(("response", "why"), [("raise", r"it raised ValueError: no number \("), ("exit 4", "SystemExit: 4")])
+@pytest.mark.parametrize(
+    ("response", "why"), [("raise", r"it raised ValueError: no number \("), ("exit 4", "SystemExit: 4")]
+)
 def test_an_error_keeps_the_helper(guarded, response, why):
     helper = ask(guarded, "1")
     with pytest.raises(VerifierFailed, match=why) as caught:

@@ -14,6 +14,7 @@ from embodied.envs.text.verifiers import make_verifier
 
 from embodied.errors import ConfigError
 
+PROBLEM = Problem("2+2?", "4", {}, 5)
 QUICK = {"timeout_s": 5, "retries": 3, "backoff_s": 0.002}
 
 
@@ -66,7 +67,7 @@ def service(monkeypatch):
     service.server_close()
 
 
-def ask(service, *answers, problem=Problem("2+2?", "4", {}, 5), **options):
+def ask(service, *answers, problem=PROBLEM, **options):
     service.answers = list(answers)
     verifier = make_verifier([{"name": "remote", "url": service.url, "on_error": "raise", **QUICK, **options}])
     return verifier(problem, "four")
@@ -126,7 +127,7 @@ def test_a_service_that_is_down_is_said():
         taken.bind(("127.0.0.1", 0))  # nobody listens
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
         verifier = make_verifier([{"name": "remote", "url": url, **QUICK}])
-        with pytest.raises(ConfigError, match="gave no answer to 4 requests.*refused"):
+        with pytest.raises(ConfigError, match=r"gave no answer to 4 requests.*refused"):
             verifier(Problem("", "", {}, 0), "")
 
 
@@ -135,7 +136,7 @@ def test_a_slow_service_is_asked_again(service):
         time.sleep(0.3)
 
     assert ask(service, slow, (200, '{"score": 1}'), timeout_s=0.1) == Verdict(1.0, True)
-    with pytest.raises(ConfigError, match="gave no answer to 2 requests.*timed out"):
+    with pytest.raises(ConfigError, match=r"gave no answer to 2 requests.*timed out"):
         ask(service, slow, timeout_s=0.1, retries=1)
 
 

@@ -24,6 +24,7 @@ _WORDS = r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}"
 _STEPS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        ("\N{MINUS SIGN}", "-"),
         (r"\\?\$|\\[!,;: ]|\\q?quad(?![a-zA-Z])|~", ""),  # signs of money and of formulas, spaces of LaTeX
         (r"\\(?:left|right)(?![a-zA-Z])", ""),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -94,8 +95,8 @@ def _ratio(sign: str, above: str, below: str) -> Fraction | None:
 
 
 def same(one: str, other: str) -> bool:
-    r"""Whether two answers are equal as normalised texts or as exact numbers: ``0.5`` is ``\frac{1}{2}``, ``0.33`` is not
-    ``1/3``. Case does not count in words.
+    r"""Whether two answers are equal as normalised texts or as exact numbers: ``0.5`` is ``\frac{1}{2}``, ``0.33`` is
+    not ``1/3``. Case does not count in words.
 
     A percent sign does not count: ``10\%`` is ``10``, and is not ``0.1``.
     """

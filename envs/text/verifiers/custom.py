@@ -79,7 +79,8 @@ class Custom:
             inspect.signature(self._call).bind(*positional, **named)
         except TypeError as error:
             raise ConfigError(
-                f"{self._where}{inspect.signature(self._call)} cannot be called as {self._signature} does: {error}{columns}",
+                f"{self._where}{inspect.signature(self._call)} cannot be called as {self._signature} does: "
+                f"{error}{columns}",
                 "give the parameter a default, pass it in kwargs, or set answer_key to its name if it is the answer",
             ) from None
         return positional, named

@@ -47,11 +47,11 @@ class Tolerant:
         self._verifier, self._label, self._on_error = verifier, label, on_error
         self._verdict = Verdict(failure_reward, False)
         self._recent: deque[bool] = deque(maxlen=WINDOW)
-        self.counts: Counter[str] = Counter({kind: 0 for kind in KINDS})
+        self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Raises :class:`ConfigError` if too many of the latest responses, or with ``on_error: raise`` this one, have no
-        verdict."""
+        """Raises :class:`ConfigError` if too many of the latest responses have no verdict, or with ``on_error: raise``
+        this one."""
         try:
             verdict = self._verifier(problem, response)
         except VerifierFailed as failure:

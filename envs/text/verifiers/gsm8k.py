@@ -5,23 +5,20 @@ from __future__ import annotations
 import re
 
 from ..verdict import Problem, Verdict
-from .answers import number, text_of
+from .answers import same, text_of
 from .failures import VerifierFailed
 
 MARK = "####"
-_WRITTEN = re.compile(r"(?<![\w.)])-?\s?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|-?\$?\.[0-9]+")
+_WRITTEN = re.compile(r"(?<![\w.)])-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|-?\$?\.[0-9]+")
 
 
-def last_number(text: str) -> str | None:
-    """The last number of a text, without thousands separators and dollar signs.
+def numbers(text: str) -> list[str]:
+    """All numbers of a text, without thousands separators and dollar signs.
 
-    >>> last_number("4 times $1,250 is -$5,000.")
-    '-5000'
+    >>> numbers("4 times $1,250 is $5,000.")
+    ['4', '1250', '5000']
     """
-    found = None
-    for match in _WRITTEN.finditer(text):
-        found = match[0]
-    return None if found is None else re.sub(r"[\s$,]", "", found)
+    return [re.sub(r"[$,]", "", written) for written in _WRITTEN.findall(text.replace("\N{MINUS SIGN}", "-"))]
 
 
 class Gsm8k:
@@ -38,15 +35,12 @@ class Gsm8k:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the answer in the data holds no number."""
-        answer = last_number(text_of(problem).rpartition(MARK)[2])
-        if answer is None:
+        answer = numbers(text_of(problem).rpartition(MARK)[2])
+        if not answer:
             raise VerifierFailed(f"the answer {text_of(problem)[:60]!r} holds no number")
-        before, mark, after = response.rpartition(MARK)
-        found = _first_number(after) if mark else None if self._strict else last_number(after)
-        right = found is not None and (found == answer or (number(found) is not None and number(found) == number(answer)))
+        _, mark, after = response.rpartition(MARK)
+        if self._strict and not mark:
+            return Verdict(0.0, False)
+        found = numbers(after)
+        right = bool(found) and same(found[0 if mark else -1], answer[-1])
         return Verdict(float(right), right)
-
-
-def _first_number(text: str) -> str | None:
-    match = _WRITTEN.search(text)
-    return None if match is None else re.sub(r"[\s$,]", "", match[0])

@@ -1,12 +1,12 @@
 """Verifiers that may never end run in a process beside the worker, which is killed when their time is up.
 
-``9^{9^{9^9}}``, a ``while True`` in a function of the user, a regular expression that backtracks: without a limit of its
-own such a response would hold the worker up to ``env.step_timeout_s``, the worker would be replaced, and the episode
+Examples are ``9^{9^{9^9}}``, a ``while True`` in a function of the user, a regular expression that backtracks. In the
+worker itself such a response would last until ``env.step_timeout_s``. The worker would be replaced and the episode
 redone, with the same response and the same end, until the run ends. Here it costs one helper process and one counted
-failure; the worker and the episodes beside it go on.
+failure. The worker and its other episodes go on.
 
-A helper is forked from the worker by the first response, and serves until it must be killed or dies. Imports come before
-the fork, so that the next helper has them. A question and its answer go through a pipe: some 0.1 ms.
+A helper is forked from the worker by the first response, and serves until it must be killed or dies. Imports come
+before the fork, so that the next helper has them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Guarded:
         self._helper: Helper | None = None
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """Raises :class:`VerifierFailed` if the verifier raises, is not done in time, or its process ends; an error with
-        a fix (:class:`EmbodiedError`) comes through as it is."""
+        """Raises :class:`VerifierFailed` if the verifier raises, is not done in time, or its process ends. An error
+        with a fix (:class:`EmbodiedError`) comes through as it is."""
         question = _pickled((problem, response))
         helper = self._serving(None if question else (problem, response))
         try:
@@ -104,8 +104,8 @@ class Guarded:
 class Helper:
     """A forked process that answers questions with a verifier.
 
-    It leads a process group, which is killed as a whole: what the verifier has started ends with it. The kernel ends the
-    helper with its parent, and takes it first when memory runs out.
+    It leads a process group, which is killed as a whole: what the verifier has started ends with it. The kernel ends
+    the helper with its parent, and takes it first when memory runs out.
     """
 
     def __init__(self, verifier: Verifier, first: Question | None) -> None:
@@ -178,7 +178,10 @@ def _run(serve: Callable[[], None]) -> None:
 def _serve(verifier: Verifier, first: Question | None, ours: Connection, theirs: Connection, parent: int) -> None:
     theirs.close()
     os.setpgid(0, 0)
-    for stop in (signal.SIGINT, signal.SIGTERM):  # they are meant for the run, and programs started here get the default
+    for stop in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # they are meant for the run, and programs started here get the default
         signal.signal(stop, lambda *_: None)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

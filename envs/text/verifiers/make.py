@@ -74,7 +74,9 @@ def _part(options: dict[str, Any], key: str) -> Part:
     _check_names(kind, options, own, f"{key} ({name})")
     timeout_s = _finite(options.get("verify_timeout_s", 10.0), f"{key}.verify_timeout_s")
     if timeout_s <= 0:
-        raise ConfigError(f"{key}.verify_timeout_s is {timeout_s:g}, expected more than 0", f"set {key}.verify_timeout_s=10")
+        raise ConfigError(
+            f"{key}.verify_timeout_s is {timeout_s:g}, expected more than 0", f"set {key}.verify_timeout_s=10"
+        )
     on_error = options.get("on_error", "zero")
     if on_error not in ON_ERROR:
         raise unknown_name("answer to an error", str(on_error), ON_ERROR, f"{key}.on_error")

@@ -40,8 +40,8 @@ class Remote:
     """Sends ``{"prompt", "response", "answer", "fields"}`` as JSON with POST, and reads ``{"score": 1.0}``.
 
     Where the service cannot be reached, is slow, or answers 429 or 5xx, it is asked again, after waits that double and
-    are spread by a factor from 0.5 to 1.5. The factor is drawn from the request, so it repeats. Another status of 4xx or
-    3xx is an error at once. An answer without a score costs this response its verdict only.
+    are spread by a factor from 0.5 to 1.5. The factor is drawn from the request, so it repeats. Another status of 4xx
+    or 3xx is an error at once. An answer without a score costs this response its verdict only.
 
     A run whose service stays down ends with an error; it goes on from its last checkpoint. A reward of 0 in place of
     the service's would be learned from.
@@ -132,7 +132,7 @@ class Remote:
 
 
 class _AsItIs(urllib.request.HTTPErrorProcessor):
-    """Hands out answers of every status. A redirect is not followed: the POST would arrive as a GET without its body."""
+    """Hands out answers of every status. A redirect is not followed: the POST would arrive as a GET without body."""
 
     def http_response(self, request: Any, response: Any) -> Any:
         return response

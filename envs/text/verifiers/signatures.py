@@ -1,9 +1,9 @@
 """The three ways in which users of other libraries write reward functions, told apart by the names of parameters.
 
-| library | signature | gives |
+| of | signature | gives |
 |---|---|---|
-| verl | ``f(data_source, solution_str, ground_truth, extra_info=None, **kwargs)`` | a number, or a mapping with "score" |
-| TRL | ``f(prompts, completions, **columns)``, each a list; here of one | a list of numbers; None for "not for this one" |
+| verl | ``f(data_source, solution_str, ground_truth, extra_info=None, **kwargs)`` | a number, or {"score": 1.0} |
+| TRL | ``f(prompts, completions, **columns)``, each a list; here of one | [1.0]; [None] if it does not judge this one |
 | Cosmos-RL | ``f(to_be_evaluated, reference, *args, **kwargs)`` | a number, or a tuple that begins with one |
 
 A parameter that a function does not have is not passed to it.
@@ -45,7 +45,8 @@ def signature_of(function: Callable[..., Any], wanted: str | None, where: str) -
     fitting = [name for name, marks in MARKS.items() if all(mark in names for mark in marks)]
     if len(fitting) != 1:
         raise ConfigError(
-            f"{where}{inspect.signature(function)} has the parameters of {' and of '.join(fitting) or 'no known library'}",
+            f"{where}{inspect.signature(function)} has the parameters of "
+            f"{' and of '.join(fitting) or 'no known library'}",
             "name its parameters (data_source, solution_str, ground_truth, extra_info) as for verl, (prompts, "
             "completions, **columns) as for TRL, or (to_be_evaluated, reference) as for Cosmos-RL; or set signature to "
             f"one of: {', '.join(MARKS)}",

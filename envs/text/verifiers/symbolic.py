@@ -18,14 +18,14 @@ PACKAGE = "math-verify==0.9.0"
 
 
 class Symbolic:
-    r"""Compares the answer of a response with that of the problem as mathematics: ``x+1`` is ``1+x``, ``\frac{1}{2}`` is
-    ``0.5``, ``\{2,1\}`` is ``\{1,2\}``.
+    r"""Compares the answer of a response with that of the problem as mathematics: ``x+1`` is ``1+x``, ``\frac{1}{2}``
+    is ``0.5``, ``\{2,1\}`` is ``\{1,2\}``.
 
     The answer of a response is what stands in its last box, else after "the final answer is", else in its last formula,
     else its last number.
 
-    A percentage is not the number that it stands for: ``10\%`` is not ``0.1``, as math-verify has it. So a run's rewards
-    are those that others publish, and "what percentage" is not answered by ``0.1``. ``10\%`` is ``10``.
+    A percentage is not the number that it stands for: ``10\%`` is not ``0.1``. math-verify has it so, and a run's
+    rewards are then those that others publish. ``10\%`` is ``10``.
 
     Its own time limits are off. They need the main thread of a process, and the helper's deadline
     (:class:`~.guarded.Guarded`) holds in any case.
