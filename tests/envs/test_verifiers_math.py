@@ -41,6 +41,8 @@ def verifier():
         ("0.1", r"\boxed{10\%}", False),
         ("10", r"\boxed{10\%}", True),
         (r"10\%", r"\boxed{10}", True),
+        ("10%", r"\boxed{10\%}", True),
+        ("0.1", "it is 10%", False),
     ],
 )
 def test_equality(verifier, answer, response, right):

@@ -24,8 +24,9 @@ class Symbolic:
     The answer of a response is what stands in its last box, else after "the final answer is", else in its last formula,
     else its last number.
 
-    A percentage is not the number that it stands for: ``10\%`` is not ``0.1``. math-verify has it so, and a run's
-    rewards are then those that others publish. ``10\%`` is ``10``.
+    Percent signs do not count, as with ``boxed``: ``10\%`` is ``10``, and is not ``0.1``. "What percentage …" is
+    answered with and without the sign, and ``0.1`` would be another percentage. They are removed before math-verify
+    sees a text. Left to itself it finds ``0.1`` wrong too, but decides about ``10`` by whether the sign stands in a box.
 
     Its own time limits are off. They need the main thread of a process, and the helper's deadline
     (:class:`~.guarded.Guarded`) holds in any case.
@@ -69,10 +70,10 @@ class Symbolic:
         assert self._judge is not None
         parse, verify = self._judge
         answer = text_of(problem)
-        gold = parse(_formula(answer))
+        gold = parse(_without_percent(_formula(answer)))
         if not gold:
             raise VerifierFailed(f"the answer {answer[:60]!r} cannot be parsed")
-        right = bool(verify(gold, parse(response)))
+        right = bool(verify(gold, parse(_without_percent(response))))
         return Verdict(float(right), right)
 
 
@@ -80,3 +81,7 @@ def _formula(answer: str) -> str:
     """The answer as math-verify finds it: LaTeX only counts within signs of a formula."""
     marked = "$" in answer or "\\(" in answer or "\\[" in answer or last_boxed(answer) is not None
     return answer if marked else f"${answer}$"
+
+
+def _without_percent(text: str) -> str:
+    return text.replace("\\%", "").replace("%", "")
