@@ -113,7 +113,7 @@ def _function(path: str, name: str) -> Callable[..., Any]:
         raise ConfigError(f"{path}: {name}: {error}", "wrap it in a function of Python") from error
     if inspect.iscoroutinefunction(found):
         raise ConfigError(f"{path}: {name} is an async function", "wrap it: def f(...): return asyncio.run(g(...))")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @functools.cache

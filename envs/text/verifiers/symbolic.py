@@ -26,7 +26,7 @@ class Symbolic:
 
     Percent signs do not count, as with ``boxed``: ``10\%`` is ``10``, and is not ``0.1``. "What percentage …" is
     answered with and without the sign, and ``0.1`` would be another percentage. They are removed before math-verify
-    sees a text. Left to itself it finds ``0.1`` wrong too, but decides about ``10`` by whether the sign stands in a box.
+    sees a text. Left to itself it finds ``0.1`` wrong too, but ``10`` right or wrong by whether the sign is in a box.
 
     Its own time limits are off. They need the main thread of a process, and the helper's deadline
     (:class:`~.guarded.Guarded`) holds in any case.
