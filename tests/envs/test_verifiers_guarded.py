@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 from embodied.envs.text.verdict import Problem, Verdict
 from embodied.envs.text.verifiers import make_verifier
 from embodied.envs.text.verifiers.failures import VerifierFailed
-from embodied.envs.text.verifiers.guarded import Guarded
+from embodied.envs.text.verifiers.guarded import MAX_FUNCTIONS, Guarded
 
 from embodied.errors import ConfigError
 from embodied.testing import FakeEnv
@@ -183,10 +184,33 @@ def test_signals_for_the_run_do_not_end_a_verdict(guarded):
     assert ask(guarded, "sleep 0.05").reward == helper
 
 
-def test_fields_that_cannot_be_pickled_are_inherited(guarded):
-    assert ask(guarded, "field", function=lambda number: number + 1).reward == 21
-    assert ask(guarded, "field", function=lambda number: number + 2).reward == 22
+def test_functions_among_the_fields_are_inherited(guarded):
+    for step in range(3):
+        assert ask(guarded, "field", function=lambda number, step=step: number + step).reward == 20 + step
     assert ask(guarded, "1").success
+
+
+def test_a_function_that_is_known_costs_no_helper(guarded):
+    tasks = [ScorerOfATask(), ScorerOfATask()]
+    helpers = [ask(guarded, "1", scorer=tasks[index].score_answer).reward for index in (0, 0, 1, 0, 1)]
+    assert helpers[0] == helpers[1] != helpers[2]
+    assert len(set(helpers[2:])) == 1
+
+
+def test_many_functions_are_not_all_kept(guarded):
+    for step in range(MAX_FUNCTIONS + 2):
+        guarded._inheriting(Problem("", "", {"one": lambda: 1, "same": min}, step))
+    assert len(guarded._functions) == 4
+    assert ask(guarded, "field", function=lambda number: number).reward == 20
+
+
+def test_fields_may_be_any_mapping(guarded):
+    assert guarded(Problem("", "", MappingProxyType({"function": float}), 0), "field").reward == 20
+
+
+def test_other_fields_that_cannot_be_pickled_are_said(guarded):
+    with pytest.raises(VerifierFailed, match="the problem cannot be pickled for the helper process: cannot pickle"):
+        ask(guarded, "1", rows=(row for row in "ab"))
 
 
 def test_a_long_response_arrives(guarded):
@@ -292,3 +316,16 @@ def test_a_hanging_verifier_in_a_worker_loses_neither_worker_nor_episode(make_ri
     assert {result.episode.start.init_state_id for result in results if not result.success} == {1}
     assert sum(result.success for result in results) == 12
     assert stats.worker_restarts == 0
+
+
+@pytest.mark.parametrize("task", ["chain_sum", "countdown", "spell_backward"])
+def test_tasks_of_the_package_reasoning_gym(task):
+    data = pytest.importorskip("reasoning_gym").create_dataset(task, size=2, seed=1)
+    verifier = make_verifier([{"name": "reasoning_gym", "on_error": "raise"}])
+    try:
+        for number, entry in enumerate(data):
+            problem = Problem(entry["question"], entry["answer"], {"entry": entry, "scorer": data.score_answer}, number)
+            assert verifier(problem, f" so <answer>{entry['answer']}</answer>") == Verdict(1.0, True)
+            assert not verifier(problem, "no").success
+    finally:
+        verifier.close()

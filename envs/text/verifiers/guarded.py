@@ -6,7 +6,8 @@ redone, with the same response and the same end, until the run ends. Here it cos
 failure. The worker and its other episodes go on.
 
 A helper is forked from the worker by the first response, and serves until it must be killed or dies. Imports come
-before the fork, so that the next helper has them.
+before the fork, so that the next helper has them. Functions among a problem's fields are inherited with the fork as well,
+and one that is new costs a new helper: the scorer of a reasoning-gym task may hold megabytes of words.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from embodied.errors import EmbodiedError
 
@@ -31,7 +33,15 @@ from .failures import VerifierFailed
 
 PR_SET_PDEATHSIG = 1
 
-Question = tuple[Problem, str]
+MAX_FUNCTIONS = 256
+"""Functions that a helper inherits: reasoning-gym has some hundred tasks."""
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """Stands for a function that the helper has inherited."""
+
+    number: int
 
 
 class Unbounded(Verifier, Protocol):
@@ -53,15 +63,15 @@ class Guarded:
     def __init__(self, verifier: Unbounded, timeout_s: float = 10.0) -> None:
         self._verifier, self._timeout_s = verifier, timeout_s
         self._helper: Helper | None = None
+        self._functions: dict[Callable[..., Any], int] = {}  # that the helper has, or the next one will have
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the verifier raises, is not done in time, or its process ends. An error
         with a fix (:class:`EmbodiedError`) comes through as it is."""
-        question = _pickled((problem, response))
-        helper = self._serving(None if question else (problem, response))
+        question = _pickled(self._inheriting(problem), response)
+        helper = self._serving()
         try:
-            if question:
-                helper.ask(question)
+            helper.ask(question)
             verdict, error = helper.answer(self._timeout_s)
         except TimeoutError:
             self.close()
@@ -84,14 +94,30 @@ class Guarded:
             self._helper.end()
             self._helper = None
 
-    def _serving(self, inherited: Question | None) -> Helper:
-        """The helper that serves, or a new one. What cannot be pickled (a lambda among the fields) is inherited by a
-        helper of its own, with the fork."""
-        if self._helper is not None and (inherited or not self._helper.alive):
+    def _inheriting(self, problem: Problem) -> Problem:
+        """The problem with numbers in place of the functions among its fields."""
+        functions = [value for value in problem.fields.values() if _is_function(value)]
+        new = [function for function in functions if function not in self._functions]
+        if new:
+            self.close()
+            if len(self._functions) + len(new) > MAX_FUNCTIONS:
+                self._functions.clear()
+                new = functions
+        for function in new:
+            self._functions.setdefault(function, len(self._functions))
+        fields = {
+            name: Inherited(self._functions[value]) if _is_function(value) else value
+            for name, value in problem.fields.items()
+        }
+        return replace(problem, fields=fields)
+
+    def _serving(self) -> Helper:
+        """The helper that serves, or a new one."""
+        if self._helper is not None and not self._helper.alive:
             self.close()
         if self._helper is None:
             self._verifier.load()
-            self._helper = Helper(self._verifier, inherited)
+            self._helper = Helper(self._verifier, tuple(self._functions))
         return self._helper
 
     def _buried(self) -> str:
@@ -108,14 +134,14 @@ class Helper:
     the helper with its parent, and takes it first when memory runs out.
     """
 
-    def __init__(self, verifier: Verifier, first: Question | None) -> None:
+    def __init__(self, verifier: Verifier, functions: Sequence[Callable[..., Any]]) -> None:
         self._pipe, theirs = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _run(lambda: _serve(verifier, first, theirs, self._pipe, parent))
+            _run(lambda: _serve(verifier, functions, theirs, self._pipe, parent))
         theirs.close()
         self._pidfd = os.pidfd_open(self._pid)
         with suppress(OSError):  # it has done so itself
@@ -153,12 +179,16 @@ class Helper:
         return os.waitstatus_to_exitcode(status)
 
 
-def _pickled(question: Question) -> bytes | None:
-    """The question in bytes; None if it cannot be pickled."""
+def _is_function(value: Any) -> bool:
+    """Whether it can be called, and be known again."""
+    return callable(value) and isinstance(value, Hashable)
+
+
+def _pickled(problem: Problem, response: str) -> bytes:
     try:
-        return pickle.dumps(question)
-    except Exception:  # noqa: BLE001 (objects of users raise what they like)
-        return None
+        return pickle.dumps((problem, response))
+    except Exception as error:
+        raise VerifierFailed(f"the problem cannot be pickled for the helper process: {error}") from error
 
 
 def _run(serve: Callable[[], None]) -> None:
@@ -175,7 +205,9 @@ def _run(serve: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def _serve(verifier: Verifier, first: Question | None, ours: Connection, theirs: Connection, parent: int) -> None:
+def _serve(
+    verifier: Verifier, functions: Sequence[Callable[..., Any]], ours: Connection, theirs: Connection, parent: int
+) -> None:  # fmt: skip
     theirs.close()
     os.setpgid(0, 0)
     for stop in (
@@ -188,19 +220,24 @@ def _serve(verifier: Verifier, first: Question | None, ours: Connection, theirs:
         return
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    if first is not None:
-        ours.send_bytes(pickle.dumps(_judged(verifier, *first)))
     while True:
         try:
             question = ours.recv_bytes()
         except EOFError:
             return
-        ours.send_bytes(pickle.dumps(_judged(verifier, *pickle.loads(question))))
+        ours.send_bytes(pickle.dumps(_judged(verifier, question, functions)))
 
 
-def _judged(verifier: Verifier, problem: Problem, response: str) -> tuple[Verdict | None, Exception | None]:
+def _judged(
+    verifier: Verifier, question: bytes, functions: Sequence[Callable[..., Any]]
+) -> tuple[Verdict | None, Exception | None]:
     try:
-        return verifier(problem, response), None
+        problem, response = pickle.loads(question)
+        fields = {
+            name: functions[value.number] if isinstance(value, Inherited) else value
+            for name, value in problem.fields.items()
+        }
+        return verifier(replace(problem, fields=fields), response), None
     except (EmbodiedError, VerifierFailed) as error:
         return None, error
     except (Exception, SystemExit) as error:  # noqa: BLE001 (any failure of any verifier costs one response)
