@@ -30,6 +30,7 @@ def judge(name, answer, response, **options):
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed {x}", "x"),
         (r"\fbox{7}", "7"),
+        (r"\boxed{9}, \frac{1}{2}", "9"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{3} and then \boxed{4", "3"),
         (r"\boxed{\boxed{5}+1}", r"\boxed{5}+1"),

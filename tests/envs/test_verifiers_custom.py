@@ -75,7 +75,7 @@ def f(prompts, completions, answer, level, **kwargs):
 
 def test_trl(custom):
     row = problem(level=3, topic="sums")
-    verifier = custom(TRL)
+    verifier = custom(TRL, on_error="raise")
     assert verifier(row, "4") == Verdict(1.0, True)
     assert verifier(row, "5") == Verdict(0.0, False)  # None: the function does not judge this one
 

@@ -2,10 +2,12 @@
 
 import importlib.util
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from embodied.envs.text.verdict import Problem, Verdict
 from embodied.envs.text.verifiers import make_verifier
+from embodied.envs.text.verifiers.symbolic import Symbolic
 
 from embodied.errors import AssetsMissingError
 
@@ -36,6 +38,7 @@ def verifier():
         ("12", r"\boxed{13}", False),
         ("12", r"\boxed{12}, and not $13$", True),
         ("12", "nothing", False),
+        ("8", r"\boxed{8}. The final answer is $7$. I hope it is correct.", True),
         (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", True),
         (r"10\%", r"\boxed{0.1}", False),
         ("0.1", r"\boxed{10\%}", False),
@@ -66,3 +69,10 @@ def test_the_launching_process_does_not_import_it():
         del sys.modules[name]
     make_verifier([{"name": "math"}])
     assert "math_verify" not in sys.modules
+
+
+def test_it_works_in_a_thread():
+    pytest.importorskip("math_verify")
+    with ThreadPoolExecutor(1) as threads:
+        verdict = threads.submit(Symbolic(), Problem("", "4", {}, 0), r"\boxed{4}").result()
+    assert verdict == Verdict(1.0, True)

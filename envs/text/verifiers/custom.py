@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from embodied.errors import ConfigError, EmbodiedError, did_you_mean
+from embodied.errors import ConfigError, did_you_mean
 
 from ..verdict import Problem, Verdict
 from .failures import VerifierFailed
@@ -62,8 +62,6 @@ class Custom:
         positional, named = self._bound(problem, response, f"; the columns are: {', '.join(problem.fields) or 'none'}")
         try:
             value = self._call(*positional, **named)
-        except EmbodiedError:
-            raise
         except Exception as error:
             raise VerifierFailed(f"{self._where} raised {described(error)}") from error
         try:

@@ -6,8 +6,8 @@ redone, with the same response and the same end, until the run ends. Here it cos
 failure. The worker and its other episodes go on.
 
 A helper is forked from the worker by the first response, and serves until it must be killed or dies. Imports come
-before the fork, so that the next helper has them. Functions among a problem's fields are inherited with the fork as well,
-and one that is new costs a new helper: the scorer of a reasoning-gym task may hold megabytes of words.
+before the fork, so that the next helper has them. Functions among a problem's fields are inherited with the fork as
+well, and one that is new costs a new helper. The scorer of a reasoning-gym task may hold megabytes of words.
 """
 
 from __future__ import annotations
