@@ -217,19 +217,22 @@ def test_a_long_response_arrives(guarded):
     assert ask(guarded, "x" * 3_000_000).success
 
 
-def test_a_helper_ends_with_its_worker():
+def test_a_busy_helper_ends_with_its_worker():
     code = (
-        "import os\n"
-        "from embodied.envs.text.verdict import Problem, Verdict\n"
+        "import os, time\n"
+        "from embodied.envs.text.verdict import Problem\n"
         "from embodied.envs.text.verifiers.guarded import Guarded\n"
         "class Mine:\n"
         "    def load(self): pass\n"
-        "    def __call__(self, problem, response): return Verdict(float(os.getpid()), True)\n"
-        "print(int(Guarded(Mine())(Problem('', '', {}, 0), '').reward), flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
+        "    def __call__(self, problem, response):\n"
+        "        print(os.getpid(), flush=True)\n"
+        "        time.sleep(600)\n"
+        "Guarded(Mine(), 600)(Problem('', '', {}, 0), '')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, timeout=60)
-    helper = int(done.stdout)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        helper = int(worker.stdout.readline())
+        worker.kill()
     until(lambda: gone(helper))
 
 

@@ -22,7 +22,7 @@ class Symbolic:
     is ``0.5``, ``\{2,1\}`` is ``\{1,2\}``.
 
     The answer of a response is what stands in its last box, else after "the final answer is", else in its last formula,
-    else its last number.
+    else its last number. "The final answer is $7$. I hope it is correct." counts like a box.
 
     Percent signs do not count, as with ``boxed``: ``10\%`` is ``10``, and is not ``0.1``. "What percentage …" is
     answered with and without the sign, and ``0.1`` would be another percentage. They are removed before math-verify
