@@ -197,6 +197,21 @@ def test_a_function_that_is_known_costs_no_helper(guarded):
     assert len(set(helpers[2:])) == 1
 
 
+class Callable:
+    """Cannot be hashed, and is another one with each problem."""
+
+    __hash__ = None
+
+    def __call__(self, number):
+        return number + 5
+
+
+def test_other_objects_that_can_be_called_are_sent(guarded):
+    helpers = [ask(guarded, "1", function=Callable()).reward for _ in range(3)]
+    assert len(set(helpers)) == 1
+    assert ask(guarded, "field", function=Callable()).reward == 25
+
+
 def test_many_functions_are_not_all_kept(guarded):
     for step in range(MAX_FUNCTIONS + 2):
         guarded._inheriting(Problem("", "", {"one": lambda: 1, "same": min}, step))
@@ -205,7 +220,7 @@ def test_many_functions_are_not_all_kept(guarded):
 
 
 def test_fields_may_be_any_mapping(guarded):
-    assert guarded(Problem("", "", MappingProxyType({"function": float}), 0), "field").reward == 20
+    assert guarded(Problem("", "", MappingProxyType({"function": abs}), 0), "field").reward == 20
 
 
 def test_other_fields_that_cannot_be_pickled_are_said(guarded):

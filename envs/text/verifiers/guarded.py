@@ -18,12 +18,13 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
 
 from embodied.errors import EmbodiedError
@@ -180,8 +181,8 @@ class Helper:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether it can be called, and be known again."""
-    return callable(value) and isinstance(value, Hashable)
+    """Whether it is a function or a method. Other objects that can be called are pickled like the rest."""
+    return isinstance(value, FunctionType | MethodType | BuiltinFunctionType)
 
 
 def _pickled(problem: Problem, response: str) -> bytes:
@@ -210,10 +211,8 @@ def _serve(
 ) -> None:  # fmt: skip
     theirs.close()
     os.setpgid(0, 0)
-    for stop in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # they are meant for the run, and programs started here get the default
+    # Both are meant for the run. With a handler in place of SIG_IGN, programs that are started here get the default.
+    for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, lambda *_: None)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
