@@ -1,0 +1,23 @@
+"""Verifiers: they judge the response to a problem. :func:`make_verifier` makes one of its options.
+
+| name | judges |
+|---|---|
+| `boxed` | the last ``\\boxed{…}``, as a normalised text and as a number |
+| `gsm8k` | the number after ``####``, else the last number |
+| `math` | mathematical equality, by the package math-verify |
+| `exact` | the whole response |
+| `integer_after` | the integer after the last separator |
+| `choice` | the letter of a single choice |
+| `format` | whether a regular expression matches, e.g. think and answer tags |
+| `reasoning_gym` | what the scorer of a reasoning-gym task says |
+| `custom` | what a function in a file of the user says (signatures of verl, TRL and Cosmos-RL) |
+| `remote` | what a service says over HTTP |
+
+A penalty for long responses is not among them. A verifier sees text, and length is counted in tokens: that is the
+learner's ``reward.overlong_penalty``.
+"""
+
+from .make import make_verifier
+from .weighted import Weighted
+
+__all__ = ["Weighted", "make_verifier"]

@@ -1,0 +1,132 @@
+"""A function in a file of the user."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from embodied.errors import ConfigError, did_you_mean
+
+from ..verdict import Problem, Verdict
+from .failures import VerifierFailed
+from .guarded import described
+from .signatures import accepted, arguments, score, signature_of
+
+
+class Custom:
+    """Calls a reward function in the signature of verl, TRL or Cosmos-RL (:mod:`.signatures`).
+
+    The file is imported at once, also in the launching process, so that what is wrong with it is said before the run
+    begins. It is called in a helper process of each env, with a time limit; what it keeps in variables is kept until
+    the helper has to be replaced.
+
+    Args:
+        path: the file, from the folder where the run was started.
+        function: its name.
+        kwargs: further arguments by name.
+        signature: verl, trl or cosmos; None: told apart by the names of the parameters.
+        answer_key: name under which a function of TRL's signature gets the answer; the other columns have their own.
+        success_at: score from which on a response is right. "acc" in the mapping of a verl function goes before it.
+
+    Raises:
+        ConfigError: there is no such file or function, it cannot be imported, or its signature does not fit.
+    """
+
+    bounded = False
+
+    def __init__(
+        self, path: str, function: str = "compute_score", kwargs: Mapping[str, Any] | None = None,
+        signature: str | None = None, answer_key: str = "answer", success_at: float = 1.0,
+    ) -> None:  # fmt: skip
+        self._where = f"{path}: {function}"
+        self._call = _function(path, function)
+        self._kwargs, self._answer_key, self._success_at = dict(kwargs or {}), answer_key, success_at
+        self._signature = signature_of(self._call, signature, self._where)
+        self._check_kwargs()
+        if self._signature != "trl":
+            self._bound(Problem("", "", {}, 0), "", "")
+
+    def load(self) -> None:
+        """Import nothing: the file has been imported."""
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Raises :class:`VerifierFailed` if the function raises or gives no finite number, and :class:`ConfigError` if
+        it needs a column that the data does not have."""
+        positional, named = self._bound(problem, response, f"; the columns are: {', '.join(problem.fields) or 'none'}")
+        try:
+            value = self._call(*positional, **named)
+        except Exception as error:
+            raise VerifierFailed(f"{self._where} raised {described(error)}") from error
+        try:
+            reward, right = score(self._signature, value)
+        except VerifierFailed as failure:
+            raise VerifierFailed(f"{self._where}: {failure.why}") from None
+        return Verdict(reward, reward >= self._success_at if right is None else right)
+
+    def _bound(self, problem: Problem, response: str, columns: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        positional, offered = arguments(self._signature, problem, response, self._answer_key)
+        named = accepted(self._call, {**offered, **self._kwargs})
+        try:
+            inspect.signature(self._call).bind(*positional, **named)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self._where}{inspect.signature(self._call)} cannot be called as {self._signature} does: "
+                f"{error}{columns}",
+                "give the parameter a default, pass it in kwargs, or set answer_key to its name if it is the answer",
+            ) from None
+        return positional, named
+
+    def _check_kwargs(self) -> None:
+        unknown = sorted(set(self._kwargs) - set(accepted(self._call, self._kwargs)))
+        if unknown:
+            raise ConfigError(
+                f"{self._where}{inspect.signature(self._call)} has no parameter {' and no '.join(unknown)}",
+                "remove it from kwargs, or add the parameter",
+            )
+
+
+def _function(path: str, name: str) -> Callable[..., Any]:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(
+            f"there is no file '{path}' (looked for {file.absolute()})", "set path to the file of the reward function"
+        )
+    found = getattr(_module(file.resolve()), name, None)
+    if not callable(found):
+        known = [key for key, value in vars(_module(file.resolve())).items() if inspect.isfunction(value)]
+        raise ConfigError(
+            f"{path} has no function '{name}'.{did_you_mean(name, known)}",
+            f"set function to one of: {', '.join(known) or 'none, the file has no function'}",
+        )
+    try:
+        inspect.signature(found)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {name}: {error}", "wrap it in a function of Python") from error
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError(f"{path}: {name} is an async function", "wrap it: def f(...): return asyncio.run(g(...))")
+    return found
+
+
+@functools.cache
+def _module(file: Path) -> ModuleType:
+    """The file as a module, imported once in a process."""
+    name = f"_reward_{file.stem}_{zlib.crc32(str(file).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{file} is no Python file", "set path to a file whose name ends in .py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(
+            f"{file} cannot be imported: {described(error)}", f"run it alone to see more: python {file}"
+        ) from error
+    return module

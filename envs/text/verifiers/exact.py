@@ -1,0 +1,24 @@
+"""The whole response is the answer."""
+
+from __future__ import annotations
+
+from ..verdict import Problem, Verdict
+from .answers import text_of
+
+
+class Exact:
+    """Compares the response with the answer, without the white space around them.
+
+    Args:
+        ignore_case: compare without regard to case.
+    """
+
+    bounded = True
+
+    def __init__(self, ignore_case: bool = False) -> None:
+        self._ignore_case = ignore_case
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        one, other = text_of(problem), response.strip()
+        right = one.casefold() == other.casefold() if self._ignore_case else one == other
+        return Verdict(float(right), right)

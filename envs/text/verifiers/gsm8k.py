@@ -1,0 +1,46 @@
+"""The number at the end of a worked solution: how problems in the manner of GSM8K are answered."""
+
+from __future__ import annotations
+
+import re
+
+from ..verdict import Problem, Verdict
+from .answers import same, text_of
+from .failures import VerifierFailed
+
+MARK = "####"
+_WRITTEN = re.compile(r"(?<![\w.)])-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|-?\$?\.[0-9]+")
+
+
+def numbers(text: str) -> list[str]:
+    """All numbers of a text, without thousands separators and dollar signs.
+
+    >>> numbers("4 times $1,250 is $5,000.")
+    ['4', '1250', '5000']
+    """
+    return [re.sub(r"[$,]", "", written) for written in _WRITTEN.findall(text.replace("\N{MINUS SIGN}", "-"))]
+
+
+class Gsm8k:
+    """Compares the number after the last ``####`` with the answer, by value; else the last number of the response.
+
+    Args:
+        strict: a response without ``####`` is wrong.
+    """
+
+    bounded = True
+
+    def __init__(self, strict: bool = False) -> None:
+        self._strict = strict
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """Raises :class:`VerifierFailed` if the answer in the data holds no number."""
+        answer = numbers(text_of(problem).rpartition(MARK)[2])
+        if not answer:
+            raise VerifierFailed(f"the answer {text_of(problem)[:60]!r} holds no number")
+        _, mark, after = response.rpartition(MARK)
+        if self._strict and not mark:
+            return Verdict(0.0, False)
+        found = numbers(after)
+        right = bool(found) and same(found[0 if mark else -1], answer[-1])
+        return Verdict(float(right), right)

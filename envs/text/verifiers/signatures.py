@@ -1,0 +1,129 @@
+"""The three ways in which users of other libraries write reward functions, told apart by the names of parameters.
+
+| of | signature | gives |
+|---|---|---|
+| verl | ``f(data_source, solution_str, ground_truth, extra_info=None, **kwargs)`` | a number, or {"score": 1.0} |
+| TRL | ``f(prompts, completions, **columns)``, each a list; here of one | [1.0]; [None] if it does not judge this one |
+| Cosmos-RL | ``f(to_be_evaluated, reference, *args, **kwargs)`` | a number, or a tuple that begins with one |
+
+A parameter that a function does not have is not passed to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from embodied.errors import ConfigError, unknown_name
+
+from ..verdict import Problem
+from .failures import VerifierFailed
+
+MARKS = {"verl": ("solution_str", "ground_truth"), "trl": ("completions",), "cosmos": ("to_be_evaluated",)}
+"""Parameters that a function of each signature has."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def signature_of(function: Callable[..., Any], wanted: str | None, where: str) -> str:
+    """verl, trl or cosmos.
+
+    Args:
+        wanted: take this one, whatever the names of the parameters are.
+        where: file and function, for messages.
+
+    Raises:
+        ConfigError: the function fits none, or more than one.
+    """
+    if wanted is not None:
+        if wanted not in MARKS:
+            raise unknown_name("signature", wanted, MARKS, "signature")
+        return wanted
+    names = inspect.signature(function).parameters
+    fitting = [name for name, marks in MARKS.items() if all(mark in names for mark in marks)]
+    if len(fitting) != 1:
+        raise ConfigError(
+            f"{where}{inspect.signature(function)} has the parameters of "
+            f"{' and of '.join(fitting) or 'no known library'}",
+            "name its parameters (data_source, solution_str, ground_truth, extra_info) as for verl, (prompts, "
+            "completions, **columns) as for TRL, or (to_be_evaluated, reference) as for Cosmos-RL; or set signature to "
+            f"one of: {', '.join(MARKS)}",
+        )
+    return fitting[0]
+
+
+def arguments(signature: str, problem: Problem, response: str, answer_key: str) -> Arguments:
+    """What a function of this signature is called with: by position and by name.
+
+    Args:
+        answer_key: name under which TRL's functions get the answer.
+    """
+    if signature == "verl":
+        fields = problem.fields
+        told = {"data_source": fields.get("data_source", ""), "extra_info": fields.get("extra_info")}
+        return (), {"solution_str": response, "ground_truth": problem.answer, **told}
+    if signature == "cosmos":
+        return (response, problem.answer), {"prompt": _prompt(problem)}
+    talk = not isinstance(problem.prompt, str)
+    completion = [{"role": "assistant", "content": response}] if talk else response
+    columns = {name: [value] for name, value in {answer_key: problem.answer, **problem.fields}.items()}
+    return (), {**columns, "prompts": [_prompt(problem)], "completions": [completion]}
+
+
+def _prompt(problem: Problem) -> str | list[dict[str, str]]:
+    return problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+
+
+def accepted(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the named arguments that the function has a parameter for."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(named)
+    return {name: value for name, value in named.items() if name in parameters}
+
+
+def score(signature: str, value: Any) -> tuple[float, bool | None]:
+    """The number that a function gave, and whether it says that the response is right (verl's "acc"; None: it does not
+    say).
+
+    Raises:
+        VerifierFailed: there is no finite number.
+    """
+    got, right = value, None
+    if signature == "verl" and isinstance(value, Mapping):
+        if "score" not in value:
+            raise VerifierFailed(f"it gave a mapping with {sorted(map(str, value))}, expected 'score' in it")
+        got, right = value["score"], None if value.get("acc") is None else bool(value["acc"])
+    elif signature == "cosmos" and isinstance(value, tuple):
+        got = value[0] if value else None
+    elif signature == "trl":
+        got = _only(value)
+    return _number(got, value), right
+
+
+def _only(value: Any) -> Any:
+    """The one entry of a list; 0 for None, which is TRL's "this function does not judge this one"."""
+    try:
+        entries = list(value)
+    except TypeError:
+        entries = []
+    if isinstance(value, str | Mapping) or len(entries) != 1:
+        raise VerifierFailed(f"it gave {_shown(value)} for one completion, expected a list of one number")
+    return 0.0 if entries[0] is None else entries[0]
+
+
+def _number(got: Any, value: Any) -> float:
+    if not isinstance(got, str | bytes) and got is not None:
+        try:
+            found = float(got)
+        except (TypeError, ValueError, OverflowError):
+            found = math.nan
+        if math.isfinite(found):
+            return found
+    raise VerifierFailed(f"it gave {_shown(value)}, expected a finite number")
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:80]!r}"

@@ -1,0 +1,51 @@
+"""A sum of verdicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..verdict import Problem, Verdict
+from .failures import Tolerant
+from .guarded import Guarded
+from .remote import Remote
+
+
+@dataclass(frozen=True)
+class Part:
+    verifier: Tolerant
+    weight: float
+    limited: Guarded | Remote | None = None  # what has a time limit in it
+
+
+class Weighted:
+    """The reward is the weighted sum of the rewards of all parts; success is that of one of them.
+
+    Args:
+        decides: number of the part whose success counts.
+    """
+
+    def __init__(self, parts: Sequence[Part], decides: int) -> None:
+        self._parts, self._decides = tuple(parts), decides
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        verdicts = [part.verifier(problem, response) for part in self._parts]
+        reward = sum(part.weight * verdict.reward for part, verdict in zip(self._parts, verdicts, strict=True))
+        return Verdict(reward, verdicts[self._decides].success)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Responses without a verdict so far, summed over the parts: "errors", "timeouts", "deaths"."""
+        return sum((part.verifier.counts for part in self._parts), Counter())
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds that the verdict on one response may take. The deadline of the env's step has to be longer."""
+        return sum(part.limited.longest_s for part in self._parts if part.limited is not None)
+
+    def close(self) -> None:
+        """End the helper processes. A later call starts them again."""
+        for part in self._parts:
+            if isinstance(part.limited, Guarded):
+                part.limited.close()
