@@ -155,3 +155,14 @@ def test_several_greedy_answers_to_a_problem_are_refused(capsys):
     options = ("algorithm.val_group_size=6", "algorithm.val_sampling_params.do_sample=false", *FOLDERS)
     assert train.main([*TRAIN, *options]) == 2
     assert "all episodes of a start would be equal" in capsys.readouterr().err
+
+
+def test_the_overlong_penalty_counts_tokens():
+    options = ("runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=-1")
+    penalty = ("reward.overlong_penalty.enable=true", "reward.overlong_penalty.buffer_length=7")
+    rows = []
+    for name, more in (("without", ()), ("with", penalty)):
+        assert train.main([*TRAIN, *options, *more, f"runner.experiment_name={name}", *FOLDERS]) == 0
+        rows += rows_of(f"runs/{name}")
+    assert rows[0]["rollout/tokens"] == rows[1]["rollout/tokens"]
+    assert rows[0]["train/loss"] != rows[1]["train/loss"] or rows[0]["train/grad_norm"] != rows[1]["train/grad_norm"]

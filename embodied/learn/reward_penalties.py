@@ -19,7 +19,7 @@ from embodied.learn.terms.term import Need, Setup
 from embodied.learn.update_metrics import UpdateMetrics
 from embodied.learn.watch import Watch
 from embodied.schema import OverlongPenaltyConfig
-from embodied.types import EpisodeResult
+from embodied.types import EpisodeResult, PolicySpec
 
 
 class RewardPenalties:
@@ -49,7 +49,8 @@ class RewardPenalties:
             return None
         found = nothing(own.arrays, reward_type)
         if self._overlong.enable:
-            found += overlong(own.arrays, own.results, self._overlong, self._setup.max_steps, reward_type)
+            limit = longest(self._setup.spec, self._setup.max_steps)
+            found += overlong(own.arrays, own.results, self._overlong, limit, reward_type)
         if self._kl is not None:
             coefficient = np.float32(self._setup.kl_coefficient.value)
             found -= coefficient * self._kl_rewards(self._kl, own, evaluate, size, metrics, watch)
@@ -83,23 +84,34 @@ def nothing(arrays: Mapping[str, np.ndarray], reward_type: str) -> np.ndarray:
 
 
 def overlong(
-    arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], config: OverlongPenaltyConfig, max_steps: int,
+    arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], config: OverlongPenaltyConfig, limit: int,
     reward_type: str,
 ) -> np.ndarray:  # fmt: skip
-    """The penalty of each episode's length in control steps, at its last reward: float32 [R, V]."""
+    """The penalty of each episode's length, at its last reward: float32 [R, V]. ``limit``: see :func:`longest`."""
     found = nothing(arrays, reward_type)
     last = [result.rows[-1] for result in results]
     steps = torch.from_numpy(arrays["num_steps"][last]).long()
     rewarded = layout.reward_mask(steps, arrays["rewards"].shape[1], reward_type)
-    found[last] = penalties.at_the_end(episode_penalties(results, config, max_steps), rewarded).numpy()
+    found[last] = penalties.at_the_end(episode_penalties(results, config, limit), rewarded).numpy()
     return found
 
 
+def longest(spec: PolicySpec, max_steps: int) -> int:
+    """The length that an episode may have: control steps, or tokens if its decisions are texts.
+
+    Args:
+        max_steps: most control steps of an episode, each of them an answer if the decisions are texts.
+    """
+    axis = spec.elements.length_axis
+    return max_steps if axis is None else max_steps * spec.elements.shape[axis]
+
+
 def episode_penalties(
-    results: Sequence[EpisodeResult], config: OverlongPenaltyConfig, max_steps: int
+    results: Sequence[EpisodeResult], config: OverlongPenaltyConfig, limit: int
 ) -> torch.Tensor:  # fmt: skip
-    """The penalty of each episode's length, float64 [E]; 0 if ``config`` asks for none."""
-    lengths = torch.tensor([result.num_steps for result in results])
+    """The penalty of each episode's length, float64 [E]; 0 if ``config`` asks for none. ``limit``: see
+    :func:`longest`."""
+    lengths = torch.tensor([result.num_steps if result.written is None else result.written for result in results])
     if not config.enable:
         return torch.zeros(len(results), dtype=torch.float64)
-    return penalties.overlong(lengths, max_steps, config.buffer_length, config.factor)
+    return penalties.overlong(lengths, limit, config.buffer_length, config.factor)

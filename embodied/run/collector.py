@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from embodied.learn.reward_penalties import longest
 from embodied.parallel.barrier import Interruptible
 from embodied.random import Stream
 from embodied.run import dynamic_sampling
@@ -61,6 +62,7 @@ class Collector:
     def _collect(self, iteration: int, job: Job, stop: Interruptible) -> Collected:
         algorithm, side = self._checked.config.algorithm, self._checked.train
         processes, penalty = self._simulators.processes, self._checked.config.reward.overlong_penalty
+        limit = longest(self._simulators.model.policy.spec, side.max_steps)
         title, found = f"{self._reporter.title(iteration)} rollout", list[RolloutStats]()
 
         def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
@@ -83,9 +85,9 @@ class Collector:
         if algorithm.adv_type == "remax":  # first, because rows of its records need not stay
             plan = dynamic_sampling.greedy_plan(self.plan(iteration))
             greedy = run(plan, processes.share(plan), _greedy(job), f"{title}, greedy")
-            returned = dynamic_sampling.baselines(greedy, penalty, side.max_steps)
+            returned = dynamic_sampling.baselines(greedy, penalty, limit)
         most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
-        judge = dynamic_sampling.make_judge(algorithm, penalty, side.max_steps)
+        judge = dynamic_sampling.make_judge(algorithm, penalty, limit)
         results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
         return Collected(results, everything, dynamic_sampling.add_up(found), rounds, greedy, returned)
 

@@ -64,14 +64,14 @@ def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[Epi
     return kept, everything, number + 1
 
 
-def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, max_steps: int) -> Judge:
+def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, limit: int) -> Judge:
     """Makes the function that says whether ``dynamic_sampling`` keeps an episode's group: if its scores
     (``filter_reward_metric``) are not all equal, and with ``filter_rewards`` if their mean return is within bounds."""
 
     def judge(results: Sequence[EpisodeResult]) -> list[bool]:
         ids = torch.tensor([result.episode.group_id for result in results])
         returns = torch.tensor([result.episode_return for result in results], dtype=torch.float64)
-        scores = returns + episode_penalties(results, penalty, max_steps)
+        scores = returns + episode_penalties(results, penalty, limit)
         if algorithm.filter_reward_metric == "success":
             scores = torch.tensor([float(result.success) for result in results])
         good = filters.informative(scores, ids)
@@ -88,9 +88,9 @@ def greedy_plan(plan: Sequence[Episode]) -> list[Episode]:
     return [Episode(e.episode_id, e.group_id, e.start) for e in plan if first[e.start] is e]
 
 
-def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, max_steps: int) -> dict[Start, float]:
+def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, limit: int) -> dict[Start, float]:
     """Returns the return of each start's greedy episode, less its penalty."""
-    penalties = episode_penalties(greedy, penalty, max_steps).tolist()
+    penalties = episode_penalties(greedy, penalty, limit).tolist()
     return {r.episode.start: r.episode_return + p for r, p in zip(greedy, penalties, strict=True)}
 
 

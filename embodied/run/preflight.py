@@ -156,6 +156,8 @@ def _check_no_text(config: schema.Config) -> None:
 
 def _check_penalty(config: schema.Config, side: EnvSide) -> None:
     penalty = config.reward.overlong_penalty
+    if isinstance(side.spec.action, TextAction):
+        return  # it counts tokens, and how many there may be the policy says
     if penalty.enable and penalty.buffer_length > side.max_steps and not config.runner.only_eval:
         raise ConfigError(
             f"reward.overlong_penalty.buffer_length {penalty.buffer_length} is more than the {side.max_steps} control "

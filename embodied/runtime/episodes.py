@@ -97,6 +97,7 @@ class Running:
     t: int = -1  # index of the last record
     episode_return: float = 0.0
     success: bool = False
+    written: int | None = None  # tokens so far
     stats: RolloutStats = field(default_factory=RolloutStats)
 
     @property
@@ -228,6 +229,8 @@ class Episodes:
         running.steps += completion.num_steps
         running.episode_return += float(arrays["rewards"][row].sum(dtype=np.float64))
         running.success |= bool(arrays["success"][row])
+        if "length" in arrays:
+            running.written = (running.written or 0) + int(arrays["length"][row])
 
     def _present(self, running: Running) -> None:
         """Make the next row, which holds a new observation, the episode's present record."""
@@ -246,7 +249,7 @@ class Episodes:
         result = EpisodeResult(
             running.episode, tuple(lease.row for lease in kept), running.episode_return,
             running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
-            running.next_row if final else -1, leases=(*kept, *final), last_row=last,
+            running.next_row if final else -1, leases=(*kept, *final), written=running.written, last_row=last,
         )  # fmt: skip
         self._release(running, observed)
         self.stats.merge(running.stats)

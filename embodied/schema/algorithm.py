@@ -234,7 +234,10 @@ class AlgorithmConfig(Section):
 class OverlongPenaltyConfig(Section):
     enable: bool = Field(False, description="Take something from the last reward of episodes near the step limit.")
     buffer_length: int = Field(
-        16, ge=1, description="Control steps before the step limit in which the penalty grows from 0."
+        16,
+        ge=1,
+        description="Control steps before the step limit in which the penalty grows from 0; of texts tokens before "
+        "the longest text that there may be.",
     )
     factor: float = Field(1.0, gt=0, description="The penalty of an episode that reaches the step limit.")
 
