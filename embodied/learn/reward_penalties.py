@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from embodied.algorithms import layout, penalties
+from embodied.errors import ConfigError
 from embodied.learn.batch import counts_of
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
 from embodied.learn.terms.kl import ReferenceKl
@@ -23,10 +24,21 @@ from embodied.types import EpisodeResult, PolicySpec
 
 
 class RewardPenalties:
-    """The penalties that ``reward.overlong_penalty`` and ``algorithm.use_kl_in_reward`` ask for."""
+    """The penalties that ``reward.overlong_penalty`` and ``algorithm.use_kl_in_reward`` ask for.
+
+    Raises:
+        ConfigError: the penalty of the length would grow over more than the longest text.
+    """
 
     def __init__(self, setup: Setup, overlong: OverlongPenaltyConfig) -> None:
         self._setup, self._overlong = setup, overlong
+        limit = longest(setup.spec, setup.max_steps)
+        if overlong.enable and overlong.buffer_length > limit:
+            raise ConfigError(
+                f"reward.overlong_penalty.buffer_length {overlong.buffer_length} is more than the {limit} tokens of the "
+                "longest text: every text would be penalised",
+                f"set reward.overlong_penalty.buffer_length to {limit} or less",
+            )
         self._kl = ReferenceKl(setup) if setup.algorithm.use_kl_in_reward else None
 
     @property
