@@ -35,8 +35,8 @@ class RewardPenalties:
         limit = longest(setup.spec, setup.max_steps)
         if overlong.enable and overlong.buffer_length > limit:
             raise ConfigError(
-                f"reward.overlong_penalty.buffer_length {overlong.buffer_length} is more than the {limit} tokens of the "
-                "longest text: every text would be penalised",
+                f"reward.overlong_penalty.buffer_length {overlong.buffer_length} is more than the {limit} tokens of "
+                "the longest text: every text would be penalised",
                 f"set reward.overlong_penalty.buffer_length to {limit} or less",
             )
         self._kl = ReferenceKl(setup) if setup.algorithm.use_kl_in_reward else None
