@@ -1,0 +1,31 @@
+"""What the sources of problems and the verifiers exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem, as a verifier sees it."""
+
+    prompt: str | tuple[Mapping[str, str], ...]  # one prompt, or messages
+    answer: Any  # what the data says is right; None if there is none
+    fields: Mapping[str, Any]  # the row's other columns, e.g. data_source
+    number: int  # of the problem in its source
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a response is worth."""
+
+    reward: float  # read with reward_mode=dense, best 1
+    success: bool  # right or not; reward_mode=sparse pays 1 for it
+
+
+class Verifier(Protocol):
+    """Judges a response."""
+
+    def __call__(self, problem: Problem, response: str) -> Verdict: ...
