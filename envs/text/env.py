@@ -5,10 +5,12 @@ A problem is a start, a response is the answer to one observation, and verifying
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -125,7 +127,9 @@ class TextEnv:
         self._progress = state
 
     def close(self) -> None:
-        pass
+        """Ends the verifier's helper processes. Other slots of the process that use them start them again."""
+        if isinstance(self._verify, Closes):
+            self._verify.close()
 
 
 class MathEnv(TextEnv):
@@ -207,12 +211,24 @@ def paths_of(data: str | list[str] | None) -> list[str]:
     return [data] if isinstance(data, str) else list(data)
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """A verifier with processes of its own, which it ends."""
+
+    def close(self) -> None: ...
+
+
 def _verifier(given: Sequence[Mapping[str, Any]] | Verifier) -> Verifier:
-    if callable(given):
-        return given
+    return given if callable(given) else _shared_verifier(json.dumps(given, default=list))
+
+
+@lru_cache(maxsize=16)
+def _shared_verifier(parts: str) -> Verifier:
+    """Makes a verifier that all slots of a process share: they verify one after another, and a verifier may have a helper
+    process."""
     from .verifiers import make_verifier
 
-    return make_verifier(given)
+    return make_verifier(json.loads(parts))
 
 
 def _shown(prompt: Prompt) -> str:
