@@ -1,1 +1,2 @@
-"""Problems in text whose answers can be checked: data files, procedural tasks, a calculator as a tool. Imports no torch."""
+"""Problems in text whose answers can be checked: data files, procedural tasks, a calculator as a tool. Imports no
+torch."""

@@ -2,9 +2,9 @@
 
     prompt 7+2-9+4=     worked solution 9,0;4     answer 4
 
-The worked solution has the partial sums but for the last one, then a semicolon and the result. Where there are two terms
-it is ``;9``. Each step of it is a sum that the model can learn by heart; all steps together are harder the longer the
-chain is, so a model can be cloned on short chains and trained by reinforcement on longer ones.
+The worked solution has all partial sums but the last one, then a semicolon and the result. With two terms it is ``;9``.
+Each step of it is a sum that a model can learn by heart. All steps together are harder the longer the chain is, so a
+model can be cloned on short chains and trained by reinforcement on longer ones.
 
 No evaluation problem is ever a training one: a hash of the prompt decides which of the two it is.
 """
@@ -41,7 +41,7 @@ class Chains:
         split: train, eval, or auto: training starts take problems of train, and evaluation starts those of eval.
 
     >>> Chains(terms=[3, 3])[0]
-    {'prompt': '6-0+4=', 'answer': '10', 'terms': 3}
+    {'prompt': '8+4+0=', 'answer': '12', 'terms': 3}
     """
 
     def __init__(
@@ -93,7 +93,7 @@ def demonstrations(terms: Sequence[int] = (3, 6), count: int = 10_000, seed: int
     """Rows of prompt and worked response for supervised learning, of training problems alone.
 
     >>> demonstrations([3, 3], 1)
-    [{'prompt': '6-0+4=', 'response': '6;10'}]
+    [{'prompt': '8+4+0=', 'response': '12;12'}]
     """
     chains = Chains(terms, count, seed, "train")
     return [{"prompt": chains[number]["prompt"], "response": chains.solution(number)} for number in range(count)]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from embodied import instructions
+from embodied.errors import ConfigError
 from embodied.types import StepResult
 
 from ..shared.arguments import check_name, check_range
@@ -38,11 +39,13 @@ _NUMBERS, _STYLE = 2, 3  # what random numbers are for
 class CalculatorEnv(TextEnv):
     """Problems in which the model may call a calculator: ``<calc>17*23</calc>``.
 
-    The first call of a response is evaluated (:mod:`embodied.envs.text.expression`), and the next observation is the
-    transcript so far: prompt, response up to the call, and ``<result>391</result>``; of a conversation, a message of the
-    role assistant and one of the role tool. What cannot be evaluated gives ``<result>error: division by zero</result>``.
-    A response without a call is verified and ends the episode. So does the last response of ``max_turns``, and one whose
-    transcript does not fit into an observation.
+    The first call of a response is evaluated (:mod:`embodied.envs.text.expression`). The next observation is the
+    transcript so far: prompt, response up to the call, and ``<result>391</result>``. A conversation gets a message of
+    the role assistant and one of the role tool. What cannot be evaluated gives an error to read:
+    ``<result>error: division by zero</result>``.
+
+    A response without a call is verified and ends the episode. The last response of ``max_turns`` does so too, and one
+    whose transcript does not fit into an observation.
 
     Args:
         max_turns: responses of an episode at most; also its control steps.
@@ -104,8 +107,10 @@ def continued(prompt: Prompt, response: str, result: str) -> Prompt:
 
 
 class Numbers:
-    """A custom data set of sums and products of numbers that are too long for mental arithmetic. A problem is a function
-    of ``(seed, number)``; as with :class:`embodied.envs.text.arithmetic.Chains`, evaluations have problems of their own.
+    """A custom data set of sums and products of numbers that are too long for mental arithmetic.
+
+    A problem is a function of ``(seed, number)``. Evaluations have problems of their own, as with
+    :class:`embodied.envs.text.arithmetic.Chains`.
 
     Args:
         digits: fewest and most digits of a number.
@@ -116,7 +121,7 @@ class Numbers:
         split: train, eval, or auto.
 
     >>> Numbers(digits=[3, 4])[0]
-    {'prompt': '7373*575=', 'answer': '4239475'}
+    {'prompt': '4845+631=', 'answer': '5476'}
     """
 
     def __init__(
@@ -133,6 +138,8 @@ class Numbers:
         check_range("env.train.data_args.count", count, 1, 2**31 - 1)
         check_seed(seed)
         check_name("split", split, SPLITS, "env.train.data_args.split")
+        if not operations:
+            raise ConfigError("env.train.data_args.operations is empty", "set env.train.data_args.operations=['+','*']")
         for operation in operations:
             check_name("operation", operation, OPERATIONS, "env.train.data_args.operations")
         self._digits, self._terms, self._operations = tuple(digits), tuple(terms), tuple(operations)

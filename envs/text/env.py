@@ -224,8 +224,8 @@ def _verifier(given: Sequence[Mapping[str, Any]] | Verifier) -> Verifier:
 
 @lru_cache(maxsize=16)
 def _shared_verifier(parts: str) -> Verifier:
-    """Makes a verifier that all slots of a process share: they verify one after another, and a verifier may have a helper
-    process."""
+    """Makes a verifier that all slots of a process share. They verify one after another, and a verifier may have a
+    process of its own."""
     from .verifiers import make_verifier
 
     return make_verifier(json.loads(parts))

@@ -1,5 +1,5 @@
-"""Evaluates arithmetic that a model has written, exactly and within limits: nothing else of Python can be reached, and no
-expression takes more than a moment.
+"""Evaluates arithmetic that a model has written, exactly and within limits. Nothing of Python can be reached with it,
+and no expression takes more than a moment.
 
     sum     = product { (+ | -) product }
     product = sign { (* | /) sign }

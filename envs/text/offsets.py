@@ -34,7 +34,9 @@ def record_offsets(path: Path, quoted: bool) -> np.ndarray:
             ends.append(newlines + size)
             size += len(block)
     if open_quotes:
-        raise DatasetError(f"{path}: a double quote is opened and never closed", 'write a quote within quotes twice: ""')
+        raise DatasetError(
+            f"{path}: a double quote is opened and never closed", 'write a quote within quotes twice: ""'
+        )
     stops = np.concatenate([*ends, np.array([size], np.int64)])
     found = np.stack([np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1]), stops], axis=1)
     return found[_not_blank(path, found)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,6 +79,8 @@ class Survey:
             DatasetError: no row is a problem, or one is too long and is not to be left out.
         """
         found = cls()
+        if filter_overlong:
+            reading = replace(reading, truncation="error")  # what is left out is not cut
         for number, row in enumerate(rows):
             found.total += 1
             try:
@@ -116,8 +118,8 @@ class Survey:
     def lines(self) -> list[str]:
         """What was skipped, in words."""
         return [
-            f"{skipped.count:,} of {self.total:,} rows skipped, {why}; the first is row {skipped.first}: {skipped.shown}"
-            for why, skipped in self.skipped.items()
+            f"{one.count:,} of {self.total:,} rows skipped, {why}; the first is row {one.first}: {one.shown}"
+            for why, one in self.skipped.items()
         ]
 
 
@@ -151,7 +153,7 @@ class Source:
             return self.reading.problem(row, number)
         except Missing as missing:
             raise DatasetError(
-                f"row {number} of {self.name} has no {str(missing).split(' ', 1)[1]}; its columns are: {', '.join(row)}",
+                f"row {number} of {self.name} is without {missing}; its columns are: {', '.join(row)}",
                 "correct the data set, or set env.train.prompt_key and env.train.answer_key to such columns",
             ) from None
         except TooLong as error:

@@ -7,7 +7,7 @@ and shared; of JSON lists alone it holds the whole.
 | format | index |
 |---|---|
 | .jsonl, .csv | bytes at which each record begins and ends, 16 bytes a record |
-| .parquet | a copy of the file as Arrow in small batches: a row group, which can only be read whole, may hold a million rows |
+| .parquet | a copy of the file as Arrow in small batches, because a row group can only be read whole |
 | .json | none: the list is read whole |
 
 The package ``datasets`` would do the same for the three formats (it makes such a copy of each). It is not used, because

@@ -34,7 +34,7 @@ def test_prompt_answer_and_solution_agree(terms):
     for number in range(300):
         row = chains[number]
         written = row["prompt"].removesuffix("=")
-        assert eval(written) == int(row["answer"])  # noqa: S307 (made here)
+        assert eval(written) == int(row["answer"])
         *steps, last = chains.solution(number).replace(";", ",").split(",")
         shown = [int(written[0]), *(int(step) for step in steps if step), int(last)]
         signed = [int(written[i : i + 2]) for i in range(1, len(written), 2)]
@@ -63,16 +63,11 @@ def test_the_hash_splits_a_hundred_thousand_prompts():
     prompts = [f"{n}+1=" for n in range(10**5)]
     share = sum(split_of(prompt) == "eval" for prompt in prompts) / len(prompts)
     assert abs(share - EVAL_SHARE) < 0.005
-    assert (split_of("1+1="), split_of("9+1=")) == (split_of("1+1="), split_of("9+1="))
 
 
 def test_the_hash_is_the_same_in_every_version():
     """Else a checkpoint that is evaluated later has seen the problems."""
-    assert [split_of(f"{n}+2=") for n in range(20)].count("eval") == len(FIRST_EVAL)
-    assert [n for n in range(20) if split_of(f"{n}+2=") == "eval"] == FIRST_EVAL
-
-
-FIRST_EVAL: list[int] = []
+    assert [n for n in range(100) if split_of(f"{n}+2=") == "eval"] == [23, 32, 40, 50, 65, 90, 95]
 
 
 def test_a_fixed_split_is_that_of_evaluations_too():
@@ -114,7 +109,9 @@ def test_a_split_without_problems():
 
 
 def test_the_shipped_configuration():
-    options = target_kwargs(compose(["env=arithmetic", "env.train.data_args.terms=[7,7]"]).config.env.train, "env.train")
+    options = target_kwargs(
+        compose(["env=arithmetic", "env.train.data_args.terms=[7,7]"]).config.env.train, "env.train"
+    )
     env = MathEnv(**{**options, "verifier": after_separator})
     check_env(env)
     assert env.spec.tasks == ("embodied.envs.text.arithmetic:Chains",)
@@ -127,5 +124,5 @@ def test_the_shipped_configuration():
         assert prompt.count("+") + prompt.count("-") == 6
         assert split_of(prompt) == split
         action = env.spec.action.neutral()
-        instructions.write(f"1,2;{eval(prompt[:-1])}", action)  # noqa: S307 (made here)
+        instructions.write(f"1,2;{eval(prompt[:-1])}", action)
         assert env.step(action) == (1.0, True, True)

@@ -93,7 +93,7 @@ def test_any_text_gives_a_number_or_says_why(text):
     max_leaves=8,
 ))  # fmt: skip
 def test_values_are_pythons(text):
-    assert calculate(text) == str(eval(text))  # noqa: S307 (made here)
+    assert calculate(text) == str(eval(text))
 
 
 # -- episodes --------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_numbers(operations):
     for number in range(200):
         row = numbers[number]
         expression = row["prompt"].removesuffix("=")
-        assert str(eval(expression)) == row["answer"]  # noqa: S307 (made here)
+        assert str(eval(expression)) == row["answer"]
         assert split_of(row["prompt"]) == "train"
         used = {sign for sign in "+-*" if sign in expression}
         assert len(used) == 1

@@ -23,6 +23,7 @@ from embodied.runtime.slab import Slab, runtime_fields
 from embodied.schema import target_kwargs
 from embodied.schema.compose import compose
 from embodied.spec_json import spec_from_json, spec_to_json
+from embodied.targets import load_target
 from embodied.testing import check_env
 from embodied.types import Start
 
@@ -236,3 +237,23 @@ def test_the_shipped_configuration_takes_a_file(data):
     env = MathEnv(**{**options, "verifier": NumberIn()})
     assert env.spec.num_init_states == (3,)
     check_env(env)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "response", "expected"),
+    [
+        ("math", 0, "\\boxed{3}", (1.0, True, True)),
+        ("math", 0, "\\boxed{4}", (0.0, True, False)),
+        ("arithmetic", 0, None, (1.0, True, True)),
+        ("arithmetic", 2**30, None, (1.0, True, True)),
+        ("calculator", 0, None, (1.0, True, True)),
+    ],
+)
+def test_the_shipped_verifiers_judge(data, name, seed, response, expected):
+    pytest.importorskip("embodied.envs.text.verifiers")
+    config = compose([f"env={name}", *([f"env.train.data={data}"] if name == "math" else [])]).config
+    env = load_target(config.env.train.target, "env")(**target_kwargs(config.env.train, "env.train"))
+    env.reset(Start(0, 2, seed))
+    answer = f";{eval(asked(env).removesuffix('='))}" if response is None else response
+    assert respond(env, answer) == expected
+    env.close()

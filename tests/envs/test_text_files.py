@@ -100,7 +100,10 @@ def test_a_byte_order_mark_belongs_to_no_column(tmp_path):
 
 def test_a_parquet_file_of_many_batches_with_nested_values(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "ARROW_ROWS", 4)
-    path, table = tmp_path / "table.parquet", [{"prompt": [{"role": "user", "content": str(n)}], "n": n} for n in range(23)]
+    path, table = (
+        tmp_path / "table.parquet",
+        [{"prompt": [{"role": "user", "content": str(n)}], "n": n} for n in range(23)],
+    )
     write_parquet(path, table)
     found = opened(path)
     assert [found[number] for number in range(23)] == table
@@ -171,7 +174,7 @@ def test_a_file_that_changes_during_the_run(table_file, change):
     found = opened(table_file)
     assert found[0] == TABLE[0]
     change(table_file)
-    with pytest.raises(DatasetError, match="has changed since|can no longer be read") as raised:
+    with pytest.raises(DatasetError, match=r"has changed since|can no longer be read") as raised:
         found[0]
     assert "start again" in raised.value.remedy
 

@@ -112,7 +112,7 @@ class TestWithThePackage:
         assert again.fields["scorer"](str(problem.answer), again.fields["entry"]) == 1.0
 
     def test_a_task_that_is_unknown_or_refuses_its_options(self):
-        with pytest.raises(UnknownNameError, match="'chain_sums'.*Did you mean 'chain_sum'"):
+        with pytest.raises(UnknownNameError, match=r"'chain_sums'.*Did you mean 'chain_sum'"):
             make({"chain_sums": {}}).preflight()
         with pytest.raises(ConfigError, match=r"env\.train\.tasks\.chain_sum: reasoning-gym refuses.*min_words"):
             make({"chain_sum": {"min_words": 3}}).preflight()
