@@ -23,7 +23,7 @@ from embodied.errors import ConfigError, DatasetError
 from .custom import HoldsOut, Numbered, is_custom, load_custom
 from .files import SourceFile, kept
 from .reading import Missing, Reading, TooLong, no_column
-from .rows import Rows, open_rows
+from .rows import Row, Rows, open_rows
 from .verdict import Problem
 
 EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here (embodied.runtime.plan)
@@ -61,6 +61,7 @@ class Skipped:
     count: int
     first: int  # number of the first one
     shown: str  # its beginning
+    missing: Missing | None  # what they lack, if that is the reason
 
 
 @dataclass
@@ -86,29 +87,28 @@ class Survey:
             try:
                 reading.problem(row, number)
             except Missing as missing:
-                found.skip(f"without {missing}", number, row)
+                found.skip(f"without {missing}", number, row, missing)
             except TooLong as error:
                 if not filter_overlong:
                     raise too_long(where, number, error.size, reading) from None
                 found.skip(f"with a prompt of more than {reading.max_prompt_bytes} bytes", number, row)
             else:
                 found.usable.append(number)
-        found._check(where, rows, reading)
+        found._check(where, rows)
         return found
 
-    def skip(self, why: str, number: int, row: Mapping[str, Any]) -> None:
+    def skip(self, why: str, number: int, row: Row, missing: Missing | None = None) -> None:
         """Counts a row that is left out."""
-        self.skipped.setdefault(why, Skipped(0, number, str(dict(row))[:_SHOWN])).count += 1
+        self.skipped.setdefault(why, Skipped(0, number, str(dict(row))[:_SHOWN], missing)).count += 1
 
-    def _check(self, where: str, rows: Rows, reading: Reading) -> None:
+    def _check(self, where: str, rows: Rows) -> None:
         if self.total == 0:
             raise DatasetError(f"{where} has no rows", "give a file with problems in it")
         if self.usable:
             return
         why, skipped = next(iter(self.skipped.items()))
-        if why.startswith("without "):
-            key = reading.answer_key if f"'{reading.answer_key}'" in why else reading.messages_key or reading.prompt_key
-            raise no_column(where, why.removeprefix("without "), str(key), next(iter(rows)))
+        if skipped.missing:
+            raise no_column(where, skipped.missing, next(iter(rows)))
         raise DatasetError(
             f"{where}: all {self.total:,} rows are skipped, {skipped.count:,} of them {why}",
             "raise env.train.max_prompt_bytes and env.eval.max_prompt_bytes",

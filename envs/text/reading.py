@@ -21,7 +21,19 @@ _MAX_BYTES = 1 << 20
 
 
 class Missing(Exception):
-    """The row lacks something, and is no problem: what it lacks."""
+    """The row lacks something, and is no problem.
+
+    Args:
+        what: it lacks.
+        key: where that is to be found.
+    """
+
+    def __init__(self, what: str, key: str) -> None:
+        super().__init__(what, key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} ('{self.key}')"
 
 
 class TooLong(Exception):
@@ -76,14 +88,14 @@ class Reading:
             return None
         answer = value_of(row, self.answer_key)
         if self.needs_answer and _is_empty(answer):
-            raise Missing(f"an answer ('{self.answer_key}')")
+            raise Missing("an answer", self.answer_key)
         return answer
 
     def _prompt(self, row: Row, number: int) -> Prompt:
         key = self.messages_key or self.prompt_key
         given = value_of(row, key)
         if _is_empty(given):
-            raise Missing(f"a prompt ('{key}')")
+            raise Missing("a prompt", key)
         if self.messages_key is None and isinstance(given, str | int | float):
             text = self._put(str(given), row)
             if self.system_prompt is None and not self.chat:
@@ -150,12 +162,12 @@ def value_of(row: Row, key: str) -> Any:
     return value
 
 
-def no_column(where: str, what: str, key: str, row: Row) -> DatasetError:
+def no_column(where: str, missing: Missing, row: Row) -> DatasetError:
     """The error for a column that no row has a value in."""
-    names = list(row)
+    names, column = list(row), missing.key.partition(".")[0]
+    hint = "" if column in names else did_you_mean(column, names)
     return DatasetError(
-        f"{where}: no row has {what}.{did_you_mean(key.partition('.')[0], names)} The first row has the columns: "
-        f"{', '.join(names)}",
+        f"{where}: no row has {missing}.{hint} The first row has the columns: {', '.join(names)}",
         "set env.train.prompt_key, messages_key and answer_key to such columns (a dot leads into one: "
         "reward_model.ground_truth; answer_key=null if there are no answers)",
     )
