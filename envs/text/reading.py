@@ -132,17 +132,21 @@ class Reading:
         return self._cut_last(prompt, size)
 
     def _cut_last(self, messages: tuple[Mapping[str, str], ...], size: int) -> Prompt:
-        """Cuts the last message until the conversation fits. A character may take more bytes in it than alone."""
+        """Keeps as much of the last message as fits. How many bytes a character takes in a conversation depends on the
+        character, so the amount is searched for."""
         *before, last = messages
         content = last["content"]
-        while size > self.max_prompt_bytes:
-            if not content:
-                raise TooLong(size)
-            left = max(0, len(content.encode(errors="replace")) - (size - self.max_prompt_bytes))
-            content = _cut(content, left, self.truncation)
-            messages = (*before, {**last, "content": content})
-            size = _size(messages)
-        return messages
+
+        def cut(kept: int) -> Prompt:
+            return (*before, {**last, "content": _cut(content, kept, self.truncation)})
+
+        if _size(cut(0)) > self.max_prompt_bytes:
+            raise TooLong(size)
+        low, high = 0, len(content.encode(errors="replace"))  # low fits, high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if _size(cut(middle)) <= self.max_prompt_bytes else (low, middle)
+        return cut(low)
 
 
 def text_of(prompt: Prompt) -> str:
