@@ -41,7 +41,7 @@ class Chains:
         split: train, eval, or auto: training starts take problems of train, and evaluation starts those of eval.
 
     >>> Chains(terms=[3, 3])[0]
-    {'prompt': '8+4+0=', 'answer': '12', 'terms': 3}
+    {'prompt': '9-8+2=', 'answer': '3', 'terms': 3}
     """
 
     def __init__(
@@ -57,18 +57,14 @@ class Chains:
         return self._count
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        prompt, partial = self._chain(number)
+        prompt, partial = self.chain(number)
         return {"prompt": prompt, "answer": str(partial[-1]), "terms": len(partial)}
 
     def for_evaluation(self) -> Chains:
         """The problems of evaluation starts."""
         return Chains(self._terms, self._count, self._seed, "eval") if self._split == "auto" else self
 
-    def solution(self, number: int) -> str:
-        """The worked solution of a problem."""
-        return worked(self._chain(number)[1])
-
-    def _chain(self, number: int) -> tuple[str, list[int]]:
+    def chain(self, number: int) -> tuple[str, list[int]]:
         """Prompt and partial sums of a problem."""
         return draw_in_split(self._split, (self._seed, number, _CHAINS), self._draw)
 
@@ -93,10 +89,10 @@ def demonstrations(terms: Sequence[int] = (3, 6), count: int = 10_000, seed: int
     """Rows of prompt and worked response for supervised learning, of training problems alone.
 
     >>> demonstrations([3, 3], 1)
-    [{'prompt': '8+4+0=', 'response': '12;12'}]
+    [{'prompt': '9-8+2=', 'response': '1;3'}]
     """
     chains = Chains(terms, count, seed, "train")
-    return [{"prompt": chains[number]["prompt"], "response": chains.solution(number)} for number in range(count)]
+    return [{"prompt": prompt, "response": worked(partial)} for prompt, partial in map(chains.chain, range(count))]
 
 
 def split_of(prompt: str) -> str:
@@ -119,13 +115,19 @@ def draw_in_split(
     """
     wanted = "eval" if split == "eval" else "train"
     for attempt in range(ATTEMPTS):
-        found = draw(np.random.default_rng([*key, attempt]))
+        found = draw(generator(*key, attempt))
         if split_of(found[0]) == wanted:
             return found
     raise ConfigError(
         f"none of {ATTEMPTS:,} problems belongs to the split {wanted}, e.g. {found[0]}",
         "allow more terms or digits in env.train.data_args: there are too few different problems",
     )
+
+
+def generator(seed: int, number: int, purpose: int, attempt: int = 0) -> np.random.Generator:
+    """A generator whose numbers belong to its arguments alone: they are key and counter of a Philox generator."""
+    key, counter = np.array([seed, purpose], np.uint64), np.array([0, 0, number, attempt], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def check_terms(what: str, given: Sequence[int], low: int, high: int) -> None:

@@ -22,7 +22,7 @@ from embodied.errors import ConfigError
 from embodied.types import StepResult
 
 from ..shared.arguments import check_name, check_range
-from .arithmetic import SEPARATOR, SPLITS, check_seed, check_terms, draw_in_split
+from .arithmetic import SEPARATOR, SPLITS, check_seed, check_terms, draw_in_split, generator
 from .env import TextEnv, paths_of
 from .expression import BadExpression, calculate
 from .problems import Selection, open_sources
@@ -121,7 +121,7 @@ class Numbers:
         split: train, eval, or auto.
 
     >>> Numbers(digits=[3, 4])[0]
-    {'prompt': '4845+631=', 'answer': '5476'}
+    {'prompt': '4957*3497=', 'answer': '17334629'}
     """
 
     def __init__(
@@ -184,7 +184,7 @@ def demonstrations(
     rows = []
     for number in range(count):
         prompt, answer = numbers[number]["prompt"], f"{SEPARATOR}{numbers[number]['answer']}"
-        if np.random.default_rng([seed, number, _STYLE]).random() < call_share:
+        if generator(seed, number, _STYLE).random() < call_share:
             call = f"{OPEN}{prompt.removesuffix('=')}{CLOSE}"
             rows.append({"prompt": prompt, "response": call})
             prompt = str(continued(prompt, call, answered(prompt.removesuffix("="))))

@@ -35,7 +35,7 @@ def test_prompt_answer_and_solution_agree(terms):
         row = chains[number]
         written = row["prompt"].removesuffix("=")
         assert eval(written) == int(row["answer"])
-        *steps, last = chains.solution(number).replace(";", ",").split(",")
+        *steps, last = worked(chains.chain(number)[1]).replace(";", ",").split(",")
         shown = [int(written[0]), *(int(step) for step in steps if step), int(last)]
         signed = [int(written[i : i + 2]) for i in range(1, len(written), 2)]
         assert np.diff(shown).tolist() == signed
@@ -49,13 +49,13 @@ def test_the_form_of_a_worked_solution():
 
 
 def test_no_evaluation_problem_is_a_training_one():
-    train = {Chains([2, 5], 10**5, split="train")[n]["prompt"] for n in range(0, 10**5, 5)}
-    train |= {row["prompt"] for row in demonstrations([2, 5], 2000, seed=9)}
+    train = {Chains([2, 5], 10**5, split="train")[n]["prompt"] for n in range(0, 10**5, 20)}
+    train |= {row["prompt"] for row in demonstrations([2, 5], 1000, seed=9)}
     auto = Chains([2, 5], 10**5)
-    held_out = {auto.for_evaluation()[n]["prompt"] for n in range(3000)}
+    held_out = {auto.for_evaluation()[n]["prompt"] for n in range(2000)}
     assert not train & held_out
-    assert len(train) > 15000
-    assert len(held_out) > 1500
+    assert len(train) > 4000
+    assert len(held_out) > 1200
     assert auto[17] == Chains([2, 5], 10**5, split="train")[17]
 
 
@@ -80,7 +80,7 @@ def test_demonstrations_are_rows_of_text():
     rows = demonstrations([3, 3], 50)
     chains = Chains([3, 3], 50, split="train")
     for number, row in enumerate(rows):
-        assert row == {"prompt": chains[number]["prompt"], "response": chains.solution(number)}
+        assert row == {"prompt": chains[number]["prompt"], "response": worked(chains.chain(number)[1])}
         assert after_separator(Problem("", chains[number]["answer"], {}, 0), row["response"]).success
     assert rows != demonstrations([3, 3], 50, seed=1)
 
