@@ -14,7 +14,7 @@ from embodied.envs.text import picture
 from embodied.envs.text.env import MathEnv
 from embodied.envs.text.verdict import Problem, Verdict
 
-from embodied import instructions
+from embodied import instructions, spec_json
 from embodied.errors import ConfigError, DatasetError
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
@@ -22,7 +22,6 @@ from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab, runtime_fields
 from embodied.schema import target_kwargs
 from embodied.schema.compose import compose
-from embodied.spec_json import spec_from_json, spec_to_json
 from embodied.targets import load_target
 from embodied.testing import check_env
 from embodied.types import Start
@@ -87,7 +86,7 @@ def test_the_spec(data, tmp_path):
     assert (spec.max_episode_steps, spec.cameras) == (1, ())
     assert spec.obs["instruction"].shape == (300,)
     assert spec.action.max_bytes == 32
-    assert spec_from_json(spec_to_json(spec)) == spec
+    assert spec_json.from_json(spec_json.to_json(spec)) == spec
 
 
 def test_a_response_ends_the_episode_with_its_verdict(data):
@@ -148,7 +147,8 @@ def test_the_state_goes_back_to_an_answered_problem(data):
 
 
 def colours(frame: np.ndarray) -> set[tuple[int, ...]]:
-    return {tuple(colour) for colour in np.unique(frame.reshape(-1, 3), axis=0).tolist()}
+    packed = np.unique(frame.reshape(-1, 3) @ np.array([1 << 16, 1 << 8, 1])).tolist()
+    return {(colour >> 16, colour >> 8 & 255, colour & 255) for colour in packed}
 
 
 def test_the_picture_shows_prompt_response_and_verdict(data):
