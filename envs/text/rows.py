@@ -20,7 +20,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -56,7 +56,9 @@ def open_rows(file: SourceFile) -> Rows:
         DatasetError: the format is not known, or the file is not of its format.
         AssetsMissingError: pyarrow is needed and not installed.
     """
-    kinds = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonList, ".csv": Csv, ".parquet": Parquet}
+    kinds: dict[str, Callable[[SourceFile], Rows]] = {
+        ".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonList, ".csv": Csv, ".parquet": Parquet,
+    }  # fmt: skip
     if (kind := kinds.get(file.path.suffix.lower())) is None:
         raise DatasetError(
             f"{file.path}: format '{file.path.suffix}' is not known", f"give a file whose name ends in {_FORMATS}"

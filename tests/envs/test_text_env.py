@@ -146,6 +146,19 @@ def test_the_state_goes_back_to_an_answered_problem(data):
     assert respond(env, "3").success
 
 
+def test_closing_ends_what_the_verifier_has_started(data):
+    class WithProcess(NumberIn):
+        ended = 0
+
+        def close(self) -> None:
+            self.ended += 1
+
+    verifier = WithProcess()
+    MathEnv(data, verifier=verifier).close()
+    assert verifier.ended == 1
+    make(data).close()
+
+
 def colours(frame: np.ndarray) -> set[tuple[int, ...]]:
     packed = np.unique(frame.reshape(-1, 3) @ np.array([1 << 16, 1 << 8, 1])).tolist()
     return {(colour >> 16, colour >> 8 & 255, colour & 255) for colour in packed}
