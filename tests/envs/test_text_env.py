@@ -175,6 +175,8 @@ def test_the_picture_shows_prompt_response_and_verdict(data):
     assert {(130, 190, 255), (80, 220, 100)} <= colours(env.frame())
     respond(env, "it is 2")
     assert (240, 100, 90) in colours(env.frame())
+    env.reset(Start(0, 0, 0))
+    assert np.array_equal(env.frame(), before)
 
 
 @pytest.mark.parametrize(

@@ -387,8 +387,9 @@ def test_custom_data_sets_that_are_not_there(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     with pytest.raises(ConfigError, match="there is no file"):
         sources(f"{tmp_path / 'none.py'}:Squares")
-    with pytest.raises(ConfigError, match=r"cannot import .*nothing_of_that_name"):
-        sources(f"{tmp_path / 'broken.py'}:Squares")
+    for _ in range(2):  # what failed is not half there the second time
+        with pytest.raises(ConfigError, match=r"cannot import .*nothing_of_that_name"):
+            sources(f"{tmp_path / 'broken.py'}:Squares")
     with pytest.raises(ConfigError, match="cannot import no_such_package"):
         sources("no_such_package.module:Squares")
 
