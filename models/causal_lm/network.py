@@ -69,7 +69,9 @@ def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
         raise unknown_name("model_type", str(kind), ["llama", "qwen2", "qwen3", "gemma"], f"{KEY}.model_type") from None
     for key in sizes:
         if key not in known:
-            raise UnknownKeyError(f"unknown key '{KEY}.{key}'.{did_you_mean(key, known)}", f"see a config.json of {kind}")
+            raise UnknownKeyError(
+                f"unknown key '{KEY}.{key}'.{did_you_mean(key, known)}", f"see a config.json of {kind}"
+            )
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
     wanted = {"vocab_size": len(tokenizer), **ids, **SMALL, **sizes}
     wanted.setdefault("num_key_value_heads", wanted["num_attention_heads"])
@@ -88,12 +90,14 @@ def _loaded(settings: Settings, dtype: torch.dtype) -> Any:
     folder = _folder(settings.model_path, "model_path")
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
     try:
-        found = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=dtype, **keys, **settings.override_config
+        found, loaded = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=dtype, output_loading_info=True, **keys, **settings.override_config
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
         raise CheckpointError(f"{folder} cannot be loaded: {_short(error)}", fix) from error
+    if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
+        raise CheckpointError(f"{folder} lacks {len(missing)} weights: {', '.join(missing[:4])}", "download it again")
     return _fresh(found) if settings.gguf_file else found
 
 

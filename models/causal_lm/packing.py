@@ -115,7 +115,9 @@ def pack(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tens
         tokens: of the responses, int [B, n].
         length: of the responses, int [B], each in 1 … n.
     """
-    prompts, sizes, made, lengths = (t.cpu().numpy().astype(np.int64) for t in (prompt_ids, prompt_length, tokens, length))
+    prompts, sizes, made, lengths = (
+        t.cpu().numpy().astype(np.int64) for t in (prompt_ids, prompt_length, tokens, length)
+    )
     inputs, number = lengths - 1, np.arange(len(sizes))
     prompt_of, first = _unique(prompts, sizes)
     starts, texts_of = _starts(sizes[first]), np.repeat(first, sizes[first])

@@ -19,7 +19,15 @@ from torch.utils.checkpoint import checkpoint
 from embodied import instructions
 from embodied.errors import SpecMismatchError
 from embodied.types import (
-    ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction,
+    ArraySpec,
+    Decision,
+    Elements,
+    EnvSpec,
+    Evaluation,
+    Noise,
+    PolicySpec,
+    Sampling,
+    TextAction,
 )  # fmt: skip
 
 from ..shared import sampling as drawing
@@ -197,9 +205,7 @@ class CausalLMPolicy(nn.Module):
         everything = hidden.new_full((*tokens.shape, self.trunk.vocabulary), drawing.EXCLUDED, dtype=torch.float32)
         everything[..., 0] = 0.0
         part = torch.arange(len(packed.text), device=tokens.device)
-        return everything.index_put(
-            (packed.text, packed.made), self._log_probs(hidden, packed, part, since, sampling)
-        )
+        return everything.index_put((packed.text, packed.made), self._log_probs(hidden, packed, part, since, sampling))
 
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
