@@ -204,10 +204,9 @@ def test_what_cannot_work_is_refused_with_the_fix(keys, said):
 )
 def test_an_architecture_that_cannot_be_run_is_refused_by_name(sizes, said, tmp_path):
     kind = sizes.get("model_type", "llama")
-    own = {key: value for key, value in SIZES.items() if not (kind == "gpt2")}
-    config = AutoConfig.for_model(
-        kind, **{"vocab_size": 64, **own, **{k: v for k, v in sizes.items() if k != "model_type"}}
-    )
+    own = {} if kind == "gpt2" else SIZES
+    given = {"vocab_size": 64, **own, **{key: value for key, value in sizes.items() if key != "model_type"}}
+    config = AutoConfig.for_model(kind, **given)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     make().tokenizer.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=f"architecture '{kind}' cannot be run here: .*{said}"):
@@ -239,9 +238,8 @@ def test_a_folder_with_missing_weights_is_refused(folder, tmp_path):
 
 
 def test_a_tokenizer_with_more_tokens_than_the_network_is_refused(folder, tmp_path):
-    make(
-        characters="abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, range(0x400, 0x440)))
-    ).tokenizer.tokenizer.save_pretrained(tmp_path)
+    many = make(characters="".join(map(chr, range(0x400, 0x45A))))
+    many.tokenizer.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="the tokenizer has 93 tokens"):
         build_policy(model_path=str(folder), tokenizer_path=str(tmp_path))
 
