@@ -118,7 +118,8 @@ def end_tokens(network: Any, tokenizer: Any) -> list[int]:
         CheckpointError: there is none.
     """
     generation, config = network.generation_config, network.config
-    given = [tokenizer.eos_token_id, *_listed(generation.eos_token_id), *_listed(config.eos_token_id)]
+    theirs = [*_listed(generation.eos_token_id), *_listed(getattr(config, "eos_token_id", None))]
+    given = [tokenizer.eos_token_id, *theirs]
     ends = list(dict.fromkeys(index for index in given if index is not None and index < config.vocab_size))
     if not ends:
         raise CheckpointError("no token ends a text", "give the tokenizer an eos_token in tokenizer_config.json")

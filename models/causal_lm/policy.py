@@ -126,24 +126,25 @@ class CausalLMPolicy(nn.Module):
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`. At least two lanes, whatever B: one row of a matrix product is
         computed in another way than several."""
-        count = len(noise)
-        decoding = self.decoding(max(2, min(count, MOST_LANES)))
+        lanes = max(2, min(len(noise), MOST_LANES))
+        decoding = self.decoding(lanes)
         decoding.begin(sampling)
-        waiting, free = list(range(count)), list(range(max(2, min(count, MOST_LANES))))
-        row_of: dict[int, int] = {}
-        parts: list[tuple[int, Decision]] = []
+        waiting, free, row_of = list(range(len(noise))), list(range(lanes)), dict[int, int]()
+        answered: list[int] = []  # rows, in the order in which they were
+        parts: list[Mapping[str, Tensor]] = []
         while waiting or row_of:
-            lanes = free[: len(waiting)]
-            rows, waiting, free = waiting[: len(lanes)], waiting[len(lanes) :], free[len(lanes) :]
+            rows, waiting = waiting[: len(free)], waiting[len(free) :]
+            taken, free = free[: len(rows)], free[len(rows) :]
             if rows:
                 fields = {name: obs[name][rows] for name in ("prompt_ids", "prompt_length")}
-                decoding.admit(lanes, fields, noise[rows])
-                row_of.update(zip(lanes, rows, strict=True))
-            for lane in decoding.step():
-                parts.append((row_of.pop(lane), decoding.take([lane])))
-                free.append(lane)
-        ordered = [decision for _, decision in sorted(parts, key=lambda part: part[0])]
-        return Decision({name: torch.cat([one.fields[name] for one in ordered]) for name in self.spec.decision})
+                decoding.admit(taken, fields, noise[rows])
+                row_of.update(zip(taken, rows, strict=True))
+            if whole := decoding.step():
+                parts.append(decoding.take(whole).fields)
+                answered += [row_of.pop(lane) for lane in whole]
+                free += whole
+        back = torch.tensor(answered, device=noise.device).argsort()
+        return Decision({name: torch.cat([part[name] for part in parts])[back] for name in self.spec.decision})
 
     def evaluate(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False

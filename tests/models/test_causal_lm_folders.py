@@ -197,8 +197,8 @@ def test_what_cannot_work_is_refused_with_the_fix(keys, said):
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4}, "it has no model"),
-        ({"model_type": "granite", "residual_multiplier": 0.5}, "its logits differ"),
+        ({"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4}, "it has no embed_tokens"),
+        ({"model_type": "granite", "logits_scaling": 4.0}, "its logits differ"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}, "positions are dynamic"),
     ],
 )
