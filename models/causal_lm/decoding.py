@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .policy import CausalLMPolicy
 
 ROWS = 4  # prompts of a prefill; a group of fewer is filled up
+LEAST = 4  # lanes that are computed: with fewer rows MKL sums the products of a matrix in another order
 
 Prompt = tuple[int, ...]
 
@@ -41,7 +42,7 @@ class LaneDecoding:
 
     def __init__(self, policy: CausalLMPolicy, lanes: int) -> None:
         self.prefilled = 0  # tokens of prompts that were computed, without what filled up rows
-        self._policy, self._lanes = policy, lanes
+        self._policy, self._lanes = policy, max(lanes, LEAST)
         self._trunk, self._tokenizer, self._n = policy.trunk, policy.tokenizer, policy.settings.max_new_tokens
         self.begin(Sampling())
 
@@ -164,6 +165,7 @@ class LaneDecoding:
         logp = next_token(logits, Rows(self._count, self._seen), self._sampling, self._ends)
         at = self._count.clamp(max=self._n - 1).unsqueeze(1)
         token = drawing.draw(logp.unsqueeze(0), self._noise.gather(1, at).T, self._sampling)[0]
+        token = token.clamp(max=logp.shape[1] - 1)  # of NaN, which weights that diverged give
         told = logp.gather(1, token.unsqueeze(1))
         self._tokens.scatter_(1, at, torch.where(self._active, token, self._tokens.gather(1, at)[:, 0]).unsqueeze(1))
         self._logprobs.scatter_(1, at, torch.where(self._active.unsqueeze(1), told, self._logprobs.gather(1, at)))
@@ -227,6 +229,7 @@ class LaneDecoding:
             fields["value"] = self._policy.value_head(self._hidden[where])
         return Decision(fields)
 
+    @torch.inference_mode()
     def free(self, lane: int) -> None:
         """See :meth:`embodied.protocols.Decoding.free`. The lane still holds its prompt."""
         self._busy.discard(lane)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .attention import Heads, square, weigh
 
-BLOCK = 32  # places of a lane are made, and looked at, in multiples of it
+BLOCK = 16  # places of a lane are made, and looked at, in multiples of it
 
 
 def blocks(length: int) -> int:
@@ -96,7 +96,9 @@ class OneToken:
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
         """What is added to the scores: [N, 1, 1, S]. The same for all layers of one window."""
         if window not in self.masks:
-            behind = self.place.unsqueeze(1) - torch.arange(self.span, device=like.device)
+            # A lane without a text may stand beyond S. It sees something, too: else its numbers would become NaN.
+            place = self.place.clamp(max=self.span - 1)
+            behind = place.unsqueeze(1) - torch.arange(self.span, device=like.device)
             seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
             mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
             self.masks[window] = mask.masked_fill(~seen, -torch.inf)[:, None, None]

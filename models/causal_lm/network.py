@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
 
+from ..shared.files import read_json
 from .characters import character_tokenizer
 from .settings import Settings, bad
 
@@ -20,6 +23,9 @@ SMALL = {
     "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, StrictDataclassError, SafetensorError
+)  # fmt: skip
 
 
 def load_tokenizer(settings: Settings) -> Any:
@@ -34,12 +40,20 @@ def load_tokenizer(settings: Settings) -> Any:
     keys = {"gguf_file": settings.gguf_file} if settings.gguf_file and settings.tokenizer_path is None else {}
     folder = _folder(path, "tokenizer_path" if settings.tokenizer_path else "model_path")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **keys)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        return _tokenizer_class(folder).from_pretrained(folder, local_files_only=True, **keys)
+    except UNREADABLE as error:
         raise CheckpointError(
             f"{folder} has no tokenizer that can be read: {_short(error)}",
             "copy tokenizer.json and tokenizer_config.json into it, or set actor.model.tokenizer_path",
         ) from error
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """The class that reads the folder. ``AutoTokenizer`` goes by config.json first: beside a Qwen network it would read
+    any tokenizer as one of Qwen, and change what it does to spaces."""
+    file = folder / "tokenizer_config.json"
+    said = read_json(file).get("tokenizer_class") if file.is_file() else None
+    return PreTrainedTokenizerFast if said in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
 
 
 def load_network(settings: Settings, tokenizer: Any) -> Any:
@@ -81,7 +95,7 @@ def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
             torch.manual_seed(settings.seed)
             config = AutoConfig.for_model(kind, **wanted)
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, StrictDataclassError) as error:
         raise bad("override_config", sizes, _short(error), "choose sizes that fit together") from error
 
 
@@ -93,7 +107,7 @@ def _loaded(settings: Settings, dtype: torch.dtype) -> Any:
         found, loaded = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=dtype, output_loading_info=True, **keys, **settings.override_config
         )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+    except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
         raise CheckpointError(f"{folder} cannot be loaded: {_short(error)}", fix) from error
     if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers

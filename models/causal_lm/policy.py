@@ -124,9 +124,8 @@ class CausalLMPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
-        """See :meth:`embodied.protocols.Policy.act`. At least two lanes, whatever B: one row of a matrix product is
-        computed in another way than several."""
-        lanes = max(2, min(len(noise), MOST_LANES))
+        """See :meth:`embodied.protocols.Policy.act`."""
+        lanes = min(len(noise), MOST_LANES)
         decoding = self.decoding(lanes)
         decoding.begin(sampling)
         waiting, free, row_of = list(range(len(noise))), list(range(lanes)), dict[int, int]()

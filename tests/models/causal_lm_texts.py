@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from embodied.types import ArraySpec, EnvSpec, Sampling, TextAction
 
 N = 12  # tokens of a response
 SIZES = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "initializer_range": 0.25,
 }  # fmt: skip
 SHARED_HEADS = {"num_key_value_heads": 2}
@@ -102,7 +103,7 @@ def decoded(
 
 def reference(policy: Any) -> Any:
     """The same network as transformers runs it."""
-    network = AutoModelForCausalLM.from_config(policy.network.config, attn_implementation="eager")
+    network = AutoModelForCausalLM.from_config(copy.deepcopy(policy.network.config), attn_implementation="eager")
     network.load_state_dict(policy.network.state_dict())
     return network.eval()
 
