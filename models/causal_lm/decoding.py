@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from .policy import CausalLMPolicy
 
 ROWS = 4  # prompts of a prefill; a group of fewer is filled up
-LEAST = 4  # lanes that are computed: with fewer rows MKL sums the products of a matrix in another order
+# The lanes that are computed are a multiple of it. With fewer than four rows MKL adds up a product in another order, and
+# a tensor that does not fill a processor's vectors ends in numbers whose exp and tanh round otherwise.
+LANES = 16
 
 Prompt = tuple[int, ...]
 
@@ -42,7 +44,7 @@ class LaneDecoding:
 
     def __init__(self, policy: CausalLMPolicy, lanes: int) -> None:
         self.prefilled = 0  # tokens of prompts that were computed, without what filled up rows
-        self._policy, self._lanes = policy, max(lanes, LEAST)
+        self._policy, self._lanes = policy, -(-lanes // LANES) * LANES
         self._trunk, self._tokenizer, self._n = policy.trunk, policy.tokenizer, policy.settings.max_new_tokens
         self.begin(Sampling())
 
