@@ -25,7 +25,7 @@ from embodied.types import Decision, Sampling
 
 from ..shared import sampling as drawing
 from .distribution import Rows, next_token
-from .lanes import Cache, OneToken, Prefill, blocks
+from .lanes import LEAST, Cache, OneToken, Prefill, blocks
 from .tokenizer import check_stop
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class LaneDecoding:
         if self._busy == self._fresh:
             return self._hidden
         span = max(len(self._prompts[lane]) + self._made[lane] for lane in self._busy)
-        attend = OneToken(self._cache, self._lane, self._place, min(blocks(span), self._cache.keys[0].shape[2]))
+        attend = OneToken(self._cache, self._lane, self._place, max(blocks(span), LEAST))
         hidden = self._trunk.hidden(self._last, self._trunk.rotary(self._place), attend).float()
         if self._fresh:
             fresh = self._there(sorted(self._fresh))

@@ -14,6 +14,7 @@ from torch import Tensor
 from .attention import Heads, square, weigh
 
 BLOCK = 16  # places of a lane are made, and looked at, in multiples of it
+LEAST = 32  # places that are looked at: over fewer, MKL adds up a product in another order
 
 
 def blocks(length: int) -> int:
@@ -39,7 +40,7 @@ class Cache:
             return
         for number, parts in enumerate(like):
             for held, part in zip((self.keys, self.values), parts, strict=True):
-                room = part.new_zeros(self.lanes, part.shape[1], blocks(length), part.shape[3])
+                room = part.new_zeros(self.lanes, part.shape[1], max(blocks(length), LEAST), part.shape[3])
                 if len(held) > number:
                     room[:, :, : held[number].shape[2]] = held[number]
                     held[number] = room
