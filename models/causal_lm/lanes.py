@@ -15,6 +15,7 @@ from .attention import Heads, square, weigh
 
 BLOCK = 16  # places of a lane are made, and looked at, in multiples of it
 LEAST = 32  # places that are looked at: over fewer, MKL adds up a product in another order
+ROWS = 3  # heads that share a key and are computed together: of more, MKL adds up in an order that depends on S
 
 
 def blocks(length: int) -> int:
@@ -91,8 +92,11 @@ class OneToken:
         keys[self.lanes, :, self.place] = key.to(keys.dtype)
         values[self.lanes, :, self.place] = value.to(values.dtype)
         grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])  # heads that share keys: [N, G, H/G, D]
-        seen = (part[:, :, : self.span] for part in (keys, values))
-        return weigh(grouped, *seen, heads, self._mask(heads.window, query)).reshape(query.shape)
+        seen = [part[:, :, : self.span] for part in (keys, values)]
+        mask = self._mask(heads.window, query)
+        together = grouped.shape[2] if query.is_cuda else ROWS
+        found = [weigh(some, *seen, heads, mask) for some in grouped.split(together, dim=2)]
+        return torch.cat(found, dim=2).reshape(query.shape)
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
         """What is added to the scores: [N, 1, 1, S]. The same for all layers of one window."""
