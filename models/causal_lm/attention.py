@@ -52,8 +52,9 @@ def _registered(
 ) -> tuple[Tensor, None]:
     """Adapts transformers' call: tensors [1, H, T, D] in, [1, T, H, D] out."""
     layer: Any = module.layer_idx
-    tokens = [part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)]  # autocast leaves float32 angles
-    return attend(*tokens, Heads(layer, scaling, sliding_window, softcap)).unsqueeze(0), None
+    # autocast leaves float32 where the angles came in
+    q, k, v = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
+    return attend(q, k, v, Heads(layer, scaling, sliding_window, softcap)).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, _registered)

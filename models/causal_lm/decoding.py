@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .policy import CausalLMPolicy
 
 ROWS = 4  # prompts of a prefill; a group of fewer is filled up
-# The lanes that are computed are a multiple of it. With fewer than four rows MKL adds up a product in another order, and
-# a tensor that does not fill a processor's vectors ends in numbers whose exp and tanh round otherwise.
+# The lanes that are computed are a multiple of it. With fewer than four rows MKL adds up a product in another order,
+# and a tensor that does not fill a processor's vectors ends in numbers whose exp and tanh round otherwise.
 LANES = 16
 
 Prompt = tuple[int, ...]

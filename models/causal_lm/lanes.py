@@ -71,9 +71,9 @@ class Prefill:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """See :class:`.attention.Attend`."""
-        parts = [part.reshape(self.rows, -1, *part.shape[1:]).transpose(1, 2) for part in (query, key, value)]
-        self.kept.append((parts[1], parts[2]))
-        return square(*parts, heads).transpose(1, 2).reshape(query.shape)
+        q, k, v = (part.reshape(self.rows, -1, *part.shape[1:]).transpose(1, 2) for part in (query, key, value))
+        self.kept.append((k, v))
+        return square(q, k, v, heads).transpose(1, 2).reshape(query.shape)
 
 
 @dataclass
@@ -92,10 +92,10 @@ class OneToken:
         keys[self.lanes, :, self.place] = key.to(keys.dtype)
         values[self.lanes, :, self.place] = value.to(values.dtype)
         grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])  # heads that share keys: [N, G, H/G, D]
-        seen = [part[:, :, : self.span] for part in (keys, values)]
+        k, v = keys[:, :, : self.span], values[:, :, : self.span]
         mask = self._mask(heads.window, query)
         together = grouped.shape[2] if query.is_cuda else ROWS
-        found = [weigh(some, *seen, heads, mask) for some in grouped.split(together, dim=2)]
+        found = [weigh(some, k, v, heads, mask) for some in grouped.split(together, dim=2)]
         return torch.cat(found, dim=2).reshape(query.shape)
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:

@@ -104,12 +104,13 @@ def _loaded(settings: Settings, dtype: torch.dtype) -> Any:
     folder = _folder(settings.model_path, "model_path")
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
     try:
-        found, loaded = AutoModelForCausalLM.from_pretrained(
+        pair: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=dtype, output_loading_info=True, **keys, **settings.override_config
         )
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
         raise CheckpointError(f"{folder} cannot be loaded: {_short(error)}", fix) from error
+    found, loaded = pair
     if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
         raise CheckpointError(f"{folder} lacks {len(missing)} weights: {', '.join(missing[:4])}", "download it again")
     return _fresh(found) if settings.gguf_file else found

@@ -96,8 +96,8 @@ class Packed:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """See :class:`.attention.Attend`."""
-        parts = [self._squares(part) for part in (query, key, value)]
-        found = square(*parts, heads).transpose(1, 2).reshape(self.squares.texts * self.squares.length, -1)
+        q, k, v = (self._squares(part) for part in (query, key, value))
+        found = square(q, k, v, heads).transpose(1, 2).reshape(self.squares.texts * self.squares.length, -1)
         return self.squares.collect(found).view(query.shape)
 
     def _squares(self, part: Tensor) -> Tensor:

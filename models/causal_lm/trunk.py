@@ -129,5 +129,5 @@ def check_against_transformers(network: Any, trunk: Trunk) -> None:
 
 
 def _one_text(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
-    parts = [part.transpose(0, 1).unsqueeze(0) for part in (query, key, value)]
-    return square(*parts, heads)[0].transpose(0, 1)
+    q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+    return square(q, k, v, heads)[0].transpose(0, 1)

@@ -87,7 +87,7 @@ def test_lanes_order_and_neighbours_change_no_bit(policy, sampling, lanes, order
 def test_a_longer_neighbour_changes_no_bit():
     """It makes the lanes grow, and all of them look at more places: between 193 and 383, four heads that share a key
     would be added up in another order."""
-    policy = make(sizes={"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}, max_prompt_tokens=400)
+    policy = make(sizes={"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}, max_prompt_tokens=400)
     texts = ["1+2=", "3*4=" * 35, "5-6=?" * 30]
     noise = draws(4)
     wanted, _ = decoded(policy, noise, Sampling(), 4, range(3), 3, texts)
