@@ -1,0 +1,69 @@
+"""Builds a policy from settings: tokenizer and network → adapters → trained parameters → number formats."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from embodied.errors import CheckpointError
+
+from ..shared.files import read_safetensors
+from .network import FORMATS, end_tokens, load_network, load_tokenizer
+from .policy import CausalLMPolicy
+from .save import VALUE_HEAD_FILE
+from .settings import Settings
+from .tokenizer import TextTokenizer
+from .trained import add_adapters, choose_trained
+from .trunk import Trunk, check_against_transformers
+from .value_head import ValueHead
+
+
+def build(settings: Settings) -> CausalLMPolicy:
+    """See :func:`embodied.models.causal_lm.build_policy`."""
+    tokenizer = load_tokenizer(settings)
+    network = load_network(settings, tokenizer)
+    check_against_transformers(network, Trunk(network))
+    policy = CausalLMPolicy(
+        network,
+        TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer)),
+        _value_head(settings, network.config.hidden_size) if settings.value_head else None,
+        settings,
+    )
+    if settings.is_lora:
+        add_adapters(network, settings)
+    choose_trained(policy, settings)
+    _set_precision(policy, settings.precision)
+    if settings.gradient_checkpointing:
+        _enable_checkpointing(network)
+    policy.find_training_modules()
+    return policy
+
+
+def _value_head(settings: Settings, width: int) -> ValueHead:
+    head = ValueHead(width)
+    file = Path(settings.model_path or "").expanduser() / VALUE_HEAD_FILE
+    if settings.model_path is None or not file.is_file():
+        return head
+    found = dict(read_safetensors(file))
+    if {name: tensor.shape for name, tensor in found.items()} != {n: p.shape for n, p in head.named_parameters()}:
+        raise CheckpointError(f"{file} is not the value head of a network of width {width}", "remove the file")
+    head.load_state_dict(found)
+    return head
+
+
+def _set_precision(policy: nn.Module, precision: str) -> None:
+    """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away."""
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else FORMATS[precision])
+
+
+def _enable_checkpointing(network: Any) -> None:
+    """Set it on the layers: transformers renamed its own switch within version 5."""
+    for layer in network.model.layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

@@ -1,0 +1,163 @@
+"""The network and its tokenizer: from a Hugging Face folder, from a GGUF file in one, or made at random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
+
+from ..shared.files import read_json
+from .characters import character_tokenizer
+from .settings import Settings, bad
+
+# Sizes of a network that is made here, where override_config names no others: 0.34 M parameters in its layers.
+SMALL = {
+    "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, StrictDataclassError, SafetensorError
+)  # fmt: skip
+
+
+def load_tokenizer(settings: Settings) -> Any:
+    """The tokenizer of ``tokenizer_path`` or ``model_path``, or one of characters.
+
+    Raises:
+        CheckpointError: the folder has none that can be read.
+    """
+    path = settings.tokenizer_path or settings.model_path
+    if path is None:
+        return character_tokenizer(settings.characters)
+    keys = {"gguf_file": settings.gguf_file} if settings.gguf_file and settings.tokenizer_path is None else {}
+    folder = _folder(path, "tokenizer_path" if settings.tokenizer_path else "model_path")
+    try:
+        return _tokenizer_class(folder).from_pretrained(folder, local_files_only=True, **keys)
+    except UNREADABLE as error:
+        raise CheckpointError(
+            f"{folder} has no tokenizer that can be read: {_short(error)}",
+            "copy tokenizer.json and tokenizer_config.json into it, or set actor.model.tokenizer_path",
+        ) from error
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """The class that reads the folder. ``AutoTokenizer`` goes by config.json first: beside a Qwen network it would read
+    any tokenizer as one of Qwen, and change what it does to spaces."""
+    file = folder / "tokenizer_config.json"
+    said = read_json(file).get("tokenizer_class") if file.is_file() else None
+    return PreTrainedTokenizerFast if said in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
+
+
+def load_network(settings: Settings, tokenizer: Any) -> Any:
+    """The network on the CPU, in the number format of its arithmetic if it stays frozen, else in float32.
+
+    Raises:
+        ConfigError: ``override_config`` has an unknown field or an impossible value.
+        CheckpointError: the folder is missing or damaged, or its vocabulary is smaller than the tokenizer's.
+    """
+    # Frozen weights never exist in float32. The trained lora_modules_to_save therefore start rounded.
+    dtype = FORMATS[settings.precision] if settings.is_lora else torch.float32
+    network = _made(settings, tokenizer, dtype) if settings.model_path is None else _loaded(settings, dtype)
+    if len(tokenizer) > network.config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {len(tokenizer)} tokens, the network's vocabulary {network.config.vocab_size}",
+            "use the tokenizer of the checkpoint",
+        )
+    return network.eval()
+
+
+def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
+    sizes = dict(settings.override_config)
+    kind = sizes.pop("model_type", "llama")
+    try:
+        known = AutoConfig.for_model(kind).to_dict()
+    except ValueError:
+        raise unknown_name("model_type", str(kind), ["llama", "qwen2", "qwen3", "gemma"], f"{KEY}.model_type") from None
+    for key in sizes:
+        if key not in known:
+            raise UnknownKeyError(
+                f"unknown key '{KEY}.{key}'.{did_you_mean(key, known)}", f"see a config.json of {kind}"
+            )
+    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    wanted = {"vocab_size": len(tokenizer), **ids, **SMALL, **sizes}
+    wanted.setdefault("num_key_value_heads", wanted["num_attention_heads"])
+    wanted.setdefault("head_dim", wanted["hidden_size"] // wanted["num_attention_heads"])
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            config = AutoConfig.for_model(kind, **wanted)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, StrictDataclassError) as error:
+        raise bad("override_config", sizes, _short(error), "choose sizes that fit together") from error
+
+
+def _loaded(settings: Settings, dtype: torch.dtype) -> Any:
+    assert settings.model_path is not None
+    folder = _folder(settings.model_path, "model_path")
+    keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
+    try:
+        pair: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=dtype, output_loading_info=True, **keys, **settings.override_config
+        )
+    except UNREADABLE as error:
+        fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
+        raise CheckpointError(f"{folder} cannot be loaded: {_short(error)}", fix) from error
+    found, loaded = pair
+    if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
+        raise CheckpointError(f"{folder} lacks {len(missing)} weights: {', '.join(missing[:4])}", "download it again")
+    return _fresh(found) if settings.gguf_file else found
+
+
+def _fresh(network: nn.Module) -> Any:
+    """A network of the same configuration and weights: transformers refuses to save one that was read from GGUF."""
+    config: Any = network.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    fresh = AutoModelForCausalLM.from_config(config).to(next(network.parameters()).dtype)
+    fresh.load_state_dict(network.state_dict())
+    return fresh
+
+
+def end_tokens(network: Any, tokenizer: Any) -> list[int]:
+    """Ids that end a text: the tokenizer's first, then those of the checkpoint's generation_config.json.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    generation, config = network.generation_config, network.config
+    theirs = [*_listed(generation.eos_token_id), *_listed(getattr(config, "eos_token_id", None))]
+    given = [tokenizer.eos_token_id, *theirs]
+    ends = list(dict.fromkeys(index for index in given if index is not None and index < config.vocab_size))
+    if not ends:
+        raise CheckpointError("no token ends a text", "give the tokenizer an eos_token in tokenizer_config.json")
+    return ends
+
+
+def _listed(ids: int | list[int] | None) -> list[int]:
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+
+def _folder(path: str, key: str) -> Path:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"no folder {folder}",
+            f"set actor.model.{key} to a Hugging Face folder on this machine; nothing is downloaded",
+        )
+    return folder
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:200]
+
+
+KEY = "actor.model.override_config"

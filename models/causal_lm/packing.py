@@ -1,0 +1,171 @@
+"""Lays prompts and responses end to end for a training pass: no token is padding, and equal prompts are computed once.
+
+    tokens of a pass:  prompt₀ prompt₁ … | response of text 0, response of text 1, …
+
+Linear layers see each token once. Attention is computed within each text, in squares [B, L] that are filled up on the
+right; texts that share a prompt copy its keys and values into their squares. The last token of a response is no input,
+since nothing is asked of what would follow.
+
+Shapes: B texts, U different prompts, T tokens, L longest text, N response tokens of all texts, n as in a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .attention import Heads, square
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Where each token stands in the squares."""
+
+    texts: int  # B
+    length: int  # L
+    fill: Tensor  # int64 [B·L], index of the token that stands there; 0 where none does
+    home: Tensor  # int64 [T], place of each token: of a shared prompt that in the first text which has it
+    prompts: int  # tokens of all prompts
+    longest: int  # tokens of the longest prompt
+    slots: Tensor  # int64 [prompts], place of a prompt's token in [U, longest]
+    sharing: Tensor | None  # float [U, B], 1 where a text has a prompt; None if no two texts share one
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[T, w] → [B·L, w]."""
+        return _Spread.apply(values, self)
+
+    def collect(self, values: Tensor) -> Tensor:
+        """[B·L, w] → [T, w]."""
+        return _Collect.apply(values, self)
+
+    def sum_copies(self, values: Tensor) -> Tensor:
+        """Adds up what stands at the copies of each token: [B·L, w] → [T, w]."""
+        own, width = values.index_select(0, self.home), values.shape[1]
+        if self.sharing is None:
+            return own
+        copies = values.view(self.texts, self.length, width)[:, : self.longest].reshape(self.texts, -1)
+        sums = (self.sharing.to(values.dtype) @ copies).view(-1, width)
+        own[: self.prompts] = sums.index_select(0, self.slots)
+        return own
+
+
+class _Spread(torch.autograd.Function):
+    """Gathers tokens into squares. Autograd's own backward would add row by row, which is slow on a CPU and on a GPU
+    adds in any order."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, squares: Squares) -> Tensor:
+        ctx.squares = squares
+        return values.index_select(0, squares.fill)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.squares.sum_copies(grads[0]), None
+
+
+class _Collect(torch.autograd.Function):
+    """Gathers the tokens out of the squares. What stands elsewhere gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, squares: Squares) -> Tensor:
+        ctx.squares = squares
+        return values.index_select(0, squares.home)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad, squares = grads[0], ctx.squares
+        out = grad.new_zeros(squares.texts * squares.length, grad.shape[1])
+        return out.index_copy_(0, squares.home, grad), None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Prompts and responses of B texts, end to end. It is the attention of the pass as well."""
+
+    ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    squares: Squares
+    last: Tensor  # int64 [B], index of the last token of each text's prompt
+    before: Tensor  # int64 [N], index of the token before each response token: its logits tell the token
+    text: Tensor  # int64 [N], text of each response token
+    made: Tensor  # int64 [N], response tokens before it
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
+        """See :class:`.attention.Attend`."""
+        q, k, v = (self._squares(part) for part in (query, key, value))
+        found = square(q, k, v, heads).transpose(1, 2).reshape(self.squares.texts * self.squares.length, -1)
+        return self.squares.collect(found).view(query.shape)
+
+    def _squares(self, part: Tensor) -> Tensor:
+        """[T, H, D] → [B, H, L, D]."""
+        spread = self.squares.spread(part.reshape(len(part), -1))
+        return spread.view(self.squares.texts, self.squares.length, *part.shape[1:]).transpose(1, 2)
+
+
+def pack(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor) -> Packed:
+    """Lays B texts end to end.
+
+    Args:
+        prompt_ids: int [B, P], right-padded.
+        prompt_length: int [B], each at least 1.
+        tokens: of the responses, int [B, n].
+        length: of the responses, int [B], each in 1 … n.
+    """
+    prompts, sizes, made, lengths = (
+        t.cpu().numpy().astype(np.int64) for t in (prompt_ids, prompt_length, tokens, length)
+    )
+    inputs, number = lengths - 1, np.arange(len(sizes))
+    prompt_of, first = _unique(prompts, sizes)
+    starts, texts_of = _starts(sizes[first]), np.repeat(first, sizes[first])
+    total = int(sizes[first].sum())
+    begins = total + _starts(inputs)
+    span, columns = int((sizes + inputs).max()), np.arange(int((sizes + inputs).max()))
+    inside = columns - sizes[:, None]
+    fill = np.where(inside < 0, starts[prompt_of][:, None] + columns, begins[:, None] + inside)
+    places, told, steps = _ragged(sizes[first]), np.repeat(number, inputs), _ragged(inputs)
+    text, count = np.repeat(number, lengths), _ragged(lengths)
+    last = starts[prompt_of] + sizes - 1
+    longest = int(sizes.max())
+    sharing = (np.arange(len(first))[:, None] == prompt_of).astype(np.float32) if len(first) < len(sizes) else None
+    squares = Squares(
+        len(sizes), span,
+        fill=_there(np.where(inside < inputs[:, None], fill, 0).ravel(), tokens),
+        home=_there(np.concatenate([texts_of * span + places, told * span + sizes[told] + steps]), tokens),
+        prompts=total, longest=longest,
+        slots=_there(np.repeat(np.arange(len(first)), sizes[first]) * longest + places, tokens),
+        sharing=None if sharing is None else _there(sharing, tokens),
+    )  # fmt: skip
+    return Packed(
+        ids=_there(np.concatenate([prompts[texts_of, places], made[told, steps]]), tokens),
+        positions=_there(np.concatenate([places, sizes[told] + steps]), tokens),
+        squares=squares,
+        last=_there(last, tokens),
+        before=_there(np.where(count == 0, last[text], begins[text] + count - 1), tokens),
+        text=_there(text, tokens),
+        made=_there(count, tokens),
+    )
+
+
+def _unique(prompts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number of each text's prompt, int64 [B], and the first text that has each prompt, int64 [U]."""
+    known: dict[bytes, int] = {}
+    numbers = [known.setdefault(row[:size].tobytes(), len(known)) for row, size in zip(prompts, sizes, strict=True)]
+    prompt_of = np.asarray(numbers, np.int64)
+    return prompt_of, np.unique(prompt_of, return_index=True)[1]
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    return np.cumsum(sizes) - sizes
+
+
+def _ragged(sizes: np.ndarray) -> np.ndarray:
+    """0 … size − 1 for each size, one after the other."""
+    return np.arange(int(sizes.sum())) - np.repeat(_starts(sizes), sizes)
+
+
+def _there(values: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)

@@ -1,0 +1,262 @@
+"""The policy that the runtime drives: :class:`embodied.protocols.Policy` on top of the network.
+
+Shapes: B texts, P tokens of the longest prompt, n tokens of a record, L bytes of an answer, N response tokens of all
+texts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from embodied import instructions
+from embodied.errors import SpecMismatchError
+from embodied.types import (
+    ArraySpec,
+    Decision,
+    Elements,
+    EnvSpec,
+    Evaluation,
+    Noise,
+    PolicySpec,
+    Sampling,
+    TextAction,
+)  # fmt: skip
+
+from ..shared import sampling as drawing
+from .decoding import LaneDecoding
+from .distribution import Rows, first_seen, next_token
+from .flops import Work, work_of
+from .network import FORMATS
+from .packing import Packed, pack
+from .settings import Settings
+from .tokenizer import TextTokenizer
+from .trunk import Trunk
+from .value_head import ValueHead
+
+LOGITS_AT_ONCE = 1 << 23  # numbers; more are computed in parts, and a second time in the backward pass
+MOST_LANES = 256  # texts that act() makes at the same time
+
+
+class CausalLMPolicy(nn.Module):
+    """A causal language model, made by :func:`~embodied.models.causal_lm.build_policy`. Call ``bind`` first."""
+
+    def __init__(
+        self, network: Any, tokenizer: TextTokenizer, value_head: ValueHead | None, settings: Settings
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.network = network
+        self.value_head = value_head
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.trunk = Trunk(network)
+        self.max_bytes = 4 * settings.max_new_tokens  # L, until an env is bound
+        self._work: Work = work_of(self.trunk)
+        self._training_modules: list[nn.Module] = []
+
+    @property
+    def spec(self) -> PolicySpec:
+        n = self.settings.max_new_tokens
+        decision = {
+            "tokens": ArraySpec((n,), "int32"),
+            "length": ArraySpec((), "int32"),
+            "actions": ArraySpec((1, self.max_bytes), "uint8"),
+            "logprobs": ArraySpec((n,), "float32"),
+        }
+        if self.value_head is not None:
+            decision["value"] = ArraySpec((1,), "float32")
+        untrained = self.settings.model_path is None and self.settings.lora_path is None
+        return PolicySpec(
+            1, decision, Elements((n,), length_axis=0), Noise((n,), "uniform"),
+            categories={"tokens": self.trunk.vocabulary}, random_weights=untrained,
+        )  # fmt: skip
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.model.embed_tokens.weight.device
+
+    def bind(self, env: EnvSpec) -> None:
+        """See :meth:`embodied.protocols.Policy.bind`."""
+        if not isinstance(env.action, TextAction):
+            raise SpecMismatchError(
+                f"the policy answers with text, the env takes a {type(env.action).__name__}",
+                "choose an env that takes text (TextAction), or a policy for this env's actions",
+            )
+        self.max_bytes = env.action.max_bytes
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        """See :meth:`embodied.protocols.Policy.encode_instructions`.
+
+        Returns ``prompt_ids`` int32 [B, P], filled up on the right, and ``prompt_length`` int32 [B].
+        """
+        prompts = [self.tokenizer.prompt(text) for text in texts]
+        ids = np.full((len(prompts), max(map(len, prompts))), self.tokenizer.pad_id, np.int32)
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
+        return {"prompt_ids": torch.from_numpy(ids), "prompt_length": lengths}
+
+    def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """Encode answers uint8 [B, 1, L] as fields of a decision: ``tokens`` int32 [B, n] and ``length`` int32 [B].
+        The token that ends a text is the last, unless the answer is cut at n tokens."""
+        n = self.settings.max_new_tokens
+        rows = [self.tokenizer.response(instructions.read(row), n) for row in actions[:, 0].cpu().numpy()]
+        tokens = torch.zeros(len(rows), n, dtype=torch.int32)
+        for row, found in zip(tokens, rows, strict=True):
+            row[: len(found)] = torch.tensor(found, dtype=torch.int32)
+        lengths = torch.tensor([len(found) for found in rows], dtype=torch.int32)
+        return {"tokens": tokens.to(actions.device), "length": lengths.to(actions.device)}
+
+    def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """See :meth:`embodied.protocols.Policy.probe`: nothing is open."""
+        return ()
+
+    def decoding(self, lanes: int) -> LaneDecoding:
+        """See :meth:`embodied.protocols.Decodes.decoding`."""
+        return LaneDecoding(self, lanes)
+
+    @torch.no_grad()
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
+        """See :meth:`embodied.protocols.Policy.act`."""
+        lanes = min(len(noise), MOST_LANES)
+        decoding = self.decoding(lanes)
+        decoding.begin(sampling)
+        waiting, free, row_of = list(range(len(noise))), list(range(lanes)), dict[int, int]()
+        answered: list[int] = []  # rows, in the order in which they were
+        parts: list[Mapping[str, Tensor]] = []
+        while waiting or row_of:
+            rows, waiting = waiting[: len(free)], waiting[len(free) :]
+            taken, free = free[: len(rows)], free[len(rows) :]
+            if rows:
+                fields = {name: obs[name][rows] for name in ("prompt_ids", "prompt_length")}
+                decoding.admit(taken, fields, noise[rows])
+                row_of.update(zip(taken, rows, strict=True))
+            if whole := decoding.step():
+                parts.append(decoding.take(whole).fields)
+                answered += [row_of.pop(lane) for lane in whole]
+                free += whole
+        back = torch.tensor(answered, device=noise.device).argsort()
+        return Decision({name: torch.cat([part[name] for part in parts])[back] for name in self.spec.decision})
+
+    def evaluate(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
+        """See :meth:`embodied.protocols.Policy.evaluate`. Behind the end of a text, log-probs and entropies are 0."""
+        tokens = records["tokens"].long()
+        packed = pack(records["prompt_ids"], records["prompt_length"], tokens, records["length"])
+        with self._number_format():
+            hidden = self.trunk.hidden(packed.ids, self.trunk.rotary(packed.positions), packed)
+        since = None
+        if sampling.repetition_penalty != 1.0:
+            prompts, sizes = records["prompt_ids"].long(), records["prompt_length"].long()
+            since = first_seen(prompts, sizes, tokens, self.trunk.vocabulary)
+        found = self._in_parts(hidden, packed, tokens[packed.text, packed.made], since, sampling)
+        place = (packed.text, packed.made)
+        logprobs, entropy = (hidden.new_zeros(tokens.shape, dtype=torch.float32).index_put(place, one) for one in found)
+        value = None if self.value_head is None else self.value_head(hidden[packed.last])
+        everything = self._distribution(hidden, packed, tokens, since, sampling) if distribution else None
+        return Evaluation(logprobs, entropy, value, everything)
+
+    def forward(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
+        """:meth:`evaluate`, for wrappers that hook ``forward``."""
+        return self.evaluate(records, sampling, distribution)
+
+    def _in_parts(
+        self, hidden: Tensor, packed: Packed, chosen: Tensor, since: Tensor | None, sampling: Sampling
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Log-probs and entropies [N] of the ``chosen`` tokens [N]. Logits of a large vocabulary are never all there
+        at once."""
+        size = max(1, LOGITS_AT_ONCE // self.trunk.vocabulary)
+        parts = torch.arange(len(chosen), device=chosen.device).split(size)
+
+        def one(part: Tensor) -> tuple[Tensor, Tensor]:
+            logp = self._log_probs(hidden, packed, part, since, sampling)
+            return logp.gather(1, chosen[part].unsqueeze(1)).squeeze(1), drawing.entropy(logp)
+
+        if len(parts) == 1:
+            return one(parts[0])
+        again = torch.is_grad_enabled()
+        found = [checkpoint(one, part, use_reentrant=False) if again else one(part) for part in parts]
+        logprobs, entropies = zip(*found, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _log_probs(
+        self, hidden: Tensor, packed: Packed, part: Tensor, since: Tensor | None, sampling: Sampling
+    ) -> Tensor:  # fmt: skip
+        """The distribution of the response tokens ``part`` int64 [R]: float32 [R, V]."""
+        made = packed.made[part]
+        seen = None if since is None else since[packed.text[part]] <= made.unsqueeze(1)
+        ends = torch.tensor(self.tokenizer.ends, device=part.device)
+        return next_token(self.trunk.logits(hidden[packed.before[part]]), Rows(made, seen), sampling, ends)
+
+    def _distribution(
+        self, hidden: Tensor, packed: Packed, tokens: Tensor, since: Tensor | None, sampling: Sampling
+    ) -> Tensor:  # fmt: skip
+        """Log-probs of all tokens, float32 [B, n, V]. Behind the end of a text, token 0 is certain."""
+        everything = hidden.new_full((*tokens.shape, self.trunk.vocabulary), drawing.EXCLUDED, dtype=torch.float32)
+        everything[..., 0] = 0.0
+        part = torch.arange(len(packed.text), device=tokens.device)
+        return everything.index_put((packed.text, packed.made), self._log_probs(hidden, packed, part, since, sampling))
+
+    def describe(self) -> Mapping[str, str]:
+        """See :meth:`embodied.protocols.Policy.describe`."""
+        total = sum(p.numel() for p in self.parameters())
+        trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        settings, config = self.settings, self.network.config
+        source = settings.model_path or f"built at random (seed {settings.seed})"
+        return {
+            "model": f"{config.model_type} {source}",
+            "parameters": f"{total:,}",
+            "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if settings.is_lora else ''})",
+            "precision": settings.precision,
+            "tokens": f"prompt ≤ {settings.max_prompt_tokens}, response ≤ {settings.max_new_tokens}",
+            "vocabulary": f"{self.trunk.vocabulary:,}",
+            "prompts": "chat template" if self.tokenizer.chat else "as they are",
+        }
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`."""
+        forward = self._work.forward(np.asarray(records["prompt_length"]), np.asarray(records["length"]))
+        return forward * ((2 + (not self.settings.is_lora)) if training else 1)
+
+    def shard_modules(self) -> Sequence[nn.Module]:
+        """See :class:`embodied.protocols.Shardable`: the transformer's layers."""
+        return list(self.network.model.layers)
+
+    def find_training_modules(self) -> None:
+        """List the modules that behave differently in training: dropout and recomputed layers."""
+        self._training_modules = [
+            m for m in self.modules() if isinstance(m, nn.Dropout) or getattr(m, "gradient_checkpointing", False)
+        ]
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
+        from .save import save_folder
+
+        save_folder(self, folder)
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Compute without dropout and recomputation, in the number format of the settings, inside the block."""
+        modes = [module.training for module in self._training_modules]
+        for module in self._training_modules:
+            module.training = False
+        try:
+            with self._number_format():
+                yield
+        finally:
+            for module, mode in zip(self._training_modules, modes, strict=True):
+                module.training = mode
+
+    def _number_format(self) -> torch.autocast:
+        dtype = FORMATS[self.settings.precision]
+        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)

@@ -1,0 +1,144 @@
+"""Keys under ``actor.model`` that this model takes: their defaults and their checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
+
+# Of a tokenizer that is built here: digits, lower-case letters, and what sums and sentences need.
+CHARACTERS = " \n0123456789+-*/=()<>.,:;?!'abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Keyword arguments of :func:`build_policy`."""
+
+    model_path: str | None = None  # Hugging Face folder on this machine; null = a small network at random
+    gguf_file: str | None = None  # name of a GGUF file in that folder, if the weights stand in one
+    tokenizer_path: str | None = None  # folder of the tokenizer; null = model_path
+    # fields of the network's config.json. Without model_path they are the sizes of a Llama, or of the architecture that
+    # ``model_type`` names
+    override_config: Mapping[str, Any] = field(default_factory=dict)
+    characters: str = CHARACTERS  # without model_path: each is a token of the tokenizer that is built here
+    seed: int = 0  # of random initialisation: network, adapters, value head
+    # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
+    # trainer scales the loss (actor.grad_scaler)
+    precision: str = "fp32"
+    max_prompt_tokens: int = 1024  # most tokens of a prompt, with its chat template
+    max_new_tokens: int = 256  # most tokens of a response; records have room for so many
+    truncation: str = "error"  # of a longer prompt: error, or cut it on the left or on the right
+    chat: str = "auto"  # use the chat template: always, never, or auto = if the tokenizer has one
+    chat_template: str | None = None  # file with a Jinja template in place of the tokenizer's
+    system_prompt: str | None = None  # first message of each conversation that has no system message
+    enable_thinking: bool | None = None  # handed to the chat template, which may know it; null = not handed over
+    is_lora: bool = False  # train adapters and heads; false = all weights
+    lora_rank: int = 32
+    lora_alpha: float | None = None  # null = min(rank, 16)
+    lora_dropout: float = 0.0
+    lora_target_modules: str | Sequence[str] | None = None  # name endings; null or all-linear = all in the layers
+    lora_modules_to_save: str | Sequence[str] | None = None  # name endings of modules trained in full instead
+    lora_path: str | None = None  # peft folder to start the adapters from
+    lora_init_weights: bool | str = True  # true (B = 0), gaussian, or false (random, for tests)
+    lora_use_rslora: bool = False  # scale by the root of the rank
+    lora_rank_pattern: Mapping[str, int] | None = None  # other ranks by name pattern
+    lora_alpha_pattern: Mapping[str, float] | None = None  # other scales by name pattern
+    trainable_map: Mapping[str, bool] | None = None  # name prefix → train it or not; overrides is_lora
+    freeze_pattern: str | Sequence[str] | None = None  # regular expressions of names to freeze; has the last word
+    value_head: bool = False  # one value a record, from the hidden state of the prompt's last token
+    gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, less memory
+    trust_remote_code: bool = False
+
+    @classmethod
+    def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
+        """Checked settings. Raises UnknownKeyError or ConfigError, naming the key."""
+        known = [f.name for f in fields(cls)]
+        for key in kwargs:
+            if key not in known:
+                raise UnknownKeyError(
+                    f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
+                )
+        settings = cls(**kwargs)
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Refuse values that are wrong for every checkpoint."""
+        for key, choices in CHOICES.items():
+            if getattr(self, key) not in choices:
+                raise unknown_name(key, str(getattr(self, key)), [str(c) for c in choices], f"actor.model.{key}")
+        for key in SWITCHES:
+            if not isinstance(getattr(self, key), bool):
+                raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
+        if self.trust_remote_code:
+            raise bad("trust_remote_code", True, "a checkpoint's code is never run", "remove the key")
+        self._check_numbers()
+        self._check_source()
+        for pattern in as_tuple(self.freeze_pattern):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise bad("freeze_pattern", pattern, f"not a regular expression: {error}", "correct it") from error
+
+    def _check_numbers(self) -> None:
+        for key in COUNTS:
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise bad("seed", self.seed, "seeds are whole numbers", "set it to 0 or more")
+        if self.lora_alpha is not None and not self.lora_alpha > 0:
+            raise bad("lora_alpha", self.lora_alpha, "it scales the adapters", "set it above 0, e.g. 16")
+        if not 0 <= self.lora_dropout < 1:
+            raise bad("lora_dropout", self.lora_dropout, "it is a probability", "set it to at least 0 and below 1")
+
+    def _check_source(self) -> None:
+        if self.lora_path and not self.is_lora:
+            reason = "is_lora is false, so there are no adapters"
+            raise bad("lora_path", self.lora_path, reason, "set actor.model.is_lora=true")
+        if self.gguf_file and self.model_path is None:
+            raise bad("gguf_file", self.gguf_file, "it lies in no folder", "set actor.model.model_path to its folder")
+        if self.chat_template and self.chat == "never":
+            reason = "chat is never, so it would not be used"
+            raise bad("chat_template", self.chat_template, reason, "set actor.model.chat=always or remove the key")
+        if self.chat_template and not Path(self.chat_template).is_file():
+            raise bad("chat_template", self.chat_template, "there is no such file", "give a file with a Jinja template")
+        if len(set(self.characters)) != len(self.characters) or not self.characters:
+            raise bad("characters", self.characters, "each must stand there once", "list each character once")
+
+    @property
+    def saved_modules(self) -> tuple[str, ...]:
+        return as_tuple(self.lora_modules_to_save)
+
+    @property
+    def freeze_patterns(self) -> tuple[str, ...]:
+        return as_tuple(self.freeze_pattern)
+
+    @property
+    def lora_scale(self) -> float:
+        return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
+
+
+COUNTS = ("max_prompt_tokens", "max_new_tokens", "lora_rank")
+SWITCHES = tuple(f.name for f in fields(Settings) if f.type == "bool")
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "truncation": ("error", "left", "right"),
+    "chat": ("auto", "always", "never"),
+    "enable_thinking": (True, False, None),
+    "lora_init_weights": (True, False, "gaussian"),
+}
+
+
+def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
+    return ConfigError(f"actor.model.{key} = {value!r}: {reason}", f"actor.model.{key}: {fix}")
+
+
+def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)

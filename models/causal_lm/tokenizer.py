@@ -1,0 +1,123 @@
+"""Text ↔ tokens: prompts by the chat template or as they are, responses, and what ends a text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from embodied import instructions
+from embodied.errors import ConfigError, SpecMismatchError
+
+from .settings import Settings, bad
+
+MOST_KEPT = 1 << 14  # prompts whose tokens are kept
+
+
+class TextTokenizer:
+    """A tokenizer of Hugging Face with the settings that say how prompts are made.
+
+    Args:
+        tokenizer: a ``PreTrainedTokenizerBase``.
+        ends: ids of the tokens that end a text; the first of them is appended to a demonstrated answer.
+
+    Raises:
+        ConfigError: a chat template is asked for, and there is none.
+    """
+
+    def __init__(self, tokenizer: Any, settings: Settings, ends: Iterable[int]) -> None:
+        self.tokenizer, self.settings, self.ends = tokenizer, settings, tuple(ends)
+        if settings.chat_template is not None:
+            tokenizer.chat_template = Path(settings.chat_template).read_text()
+        has = tokenizer.chat_template is not None
+        fix = "give a file with a Jinja template in actor.model.chat_template, or set actor.model.chat=never"
+        if settings.chat == "always" and not has:
+            raise ConfigError("actor.model.chat is always, and the tokenizer has no chat template", fix)
+        self.chat = has and settings.chat != "never"
+        if settings.system_prompt is not None and not self.chat:
+            raise bad("system_prompt", settings.system_prompt, "prompts are made without a chat template", fix)
+        self._kept: OrderedDict[str, list[int]] = OrderedDict()
+        self.may_complete = lru_cache(maxsize=8)(self._may_complete)
+
+    @property
+    def pad_id(self) -> int:
+        """What fills up a row of prompts; no result depends on it."""
+        return self.tokenizer.pad_token_id or 0
+
+    def prompt(self, text: str) -> list[int]:
+        """Tokens of a prompt or of a conversation (``embodied.instructions.of_messages``), at least one.
+
+        Raises:
+            SpecMismatchError: it is longer than ``max_prompt_tokens``, or a conversation without a chat template.
+        """
+        if text in self._kept:
+            self._kept.move_to_end(text)
+            return self._kept[text]
+        ids = self._fitted(self._encoded(text), text)
+        self._kept[text] = ids
+        if len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
+        conversation = instructions.messages(text)
+        if not self.chat:
+            if conversation is not None:
+                raise SpecMismatchError(
+                    "the env gives conversations, and the policy makes prompts without a chat template",
+                    "give a file with a Jinja template in actor.model.chat_template (and chat=auto), or plain prompts",
+                )
+            ids = self.tokenizer(text).input_ids
+            return ids or [self.tokenizer.bos_token_id or self.ends[0]]
+        messages = conversation or [{"role": "user", "content": text}]
+        if self.settings.system_prompt is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
+        thinking = self.settings.enable_thinking
+        keys = {} if thinking is None else {"enable_thinking": thinking}
+        shown = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **keys)
+        return self.tokenizer(shown, add_special_tokens=False).input_ids
+
+    def _fitted(self, ids: list[int], text: str) -> list[int]:
+        most, side = self.settings.max_prompt_tokens, self.settings.truncation
+        if len(ids) <= most:
+            return ids
+        if side == "error":
+            raise SpecMismatchError(
+                f"a prompt has {len(ids)} tokens, actor.model.max_prompt_tokens is {most}: '{text[:60]}…'",
+                f"set actor.model.max_prompt_tokens={len(ids)}, or actor.model.truncation to left or right",
+            )
+        return ids[-most:] if side == "left" else ids[:most]
+
+    def response(self, text: str, most: int) -> list[int]:
+        """Tokens of an answer with the token that ends it, cut after ``most``."""
+        return [*self.tokenizer(text, add_special_tokens=False).input_ids, self.ends[0]][:most]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of a response, without the token that ends it and without special tokens."""
+        kept = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
+        return self.decode(kept)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, without special ones."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _may_complete(self, stop: tuple[str, ...]) -> list[bool]:
+        """Whether each token of the vocabulary may complete one of ``stop``: its own text holds the last character of
+        one, or a part of a character."""
+        ends = {text[-1] for text in stop} | {"\ufffd"}
+        pieces = self.tokenizer.batch_decode([[index] for index in range(len(self.tokenizer))])
+        return [not ends.isdisjoint(piece) for piece in pieces]
+
+    def completes(self, tokens: Sequence[int], stop: tuple[str, ...]) -> bool:
+        """Whether the last of ``tokens`` completes one of ``stop``. A character has four tokens at most."""
+        most = 4 * max(map(len, stop)) + 4
+        tail = self.decode(tokens[-most:])
+        return any(text in tail for text in stop)
+
+
+def check_stop(stop: tuple[str, ...]) -> None:
+    """Refuses an empty text: it would end every response at once."""
+    if "" in stop:
+        raise ConfigError("sampling_params.stop holds an empty text", "remove it, or set stop to null")
