@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -78,11 +79,14 @@ def clone(folder: Path, steps: int, batch: int) -> None:
     import torch
     from embodied.envs.text.arithmetic import demonstrations
     from embodied.models.causal_lm import build_policy
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    policy = build_policy(seed=0)
-    network, tokenizer = policy.network.train(), policy.tokenizer.tokenizer
+    part = folder.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    build_policy(seed=0).save(part)
+    network, tokenizer = AutoModelForCausalLM.from_pretrained(part).train(), AutoTokenizer.from_pretrained(part)
     rows = demonstrations(CLONED_TERMS, steps * batch, seed=0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
@@ -96,7 +100,8 @@ def clone(folder: Path, steps: int, batch: int) -> None:
         warm_up.step()
         if step % 100 == 99:
             print(f"cloning, step {step + 1}: loss {loss.item():.3f}", flush=True)
-    policy.save(folder)
+    network.save_pretrained(part)
+    part.rename(folder)
 
 
 def _padded(tokenizer: Any, rows: Sequence[dict[str, str]]) -> tuple[Any, Any]:
@@ -142,6 +147,9 @@ class Figures:
     peak_mb: list[float] = field(default_factory=list)
     length: list[float] = field(default_factory=list)  # mean of a completion, tokens
     reward: list[float] = field(default_factory=list)  # mean
+
+    def spreads(self) -> dict[str, dict[str, float]]:
+        return {name: spread(values) for name, values in vars(self).items()}
 
 
 def their_command(job: Job, args: argparse.Namespace, steps: int) -> tuple[list[str], Path]:
@@ -326,10 +334,7 @@ def main(given: Sequence[str] | None = None) -> None:
     result = {
         "machine": facts,
         "settings": {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()},
-        "cells": {
-            cell: {side: {name: spread(found) for name, found in vars(figures).items()} for side, figures in sides.items()}
-            for cell, sides in cells.items()
-        },
+        "cells": {cell: {side: one.spreads() for side, one in sides.items()} for cell, sides in cells.items()},
         "ratios": values,
         "kept": judge(values, BARS),
     }  # fmt: skip

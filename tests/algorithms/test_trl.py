@@ -7,11 +7,11 @@ TRL's trainer is the real one; only the log-probs that its forward pass would co
 | ``loss_type=grpo`` | ``loss_type=ppo``, ``loss_agg_func=seq-mean-token-mean`` |
 | ``loss_type=bnpo`` or ``dapo``, a step of one micro-batch | ``loss_type=ppo``, ``loss_agg_func=token-mean`` |
 | ``loss_type=dr_grpo`` | ``loss_type=ppo``, ``loss_agg_func=seq-mean-token-sum-norm`` |
-| ``max_completion_length`` (of ``dr_grpo``) | ``unbiased_loss_max_tokens``; null takes the policy's ``max_new_tokens`` |
+| ``max_completion_length`` of ``dr_grpo`` | ``unbiased_loss_max_tokens``; null = the policy's ``max_new_tokens`` |
 | ``importance_sampling_level=sequence`` | ``loss_type=gspo``, with any of these ``loss_agg_func`` |
 | ``loss_type=cispo`` | ``loss_type=cispo``, ``loss_agg_func=token-mean`` |
 | ``epsilon``, ``epsilon_high`` | ``clip_ratio_low``, ``clip_ratio_high`` |
-| ``epsilon_high`` of ``cispo``, a bound of the weight | ``clip_ratio_high = epsilon_high − 1``, ``clip_ratio_low=0.999`` |
+| ``epsilon_high`` of ``cispo``, the largest weight | ``clip_ratio_high`` 1 less, ``clip_ratio_low=0.999`` |
 | ``delta``, at least ``1 + epsilon_high`` | ``clip_ratio_c`` |
 | ``beta`` | ``kl_beta`` with ``kl_penalty_type=low_var_kl`` |
 | ``use_bias_correction_kl``, true unless it is set | ``unbiased_kl_estimate``, false unless it is set |
