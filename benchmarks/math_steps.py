@@ -7,16 +7,18 @@ completions, in float32, one thread, one optimizer step a batch. The Llama is ma
 short time on chains of 3 to 6 terms; the problems are longer chains. A step is generation, reward and update. A token
 counts if the model made it, its completion's end of text included; padding does not count.
 
-| cell | completions end |
-|---|---|
-| ``natural`` | where the model ends them, after ``--most`` tokens at the latest |
-| ``forced`` | all after ``--forced`` tokens |
+| cell | completions end | reward |
+|---|---|---|
+| ``natural`` | where the model ends them, after ``--most`` tokens at the latest | right or not; groups may be equal |
+| ``forced`` | all after ``--forced`` tokens | differs within each group |
 
 | side | what it is |
 |---|---|
 | ``ours`` | ``python -m embodied.train`` with ``--batch`` episodes an iteration and a worker that verifies |
 | ``TRL`` | TRL with ``--batch`` completions a step, all else its default |
 | ``TRL, default batch`` | the same with its default of 8 |
+
+Ours leaves groups of equal rewards out of the update, TRL does not; the result says how many there were.
 
 Each measurement is a process of its own, in turns; the first ``--warm-up`` completions do not count. CPU time is that
 of the process and its children. Peak memory is the sum of their peaks, so that memory which they share counts several
@@ -30,7 +32,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -39,17 +40,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from _chains import prepare
 from _measure import cpu_seconds, descendants, judge, machine, save, spread
 
 BENCHMARKS = Path(__file__).parent
-TRL_SCRIPT = BENCHMARKS / "peers" / "trl_grpo.py"
+TRL_SCRIPT, REWARDS = BENCHMARKS / "peers" / "trl_grpo.py", BENCHMARKS / "peers" / "trl_rewards.py"
 TRL_DEFAULT_BATCH = 8
-CLONED_TERMS = (3, 6)
 OURS, TRL, TRL_DEFAULT = "ours", "TRL", "TRL, default batch"
 CELLS = ("natural", "forced")
 POLL_S = 0.01
+NAMES = {"rollout/tokens": "tokens", "rollout/return_mean": "reward", "rollout/zero_advantage_share": "equal"}
+"""What our metrics and the lines of TRL's side call the same."""
 BARS = {
     f"natural lengths, tokens a CPU-s: {OURS} / {TRL}": (">=", 1.5),
     f"forced lengths, tokens a CPU-s: {OURS} / {TRL}": (">=", 1.1),
@@ -57,65 +59,6 @@ BARS = {
     f"forced lengths, peak memory: {OURS} / {TRL}": ("<=", 1.0),
     f"natural lengths, tokens a CPU-s: {OURS} / {TRL_DEFAULT}": (">=", 4.0),
 }
-
-
-# -- the model and its problems ----------------------------------------------------------------------------------------
-
-
-def prepare(out: Path, args: argparse.Namespace) -> None:
-    """Writes ``model/`` (a Hugging Face folder) and ``problems.jsonl``, unless they are there."""
-    from embodied.envs.text.arithmetic import Chains
-
-    out.mkdir(parents=True, exist_ok=True)
-    problems = Chains(args.terms, args.problems, seed=1, split="train")
-    rows = ({key: row[key] for key in ("prompt", "answer")} for row in map(problems.__getitem__, range(len(problems))))
-    (out / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not (out / "model").exists():
-        clone(out / "model", args.clone_steps, args.clone_batch)
-
-
-def clone(folder: Path, steps: int, batch: int) -> None:
-    """Makes the Llama and clones worked solutions: ``steps`` optimizer steps of ``batch`` problems."""
-    import torch
-    from embodied.envs.text.arithmetic import demonstrations
-    from embodied.models.causal_lm import build_policy
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    part = folder.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    build_policy(seed=0).save(part)
-    network, tokenizer = AutoModelForCausalLM.from_pretrained(part).train(), AutoTokenizer.from_pretrained(part)
-    rows = demonstrations(CLONED_TERMS, steps * batch, seed=0)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
-    for step in range(steps):
-        ids, labels = _padded(tokenizer, rows[step * batch : (step + 1) * batch])
-        loss = network(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        warm_up.step()
-        if step % 100 == 99:
-            print(f"cloning, step {step + 1}: loss {loss.item():.3f}", flush=True)
-    network.save_pretrained(part)
-    part.rename(folder)
-
-
-def _padded(tokenizer: Any, rows: Sequence[dict[str, str]]) -> tuple[Any, Any]:
-    """Tokens and labels int64 [rows, longest]; prompts and padding carry no label."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    ids, labels = [], []
-    for row in rows:
-        prompt = tokenizer(row["prompt"]).input_ids
-        response = [*tokenizer(row["response"]).input_ids, tokenizer.eos_token_id]
-        ids.append(torch.tensor(prompt + response))
-        labels.append(torch.tensor([-100] * len(prompt) + response))
-    return pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=-100)
 
 
 # -- the sides ---------------------------------------------------------------------------------------------------------
@@ -147,6 +90,7 @@ class Figures:
     peak_mb: list[float] = field(default_factory=list)
     length: list[float] = field(default_factory=list)  # mean of a completion, tokens
     reward: list[float] = field(default_factory=list)  # mean
+    equal: list[float] = field(default_factory=list)  # share of groups whose rewards are all equal
 
     def spreads(self) -> dict[str, dict[str, float]]:
         return {name: spread(values) for name, values in vars(self).items()}
@@ -159,6 +103,7 @@ def their_command(job: Job, args: argparse.Namespace, steps: int) -> tuple[list[
     given = {
         "model": args.out / "model", "problems": args.out / "problems.jsonl", "out": lines, "batch": job.batch(args),
         "group": args.group, "steps": steps, "least": least, "most": most, "seed": job.number,
+        "reward": "varied" if job.cell == "forced" else "right_result",
     }  # fmt: skip
     return [args.peer_python, str(TRL_SCRIPT), *(f"--{name}={value}" for name, value in given.items())], lines
 
@@ -167,11 +112,14 @@ def our_command(job: Job, args: argparse.Namespace, steps: int) -> tuple[list[st
     """The command, and the file that gets a line a step."""
     least, most = job.lengths(args)
     problems, prompt = args.out / "problems.jsonl", 4 * args.terms[1]
+    verifier = (
+        f"{{name: custom, path: {REWARDS}, function: varied}}" if job.cell == "forced" else "{name: integer_after}"
+    )
     sides = [
         f"env.{side}.{key}"
         for side in ("train", "eval")
         for key in (
-            f"data={problems}", "verifier=[{name: integer_after}]", f"max_prompt_bytes={prompt}",
+            f"data={problems}", f"verifier=[{verifier}]", "reward_mode=dense", f"max_prompt_bytes={prompt}",
             f"max_response_bytes={4 * most}", f"total_num_envs={args.batch}",
         )
     ]  # fmt: skip
@@ -247,12 +195,14 @@ def measure(job: Job, args: argparse.Namespace, figures: Figures) -> None:
     finally:
         watched.end()
     rows = watched.rows()[first:steps]
-    tokens = sum(row.get("rollout/tokens", row.get("tokens", 0.0)) for row in rows)
-    rewards = [row.get("rollout/return_mean", row.get("reward", 0.0)) for row in rows]
-    figures.tokens_per_cpu_s.append(tokens / (cpu_after - cpu_before))
-    figures.tokens_per_s.append(tokens / (ended - began))
-    figures.length.append(tokens / (len(rows) * batch))
-    figures.reward.append(sum(rewards) / len(rewards))
+    tokens, rewards, equal = (
+        [row[ours] if ours in row else row[theirs] for row in rows] for ours, theirs in NAMES.items()
+    )
+    figures.tokens_per_cpu_s.append(sum(tokens) / (cpu_after - cpu_before))
+    figures.tokens_per_s.append(sum(tokens) / (ended - began))
+    figures.length.append(sum(tokens) / (len(rows) * batch))
+    figures.reward.append(sum(rewards) / len(rows))
+    figures.equal.append(sum(equal) / len(rows))
 
 
 def trl_versions(python: str) -> dict[str, str]:
@@ -292,7 +242,7 @@ def run(args: argparse.Namespace, sides: Sequence[str]) -> dict[str, dict[str, F
                 print(
                     f"round {number}  {cell:8s} {side:18s} {figures.tokens_per_cpu_s[-1]:8.0f} tokens a CPU-s  "
                     f"{figures.peak_mb[-1]:6.0f} MB  {figures.length[-1]:5.1f} tokens a completion  "
-                    f"reward {figures.reward[-1]:.2f}",
+                    f"reward {figures.reward[-1]:.2f}  equal groups {figures.equal[-1]:.2f}",
                     flush=True,
                 )
     return cells
@@ -328,7 +278,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if not versions:
         print(f"  without TRL: {args.peer_python} has none (pip install trl, and --peer-python)")
     facts = {**machine(["torch", "transformers"]), "peer_versions": versions}
-    prepare(args.out, args)
+    prepare(args.out, args.terms, args.problems, args.clone_steps, args.clone_batch)
     cells = run(args, [OURS, TRL, TRL_DEFAULT] if versions else [OURS])
     values = values_of(cells)
     result = {

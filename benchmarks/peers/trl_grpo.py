@@ -3,45 +3,51 @@
     python benchmarks/peers/trl_grpo.py --model FOLDER --problems FILE --out FILE --batch 256 --steps 12 --most 32
 
 All settings but those of the comparison are TRL's own. After each optimizer step a line is added to ``--out``: how many
-completion tokens the step made, each completion's end of text included, and the mean reward.
+completion tokens the step made, each completion's end of text included, the mean reward, and the share of groups whose
+rewards are all equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import trl_rewards
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-SEPARATOR = ";"
-
 
 class Rewards:
-    """Pays 1 for the right integer after the last separator, and counts what the step made."""
+    """Calls a reward function, and counts what the step made.
 
-    __name__ = "right_result"  # TRL names its metrics after it
+    Args:
+        group: completions of a prompt; they stand side by side.
+    """
 
-    def __init__(self) -> None:
-        self.tokens, self.rewards = 0, list[float]()
+    def __init__(self, function: Callable[..., list[float]], group: int) -> None:
+        self.__name__ = function.__name__  # TRL names its metrics after it
+        self._function, self._group = function, group
+        self._tokens, self._rewards = 0, list[float]()
 
-    def __call__(
-        self, completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
-    ) -> list[float]:  # fmt: skip
-        self.tokens += sum(map(len, completion_ids))
-        found = [float(_result(text) == right) for text, right in zip(completions, answer, strict=True)]
-        self.rewards += found
+    def __call__(self, completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        found = self._function(completions, **columns)
+        self._tokens += sum(map(len, completion_ids))
+        self._rewards += found
         return found
 
     def take(self) -> dict[str, float]:
-        """What was counted since the last call."""
-        row = {"tokens": self.tokens, "reward": sum(self.rewards) / max(len(self.rewards), 1)}
-        self.tokens, self.rewards = 0, []
+        """What was counted since the last call: ``equal`` is the share of groups whose rewards are all equal."""
+        rewards, size = self._rewards, self._group
+        groups = [rewards[first : first + size] for first in range(0, len(rewards), size)]
+        equal = sum(len(set(group)) == 1 for group in groups) / len(groups)
+        row = {"tokens": self._tokens, "reward": sum(rewards) / len(rewards), "equal": equal}
+        self._tokens, self._rewards = 0, []
         return row
 
 
@@ -56,11 +62,6 @@ class StepLog(TrainerCallback):
             file.write(json.dumps(self._rewards.take()) + "\n")
 
 
-def _result(text: str) -> str:
-    _, separator, after = text.rpartition(SEPARATOR)
-    return after.strip() if separator else ""
-
-
 def trainer(args: argparse.Namespace, scratch: str) -> GRPOTrainer:
     """The trainer, whose steps are logged to ``args.out``."""
     rows = [json.loads(line) for line in args.problems.read_text().splitlines()]
@@ -70,7 +71,7 @@ def trainer(args: argparse.Namespace, scratch: str) -> GRPOTrainer:
         generation_kwargs={"min_new_tokens": args.least} if args.least else None,
         report_to="none", save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    rewards = Rewards()
+    rewards = Rewards(getattr(trl_rewards, args.reward), args.group)
     return GRPOTrainer(
         model=str(args.model), reward_funcs=rewards, args=config, train_dataset=Dataset.from_list(rows),
         callbacks=[StepLog(args.out, rewards)],
@@ -87,6 +88,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--most", type=int, required=True, help="longest completion, tokens")
     parser.add_argument("--least", type=int, default=0, help="shortest completion, tokens")
+    parser.add_argument("--reward", default="right_result", help="function of trl_rewards.py")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
