@@ -14,7 +14,7 @@ counts if the model made it, its completion's end of text included; padding does
 
 | side | what it is |
 |---|---|
-| ``ours`` | ``python -m embodied.train`` with ``--batch`` episodes an iteration and a worker that verifies |
+| ``ours`` | ``python -m embodied.train``, ``--batch`` episodes an iteration, ``--micro-batch`` a pass, one env worker |
 | ``TRL`` | TRL with ``--batch`` completions a step, all else its default |
 | ``TRL, default batch`` | the same with its default of 8 |
 
@@ -131,7 +131,8 @@ def our_command(job: Job, args: argparse.Namespace, steps: int) -> tuple[list[st
         "env.eval.video_cfg.save_video=false", f"actor.model.model_path={args.out / 'model'}",
         "actor.model.precision=fp32", "actor.model.is_lora=false", "actor.model.gradient_checkpointing=false",
         f"actor.model.max_prompt_tokens={prompt}", f"actor.model.max_new_tokens={most}", "actor.num_threads=1",
-        "actor.optim.lr=1e-6", f"actor.global_batch_size={args.batch}", f"actor.micro_batch_size={args.batch}",
+        "actor.optim.lr=1e-6", f"actor.global_batch_size={args.batch}",
+        f"actor.micro_batch_size={min(args.micro_batch, args.batch)}",
         f"algorithm.group_size={args.group}", "algorithm.loss_agg_func=token-mean",
         f"algorithm.sampling_params.min_new_tokens={least}", *args.override,
     ], job.folder / "run" / "metrics.jsonl"  # fmt: skip
@@ -223,9 +224,9 @@ def values_of(cells: dict[str, dict[str, Figures]]) -> dict[str, float]:
         cell, _, rest = name.partition(" lengths, ")
         what, _, pair = rest.partition(": ")
         quantity = "peak_mb" if what == "peak memory" else "tokens_per_cpu_s"
-        sides = cells.get(cell, {})
-        one, other = (getattr(sides[side], quantity) for side in pair.split(" / ")) if len(sides) > 1 else ((), ())
-        if one:
+        pairs = [cells[cell][side] for side in pair.split(" / ") if side in cells.get(cell, {})]
+        if len(pairs) == 2:
+            one, other = (getattr(figures, quantity) for figures in pairs)
             found[name] = median(a / b for a, b in zip(one, other, strict=True))
     return found
 
@@ -253,8 +254,10 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of model, problems and runs")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has TRL")
     parser.add_argument("--cells", nargs="*", choices=CELLS, default=list(CELLS))
+    parser.add_argument("--sides", nargs="*", choices=list(COMMANDS), default=list(COMMANDS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=256, help="completions of a step")
+    parser.add_argument("--micro-batch", type=int, default=64, help="ours: completions of a pass of the update")
     parser.add_argument("--group", type=int, default=8, help="completions of a problem")
     parser.add_argument("--warm-up", type=int, default=512, help="completions before the measurement")
     parser.add_argument("--completions", type=int, default=2560, help="completions of a measurement")
@@ -279,7 +282,7 @@ def main(given: Sequence[str] | None = None) -> None:
         print(f"  without TRL: {args.peer_python} has none (pip install trl, and --peer-python)")
     facts = {**machine(["torch", "transformers"]), "peer_versions": versions}
     prepare(args.out, args.terms, args.problems, args.clone_steps, args.clone_batch)
-    cells = run(args, [OURS, TRL, TRL_DEFAULT] if versions else [OURS])
+    cells = run(args, [side for side in args.sides if side == OURS or versions])
     values = values_of(cells)
     result = {
         "machine": facts,
