@@ -17,15 +17,19 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def run(name: str, folder: Path, *arguments: str) -> dict:
-    """The result that a benchmark saves, in ``folder`` instead of where results are kept."""
+def run(name: str, folder: Path, *arguments: str, saved: str | None = None) -> dict:
+    """The result that a benchmark saves, in ``folder`` instead of where results are kept.
+
+    Args:
+        saved: name of the result; None = that of the benchmark.
+    """
     code = (
         f"import pathlib, _measure; _measure.RESULTS = pathlib.Path({str(folder)!r}); "
         f"import {name}; {name}.main({[*arguments]!r})"
     )
     environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120, stdout=subprocess.DEVNULL)
-    return json.loads((folder / f"{name}.json").read_text())
+    return json.loads((folder / f"{saved or name}.json").read_text())
 
 
 def test_transport(tmp_path: Path) -> None:
@@ -97,6 +101,23 @@ def test_start(tmp_path: Path) -> None:
     for figures in cells["fake"]["1"].values():
         assert {"ready_s", "cpu_s", "again_s", "detect_ms", "replaced_s", "pss_mb"} <= figures.keys()
         assert all(figure["median"] >= 0 for figure in figures.values())
+
+
+def test_math_steps(tmp_path: Path) -> None:
+    """Ours beside TRL where that is installed, else alone."""
+    small = ("--rounds", "1", "--batch", "8", "--group", "2", "--warm-up", "8", "--completions", "16", "--forced", "5")
+    made = ("--problems", "16", "--clone-steps", "2", "--clone-batch", "4", "--cells", "forced")
+    sides = ("--out", str(tmp_path / "out"), "--sides", "ours", "TRL")
+    result = run("math_steps", tmp_path, *sides, *small, *made, saved="math")
+    with_trl = importlib.util.find_spec("trl") is not None
+    assert list(result["cells"]["forced"]) == (["ours", "TRL"] if with_trl else ["ours"])
+    for figures in result["cells"]["forced"].values():
+        assert figures["tokens_per_cpu_s"]["median"] > 0
+        assert figures["peak_mb"]["median"] > 100
+        assert figures["length"]["median"] == 5, "tokens are those that the model made"
+        assert 0 < figures["reward"]["median"] < 1
+        assert figures["equal"]["median"] < 0.5
+    assert len(result["kept"]) == (2 if with_trl else 0), "each bar of the cell is judged"
 
 
 @pytest.fixture(scope="module")
