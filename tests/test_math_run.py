@@ -18,12 +18,12 @@ SIZES = (
     "actor.model.override_config.hidden_size=32", "actor.model.override_config.intermediate_size=64",
     "actor.model.override_config.num_hidden_layers=2", "actor.model.override_config.num_attention_heads=2",
     "actor.model.max_prompt_tokens=12", "actor.model.max_new_tokens=8", "env.eval.video_cfg.save_video=false",
-    "env.train.data_args={terms: [2, 3], count: 500}", "env.eval.data_args={terms: [2, 3], count: 500}",
+    "env.train.data_args={terms: [2, 2], count: 500}", "env.eval.data_args={terms: [2, 2], count: 500}",
     "env.train.total_num_envs=32", "env.eval.total_num_envs=32", "env.eval.episodes_per_task=64",
 )  # fmt: skip
 FIRST = (
     "experiment=sft", *SIZES, "data=embodied.envs.text.arithmetic:demonstrations",
-    "data.options={terms: [2, 3], count: 300}", "runner.max_epochs=1", "sft.steps_per_iteration=60",
+    "data.options={terms: [2, 2], count: 300}", "runner.max_epochs=1", "sft.steps_per_iteration=120",
     "sft.val_samples=16", "runner.val_check_interval=-1", "actor.global_batch_size=32", "actor.micro_batch_size=32",
     "actor.optim.lr=0.003",
 )  # fmt: skip

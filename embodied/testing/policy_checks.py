@@ -146,11 +146,12 @@ def _check_distribution(
 
 def _check_encoded_actions(policy: Clonable, spec: PolicySpec, fields: Mapping[str, Tensor]) -> None:
     """Check that the encoded actions of a decision are its fields, or others that stand for the same actions."""
+    exact = spec.elements.length_axis is None  # a text has many spellings in tokens
     for name, found in policy.encode_actions(fields["actions"]).items():
         _expect(name in spec.decision, f"'{name}' of encode_actions()", "no field of a decision", "one of the spec's")
         declared = spec.decision[name]
         _expect_field(f"{name} of encode_actions()", found, (len(found), *declared.shape), declared.dtype)
-        if declared.dtype.startswith("int"):
+        if exact and declared.dtype.startswith("int"):
             differ = (found != fields[name]).float().mean().item()
             _expect(differ < 0.05, "encode_actions() of a decision's actions", f"{differ:.0%} other {name}", "the same")
 

@@ -74,8 +74,7 @@ class CausalLMPolicy(nn.Module):
             decision["value"] = ArraySpec((1,), "float32")
         untrained = self.settings.model_path is None and self.settings.lora_path is None
         return PolicySpec(
-            1, decision, Elements((n,), length_axis=0), Noise((n,), "uniform"),
-            categories={"tokens": self.trunk.vocabulary}, random_weights=untrained,
+            1, decision, Elements((n,), length_axis=0), Noise((n,), "uniform"), random_weights=untrained
         )  # fmt: skip
 
     @property
