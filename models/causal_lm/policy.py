@@ -106,7 +106,7 @@ class CausalLMPolicy(nn.Module):
         """Encode answers uint8 [B, 1, L] as fields of a decision: ``tokens`` int32 [B, n] and ``length`` int32 [B].
         The token that ends a text is the last, unless the answer is cut at n tokens."""
         n = self.settings.max_new_tokens
-        rows = [self.tokenizer.response(instructions.read(row), n) for row in actions[:, 0].cpu().numpy()]
+        rows = self.tokenizer.responses([instructions.read(row) for row in actions[:, 0].cpu().numpy()], n)
         tokens = torch.zeros(len(rows), n, dtype=torch.int32)
         for row, found in zip(tokens, rows, strict=True):
             row[: len(found)] = torch.tensor(found, dtype=torch.int32)

@@ -39,6 +39,7 @@ class TextTokenizer:
         if settings.system_prompt is not None and not self.chat:
             raise bad("system_prompt", settings.system_prompt, "prompts are made without a chat template", fix)
         self._kept: OrderedDict[str, list[int]] = OrderedDict()
+        self._answers: OrderedDict[str, list[int]] = OrderedDict()
         self.may_complete = lru_cache(maxsize=8)(self._may_complete)
 
     @property
@@ -90,9 +91,17 @@ class TextTokenizer:
             )
         return ids[-most:] if side == "left" else ids[:most]
 
-    def response(self, text: str, most: int) -> list[int]:
-        """Tokens of an answer with the token that ends it, cut after ``most``."""
-        return [*self.tokenizer(text, add_special_tokens=False).input_ids, self.ends[0]][:most]
+    def responses(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        """Tokens of answers with the token that ends each, cut after ``most``. Those of the last few calls are kept: a
+        step of supervised training asks for the same ones more than once."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._answers]
+        if new:
+            encoded = self.tokenizer(new, add_special_tokens=False).input_ids  # one call: most of it is its overhead
+            self._answers.update(zip(new, encoded, strict=True))
+        found = [[*self._answers[text], self.ends[0]][:most] for text in texts]
+        while len(self._answers) > MOST_KEPT:
+            self._answers.popitem(last=False)
+        return found
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of a response, without the token that ends it and without special tokens."""
