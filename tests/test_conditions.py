@@ -61,10 +61,10 @@ def test_what_the_user_says_of_an_evaluation_wins(overrides, limit):
     assert compose(["env=libero_object", *overrides], "eval").config.env.eval.max_episode_steps == limit
 
 
-DOWNLOADED = "maniskill_putonplate25"  # its code comes from elsewhere
+NOT_HERE = {"maniskill_putonplate25", "math"}  # its code, and its problems, come from elsewhere
 
 
-@pytest.mark.parametrize("name", sorted({p.stem for p in (SHIPPED / "env").glob("*.yaml")} - {DOWNLOADED}))
+@pytest.mark.parametrize("name", sorted({p.stem for p in (SHIPPED / "env").glob("*.yaml")} - NOT_HERE))
 def test_the_limits_of_shipped_env_files_are_the_env_s_own(name):
     side = preflight._side("eval", compose([f"env={name}"], "eval").config.env.eval)
     assert side.max_steps == side.spec.max_episode_steps
@@ -103,7 +103,7 @@ def test_an_evaluation_alone_runs_whole_episodes_and_says_so(capsys):
     assert found["conditions"] == {
         "weights": "random weights", "max_steps": 24, "env_max_steps": 24, "episodes_per_task": 3,
         "init_states_per_task": [4, 4], "use_fixed_reset_state_ids": True, "ignore_terminations": False,
-        "reward_mode": "sparse", "reward_coef": 1.0, "use_rel_reward": False, "env_seed": 5, "seed": 1234,
+        "reward_mode": "sparse", "reward_coef": 1.0, "use_rel_reward": False, "env_seed": 5, "seed": 1234, "group_size": 1,
         "sampling": {"do_sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
     }  # fmt: skip
     head = capsys.readouterr().out.partition("evaluation of random weights\n")[2].splitlines()

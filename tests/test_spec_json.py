@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from embodied.errors import SpecMismatchError
 from embodied.spec_json import VERSION, from_json, to_json
-from embodied.testing import FakeBatchEnv, FakeEnv
+from embodied.testing import FakeBatchEnv, FakeEnv, FakeTextEnv
 from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, EnvSpec
 
 FAKES = {
@@ -22,6 +22,7 @@ FAKES = {
     "without pictures": FakeEnv(pictures=False, restorable=False),
     "discrete": FakeEnv(num_actions=6, repeatable=False),
     "batch": FakeBatchEnv(cameras=3, num_tasks=5),
+    "text": FakeTextEnv(),
 }
 
 
@@ -125,7 +126,8 @@ def test_order_of_the_observation_is_part_of_it():
         ({"version": None}, "an env's spec has version None, expected 1"),
         ({"colour": "red"}, "an env's spec has the unknown fields colour"),
         ({"tasks": ...}, "an env's spec lacks tasks"),
-        ({"action": {"kind": "text"}}, "action of an env's spec: got {'kind': 'text'}, expected one of kind"),
+        ({"action": {"kind": "voice"}}, "action of an env's spec: got {'kind': 'voice'}, expected one of kind"),
+        ({"action": {"kind": "text"}}, "action lacks max_bytes"),
         ({"action": 7}, "action of an env's spec: got 7"),
         ({"action": {"kind": "discrete", "num_actions": 2, "names": []}}, "action has the unknown fields names"),
         ({"action": {"kind": "continuous", "low": [0.0]}}, "action lacks high"),

@@ -11,7 +11,7 @@ from typing import Any
 from embodied.run.build import sampling
 from embodied.run.preflight import Checked, EnvSide
 from embodied.schema import EnvEvalConfig
-from embodied.types import PolicySpec
+from embodied.types import PolicySpec, TextAction
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,17 @@ def conditions(checked: Checked, spec: PolicySpec, folder: Path, iteration: int)
         episodes_per_task=own.episodes_per_task, init_states_per_task=side.spec.num_init_states,
         use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
         reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
-        sampling=asdict(sampling(config.algorithm.val_sampling_params)), env_seed=own.seed, seed=config.runner.seed,
+        sampling=_sampling(checked), env_seed=own.seed, seed=config.runner.seed,
         group_size=config.algorithm.val_group_size,
     )  # fmt: skip
+
+
+def _sampling(checked: Checked) -> dict[str, Any]:
+    """How actions are drawn; of robots without what only texts have."""
+    drawn = asdict(sampling(checked.config.algorithm.val_sampling_params))
+    if isinstance(checked.eval.spec.action, TextAction):
+        return drawn
+    return {name: drawn[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
 
 
 def _weights(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> str:
