@@ -103,7 +103,8 @@ def test_an_evaluation_alone_runs_whole_episodes_and_says_so(capsys):
     assert found["conditions"] == {
         "weights": "random weights", "max_steps": 24, "env_max_steps": 24, "episodes_per_task": 3,
         "init_states_per_task": [4, 4], "use_fixed_reset_state_ids": True, "ignore_terminations": False,
-        "reward_mode": "sparse", "reward_coef": 1.0, "use_rel_reward": False, "env_seed": 5, "seed": 1234, "group_size": 1,
+        "reward_mode": "sparse", "reward_coef": 1.0, "use_rel_reward": False, "env_seed": 5, "seed": 1234,
+        "group_size": 1,
         "sampling": {"do_sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
     }  # fmt: skip
     head = capsys.readouterr().out.partition("evaluation of random weights\n")[2].splitlines()
