@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,7 +133,6 @@ def test_an_env_without_texts_is_no_math():
 def test_rows_that_teach_nothing_are_refused(capsys, row, said):
     Path("bad.jsonl").write_text(f"{json.dumps(row)}\n")
     assert sft.main([*SFT, "data=bad.jsonl", "runner.experiment_name=bad", *FOLDERS]) == 2
-    import re
 
     assert re.search(said, capsys.readouterr().err)
 
@@ -166,3 +168,23 @@ def test_the_overlong_penalty_counts_tokens():
         rows += rows_of(f"runs/{name}")
     assert rows[0]["rollout/tokens"] == rows[1]["rollout/tokens"]
     assert rows[0]["train/loss"] != rows[1]["train/loss"] or rows[0]["train/grad_norm"] != rows[1]["train/grad_norm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp2"])
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_two_processes_give_the_numbers_of_one(tmp_path, command, strategy):
+    options = {
+        "train": (*TRAIN, "runner.max_epochs=2", "runner.val_check_interval=2", "algorithm.val_group_size=2",
+                  "runner.enable_dynamic_batch_size=true", "runner.max_tokens_per_mbs=40"),
+        "sft": (*SFT, "data=answers.jsonl", "runner.val_check_interval=-1", "actor.global_batch_size=18"),
+    }[command]  # fmt: skip
+    main = {"train": train.main, "sft": sft.main}[command]
+    assert main([*options, "runner.experiment_name=one", *FOLDERS]) == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    more = (f"actor.fsdp_config.strategy={strategy}", "env.num_workers=1", "runner.experiment_name=two", *FOLDERS)
+    subprocess.run([*launch, "-m", f"embodied.{command}", *options, *more], check=True, timeout=300)
+    for one, two in zip(rows_of("runs/one"), rows_of("runs/two"), strict=True):
+        assert {name: two[name] for name in one if name in two} == pytest.approx(one, rel=1e-4, abs=1e-6)
+    if command == "train":
+        assert len(Path("runs/two/generations/000002.jsonl").read_text().splitlines()) == 5
