@@ -72,6 +72,15 @@ class Env(Protocol):
 
 
 @runtime_checkable
+class SaysHowLong(Protocol):
+    """The longest time of a control step, if an env knows it, e.g. of what it asks elsewhere. A deadline that is
+    shorter (``env.step_timeout_s``) is then refused, since it would take such a step for a hang."""
+
+    @property
+    def longest_step_s(self) -> float: ...
+
+
+@runtime_checkable
 class Restorable(Protocol):
     """Going back to a moment: an env with ``EnvSpec.restorable`` offers it beside :class:`Env`."""
 
@@ -278,6 +287,10 @@ class Decoding(Protocol):
 
     def free(self, lane: int) -> None:
         """Forget what is made in a lane."""
+        ...
+
+    def end(self) -> None:
+        """Free the memory of the lanes; :meth:`begin` comes before they are used again."""
         ...
 
 

@@ -29,7 +29,7 @@ FIRST = (
 )  # fmt: skip
 RUN = (
     *SIZES, "experiment=math_quickstart", "runner.max_epochs=2", "runner.val_check_interval=2",
-    "runner.save_interval=1",
+    "runner.save_interval=1", "runner.enable_dynamic_batch_size=true", "runner.max_tokens_per_mbs=100",
     "algorithm.group_size=8", "algorithm.rollout_epoch=1", "actor.global_batch_size=32", "actor.micro_batch_size=16",
     "runner.num_threads=1", "runner.logger.log_val_generations=8", "env.train.reward_mode=dense",
     f"runner.first=[{','.join(json.dumps(one) for one in FIRST)}]",

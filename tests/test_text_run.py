@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,18 +76,36 @@ def test_answers_of_an_evaluation_stand_in_a_file():
 def test_answers_are_learnt_in_a_run_that_comes_first():
     first = [*SFT, "data=answers.jsonl"]
     more = f"runner.first=[{','.join(json.dumps(one) for one in first)}]"
-    run = [*TRAIN, "runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1"]
+    run = [*TRAIN, "runner.experiment_name=a+b", "runner.max_epochs=1", "runner.val_check_interval=1"]
     assert train.main([*run, more, "runner.val_before_train=true", *FOLDERS]) == 0
-    cloned, rows = rows_of("runs/run/first"), rows_of("runs/run")
+    cloned, rows = rows_of("runs/a+b/first"), rows_of("runs/a+b")
     entropy = 0.5623  # of three letters and the end after each letter, nats
     assert cloned[-1]["sft/loss"] == pytest.approx(entropy, abs=0.02)
     assert cloned[-1]["sft/val_loss"] == pytest.approx(entropy, abs=0.02)
     assert rows[0]["eval/return_mean"] == pytest.approx(cloned[-1]["eval/return_mean"])  # the same weights, episodes
     assert rows[0]["eval/return_mean"] > 0.5
-    before = Path("runs/run/first/metrics.jsonl").stat().st_mtime_ns
+    before = Path("runs/a+b/first/metrics.jsonl").stat().st_mtime_ns
     assert train.main([*run, more, "runner.max_epochs=2", *FOLDERS]) == 0  # it goes on, and makes nothing first
-    assert Path("runs/run/first/metrics.jsonl").stat().st_mtime_ns == before
-    assert [row["step"] for row in rows_of("runs/run")] == [0, 1, 2]
+    assert Path("runs/a+b/first/metrics.jsonl").stat().st_mtime_ns == before
+    assert [row["step"] for row in rows_of("runs/a+b")] == [0, 1, 2]
+
+
+def test_a_stop_ends_the_run_that_comes_first_too():
+    first = [*SFT, "data=answers.jsonl", "runner.max_epochs=1000", "runner.val_check_interval=-1"]
+    more = f"runner.first=[{','.join(json.dumps(one) for one in first)}]"
+    command = [sys.executable, "-m", "embodied.train", *TRAIN, more, "runner.experiment_name=run", *FOLDERS]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    log = Path("runs/run/first/metrics.jsonl")
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (log.is_file() and log.read_text()):
+        time.sleep(0.1)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+    with Path("runs/run/first/.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody works there any more
+    assert list(Path("runs/run/first/checkpoints").glob("*/meta.json"))
+    assert not Path("runs/run/metrics.jsonl").exists()
 
 
 def test_a_first_run_that_fails_is_said(capsys):
@@ -139,9 +160,10 @@ def test_rows_that_teach_nothing_are_refused(capsys, row, said):
 
 def test_several_answers_to_a_problem_give_pass_at_k():
     options = ("runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1")
-    assert train.main([*TRAIN, *options, "algorithm.val_group_size=6", *FOLDERS]) == 0
+    of_six = ("algorithm.val_group_size=6", "env.eval.episodes_per_task=6")  # there are six problems
+    assert train.main([*TRAIN, *options, *of_six, *FOLDERS]) == 0
     (row,) = rows_of("runs/run")
-    assert row["eval/episodes"] == 24 * 6
+    assert row["eval/episodes"] == 6 * 6
     assert row["eval/pass_at/1"] == pytest.approx(row["eval/success_rate"])
     assert row["eval/pass_at/1"] <= row["eval/pass_at/2"] <= row["eval/pass_at/4"]
     assert "eval/pass_at/8" not in row
@@ -188,3 +210,15 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, command, strategy):
         assert {name: two[name] for name in one if name in two} == pytest.approx(one, rel=1e-4, abs=1e-6)
     if command == "train":
         assert len(Path("runs/two/generations/000002.jsonl").read_text().splitlines()) == 5
+
+
+def test_problems_that_are_asked_twice_are_no_more_trials():
+    options = ("runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1")
+    greedy = "algorithm.val_sampling_params.do_sample=false"
+    widths = []
+    for name, episodes in (("once", 6), ("four", 24)):  # of six problems
+        more = (f"runner.experiment_name={name}", f"env.eval.episodes_per_task={episodes}", greedy)
+        assert train.main([*TRAIN, *options, *more, *FOLDERS]) == 0
+        (row,) = rows_of(f"runs/{name}")
+        widths.append((row["eval/success_low"], row["eval/success_high"]))
+    assert widths[0] == pytest.approx(widths[1])

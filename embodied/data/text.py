@@ -98,11 +98,20 @@ class TextSamples:
     """N demonstrated answers as samples of one action each.
 
     Args:
-        max_bytes: of an answer; what is longer is cut.
+        max_bytes: of an answer.
+
+    Raises:
+        DatasetError: an answer is longer.
     """
 
     def __init__(self, written: Sequence[Written], max_bytes: int) -> None:
         self._written, self._max_bytes = written, max_bytes
+        longest = max((len(one.response.encode(errors="replace")) for one in written), default=0)
+        if longest > max_bytes:
+            raise DatasetError(
+                f"a demonstrated answer has {longest} bytes, and the env takes {max_bytes}",
+                f"set env.train.max_response_bytes and env.eval.max_response_bytes to {longest} or more",
+            )
 
     def __len__(self) -> int:
         return len(self._written)
@@ -115,7 +124,7 @@ class TextSamples:
         """``actions`` uint8 [B, 1, L] of the samples ``chosen`` int64 [B]."""
         actions = np.zeros((len(chosen), 1, self._max_bytes), np.uint8)
         for row, index in zip(actions, chosen, strict=True):
-            instructions.write(self._written[index].response, row[0], cut=True)
+            instructions.write(self._written[index].response, row[0])
         return {"actions": actions}
 
     def instructions(self, chosen: np.ndarray) -> list[str]:

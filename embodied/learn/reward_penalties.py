@@ -32,7 +32,7 @@ class RewardPenalties:
 
     def __init__(self, setup: Setup, overlong: OverlongPenaltyConfig) -> None:
         self._setup, self._overlong = setup, overlong
-        limit = longest(setup.spec, setup.max_steps)
+        self._limit = limit = longest(setup.spec, setup.max_steps, setup.algorithm.sampling_params.max_new_tokens)
         if overlong.enable and overlong.buffer_length > limit:
             raise ConfigError(
                 f"reward.overlong_penalty.buffer_length {overlong.buffer_length} is more than the {limit} tokens of "
@@ -61,8 +61,7 @@ class RewardPenalties:
             return None
         found = nothing(own.arrays, reward_type)
         if self._overlong.enable:
-            limit = longest(self._setup.spec, self._setup.max_steps)
-            found += overlong(own.arrays, own.results, self._overlong, limit, reward_type)
+            found += overlong(own.arrays, own.results, self._overlong, self._limit, reward_type)
         if self._kl is not None:
             coefficient = np.float32(self._setup.kl_coefficient.value)
             found -= coefficient * self._kl_rewards(self._kl, own, evaluate, size, metrics, watch)
@@ -108,14 +107,18 @@ def overlong(
     return found
 
 
-def longest(spec: PolicySpec, max_steps: int) -> int:
+def longest(spec: PolicySpec, max_steps: int, most: int | None) -> int:
     """The length that an episode may have: control steps, or tokens if its decisions are texts.
 
     Args:
         max_steps: most control steps of an episode, each of them an answer if the decisions are texts.
+        most: most tokens of an answer (``sampling_params.max_new_tokens``); None = as many as a record holds.
     """
     axis = spec.elements.length_axis
-    return max_steps if axis is None else max_steps * spec.elements.shape[axis]
+    if axis is None:
+        return max_steps
+    room = spec.elements.shape[axis]
+    return max_steps * min(room, most or room)
 
 
 def episode_penalties(

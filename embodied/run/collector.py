@@ -18,7 +18,7 @@ from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers
 from embodied.runtime.plan import train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
-from embodied.types import Episode, EpisodeResult, Sampling
+from embodied.types import Episode, EpisodeResult
 
 
 class Collector:
@@ -62,7 +62,8 @@ class Collector:
     def _collect(self, iteration: int, job: Job, stop: Interruptible) -> Collected:
         algorithm, side = self._checked.config.algorithm, self._checked.train
         processes, penalty = self._simulators.processes, self._checked.config.reward.overlong_penalty
-        limit = longest(self._simulators.model.policy.spec, side.max_steps)
+        most = algorithm.sampling_params.max_new_tokens
+        limit = longest(self._simulators.model.policy.spec, side.max_steps, most)
         title, found = f"{self._reporter.title(iteration)} rollout", list[RolloutStats]()
 
         def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
@@ -128,9 +129,8 @@ def in_order(plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]])
 
 
 def _greedy(job: Job) -> Job:
-    return replace(
-        job, sampling=Sampling(do_sample=False), keep_records=False, value_truncated=False, value_terminated=False
-    )  # fmt: skip
+    likeliest = replace(job.sampling, do_sample=False)
+    return replace(job, sampling=likeliest, keep_records=False, value_truncated=False, value_terminated=False)
 
 
 def _nth(sampling_round: int) -> str:

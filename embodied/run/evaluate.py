@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from embodied.runtime.plan import eval_plan, with_videos
 from embodied.runtime.rollout import Job
 from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
-from embodied.types import Episode, EpisodeResult, Start
+from embodied.types import Episode, EpisodeResult, Start, TextAction
 
 
 def run(checked: Checked, console: Console, stop: StopSignal) -> None:
@@ -148,7 +148,8 @@ class Evaluator:
 
     def _report(self, iteration: int, results: Sequence[EpisodeResult]) -> dict[str, float]:
         """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions."""
-        rows = summarise(self._checked.eval.spec.tasks, results)
+        origin = problem_of if isinstance(self._checked.eval.spec.action, TextAction) else start_of
+        rows = summarise(self._checked.eval.spec.tasks, results, origin)
         under = conditions(self._checked, self._simulators.model.policy.spec, self._folder, iteration)
         if self._simulators.processes.is_main:
             file = self._folder / "eval" / f"{iteration:06d}.json"
@@ -159,7 +160,7 @@ class Evaluator:
             console.table("\n".join([f"evaluation of {under.weights}", *under.head]), _cells(rows))
             if any(result.episode.video for result in results):
                 console.say(f"videos: {self._videos(iteration)}")
-        return metrics(rows, results, under)
+        return metrics(rows, results, under) | pass_rates(results, origin)
 
     def close(self) -> None:
         """Ends workers that stayed."""
@@ -176,14 +177,30 @@ def _facts(result: EpisodeResult) -> dict[str, object]:
     }
 
 
-def summarise(tasks: Sequence[str], results: Sequence[EpisodeResult]) -> list[TaskSuccess]:
-    """Returns one row for each task that was run, then one over all."""
+def start_of(result: EpisodeResult) -> Start:
+    """Returns where an episode started."""
+    return result.episode.start
+
+
+def problem_of(result: EpisodeResult) -> Start:
+    """Returns the same for all episodes of a problem in text, which does not depend on the seed."""
+    return replace(result.episode.start, seed=0)
+
+
+def summarise(
+    tasks: Sequence[str], results: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start] = start_of
+) -> list[TaskSuccess]:
+    """Returns one row for each task that was run, then one over all.
+
+    Args:
+        origin: what is the same for episodes that are no independent trials.
+    """
     rows = []
     for task_id, instruction in [*enumerate(tasks), (-1, "all tasks")]:
         chosen = [r for r in results if task_id in (-1, r.episode.start.task_id)]
         own = [r.success for r in chosen]
         if own:
-            starts = len({r.episode.start for r in chosen})  # episodes of one start are no independent trials
+            starts = len({origin(r) for r in chosen})  # episodes of one start are no independent trials
             low, high = wilson(sum(own) * starts / len(own), starts)
             rows.append(TaskSuccess(task_id, instruction, sum(own), len(own), sum(own) / len(own), low, high))
     return rows
@@ -200,20 +217,20 @@ def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under
         "eval/episodes": total.episodes,
         "eval/max_steps": under.max_steps,
         "eval/env_max_steps": under.env_max_steps,
-        **pass_rates(results),
         **{f"eval/task/{row.task_id}/success_rate": row.success_rate for row in rows[:-1]},
     }
 
 
-def pass_rates(results: Sequence[EpisodeResult]) -> dict[str, float]:
-    """Returns pass@k of evaluations with several episodes a start, for k = 1, 2, 4, … up to that number.
+def pass_rates(results: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start]) -> dict[str, float]:
+    """Returns pass@k of evaluations with several episodes a start, for k = 1, 2, 4, … up to that number. ``origin`` is
+    that of :func:`summarise`.
 
     It is the mean over starts of ``1 − C(n − c, k) / C(n, k)``, with c successes among n episodes: the chance that of k
     episodes one succeeds, without bias (Chen et al. 2021, arXiv 2107.03374, eq. 1).
     """
     found: dict[Start, list[bool]] = {}
     for result in results:
-        found.setdefault(result.episode.start, []).append(result.success)
+        found.setdefault(origin(result), []).append(result.success)
     most = min(map(len, found.values()))
     if most == 1:
         return {}

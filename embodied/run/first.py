@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from embodied.errors import ConfigError, EmbodiedError, Stopped
+from embodied.errors import ConfigError, EmbodiedError, RunFolderError
 from embodied.parallel.group import Group
 from embodied.run.folder import FIRST
 from embodied.runtime.signals import StopSignal
@@ -32,7 +33,7 @@ def run(composed: Composed, folders: Sequence[str], processes: Group, stop: Stop
 
     Raises:
         ConfigError: several processes, or another ``runner.ckpt_path`` is given as well.
-        EmbodiedError: the first run has failed; it has said why.
+        EmbodiedError: the first run has failed, and has said why; or its checkpoints are gone.
         Stopped: a signal came; the same command goes on.
     """
     runner = composed.config.runner
@@ -43,34 +44,35 @@ def run(composed: Composed, folders: Sequence[str], processes: Group, stop: Stop
             f"runner.ckpt_path is {runner.ckpt_path}, and runner.first makes the weights to begin with",
             "set runner.first=[] to begin with those of runner.ckpt_path",
         )
-    if processes.size > 1:
+    folder = Path(runner.logger.log_path) / FIRST
+    begun = _checkpoints(folder.parent)
+    if processes.size > 1 and not begun:
         raise ConfigError(
             f"runner.first makes a run in one process, and WORLD_SIZE is {processes.size}",
             f"run python -m embodied.sft {' '.join(runner.first)} before it, and set runner.first=[] and "
             "runner.ckpt_path=… to its last checkpoint",
         )
-    folder = Path(runner.logger.log_path) / FIRST
-    if not _checkpoints(folder.parent):
+    if not begun:
         same = [f"runner.seed={runner.seed}", f"runner.device={runner.device}", f"runner.logger.log_path={folder}"]
         given = [part for one in folders for part in ("--config-dir", one)]
         _make([*same, *runner.first, *given], stop)
-    return _beginning_with(composed, folder)
+    return _beginning_with(composed, folder, begun)
 
 
 def _make(overrides: Sequence[str], stop: StopSignal) -> None:
     command = [sys.executable, "-m", "embodied.sft", *overrides]
-    process = subprocess.Popen(command)
-    told = False
-    while True:
-        try:
-            status = process.wait(POLL_S)
-            break
-        except subprocess.TimeoutExpired:
-            if stop.wanted and not told:
-                process.terminate()
-                told = True
-    if stop.wanted:
-        raise Stopped
+    process, told = subprocess.Popen(command), False
+    try:
+        with stop.hold():  # a signal raises Stopped at its end, when the first run has saved and is gone
+            while process.poll() is None:
+                time.sleep(POLL_S)
+                if stop.wanted and not told:
+                    process.terminate()
+                    told = True
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        status = process.wait()
     if status:
         raise EmbodiedError(
             f"the run that comes first ended with status {status}: python -m embodied.sft {' '.join(overrides)}",
@@ -78,14 +80,20 @@ def _make(overrides: Sequence[str], stop: StopSignal) -> None:
         )
 
 
-def _beginning_with(composed: Composed, folder: Path) -> Composed:
+def _beginning_with(composed: Composed, folder: Path, begun: Sequence[Path]) -> Composed:
     found = _checkpoints(folder)
+    if not found and (not begun or composed.config.algorithm.kl_beta):
+        raise RunFolderError(
+            f"{folder} holds no checkpoint of the run that comes first",
+            "restore the folder, or set runner.experiment_name to another name to begin anew",
+        )
     if not found:
-        return composed  # an own checkpoint is gone on from, and the first run's folder was deleted
+        return composed  # it goes on from a checkpoint of its own
     runner = composed.config.runner.model_copy(update={"ckpt_path": str(found[-1])})
     return replace(composed, config=composed.config.model_copy(update={"runner": runner}))
 
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a run that is whole iterations, oldest first. (``learn.checkpoint`` needs torch.)"""
-    return sorted(path.parent for path in (folder / "checkpoints").glob("[0-9]*/meta.json") if "+" not in str(path))
+    found = (path.parent for path in (folder / "checkpoints").glob("[0-9]*/meta.json"))
+    return sorted(path for path in found if "+" not in path.name)

@@ -16,7 +16,7 @@ from embodied.data.samples import hold_out
 from embodied.data.text import Columns, Written
 from embodied.errors import CheckpointError, ConfigError
 from embodied.parallel.group import Group
-from embodied.protocols import Batched, Env
+from embodied.protocols import Batched, Env, SaysHowLong
 from embodied.run.folder import check_writable
 from embodied.runtime.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles, allow
 from embodied.runtime.placement import gpus_of_rank, visible_gpus
@@ -83,6 +83,7 @@ def check(composed: Composed, processes: Group) -> Checked:
         _check_no_text(config)
     for side in (train, evaluation):
         _check_queues(side, config, processes)
+        _check_deadline(side, config)
         _check_stages(side, config, processes)
     _check_penalty(config, train)
     if (ckpt := config.runner.ckpt_path) is not None and not (Path(ckpt) / "meta.json").is_file():
@@ -224,7 +225,8 @@ def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, proce
     elif train.identity == evaluation.identity or only_evaluates(config):
         pools = [workers_of(evaluation, config, slots_of(config, processes), processes)]
     else:
-        sides = [train, evaluation] if config.runner.val_check_interval > 0 else [train]
+        evaluates = config.runner.val_check_interval > 0 or config.runner.val_before_train
+        sides = [train, evaluation] if evaluates else [train]
         pools = [workers_of(s, config, processes.divide(s.config.total_num_envs), processes) for s in sides]
     others = POOL * len(pools) + RANK * (processes.size - 1) + RESERVE
     return OpenFiles(sum(pools), WORKER, others)
@@ -256,6 +258,16 @@ def _check_queues(side: EnvSide, config: schema.Config, processes: Group) -> Non
                 f"({slots} env slots on {workers} workers)",
                 f"set {key}.channel.queue_size to {most} or more, or to 0; or raise env.num_workers",
             )
+
+
+def _check_deadline(side: EnvSide, config: schema.Config) -> None:
+    """Refuses a deadline that a slow step would miss: its worker would be taken for one that hangs."""
+    if isinstance(side.env, SaysHowLong) and side.env.longest_step_s >= config.env.step_timeout_s:
+        raise ConfigError(
+            f"a step of env.{side.name} may take {side.env.longest_step_s:.0f} s (its verifiers), and "
+            f"env.step_timeout_s is {config.env.step_timeout_s:g}",
+            f"set env.step_timeout_s={2 * side.env.longest_step_s:.0f}, or shorten the verifiers' time limits",
+        )
 
 
 def _check_stages(side: EnvSide, config: schema.Config, processes: Group) -> None:

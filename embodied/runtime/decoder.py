@@ -101,3 +101,7 @@ class Decoder:
 
     def value(self, requests: Sequence[Request]) -> None:
         self._values.value(requests)
+
+    def end(self) -> None:
+        self._queue, self._busy = deque(), {}
+        self._decoding.end()

@@ -88,6 +88,10 @@ class PolicyPort(Protocol):
         batches, in the order of ``requests``; returns when all are written."""
         ...
 
+    def end(self) -> None:
+        """Free what only a rollout needs, such as a cache of keys and values; also after a rollout that failed."""
+        ...
+
 
 class PolicyRows:
     """Reads the observations of rows as the policy wants them, and writes its decisions into the rows."""
@@ -200,6 +204,9 @@ class OnePass:
         for first in range(0, len(requests), self._batch):
             part = requests[first : first + self._batch]
             self._answer(part, np.zeros((len(part), *self._noise.shape), np.float32), only="value")
+
+    def end(self) -> None:
+        """Frees nothing: the policy's calls leave nothing behind."""
 
     def _answer(self, requests: Sequence[Request], drawn: np.ndarray, only: str | None = None) -> None:
         """Write what the policy decides (or one field of it) into the rows.

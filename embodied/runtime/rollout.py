@@ -127,6 +127,8 @@ class Rollout:
             for lease in frozenset(self.records.leased) - before:
                 self.records.give_back(lease)
             raise
+        finally:
+            self._policy.end()
 
     def _collect(
         self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None],

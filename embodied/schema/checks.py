@@ -237,6 +237,12 @@ def _check_rollout_schedule(config: Config) -> None:
 
 def _check_sft(config: Config) -> None:
     data = config.data
+    for key in ("val_before_train", "enable_dynamic_batch_size"):
+        if getattr(config.runner, key):
+            raise ConfigError(
+                f"runner.{key} is for reinforcement learning, and runner.task_type is sft",
+                f"set runner.{key}=false; samples of a pass are actor.micro_batch_size",
+            )
     if not data.train_data_paths:
         raise ConfigError(
             "data.train_data_paths is empty: there is nothing to learn from",

@@ -74,6 +74,9 @@ class DecoderPort:
     def value(self, requests: Sequence[Request]) -> None:
         self._inner.value(requests)
 
+    def end(self) -> None:
+        self._inner.end()
+
     def _polls(self, request: Request) -> int:
         drawn = np.random.default_rng([self._seed, request.episode_id, request.t, 1])
         return int(drawn.integers(1, self._longest + 1))

@@ -141,6 +141,9 @@ class FakeDecoding:
             instructions.write(text, fields["actions"][row, 0].numpy(), cut=True)
         return Decision(fields)
 
+    def end(self) -> None:
+        self._made, self._whole = {}, set()
+
     def free(self, lane: int) -> None:
         del self._made[lane]
         self._whole.discard(lane)

@@ -77,6 +77,11 @@ class TextEnv:
     def spec(self) -> EnvSpec:
         return self._spec
 
+    @property
+    def longest_step_s(self) -> float:
+        """The longest time that verifying may take, seconds."""
+        return float(getattr(self._verify, "longest_s", 0.0))
+
     def preflight(self) -> None:
         """Does nothing: the constructor has read the data's index and says what is wrong with it."""
 

@@ -238,6 +238,12 @@ class LaneDecoding:
         self._fresh.discard(lane)
         self._active[lane] = False
 
+    def end(self) -> None:
+        """See :meth:`embodied.protocols.Decoding.end`."""
+        self._cache = Cache(self._lanes)
+        self._prompts, self._holders = [()] * self._lanes, {}
+        self._busy, self._fresh = set(), set()
+
     def _acting(self) -> AbstractContextManager[None]:
         return self._policy.acting()
 

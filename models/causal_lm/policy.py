@@ -88,6 +88,15 @@ class CausalLMPolicy(nn.Module):
                 f"the policy answers with text, the env takes a {type(env.action).__name__}",
                 "choose an env that takes text (TextAction), or a policy for this env's actions",
             )
+        most, room = self.settings.max_prompt_tokens, env.obs.get(instructions.FIELD)
+        grows = env.max_episode_steps > 1 and room is not None and room.shape[0] > most
+        if grows and self.settings.truncation == "error":  # a transcript that is too long must not end a run
+            assert room is not None
+            raise SpecMismatchError(
+                f"the env's transcripts grow to {room.shape[0]} bytes, and actor.model.max_prompt_tokens is {most}: "
+                "one of them could be too long in the midst of a run",
+                f"set actor.model.max_prompt_tokens={room.shape[0]}, or actor.model.truncation=left",
+            )
         self.max_bytes = env.action.max_bytes
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
@@ -114,8 +123,15 @@ class CausalLMPolicy(nn.Module):
         return {"tokens": tokens.to(actions.device), "length": lengths.to(actions.device)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
-        """See :meth:`embodied.protocols.Policy.probe`: nothing is open."""
-        return ()
+        """See :meth:`embodied.protocols.Policy.probe`: says if answers may be longer than the env takes."""
+        ascii_alone = self.settings.model_path is None and self.settings.characters.isascii()
+        likely = (1 if ascii_alone else 4) * self.settings.max_new_tokens  # bytes
+        if self.max_bytes >= likely:
+            return ()
+        return (
+            f"answers of more than {self.max_bytes} bytes are cut, and {self.settings.max_new_tokens} tokens may have "
+            f"{likely}: what stands at the end, such as the result, would be lost (env.train.max_response_bytes)",
+        )
 
     def decoding(self, lanes: int) -> LaneDecoding:
         """See :meth:`embodied.protocols.Decodes.decoding`."""
@@ -221,6 +237,10 @@ class CausalLMPolicy(nn.Module):
             "vocabulary": f"{self.trunk.vocabulary:,}",
             "prompts": "chat template" if self.tokenizer.chat else "as they are",
         }
+
+    def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """See :meth:`embodied.protocols.CountsTokens.tokens`."""
+        return records["prompt_length"].astype(np.int64) + records["length"]
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`."""
