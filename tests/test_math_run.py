@@ -92,3 +92,16 @@ def test_an_evaluation_repeats_what_the_training_measured(made, tmp_path):
     assert evaluation.main([*SIZES, "experiment=null", *options, "env.eval.reward_mode=sparse"]) == 0
     measured = json.loads((tmp_path / "eval" / "eval" / "000000.json").read_text())
     assert measured["tasks"][-1]["success_rate"] == rows_of(made)[-1]["eval/success_rate"]
+
+
+def test_a_deadline_that_a_verifier_may_miss_is_refused(capsys, tmp_path):
+    slow = "[{name: remote, url: 'http://127.0.0.1:9', timeout_s: 60}]"
+    options = ("runner.dry_run=true", f"env.train.verifier={slow}", f"runner.logger.log_path={tmp_path / 'run'}")
+    assert train.main([*SIZES, "experiment=math", *options]) == 2
+    assert "and env.step_timeout_s is 120" in capsys.readouterr().err
+
+
+def test_transcripts_that_may_outgrow_the_policy_are_refused(capsys, tmp_path):
+    options = ("env=calculator", "env.train.data_args={}", "env.eval.data_args={}", "runner.dry_run=true")
+    assert train.main([*SIZES, "experiment=math", *options, f"runner.logger.log_path={tmp_path / 'run'}"]) == 2
+    assert "transcripts grow to 256 bytes" in capsys.readouterr().err
