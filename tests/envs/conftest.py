@@ -1,8 +1,26 @@
 import os
+from contextlib import suppress
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from embodied.envs.libero import LiberoEnv
+from embodied.envs.libero.rendering import check_renderer
+
+from embodied.errors import RendererUnavailableError
+
+
+@pytest.fixture(scope="session", autouse=True)
+def backend_of_mujoco():
+    """Imports mujoco with the backend that LIBERO renders with. mani_skill imports it too: if that came first in this
+    process, LIBERO would find mujoco without a backend."""
+    if find_spec("mujoco") is None:
+        return
+    with suppress(RendererUnavailableError), pytest.MonkeyPatch.context() as patch:
+        name = check_renderer().name
+        for variable in ("MUJOCO_GL", "PYOPENGL_PLATFORM"):
+            patch.setenv(variable, name)
+        import mujoco  # noqa: F401
 
 
 @pytest.fixture(scope="session")
