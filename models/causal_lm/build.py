@@ -13,12 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from embodied.errors import CheckpointError
 
 from ..shared.files import read_safetensors
+from ..shared.trained import choose_trained
+from .adapters import add_adapters
 from .network import FORMATS, end_tokens, load_network, load_tokenizer
 from .policy import CausalLMPolicy
 from .save import VALUE_HEAD_FILE
 from .settings import Settings
 from .tokenizer import TextTokenizer
-from .trained import add_adapters, choose_trained
 from .trunk import Trunk, check_against_transformers
 from .value_head import ValueHead
 
@@ -36,7 +37,7 @@ def build(settings: Settings) -> CausalLMPolicy:
     )
     if settings.is_lora:
         add_adapters(network, settings)
-    choose_trained(policy, settings)
+    choose_trained(policy, settings, ("value_head",), own="network.", hint=" (tied weights bear the name embed_tokens)")
     _set_precision(policy, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(network)

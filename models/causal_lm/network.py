@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
 
 from ..shared.files import read_json
+from ..shared.keys import bad
 from .characters import character_tokenizer
-from .settings import Settings, bad
+from .settings import Settings
 
 # Sizes of a network that is made here, where override_config names no others: 0.34 M parameters in its layers.
 SMALL = {

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
+from embodied.errors import UnknownKeyError, did_you_mean, unknown_name
+
+from ..shared.keys import as_tuple, bad
 
 # Of a tokenizer that is built here: digits, lower-case letters, and what sums and sentences need.
 CHARACTERS = " \n0123456789+-*/=()<>.,:;?!'abcdefghijklmnopqrstuvwxyz"
@@ -132,13 +134,3 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "enable_thinking": (True, False, None),
     "lora_init_weights": (True, False, "gaussian"),
 }
-
-
-def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
-    return ConfigError(f"actor.model.{key} = {value!r}: {reason}", f"actor.model.{key}: {fix}")
-
-
-def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else tuple(value)

@@ -11,7 +11,8 @@ from typing import Any
 from embodied import instructions
 from embodied.errors import ConfigError, SpecMismatchError
 
-from .settings import Settings, bad
+from ..shared.keys import bad
+from .settings import Settings
 
 MOST_KEPT = 1 << 14  # prompts whose tokens are kept
 

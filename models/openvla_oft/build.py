@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from embodied.errors import ConfigError, did_you_mean
-
 from ..shared.compiled import compile_blocks
 from ..shared.files import read_safetensors
+from ..shared.keys import bad
 from ..shared.lora import inject, load_adapter
+from ..shared.trained import choose_trained, lora_config
 from .checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
 from .config import NetConfig
 from .initialize import initialize
@@ -23,7 +21,7 @@ from .model import OpenVLAOFT
 from .normalization import Normalization, Statistics, action_block
 from .policy import FORMATS, OpenVLAOFTPolicy
 from .processing import PixelProcessor
-from .settings import Settings, bad
+from .settings import Settings
 from .tokenizer import EMBEDDED, PromptTokenizer
 from .value_head import ValueHead
 
@@ -55,7 +53,7 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     )
     if settings.is_lora:
         _add_adapters(policy.model, settings)
-    _choose_trained(policy, settings)
+    choose_trained(policy, settings, ("value_head", *TRAINED_IN_FULL), own="model.")
     _set_precision(policy, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(policy)
@@ -124,66 +122,11 @@ def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> St
 
 
 def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
-    config = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_scale,  # type: ignore[arg-type]  # peft only divides by it
-        lora_dropout=settings.lora_dropout,
-        target_modules=settings.lora_targets,
-        exclude_modules=r"proprio_projector\..*" if model.net.proprio_dim else None,  # it is trained in full
-        init_lora_weights=settings.lora_init_weights,  # type: ignore[arg-type]
-        use_rslora=settings.lora_use_rslora,
-        rank_pattern=dict(settings.lora_rank_pattern or {}),
-        alpha_pattern=dict(settings.lora_alpha_pattern or {}),
-    )
+    whole = r"proprio_projector\..*" if model.net.proprio_dim else None  # it is trained in full
+    config = lora_config(settings, settings.lora_targets, exclude=whole)
     inject(model, config, settings.seed, cast_input=settings.precision == "fp32")
     if settings.lora_path is not None:
         load_adapter(model, adapter_folder(settings.lora_path), ignored(model.net))
-
-
-def _choose_trained(policy: OpenVLAOFTPolicy, settings: Settings) -> None:
-    """Train adapters, value head and new parts, or everything; then apply trainable_map and freeze_pattern."""
-    names = [name for name, _ in policy.named_parameters()]
-    _check_matches(names, settings)
-    for name, parameter in policy.named_parameters():
-        parameter.requires_grad_(_is_trained(name, settings))
-    if not any(p.requires_grad for p in policy.parameters()):
-        raise ConfigError("no parameter is trained", "loosen actor.model.freeze_pattern or actor.model.trainable_map")
-
-
-def _is_trained(name: str, settings: Settings) -> bool:
-    if any(re.search(pattern, name) for pattern in settings.freeze_patterns):
-        return False
-    for prefix, trained in (settings.trainable_map or {}).items():
-        if _begins(name, prefix):
-            return trained
-    whole = ("value_head", *TRAINED_IN_FULL, *settings.saved_modules)
-    return not settings.is_lora or ".lora_" in name or any(_inside(name, module) for module in whole)
-
-
-def _begins(name: str, prefix: str) -> bool:
-    """Whether ``name`` begins with ``prefix``, with or without the policy's own ``model.`` in front."""
-    return name.startswith(prefix) or name.removeprefix("model.").startswith(prefix)
-
-
-def _inside(name: str, module: str) -> bool:
-    """Whether parameter ``name`` lies in a module whose path ends in ``module``."""
-    return f".{module}." in f".{name}"
-
-
-def _check_matches(names: list[str], settings: Settings) -> None:
-    """Refuse a pattern that matches no parameter."""
-    given = {
-        "freeze_pattern": {p: any(re.search(p, n) for n in names) for p in settings.freeze_patterns},
-        "trainable_map": {p: any(_begins(n, p) for n in names) for p in settings.trainable_map or {}},
-        "lora_modules_to_save": {m: any(_inside(n, m) for n in names) for m in settings.saved_modules},
-    }
-    for key, matches in given.items():
-        for pattern, matched in matches.items():
-            if not matched:
-                modules = {part for n in names for part in n.split(".")[:-1]}
-                raise bad(
-                    key, pattern, f"no parameter matches.{did_you_mean(pattern, modules)}", "correct or remove it"
-                )
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 
 from embodied.errors import CheckpointError
 
+from ..shared.keys import bad
 from .action_tokenizer import BOUNDS, BOUNDS_Q99, ENTRIES, Range
 from .checkpoint import Folder
 from .config import NetConfig
-from .settings import bad
 
 AUTO = "auto"
 BY_DIMENSIONS = {7: (BOUNDS_Q99, "LIBERO and BRIDGE"), 14: (BOUNDS, "ALOHA")}  # action dimensions → OFT's choice

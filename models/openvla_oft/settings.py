@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
 
+from ..shared.keys import as_tuple, bad
 from .config import DEAD_TARGETS, GRIPPERS, N_BINS, PRESETS, RELEASED_TARGETS, NetConfig, resize_towers
 from .shapes import TowerHints
 
@@ -319,16 +320,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "value_type": ("chunk_level", "action_level"),
     "lora_init_weights": (True, False, "gaussian"),
 }
-
-
-def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
-    return ConfigError(f"actor.model.{key} = {value!r}: {reason}", f"actor.model.{key}: {fix}")
-
-
-def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _side(image_size: Any) -> int:
