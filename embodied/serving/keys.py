@@ -1,0 +1,80 @@
+"""Which field of the env (``EnvSpec.obs``) a key of a request fills. Keys differ from client to client.
+
+=============================================  =========================================================================
+key                                            fills
+=============================================  =========================================================================
+a field's own name, e.g. ``images``            that field
+``images/CAMERA``                              the picture of that camera (``EnvSpec.cameras``)
+``prompt``, ``instruction``                    the instruction
+``observation/image``,                         the first camera's picture (clients of openpi)
+``observation/exterior_image_1_left``
+``observation/wrist_image``,                   the second camera's picture
+``observation/wrist_image_left``
+``observation/state``                          the field ``state``
+``full_image``, ``image``                      the first camera's picture (clients of OpenVLA)
+others with ``wrist`` in them, over REST       the second camera's picture, the third's, … in the order of the keys
+=============================================  =========================================================================
+
+``--map KEY=FIELD`` adds others. A key that fills nothing is ignored, unless it begins with ``embodied/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from embodied.client.wire import PROMPT
+from embodied.errors import ConfigError, unknown_name
+from embodied.instructions import fields_of
+from embodied.types import EnvSpec
+
+IMAGES = "images"
+FIRST = ("observation/image", "observation/exterior_image_1_left", "full_image", "image")
+SECOND = ("observation/wrist_image", "observation/wrist_image_left")
+
+
+def camera(name: str) -> str:
+    """What the picture of a camera is called."""
+    return f"{IMAGES}/{name}"
+
+
+def fillable(env: EnvSpec) -> list[str]:
+    """Everything that a key may fill."""
+    return [PROMPT, *fields_of(env), *map(camera, env.cameras)]
+
+
+def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
+    """Key of a request → what it fills.
+
+    Args:
+        more: keys of the user's own.
+
+    Raises:
+        UnknownNameError: one of them fills something that the env does not have.
+    """
+    own = {name: name for name in fillable(env)}
+    known = {"instruction": PROMPT, "observation/state": "state"}
+    for names, number in ((FIRST, 0), (SECOND, 1)):
+        if number < len(env.cameras):
+            known |= dict.fromkeys(names, camera(env.cameras[number]))
+    known = {key: field for key, field in known.items() if field in own}
+    for field in more.values():
+        if field not in own:
+            raise unknown_name("field", field, own, "FIELD in --map KEY=FIELD")
+    return {**known, **own, **more}
+
+
+def parse(pairs: Sequence[str]) -> dict[str, str]:
+    """``["cam_high=images/front"]`` → a mapping. Raises ConfigError if one is no pair."""
+    found = {}
+    for pair in pairs:
+        key, sign, field = pair.partition("=")
+        if not (key and sign and field):
+            raise ConfigError(f"--map {pair}: expected KEY=FIELD", "e.g. --map observation/cam_high=images/front")
+        found[key] = field
+    return found
+
+
+def in_order(env: EnvSpec, keys: Mapping[str, str], got: Sequence[str]) -> dict[str, str]:
+    """Cameras for keys that have ``wrist`` in them and fill nothing yet: the second camera, the third, and so on."""
+    unknown = [key for key in got if key not in keys and "wrist" in key]
+    return {key: camera(name) for key, name in zip(unknown, env.cameras[1:], strict=False)}

@@ -1,0 +1,62 @@
+"""Loads what is served: a checkpoint, or a folder that ``embodied.tools.export`` has written. No simulator is imported.
+
+=======================================================  =============================================================
+folder                                                   is
+=======================================================  =============================================================
+``runs/NAME/checkpoints/000100`` (``meta.json``)         a checkpoint (:func:`embodied.learn.origin.restore`)
+``embodied.json``: formats hf, torch_export, onnx, aoti  an export (:mod:`embodied.learn.exported`)
+=======================================================  =============================================================
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from embodied.errors import CheckpointError
+from embodied.files import EXPORT_FILE
+from embodied.learn import exported
+from embodied.learn.checkpoint_meta import read_meta
+from embodied.learn.origin import origin_of, restore
+from embodied.protocols import Policy
+from embodied.types import EnvSpec
+
+META_FILE = "meta.json"  # of a checkpoint
+
+
+class Loaded(NamedTuple):
+    """A policy that answers, the env that it is bound to, and what it was loaded from."""
+
+    policy: Policy
+    env: EnvSpec
+    source: str
+
+
+def load(folder: Path, device: torch.device | str = "cpu", trust: bool = False) -> Loaded:
+    """Returns the policy of a folder.
+
+    Args:
+        trust: the folder may name whatever it likes to build its policy, and hold machine code.
+
+    Raises:
+        CheckpointError: nothing that can be served is there, or it is damaged.
+        ConfigError: what builds the policy cannot be imported, or is none of ours.
+    """
+    if (folder / META_FILE).is_file():
+        if not trust:
+            origin = origin_of(folder, read_meta(folder))
+            exported.check_trusted(origin.target, origin.kwargs, folder)
+        return Loaded(*restore(folder, device), f"checkpoint {folder}")
+    if exported.is_export(folder):
+        facts = exported.read_export(folder)
+        return Loaded(*exported.build(facts, folder, device, trust=trust), f"{facts.format} export {folder}")
+    last = sorted(path.parent for path in folder.glob(f"checkpoints/*/{META_FILE}"))
+    example = (
+        "serve the folder of one checkpoint (runs/NAME/checkpoints/000100), or one that embodied.tools.export wrote"
+    )
+    raise CheckpointError(
+        f"{folder} holds neither a checkpoint ({META_FILE}) nor an export ({EXPORT_FILE})",
+        f"serve {last[-1]}" if last else example,
+    )

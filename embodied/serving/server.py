@@ -1,0 +1,209 @@
+"""The server: one port for the websocket (any path), ``POST /act``, ``/healthz``, ``/readyz`` and ``/metrics``.
+
+starting ──warm-up──▶ ready ──SIGTERM──▶ draining: nothing new, what is under way is answered ──▶ closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from embodied.client import wire
+from embodied.errors import ConfigError, EmbodiedError, RequestError
+from embodied.serving import access, openpi, openvla
+from embodied.serving.connections import Connections, address_of
+from embodied.serving.limits import Rate, ServerLimits
+from embodied.serving.metrics import Metrics
+from embodied.serving.reading import Frames
+from embodied.serving.requests import QuestionReader
+from embodied.serving.service import Service
+
+try:
+    from aiohttp import web
+except ImportError as error:
+    raise ConfigError("the Python package 'aiohttp' is not installed", "pip install 'embodied-rl[serve]'") from error
+
+log = logging.getLogger(__name__)
+
+DECODERS = 2  # threads that read requests
+LEAVE_S = 5.0  # for clients to answer a close
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """Serves one policy.
+
+    Args:
+        metadata: the first message of each websocket.
+        token: asked of every client, but not for health and readiness.
+        certificate: of TLS.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        reader: QuestionReader,
+        metadata: Mapping[str, Any],
+        limits: ServerLimits,
+        metrics: Metrics,
+        token: str | None = None,
+        certificate: ssl.SSLContext | None = None,
+    ) -> None:
+        self.service, self.reader, self.limits, self.metrics = service, reader, limits, metrics
+        self.metadata = wire.pack(metadata)
+        self.wire_limits = wire.Limits(max_bytes=limits.max_bytes)
+        self.rate = Rate(limits.rate, limits.burst)
+        self.draining = asyncio.Event()
+        self._token, self._certificate = token, certificate
+        self._connections = Connections(limits, metrics)
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
+        self.frames = Frames(reader, limits.max_bytes, self._decoders, metrics)
+        self._under_way = 0  # requests that have come and are not answered
+        self._idle = asyncio.Event()  # set while there is none
+        self._idle.set()
+        self._ready = False
+        self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+        self.conversations: set[openpi.Conversation] = set()  # open websockets
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and ask the policy once; returns the port, which the system chooses if ``port`` is 0.
+
+        Raises:
+            ConfigError: the address cannot be used.
+            RequestError: the policy failed in its first calls.
+        """
+        app = web.Application(middlewares=[self._watch], client_max_size=self.limits.max_bytes)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/readyz", self._readiness)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/act", self._act)
+        app.router.add_get("/{path:.*}", self._websocket)
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, auto_decompress=False, keepalive_timeout=30.0,
+            shutdown_timeout=LEAVE_S,
+        )  # fmt: skip
+        await self._runner.setup()
+        assert self._runner.server is not None
+        try:
+            self._listening = await asyncio.get_running_loop().create_server(
+                self._connections.guarded(self._runner.server), host, port, ssl=self._certificate,
+                ssl_handshake_timeout=None if self._certificate is None else self.limits.first_request_s,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {host}:{port}: {error.strerror or error}", "choose another --port, or --host"
+            ) from error
+        self.service.start()
+        await self.service.ready()
+        self._ready = True
+        self.metrics.ready.set(1)
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def drain(self) -> None:
+        """Take nothing new, answer what is under way (for ``drain_s`` at most), close all connections and end."""
+        self._ready = False
+        self.metrics.ready.set(0)
+        if self._listening is not None:
+            self._listening.close()
+        self.draining.set()
+        for conversation in [*self.conversations]:
+            conversation.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.drain_s):
+                await self._idle.wait()
+        await self._leave()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._decoders.shutdown(cancel_futures=True)
+        if self.service.alive:
+            await asyncio.to_thread(self.service.close)
+
+    async def _leave(self) -> None:
+        """Wait until the websockets have said goodbye."""
+        deadline = asyncio.get_running_loop().time() + LEAVE_S
+        while self.conversations and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+
+    # -- answers to both protocols -----------------------------------------------------------------------------------
+
+    async def decoded(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        """Read a request in a thread of its own kind: pictures take milliseconds."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await loop.run_in_executor(self._decoders, read, *arguments)
+        self.metrics.decode.observe(loop.time() - began)
+        return found
+
+    def answered(self, protocol: str, came: float) -> None:
+        """Count a request that got its actions, and had come at that time of the event loop's clock."""
+        self.metrics.answered(protocol, asyncio.get_running_loop().time() - came)
+
+    def failed(self, error: EmbodiedError) -> dict[str, str]:
+        """Count an error (RequestError or WireError); returns it as clients get it."""
+        kind = error.kind if isinstance(error, RequestError) else "wire"
+        self.metrics.errors.labels(kind).inc()
+        return {"kind": kind, "message": error.message, "fix": error.remedy}
+
+    def begins(self) -> None:
+        """A request has come."""
+        self._under_way += 1
+        self._idle.clear()
+
+    def ends(self) -> None:
+        """Its answer is sent, or its client has gone."""
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
+
+    # -- HTTP --------------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._connections.speaks(request.transport)
+        if not self._connections.has_place(request.transport):
+            refusal = web.Response(status=503, text="too many connections\n", headers={"Retry-After": "1"})
+            refusal.force_close()
+            return refusal
+        if access.from_web_page(request.headers):
+            self.metrics.refused_connections.labels("web page").inc()
+            raise web.HTTPForbidden(text="pages of web browsers may not ask\n")
+        if request.path not in ("/healthz", "/readyz") and not access.allowed(request.headers, self._token):
+            self.metrics.refused_connections.labels("token").inc()
+            raise web.HTTPUnauthorized(text="wrong token, or none\n", headers={"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        alive = self.service.alive
+        return web.Response(text="OK\n" if alive else "the inference thread has ended\n", status=200 if alive else 500)
+
+    async def _readiness(self, request: web.Request) -> web.Response:
+        if self._ready and self.service.alive:
+            return web.Response(text="ready\n")
+        return web.Response(text="draining\n" if self.draining.is_set() else "starting\n", status=503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _act(self, request: web.Request) -> web.Response:
+        if not self._ready:
+            return openvla.refusal(self.failed(RequestError("the server is not ready", "try again later", "draining")))
+        self.begins()
+        try:
+            return await openvla.act(self, request, address_of(request.transport))
+        finally:
+            self.ends()
+
+    async def _websocket(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise web.HTTPNotFound(text="here are a websocket, POST /act, /healthz, /readyz and /metrics\n")
+        if not self._ready:
+            raise web.HTTPServiceUnavailable(text="not ready\n", headers={"Retry-After": "1"})
+        return await openpi.converse(self, request, address_of(request.transport))

@@ -1,0 +1,208 @@
+"""``python -m embodied.tools.export CHECKPOINT --format hf --out DIR``: writes a checkpoint for other programs.
+
+    runs/NAME/checkpoints/000100 ─▶ restore ─▶ policy.export ─▶ DIR, with a model card (README.md) and embodied.json
+                                       │           ▲             └─▶ --verify: evaluates what was written
+                                       └─ a few observations of its env
+
+Which formats there are the policy says (:class:`embodied.protocols.Exports`). The card has the checkpoint's evaluation,
+if its run made one after the same iteration. The folder appears when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.errors import CheckpointError, ConfigError, EmbodiedError, unknown_name
+from embodied.files import EXPORT_FILE
+from embodied.instructions import of_messages
+from embodied.learn.checkpoint_meta import Meta, read_meta
+from embodied.learn.exported import ExportFile, with_files
+from embodied.learn.origin import origin_of, restore
+from embodied.observe.console import Console, make_console
+from embodied.parallel.modes import without_dropout
+from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
+from embodied.run.observations import observe
+from embodied.run.verify_export import Asked, Verdict, asked, verify
+from embodied.spec_json import to_json
+from embodied.tools.card import card, run_of, verification
+from embodied.types import EnvSpec, TextAction
+
+VERIFIED = "verified.json"
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if ``--verify`` found that the export is another policy, 2 after an explained
+    error."""
+    given = _arguments().parse_args(argv)
+    try:
+        return _carry_out(given, make_console())
+    except EmbodiedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m embodied.tools.export", description="Write a checkpoint for other programs."
+    )
+    parser.add_argument("checkpoint", help="folder of one checkpoint, e.g. runs/NAME/checkpoints/000100")
+    parser.add_argument("--out", required=True, help="folder to write: new, or empty")
+    parser.add_argument("--format", default="hf", help="what to write; the policy says what there is (default: hf)")
+    parser.add_argument(
+        "--dtype", default="fp32", help="of the tensors: fp32, bf16, fp16, or auto = bf16 if it loses little (fp32)"
+    )
+    parser.add_argument("--shard-size", help="of a file of weights at most, e.g. 500MB (default: 5GB)")
+    parser.add_argument("--quantize", help="int8: weights of eight bits, for formats that have them")
+    parser.add_argument(
+        "--observations", type=int, default=8, help="of the checkpoint's env, to measure on; 0 = none (default: 8)"
+    )
+    parser.add_argument("--device", default="cpu", help="where the policy is put meanwhile (default: cpu)")
+    parser.add_argument(
+        "--verify", nargs="+", metavar="KEY=VALUE",
+        help="evaluate what was written beside the checkpoint, e.g. --verify env=libero_spatial episodes=4",
+    )  # fmt: skip
+    parser.add_argument("--config-dir", action="append", default=[], help="folder with more group files, for --verify")
+    return parser
+
+
+def _carry_out(given: argparse.Namespace, console: Console) -> int:
+    checkpoint, out = Path(given.checkpoint), Path(given.out)
+    if given.dtype not in EXPORT_DTYPES:
+        raise unknown_name("dtype", given.dtype, EXPORT_DTYPES, "--dtype")
+    if given.quantize not in (None, *QUANTIZATIONS):
+        raise unknown_name("quantisation", given.quantize, QUANTIZATIONS, "--quantize")
+    size = None if given.shard_size is None else _bytes(given.shard_size)
+    options = {"max_shard_size": size, "quantize": given.quantize}
+    evaluation: AbstractContextManager[Asked | None] = nullcontext()
+    if given.verify:
+        evaluation = asked(given.verify, given.config_dir)
+    with evaluation as wanted:
+        for line in run(checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console):
+            print(line)
+        return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
+
+
+def _verified(checkpoint: Path, out: Path, wanted: Asked, console: Console, device: str) -> int:
+    """Evaluates what was written; returns the exit status."""
+    verdict = verify(checkpoint, out, wanted, console, device)
+    add_verdict(out, verdict)
+    print(*verdict.lines, sep="\n")
+    if not verdict.verified and verdict.differ:
+        console.table("episodes that differ", verdict.table)
+    return 0 if verdict.verified else 1
+
+
+def _bytes(text: str) -> int:
+    """``500MB`` → 500,000,000."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]?B|)", text.upper())
+    if found is None or not (size := int(float(found[1]) * UNITS.get(found[2], 1))):
+        raise ConfigError(f"--shard-size {text}: expected a size in bytes, KB, MB or GB", "give e.g. --shard-size 5GB")
+    return size
+
+
+def run(
+    checkpoint: Path, kind: str, out: Path, dtype: str = "fp32", device: str = "cpu", observations: int = 0,
+    options: dict[str, Any] | None = None, console: Console | None = None,
+) -> list[str]:  # fmt: skip
+    """Writes ``out``; returns lines to say.
+
+    Args:
+        observations: how many of the checkpoint's env are taken to measure on.
+        options: as :meth:`embodied.protocols.Exports.export` takes them.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or ``out`` holds files already.
+        ConfigError: the policy cannot be exported so.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(f"{out} is not empty", "give a new folder in --out; nothing is overwritten")
+    meta = read_meta(checkpoint)
+    policy, env = restore(checkpoint, device)
+    if not isinstance(policy, Exports):
+        raise ConfigError(
+            f"{type(policy).__name__} cannot be exported: it offers no format",
+            "give it export_formats and export() (embodied.protocols.Exports)",
+        )
+    if kind not in policy.export_formats:
+        raise unknown_name(f"format of {type(policy).__name__}", kind, policy.export_formats, "--format")
+    examples, why = examples_of(checkpoint, meta, policy, observations, device, console or make_console())
+    part = out.absolute().with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        with without_dropout(policy):
+            written = policy.export(kind, part, dtype, examples, options or {})
+        written = replace(written, notes=(*written.notes, *why))
+        (part / "README.md").write_text(card(checkpoint, meta, written, out))
+        facts = facts_of(checkpoint, kind, meta, written, policy, env)
+        (part / EXPORT_FILE).write_text(json.dumps(with_files(facts, part), indent=1) + "\n")
+        if out.exists():
+            out.rmdir()
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return [f"{out}: {policy.export_formats[kind]}, {written.dtype}", *written.notes]
+
+
+def facts_of(
+    checkpoint: Path, kind: str, meta: Meta, written: Exported, policy: Policy, env: EnvSpec
+) -> ExportFile:  # fmt: skip
+    """Returns what ``embodied.json`` says of an export."""
+    source = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
+    source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}  # type: ignore[dict-item]
+    told = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
+    return ExportFile(
+        kind, written.dtype, to_json(env), told, dict(written.model), source, dict(written.measured),
+        written.rounding,
+    )  # fmt: skip
+
+
+def examples_of(
+    checkpoint: Path, meta: Meta, policy: Policy, count: int, device: str, console: Console
+) -> tuple[Examples, list[str]]:  # fmt: skip
+    """Returns what an export may measure on; and why there are no observations, if there are none."""
+    prompts, origin = prompts_of(checkpoint), origin_of(checkpoint, meta)
+    if isinstance(origin.env.action, TextAction):
+        return Examples(prompts), []
+    if count <= 0:
+        return Examples(prompts), ["no observations were asked for (--observations 0)"]
+    try:
+        with console.progress("taking observations of the env", brief=True):
+            return replace(observe(origin, policy, count, torch.device(device), console.say), prompts=prompts), []
+    except EmbodiedError as error:
+        return Examples(prompts), [f"nothing could be measured on observations of the env: {error.message}"]
+
+
+def prompts_of(checkpoint: Path) -> list[str]:
+    """Returns prompts of the latest evaluation whose texts the checkpoint's run has kept (``generations/``); none if it
+    kept none."""
+    files = sorted((run_of(checkpoint) / "generations").glob("*.jsonl"))
+    rows = [json.loads(line) for line in files[-1].read_text().splitlines()] if files else []
+    prompts = [row["prompt"] if isinstance(row["prompt"], str) else of_messages(row["prompt"]) for row in rows]
+    return [*dict.fromkeys(prompts)]
+
+
+def add_verdict(out: Path, verdict: Verdict) -> None:
+    """Writes what ``--verify`` has found into ``verified.json`` and the card."""
+    (out / VERIFIED).write_text(json.dumps(verdict.as_json(), indent=1) + "\n")
+    file = out / "README.md"
+    file.write_text(file.read_text() + "\n" + verification(verdict.lines, verdict.table) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""What a folder with a program says of it: ``program.json``.
+
+    program.json       this file
+    program.onnx       the program; program.pt2 of torch.export and AOTInductor
+    program.onnx.data  its weights, where they are too large for one file
+    tokenizer.json     of the prompt
+
+Checksums of the other files stand in program.json, so that damage is found before anything reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import CheckpointError, SpecMismatchError, unknown_name
+from embodied.files import check_checksums, check_folder, check_seal, checksums, inside, read_json, reading, sealed
+from embodied.spec_json import from_json, to_json
+from embodied.types import EnvSpec
+
+from ..files import write_json
+
+FILE, TOKENIZER, VERSION = "program.json", "tokenizer.json", 1
+# Format → the files that it may have beside program.json and the tokenizer.
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "torch_export": ("program.pt2",),
+    "onnx": ("program.onnx", "program.onnx.data"),
+    "aoti": ("program.pt2",),
+}
+# Inputs in their order, each with the names of its first axes. ``state`` is there if the policy reads it.
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "images": ("batch",),  # uint8 [B, C, H, W, 3], as the env gives them
+    "prompt": ("batch", "length"),  # int64 [B, L], token ids: BOS, padding, text
+    "present": ("batch", "length"),  # bool [B, L], False at padding
+    "noise": ("batch",),  # float32 [B, T] in [0, 1), what sampled tokens are drawn with
+    "greedy": ("batch",),  # bool [B]: take the likeliest tokens, whatever the noise
+    "temperature": ("batch",),  # float32 [B], above 0
+    "state": ("batch",),  # float32 [B, S]
+}
+# actions float32 [B, K, A] in the env's units, tokens int32 [B, T], log-probs float32 [B, T] in nats
+OUTPUTS = ("actions", "action_tokens", "logprobs")
+
+
+@dataclass(frozen=True)
+class PromptFacts:
+    """How an instruction becomes the ids of a prompt (:class:`..prompts.PromptIds`)."""
+
+    template: str  # with {} for the instruction
+    lower: bool  # whether the instruction is put in lower case
+    bos_id: int
+    last_id: int
+    pad_id: int
+    max_tokens: int  # of a prompt
+
+    def text(self, instruction: str) -> str:
+        return self.template.replace("{}", instruction.lower() if self.lower else instruction)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Content of ``program.json``."""
+
+    format: str  # a key of FORMATS
+    env: EnvSpec  # the env that the policy was bound to
+    prompt: PromptFacts
+    num_images: int  # cameras read, the env's first
+    state_dim: int  # S, or 0 if the program has no input "state"
+    num_action_chunks: int  # K
+    action_dim: int  # A
+    first_token: int  # id of the first action token
+    categories: int  # action tokens
+    quantize: str | None = None  # "int8", or None
+    policy: Mapping[str, str] = field(default_factory=dict)  # what the exported policy said of itself
+    measured: Mapping[str, Any] = field(default_factory=dict)  # errors against the policy, and what quantising loses
+    files: Mapping[str, str] = field(default_factory=dict)  # name → checksum
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the program's inputs in their order."""
+        return [name for name in INPUTS if name != "state" or self.state_dim]
+
+    def write(self, folder: Path, names: Sequence[str]) -> None:
+        """Write program.json beside the files ``names``."""
+        values = {**asdict(self), "env": to_json(self.env), "files": checksums(folder, names)}
+        write_json(folder / FILE, sealed({"version": VERSION, **values}))
+
+
+def read(folder: Path) -> Facts:
+    """Read program.json and compare the folder's files with it.
+
+    Raises:
+        CheckpointError: there is no program, it is of another version, or something is damaged.
+    """
+    if not (folder / FILE).is_file():
+        raise CheckpointError(
+            f"no exported program at {folder} (no {FILE})",
+            "set actor.model.model_path to a folder that embodied.tools.export has written as torch_export, onnx or "
+            "aoti",
+        )
+    check_folder(folder)
+    path = inside(folder, FILE)
+    data = check_seal(path, read_json(path))
+    if (version := data.get("version")) != VERSION:
+        raise CheckpointError(
+            f"{path} has version {version!r}, expected {VERSION}",
+            "read it with the version of embodied that wrote it, or export the checkpoint again",
+        )
+    with reading(path):
+        facts = _facts(data)
+    if facts.format not in FORMATS:
+        raise unknown_name("format of a program", facts.format, FORMATS, f"format in {path}")
+    with reading(path, "it lists other files than a program has"):
+        if not {FORMATS[facts.format][0], TOKENIZER} <= {*facts.files} <= {*FORMATS[facts.format], TOKENIZER}:
+            raise ValueError(", ".join(facts.files))
+    check_checksums(folder, facts.files)
+    return facts
+
+
+def _facts(data: Mapping[str, Any]) -> Facts:
+    prompt, quantize = data["prompt"], data["quantize"]
+    counts = ("num_images", "state_dim", "num_action_chunks", "action_dim", "first_token", "categories")
+    ids = {name: _is(prompt, name, int) for name in ("bos_id", "last_id", "pad_id", "max_tokens")}
+    try:
+        env = from_json(data["env"])
+    except SpecMismatchError as error:
+        raise ValueError(error.message) from error
+    return Facts(
+        format=_is(data, "format", str),
+        env=env,
+        prompt=PromptFacts(_is(prompt, "template", str), _is(prompt, "lower", bool), **ids),
+        **{name: _is(data, name, int) for name in counts},
+        quantize=None if quantize is None else _is(data, "quantize", str),
+        policy={str(name): str(fact) for name, fact in _is(data, "policy", dict).items()},
+        measured=_is(data, "measured", dict),
+        files=_is(data, "files", dict),
+    )
+
+
+def _is(data: Mapping[str, Any], name: str, kind: type) -> Any:
+    """The value under ``name``. Raises TypeError if it is of another type, ValueError if it is below 0."""
+    value = data[name]
+    if type(value) is not kind:
+        raise TypeError(f"{name} is {value!r}, expected {kind.__name__}")
+    if isinstance(value, int) and value < 0:
+        raise ValueError(f"{name} is {value}, expected 0 or more")
+    return value
