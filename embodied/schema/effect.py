@@ -1,0 +1,87 @@
+"""Refuses keys that nothing reads, or that another value overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from embodied.errors import ConfigError
+from embodied.schema.config import Config, defaults
+from embodied.schema.links import MISSING, SIDES, at, own_of
+
+_BOTH = ("env.train.{0}", "env.eval.{0}")
+LINKS: Mapping[str, tuple[str, ...]] = {
+    "data.max_prompt_length": ("actor.model.max_prompt_tokens",),
+    "data.truncation": ("actor.model.truncation", *_BOTH),
+    "data.filter_overlong_prompts": _BOTH,
+    "data.answer_key": _BOTH,
+    "data.data_source_key": _BOTH,
+    "data.chat_template": ("actor.model.chat_template",),
+    "data.add_generation_prompt": ("actor.model.add_generation_prompt",),
+    "data.enable_thinking": ("actor.model.enable_thinking",),
+    "data.num_workers": ("env.num_workers",),
+    "reward.num_workers": ("env.num_workers",),
+    "actor.tokenizer.tokenizer_model": ("actor.model.tokenizer_path",),
+    "algorithm.rollout_batch_size_per_gpu": ("rollout.policy_batch",),
+}
+"""Key → the keys for which it is the default; ``{0}`` is its own name. One of them has to have its value."""
+
+PROBLEM_LINKS: Mapping[str, tuple[str, ...]] = {
+    "data.prompt_key": _BOTH,
+    "data.messages_key": _BOTH,
+    "data.system_prompt": _BOTH,
+    "data.validation_shuffle": ("env.eval.shuffle",),
+    **{f"data.train_{name}": (f"env.train.{name}",) for name in ("subset", "split", "revision")},
+    **{f"data.val_{name}": (f"env.eval.{name}",) for name in ("subset", "split", "revision")},
+}
+"""The same in reinforcement learning. Supervised training reads demonstrations by them."""
+
+
+def check_effect(config: Config) -> None:
+    """Refuses keys without effect: nothing takes them, or another value is given directly.
+
+    Raises:
+        ConfigError: with both keys.
+    """
+    supervised = config.runner.task_type == "sft"
+    everything, usual = config.model_dump(by_alias=True), defaults()
+    for key, targets in {**LINKS, **({} if supervised else PROBLEM_LINKS)}.items():
+        value, own = at(everything, key), key.rpartition(".")[2]
+        names = [target.format(own) for target in targets]
+        if value == at(usual, key) or any(at(everything, name) == value for name in names):
+            continue
+        found = [f"{name} is {at(everything, name)!r}" for name in names if at(everything, name) is not MISSING]
+        raise ConfigError(
+            f"{key} is {value!r}, and " + (" and ".join(found) or f"nothing here takes it ({', '.join(names)})"),
+            f"leave {key} out" + (f", or give {' and '.join(names)} the same value" if found else ""),
+        )
+    _check_reward(config)
+    if not supervised:
+        _check_options(config)
+
+
+def _check_reward(config: Config) -> None:
+    """Refuses verifiers where no env takes one."""
+    reward, sides = config.reward, [own_of(config, side) for side in SIDES]
+    told = {
+        "reward.reward_type": reward.reward_type,
+        "reward.val_reward_type": reward.val_reward_type,
+        "reward.reward_scale": reward.reward_scale,
+        "reward.custom_reward_function.path": reward.custom_reward_function.path,
+        "reward.remote.enable": reward.remote.enable or None,
+    }
+    given = [key for key, value in told.items() if value is not None]
+    if given and not any("verifier" in own for own in sides):
+        raise ConfigError(
+            f"{' and '.join(given)}: {config.env.train.target} takes no verifier",
+            f"leave out {' and '.join(given)}, or choose an env of texts, e.g. env=math",
+        )
+
+
+def _check_options(config: Config) -> None:
+    """Refuses arguments of data sets that no env gives to one."""
+    given, sides = config.data.options, [own_of(config, side) for side in SIDES]
+    if given and not any(given.items() <= (side.get("data_args") or {}).items() for side in sides):
+        raise ConfigError(
+            f"data.options are {given}, and no data set of yours gets them",
+            "name one in data.train_data_paths or data.custom_cls, or set env.train.data_args and env.eval.data_args",
+        )
