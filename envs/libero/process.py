@@ -13,9 +13,10 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from embodied.cache import cache_folder
 from embodied.errors import RendererUnavailableError
 
-from ..shared.machine import cache_folder
+from .control import prepare as prepare_control
 from .files import LiberoPaths, write_config
 
 _MUJOCO_WARNING = (
@@ -45,6 +46,7 @@ def prepare_process(paths: LiberoPaths, backend: str) -> dict[str, str]:
             f"mujoco was imported in this process before MUJOCO_GL={backend} was set",
             f"set MUJOCO_GL={backend} in the environment, or import mujoco only after prepare()",
         )
+    prepare_control()
     mujoco.set_mju_user_warning(logging.getLogger(__name__).warning)  # else MUJOCO_LOG.TXT in the working folder
     found = {"libero": _distribution(), "mujoco": mujoco.__version__, "assets": str(paths.assets)}
     return {**found, "warning": _MUJOCO_WARNING} if _is_newer_than_benchmark(mujoco.__version__) else found

@@ -19,6 +19,7 @@ from embodied.errors import RendererUnavailableError, unknown_name
 
 from ..shared.frustum import Frustum, corners
 from ..shared.machine import try_in_process
+from .meshes import coarser
 
 BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
 REMEDY = (
@@ -30,6 +31,22 @@ import mujoco
 context = mujoco.GLContext(64, 64)
 context.make_current()
 from OpenGL import GL
+import sys
+if sys.argv[1:] == ["frame"]:
+    import numpy
+    model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='.3'/></worldbody></mujoco>")
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    scene, camera = mujoco.MjvScene(model, 10), mujoco.MjvCamera()
+    mujoco.mjv_defaultFreeCamera(model, camera)
+    mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, camera, mujoco.mjtCatBit.mjCAT_ALL, scene)
+    drawing = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing)
+    frame, area = numpy.zeros((64, 64, 3), numpy.uint8), mujoco.MjrRect(0, 0, 64, 64)
+    mujoco.mjr_render(area, scene, drawing)
+    mujoco.mjr_readPixels(frame, None, area, drawing)
+    if frame.min() == frame.max():
+        raise RuntimeError("it made a context and drew an empty picture")
 print("GL_RENDERER=" + GL.glGetString(GL.GL_RENDERER).decode())
 context.free()
 """
@@ -41,6 +58,7 @@ class RendererChoice:
 
     name: str  # value for MUJOCO_GL
     reason: str
+    driver: str = ""  # what draws, as GL names it
 
 
 def check_renderer(wanted: str = "auto") -> RendererChoice:
@@ -58,7 +76,7 @@ def check_renderer(wanted: str = "auto") -> RendererChoice:
     for name in candidates:
         ok, text = _try_backend(name)
         if ok:
-            return RendererChoice(name, f"{name.upper()} ({text}); {why}")
+            return RendererChoice(name, f"{name.upper()} ({text}); {why}", text)
         said.append(f"{name}: {text}")
     raise RendererUnavailableError("no way to render without a display was found: " + "; ".join(said), REMEDY)
 
@@ -79,9 +97,21 @@ def _candidates(wanted: str) -> tuple[tuple[str, ...], str]:
     return (from_user,), "asked for by MUJOCO_GL"
 
 
-def _try_backend(name: str) -> tuple[bool, str]:
-    """(worked, name of the GL driver or last line of the error)."""
-    return try_in_process(_TRIAL, [], {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}, "GL_RENDERER=")
+def draw_frame(name: str) -> str:
+    """Draws a small picture with a backend, in a process of its own; returns the name of the GL driver.
+
+    Raises:
+        RendererUnavailableError: the backend cannot, with what it said.
+    """
+    ok, text = _try_backend(name, "frame")
+    if not ok:
+        raise RendererUnavailableError(f"{name.upper()} cannot draw: {text}", REMEDY)
+    return text
+
+
+def _try_backend(name: str, *more: str) -> tuple[bool, str]:
+    """(worked, name of the GL driver or last line of the error). With "frame" it draws one, too."""
+    return try_in_process(_TRIAL, more, {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}, "GL_RENDERER=")
 
 
 _NOT_DRAWN = 5  # a group of geometry that MuJoCo leaves out of pictures
@@ -92,9 +122,12 @@ class Offscreen:
 
     The scene is set up as robosuite 1.4 sets up its cameras (visual geometry only), so pictures are equal to its.
     The model's textures are handed over to GL and given up in the model: one ``Offscreen`` a model, for its whole life.
+
+    Args:
+        mesh_cell: as :func:`embodied.envs.libero.meshes.coarser` takes it, m.
     """
 
-    def __init__(self, model: Any, width: int, height: int) -> None:
+    def __init__(self, model: Any, width: int, height: int, mesh_cell: float = 0.0) -> None:
         import mujoco
 
         self._mujoco, self._model = mujoco, model
@@ -109,7 +142,8 @@ class Offscreen:
         self._option.geomgroup[0], self._option.geomgroup[1] = 0, 1  # collision shapes off, visual meshes on
         self._boxes = np.stack([corners(box[:3] - box[3:], box[:3] + box[3:]) for box in model.geom_aabb])
         self._bounded, self._may_cull = model.geom_rbound > 0, _may_cull(mujoco, model)
-        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        with coarser(model, mesh_cell):
+            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         _release_pages(model.tex_data)
 

@@ -8,6 +8,7 @@ original                                    here
 ``reset()`` rebuilds the model, 2 s         the state after the first reset is kept and restored, < 1 ms
 renders each camera in each control step    on demand (:meth:`TaskSimulator.render`)
 reads 40 observables in each sub-step       the positions that the sensors saw are noted; the rest on demand
+looks names up in each sub-step             once (:mod:`embodied.envs.libero.control`, ``goals``)
 three forward passes a sub-step             one, split around the controller (``mj_step1``, ``mj_step2``)
 ==========================================  =====================================================================
 
@@ -19,12 +20,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..shared.rotations import axis_angle
+from ..shared.rotations import axis_angle, product, quaternion_of, turned
+from .control import make_control
+from .goals import Goals, place_of
 from .grasps import Boxes
 from .process import quiet
 from .rendering import Offscreen
@@ -60,21 +63,31 @@ class SensorClock:
         return read
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """What is drawn: keys of ``init_params``."""
+
+    cameras: tuple[str, ...]
+    height: int
+    width: int
+    mesh_cell: float
+
+
 class TaskSimulator:
     """Simulates one task. Building takes seconds; going to an initial state 0.1 s the first time, then 0.1 ms."""
 
-    def __init__(self, bddl_file: str, cameras: tuple[str, ...], height: int, width: int) -> None:
+    def __init__(self, bddl_file: str, pictures: Pictures) -> None:
         import mujoco
 
-        self._mujoco = mujoco
-        self._size = (width, height)
+        self._mujoco, self._wanted = mujoco, pictures
         self._domain = _build(bddl_file)
         self._robot = self._domain.robots[0]
         self._model, self._data = self._domain.sim.model._model, self._domain.sim.data._data
         # positions and velocities are all that the controller reads, so it needs only the first half of MuJoCo's step
         self._domain.sim.forward = functools.partial(mujoco.mj_step1, self._model, self._data)
         self._shown_data = mujoco.MjData(self._model)  # positions that the sensors saw, for rendering
-        self._camera_ids = {name: self._domain.sim.model.camera_name2id(name) for name in cameras}
+        self._camera_ids = {name: self._domain.sim.model.camera_name2id(name) for name in pictures.cameras}
+        self._control, self._goals = make_control(self._domain), Goals(self._domain)
         self._substeps = int(self._domain.control_timestep / self._domain.model_timestep)
         self._clock = SensorClock(self._domain.model_timestep)
         self._clock.tick(force=True)  # as the original's reset does
@@ -98,25 +111,30 @@ class TaskSimulator:
         """Does what the original's ``set_init_state`` does, without its rendering."""
         self._domain.sim.set_state_from_flattened(init_state)
         self._mujoco.mj_forward(self._model, self._data)
-        self._domain._check_success()  # lights the burner of a stove that is on
+        self._goals.evaluate()  # lights the burner of a stove that is on
         self._domain._post_process()
         self._clock.tick(force=True)
         self._note_sensors()
 
     def step(self, action: np.ndarray) -> bool:
         """Executes one control step [7]; returns whether the goal is reached."""
-        domain, self._pictures = self._domain, {}
-        for substep in range(self._substeps):
-            domain._pre_action(action, policy_step=substep == 0)  # calls sim.forward, which is mj_step1; sets torques
-            read = self._clock.tick()
-            if read:
-                self._note_sensors()
-            self._mujoco.mj_step2(self._model, self._data)
-            if read:  # poses are those before the integration, joint angles those after it, as in the original
-                self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
-        success = bool(domain._check_success())
-        domain._post_process()
+        self._pictures = {}
+        reads = [self._clock.tick() for _ in range(self._substeps)]
+        single = [substep for substep, read in enumerate(reads) if read or substep == 0]
+        for here, following in zip(single, [*single[1:], self._substeps], strict=True):
+            self._substep(action, here == 0, reads[here])
+            self._control.advance(action, following - here - 1)
+        success = self._goals.evaluate()
+        self._domain._post_process()
         return success
+
+    def _substep(self, action: np.ndarray, policy_step: bool, read: bool) -> None:
+        self._control.begin(action, policy_step)
+        if read:
+            self._note_sensors()
+        self._mujoco.mj_step2(self._model, self._data)
+        if read:  # poses are those before the integration, joint angles those after it, as in the original
+            self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
 
     def _note_sensors(self) -> None:
         self._shown_qpos = self._data.qpos.copy()
@@ -133,11 +151,22 @@ class TaskSimulator:
     def render(self, camera: str) -> np.ndarray:
         """Renders what the sensors saw last, uint8 [H, W, 3], upright. Computed once for each state."""
         if camera not in self._pictures:
-            self._offscreen = self._offscreen or Offscreen(self._model, *self._size)
+            if self._offscreen is None:
+                wanted = self._wanted
+                self._offscreen = Offscreen(self._model, wanted.width, wanted.height, wanted.mesh_cell)
             now, self._model.site_rgba[:] = self._model.site_rgba.copy(), self._shown_site_rgba
             self._pictures[camera] = self._offscreen.render(self._shown(), self._camera_ids[camera])
             self._model.site_rgba[:] = now
         return self._pictures[camera]
+
+    def move_camera(self, camera: str, translation: np.ndarray, rotation: np.ndarray) -> None:
+        """Moves a camera by a translation (m) and a rotation vector (rad), both in its own frame. The pose is part of
+        the state, so :meth:`begin` puts it back."""
+        number = self._camera_ids[camera]
+        position, quaternion = self._model.cam_pos[number], self._model.cam_quat[number]
+        position += turned(quaternion, np.asarray(translation, np.float64))
+        quaternion[:] = product(quaternion, quaternion_of(np.asarray(rotation, np.float64)))
+        self._pictures = {}
 
     def _shown(self) -> Any:
         """Poses of bodies, cameras and lights at the positions that the sensors saw."""
@@ -159,6 +188,7 @@ class TaskSimulator:
                 "lit_sites": self._lit_sites(),
                 "clock": self._clock.state,
                 "shown": (self._shown_qpos, self._shown_site_rgba, self._gripper_qpos),
+                "cameras": (self._model.cam_pos, self._model.cam_quat),
             }
         )
 
@@ -172,6 +202,8 @@ class TaskSimulator:
             self._domain.get_object(name).object_properties["vis_site_names"] = sites
         self._clock.state = state["clock"]
         self._shown_qpos, self._shown_site_rgba, self._gripper_qpos = state["shown"]
+        self._model.cam_pos[:], self._model.cam_quat[:] = state["cameras"]
+        self._goals.forget()
         self._pictures = {}
 
     def _physics(self) -> np.ndarray:
@@ -192,17 +224,7 @@ class TaskSimulator:
 
     def progress(self) -> float:
         """Progress in [0, 1), defined in :class:`embodied.envs.libero.LiberoEnv`."""
-        goals = self._domain.parsed_problem["goal_state"]
-        open_goals = [goal for goal in goals if not self._domain._eval_predicate(goal)]
-        best = max((self._nearness(goal) for goal in open_goals), default=0.0)
-        return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
-
-    def _nearness(self, goal: list[str]) -> float:
-        """1 − tanh of distances: gripper to the goal's object and, for two-place goals, object to its target."""
-        places = [np.array(self._domain.object_states_dict[name].get_geom_state()["pos"]) for name in goal[1:]]
-        gripper = self._data.site_xpos[self._robot.eef_site_id]
-        pairs = zip([gripper, *places[:-1]], places, strict=True)
-        return float(np.mean([1.0 - math.tanh(5.0 * float(np.linalg.norm(a - b))) for a, b in pairs]))
+        return self._goals.progress()
 
     # -- what a scripted expert reads (``experts.Scene``): as the sensors saw it, like pictures and robot_state
 
@@ -214,16 +236,13 @@ class TaskSimulator:
         return self._shown().xpos[self._robot_body()].copy()
 
     def goals(self) -> list[list[str]]:
-        return self._domain.parsed_problem["goal_state"]
+        return self._goals.all
 
     def reached(self, goal: list[str]) -> bool:
-        return bool(self._domain._eval_predicate(goal))
+        return self._goals.reached(goal)
 
     def place(self, name: str) -> np.ndarray:
-        data = self._shown()
-        if name in self._domain.object_sites_dict:
-            return data.site_xpos[self._model.site(name).id].copy()
-        return data.xpos[self._domain.obj_body_id[name]].copy()
+        return place_of(self._domain, self._shown(), name).copy()
 
     def boxes(self, name: str) -> Boxes:
         return self._boxes(self._geoms_of(name))

@@ -16,17 +16,28 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, SpecMismatchError
-from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
+from embodied.types import (
+    ArraySpec,
+    ContinuousAction,
+    EnvSpec,
+    Obs,
+    SimulatorNeeds,
+    Start,
+    StepResult,
+    WorkerFacts,
+)
 
 from ..shared.arguments import check_name, check_range
+from ..shared.machine import versions_of
 from .arguments import check_file, instructions, sim_params
 from .cameras import Cameras
 from .cuda import REMEDY, SIM_BACKENDS, check_cuda, device_of, wants_gpu
 from .experts import CONTROL_MODES, EXPERTS
 from .facts import TaskFacts, ask, check_task, facts_of
-from .rendering import DEVICES, VulkanChoice, check_vulkan
+from .rendering import DEVICES, VulkanChoice, check_vulkan, draw_frame
 from .simulator import TaskSimulator, prepare_process
 
+PACKAGES = ("mani_skill", "sapien", "gymnasium", "numpy", "torch")  # distributions on whose versions numbers depend
 SEED_STREAM = 2**30
 """Seeds of evaluation starts begin here (``embodied.runtime.plan``), so bit 30 of a seed tells the two apart."""
 
@@ -166,6 +177,13 @@ class ManiSkillEnv:
     def spec(self) -> EnvSpec:
         return self._spec
 
+    @staticmethod
+    def needs() -> SimulatorNeeds:
+        """Says what ManiSkill needs of a machine (:class:`embodied.protocols.NeedsOfMachine`)."""
+        licences = {"ManiSkill's code": "Apache-2.0", "ManiSkill's assets": "CC BY-NC 4.0, not for commercial use"}
+        install = "pip install 'embodied-rl[maniskill]'"
+        return SimulatorNeeds("ManiSkill", ("mani_skill", "sapien"), install, {"Vulkan": draw_frame}, licences)
+
     def preflight(self) -> None:
         """Tries the renderer, and compares the spec with the simulator (asked once; a file keeps the answer)."""
         if self._on_gpu:
@@ -187,7 +205,7 @@ class ManiSkillEnv:
         choice, versions = _prepare_once(self._renderer)
         self._renderer = choice.name
         extra = {**versions, "simulation": f"PhysX on {device_of()}"} if self._on_gpu else versions
-        return WorkerFacts(pid=os.getpid(), renderer=choice.name, reason=choice.reason, extra=extra)
+        return WorkerFacts(os.getpid(), choice.name, choice.reason, extra, choice.driver, versions_of(PACKAGES))
 
     def _batch(self, num_slots: int) -> ManiSkillBatch:
         """Hosts all slots of a worker in one simulator (:class:`embodied.protocols.Batched`)."""
@@ -240,6 +258,10 @@ class ManiSkillEnv:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._sim.set_state(state)
+
+    def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
+        """See :class:`embodied.protocols.MovesCameras`."""
+        self._sim.move_camera(name, translation, rotation)
 
     def _expert(self) -> Iterator[np.ndarray]:
         """Yields the next action of a scripted policy that reads the objects' poses."""

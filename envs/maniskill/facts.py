@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from embodied.cache import cache_folder
 from embodied.errors import (
     AssetsMissingError,
     ConfigError,
@@ -30,7 +31,6 @@ from embodied.errors import (
     unknown_name,
 )
 
-from ..shared.machine import cache_folder
 from .rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0

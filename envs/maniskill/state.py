@@ -28,11 +28,12 @@ def read_state(env: Any) -> dict[str, np.ndarray]:
     values = torch.cat(columns, dim=1).cpu().numpy()
     found = dict(zip(seen, np.split(values, ends[:-1], axis=1), strict=True))
     if "tcp_pose" in found and found["tcp_pose"].shape[1] == 7 and found["qpos"].shape[1] > 2:
-        found["proprio"] = np.stack([_proprio(*row) for row in zip(found["tcp_pose"], found["qpos"], strict=True)])
+        found["proprio"] = np.stack([proprio(*row) for row in zip(found["tcp_pose"], found["qpos"], strict=True)])
     return found
 
 
-def _proprio(tcp_pose: np.ndarray, qpos: np.ndarray) -> np.ndarray:
+def proprio(tcp_pose: np.ndarray, qpos: np.ndarray) -> np.ndarray:
+    """Gripper position, axis-angle and both fingers [8], from the gripper's pose [7] and the joints."""
     w, x, y, z = map(float, tcp_pose[3:])
     return np.concatenate([tcp_pose[:3], axis_angle(x, y, z, w), qpos[-2:]])
 

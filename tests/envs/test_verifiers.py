@@ -5,7 +5,7 @@ import time
 import pytest
 from embodied.envs.text.verdict import Problem, Verdict
 from embodied.envs.text.verifiers import make_verifier
-from embodied.envs.text.verifiers.answers import MAX_DIGITS, last_boxed, normalised, number, same
+from embodied.envs.text.verifiers.answers import MAX_DIGITS, canonical, last_boxed, normalised, number, same
 from embodied.envs.text.verifiers.choice import Choice
 from embodied.envs.text.verifiers.failures import TOO_MANY, WINDOW, Tolerant, VerifierFailed
 
@@ -99,6 +99,46 @@ def test_answers_that_are_not_equal(one, other):
     assert not same(one, other)
 
 
+@pytest.mark.parametrize(
+    ("text", "spelling"),
+    [
+        ("0.50", "1/2"), (r"\frac{-2}{4}", "-1/2"), ("1,234.0", "1234"), (r"10\%", "10"), ("EAST", "east"), ("X", "X"),
+        (r"$ x + 1 $", "x+1"), ("", ""), (" . ", ""), ("1/0", "1/0"),
+    ],
+)  # fmt: skip
+def test_equal_answers_have_one_spelling(text, spelling):
+    assert canonical(text) == spelling
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "response", "options", "said"),
+    [
+        ("boxed", "0.5", r"\boxed{\frac{2}{4}}", {}, "1/2"),
+        ("boxed", "0.5", r"\boxed{0.3} or \boxed{x}", {}, "x"),
+        ("boxed", "0.5", "0.5", {}, ""),
+        ("gsm8k", "12", "so #### 1,200.0", {}, "1200"),
+        ("gsm8k", "12", "so 12", {"strict": True}, ""),
+        ("gsm8k", "12", "none", {}, ""),
+        ("exact", "a b", " A b ", {}, "A b"),
+        ("exact", "a b", " A b ", {"ignore_case": True}, "a b"),
+        ("integer_after", "7", "1;+007", {}, "7"),
+        ("integer_after", "7", "7", {}, ""),
+        ("choice", "B", "the answer is (C)", {}, "C"),
+        ("choice", "B", "who knows", {}, ""),
+        ("format", None, "x", {}, None),
+    ],
+)
+def test_a_verdict_says_what_was_answered(name, answer, response, options, said):
+    parts = [{"name": "format", "pattern": "."}, {"name": name, "decides": True, **options}]
+    verifier = make_verifier(parts)
+    assert verifier(problem(answer), response).answer == said
+    verifier.close()
+
+
+def test_without_a_verdict_nothing_is_said():
+    assert make_verifier([{"name": "boxed"}])(problem(None), r"\boxed{1}").answer is None
+
+
 def test_long_numbers_are_texts():
     long = "9" * (MAX_DIGITS + 1)
     assert number(long) is None
@@ -134,6 +174,8 @@ def test_boxed(answer, response, right):
         ("work <<1+1=2>> #### 1,234", "so #### 1234", True),
         ("72", "#### $72.00", True),
         (72, "48+24 = 72.", True),
+        ("#### 72 of 80", "#### 72 of 80", True),
+        ("#### 72 of 80", "#### 80", False),
         ("-5", "x is -5", True),
         ("3", "8-5 = 3, that is 5-2", False),
         ("72", "#### 72 and 3 more", True),
@@ -253,8 +295,11 @@ def test_a_sum_has_weights_and_one_part_decides():
     [
         ([], "expected a list of verifiers", "name: boxed"),
         ({"name": "boxed"}, "expected a list of verifiers", "name: boxed"),
+        (["boxed", "format"], "expected a list of verifiers", "name: boxed"),
+        ([{"name": "remote", "url": "http://localhost", "timeout_s": "3"}], r"\(remote\) has an option of another type",
+         "verifier[0]"),
         ([{"name": "boxed"}, {"name": "format", "patern": "x"}], r"\[1\] \(format\) has no option 'patern'. Did you",
-         "name, weight, decides, on_error, failure_reward, verify_timeout_s, pattern"),
+         "name, weight, decides, on_error, failure_reward, scale, verify_timeout_s, pattern"),
         ([{"name": "boxed", "verify_timeout_s": 1}], "no option 'verify_timeout_s'", "weight"),
         ([{"name": "custom"}], "needs the option 'path'", "add path"),
         ([{"name": "boxed", "weight": "much"}], r"verifier\[0\].weight is 'much'", "a number"),
@@ -329,3 +374,17 @@ def test_the_longest_time_of_a_verdict_is_known():
     service = {"name": "remote", "url": "http://localhost/", "timeout_s": 10, "retries": 2, "backoff_s": 1}
     pattern = {"name": "format", "pattern": "x", "verify_timeout_s": 3}
     assert make_verifier([service, pattern]).longest_s == 3 * 10 + 1.5 * (1 + 2) + 3
+
+
+def test_a_scale_pays_for_right_and_takes_for_wrong():
+    judge = make_verifier([{"name": "exact", "scale": 5.0}, {"name": "exact", "weight": 0.5}])
+    problem = Problem("?", "4", {}, 0)
+    assert judge(problem, "4") == Verdict(5.5, True)
+    assert judge(problem, "5") == Verdict(-5.0, False)
+    assert make_verifier([{"name": "gsm8k", "scale": 2.0}])(Problem("?", "none", {}, 0), "4") == Verdict(-2.0, False)
+    with pytest.raises(ConfigError, match="scale is 'x', expected a number"):
+        make_verifier([{"name": "exact", "scale": "x"}])
+
+
+def test_no_verdict_at_all():
+    assert make_verifier([{"name": "zero"}])(Problem("?", "4", {}, 0), "4") == Verdict(0.0, False)

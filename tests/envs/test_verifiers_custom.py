@@ -73,6 +73,13 @@ def f(prompts, completions, answer, level, **kwargs):
 """
 
 
+@pytest.mark.parametrize(("given", "said"), [("'0.50'", "1/2"), ("0", "0"), ("None", ""), ("''", "")])
+def test_a_function_of_verl_may_say_the_answer(custom, given, said):
+    verifier = custom(f"def f(solution_str, ground_truth): return {{'score': 1, 'pred': {given}}}")
+    assert verifier(problem(), "4").answer == said
+    assert custom("def f(solution_str, ground_truth): return 1")(problem(), "4").answer is None
+
+
 def test_trl(custom):
     row = problem(level=3, topic="sums")
     verifier = custom(TRL, on_error="raise")

@@ -1,5 +1,6 @@
 """Verifiers that hang, die or raise, in a helper process: each costs one helper and one count, and nothing else."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -122,6 +123,17 @@ def test_fifty_hangs_cost_fifty_helpers_and_leave_nothing():
     guard._timeout_s = 10.0
     assert ask(guard, "1").success
     guard.close()
+    assert (children(), open_files()) == (before, files)
+
+
+def test_a_helper_that_nobody_holds_leaves_nothing():
+    gc.collect()  # what earlier tests have left
+    before, files = children(), open_files()
+    guard = Guarded(Obedient(), 10.0)
+    ask(guard, "1")
+    assert len(children() - before) == 1
+    del guard
+    gc.collect()
     assert (children(), open_files()) == (before, files)
 
 

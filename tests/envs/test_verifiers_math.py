@@ -53,9 +53,19 @@ def test_equality(verifier, answer, response, right):
     assert verifier(Problem("", answer, {}, 0), response) == Verdict(float(right), right)
 
 
+def test_right_answers_are_one_answer_however_they_are_written(verifier):
+    asked = Problem("", "x+1", {}, 0)
+    said = [
+        verifier(asked, text).answer for text in (r"\boxed{1+x}", r"\boxed{x+1}", r"\boxed{x+2}", r"\boxed{x + 2}", "")
+    ]
+    assert said[0] == said[1] == "x+1"
+    assert said[2] == said[3] not in ("", said[0])
+    assert said[4] == ""
+
+
 def test_a_tower_of_powers_costs_one_counted_timeout_and_the_next_problem_is_verified():
     pytest.importorskip("math_verify")
-    verifier = make_verifier([{"name": "math", "verify_timeout_s": 0.5}])
+    verifier = make_verifier([{"name": "math", "verify_timeout_s": 2.0}])
     try:
         for response, right in ((r"\boxed{4}", True), (r"\boxed{9^{9^{9^9}}}", False), (r"\boxed{4}", True)):
             assert verifier(Problem("", "4", {}, 0), response).success is right

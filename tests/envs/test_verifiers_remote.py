@@ -101,6 +101,15 @@ def test_scores(service, text, options, expected):
     assert ask(service, (200, text), **options) == expected
 
 
+@pytest.mark.parametrize(("given", "said"), [('"0.50"', "1/2"), ("0", "0"), ("null", "")])
+def test_a_service_may_say_the_answer(service, given, said):
+    text = f'{{"score": 1, "out": {{"answer": {given}}}}}'
+    assert ask(service, (200, text), answer_key="out.answer").answer == said
+    assert ask(service, (200, text)).answer is None
+    with pytest.raises(ConfigError, match=r"expected JSON with a text under 'answer'"):
+        ask(service, (200, text), answer_key="answer")
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_service_that_recovers_is_asked_again(service, status):
     assert ask(service, (status, "busy"), (status, "busy"), (200, '{"score": 1}')) == Verdict(1.0, True)
@@ -168,9 +177,10 @@ def test_another_status_is_an_error_at_once(service, status):
         ("oops", "answered 'oops', expected JSON with a number under 'score'"),
         ('{"reward": 1}', "expected JSON with a number under 'score'"),
         ("[1]", "expected JSON"),
-        ('{"score": NaN}', "gave the score nan"),
+        ('{"score": NaN}', "gave the score 'nan'"),
         ('{"score": "1"}', "gave the score '1'"),
-        ('{"score": null}', "gave the score None"),
+        ('{"score": null}', "gave the score 'None'"),
+        (f'{{"score": 1{"0" * 400}}}', "gave the score '1000"),
         ("[" * 100_000, "expected JSON"),
     ],
 )
@@ -208,6 +218,10 @@ def test_waits_double_are_spread_and_repeat(service, monkeypatch):
     [
         ({"url": "ftp://host/"}, "url is 'ftp://host/'"),
         ({"url": "localhost:8000"}, "expected http"),
+        ({"url": "http://localhost:port/"}, "expected http"),
+        ({"url": "http://localhost/größe"}, "expected http"),
+        ({"url": "http://localhost/a b"}, "expected http"),
+        ({"url": "http://[::1/"}, "expected http"),
         ({"timeout_s": 0}, "timeout_s is 0"),
         ({"retries": -1}, "retries -1"),
     ],

@@ -1,0 +1,88 @@
+"""Whether a task's goals are reached and how near they are, with names looked up once.
+
+What a predicate means stays LIBERO's. Two things differ in how it is found out: each predicate is evaluated once a
+control step, and contacts are looked up in one array instead of geom by geom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class Goals:
+    """The goals of one task.
+
+    Args:
+        domain: LIBERO's environment. Its ``check_contact`` is replaced by one that gives the same answers faster.
+    """
+
+    def __init__(self, domain: Any) -> None:
+        self._domain, self._data = domain, domain.sim.data._data
+        domain.check_contact = Contacts(domain)
+        self.all: list[list[str]] = domain.parsed_problem["goal_state"]
+        self._places = {name: place_of(domain, self._data, name) for goal in self.all for name in goal[1:]}
+        self._gripper = self._data.site_xpos[domain.robots[0].eef_site_id]
+        self._open: list[list[str]] | None = None  # goals not reached; None: not known since the state was set
+
+    def evaluate(self) -> bool:
+        """Evaluates each predicate, as ``_check_success`` does; returns whether all are satisfied."""
+        self._open = [goal for goal in self.all if not self.reached(goal)]
+        return not self._open
+
+    def forget(self) -> None:
+        """Call after the state was set."""
+        self._open = None
+
+    def reached(self, goal: list[str]) -> bool:
+        return bool(self._domain._eval_predicate(goal))
+
+    def progress(self) -> float:
+        """Progress in [0, 1), defined in :class:`embodied.envs.libero.LiberoEnv`."""
+        if self._open is None:
+            self.evaluate()
+        goals, open_goals = self.all, self._open or []
+        best = max((self._nearness(goal) for goal in open_goals), default=0.0)
+        return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
+
+    def _nearness(self, goal: list[str]) -> float:
+        """1 − tanh of distances: gripper to the goal's object and, for two-place goals, object to its target."""
+        before, near = self._gripper, []
+        for name in goal[1:]:
+            place = self._places[name]
+            apart = before - place
+            near.append(1.0 - math.tanh(5.0 * math.sqrt(apart.dot(apart))))
+            before = place
+        return math.fsum(near) / len(near)
+
+
+def place_of(domain: Any, data: Any, name: str) -> np.ndarray:
+    """Position (m) of an object or a region in MuJoCo's ``data``, a view."""
+    if name in domain.object_sites_dict:
+        return data.site_xpos[domain.sim.model.site_name2id(name)]
+    return data.xpos[domain.obj_body_id[name]]
+
+
+class Contacts:
+    """Stands for robosuite's ``check_contact`` between two models; what else it is asked goes to the original."""
+
+    def __init__(self, domain: Any) -> None:
+        self._original: Callable[..., bool] = domain.check_contact
+        self._model, self._data = domain.sim.model, domain.sim.data._data
+        self._masks: dict[Any, np.ndarray] = {}  # by model: bool [ngeom]
+
+    def __call__(self, geoms_1: Any, geoms_2: Any = None) -> bool:
+        if not (hasattr(geoms_1, "contact_geoms") and hasattr(geoms_2, "contact_geoms")):
+            return self._original(geoms_1, geoms_2)
+        pairs = self._data.contact.geom[: self._data.ncon]
+        first, second = self._mask(geoms_1)[pairs], self._mask(geoms_2)[pairs]
+        return bool((first[:, 0] & second[:, 1] | first[:, 1] & second[:, 0]).any())
+
+    def _mask(self, model: Any) -> np.ndarray:
+        if model not in self._masks:
+            names = set(model.contact_geoms)
+            self._masks[model] = np.array([self._model.geom_id2name(i) in names for i in range(self._model.ngeom)])
+        return self._masks[model]
