@@ -12,9 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from logged import rows_of
 
 from embodied import sft, train
 from embodied.errors import ConfigError
+from embodied.instructions import answer_code
+from embodied.run.repeats import majority_at
 from embodied.schema.compose import compose
 
 HERE = Path(__file__).parent
@@ -34,12 +37,6 @@ SFT = (
     *COMMON, "runner.max_epochs=2", "sft.steps_per_iteration=20", "sft.val_samples=8", "runner.val_check_interval=2",
     "actor.global_batch_size=16", "actor.micro_batch_size=8",
 )  # fmt: skip
-VARYING = ("time/", "per_s", "memory/", "batch_size_mean")
-
-
-def rows_of(folder: str) -> list[dict[str, float]]:
-    found = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in row.items() if not any(part in k for part in VARYING)} for row in found]
 
 
 def write_answers(path: Path) -> None:
@@ -160,7 +157,9 @@ def test_rows_that_teach_nothing_are_refused(capsys, row, said):
 
 def test_several_answers_to_a_problem_give_pass_at_k():
     options = ("runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1")
-    of_six = ("algorithm.val_group_size=6", "env.eval.episodes_per_task=6")  # there are six problems
+    of_six = (  # there are six problems
+        "algorithm.val_group_size=6", "env.eval.episodes_per_task=6", "runner.logger.log_val_generations=36",
+    )  # fmt: skip
     assert train.main([*TRAIN, *options, *of_six, *FOLDERS]) == 0
     (row,) = rows_of("runs/run")
     assert row["eval/episodes"] == 6 * 6
@@ -173,6 +172,16 @@ def test_several_answers_to_a_problem_give_pass_at_k():
         own[start + i] or own[start + j] for start in range(0, len(own), 6) for i in range(6) for j in range(i)
     ]
     assert row["eval/pass_at/2"] == pytest.approx(sum(pairs) / len(pairs))
+    assert written["rates"] == {name: value for name, value in row.items() if "_at/" in name}
+    kept = [json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text().splitlines()]
+    asked = [kept[first : first + 6] for first in range(0, 36, 6)]
+    for k in (1, 2, 4):
+        most = [
+            majority_at([answer_code(one["response"]) for one in group], [one["success"] for one in group], k)
+            for group in asked
+        ]
+        assert row[f"eval/maj_at/{k}"] == pytest.approx(sum(most) / 6)
+    assert len({one["response"] for one in kept}) > 6
 
 
 def test_several_greedy_answers_to_a_problem_are_refused(capsys):

@@ -23,14 +23,16 @@ from embodied.types import StepResult
 
 from ..shared.arguments import check_name, check_range
 from .arithmetic import SEPARATOR, SPLITS, check_seed, check_terms, draw_in_split, generator
-from .env import TextEnv, paths_of
-from .expression import BadExpression, calculate
+from .env import paths_of
+from .expression import MAX_DIGITS, BadExpression, calculate
 from .problems import Selection, open_sources
 from .reading import Prompt, Reading, text_of
+from .slot import TextEnv
 
 INTEGER_AFTER = ({"name": "integer_after", "separator": SEPARATOR},)
 NUMBERS = "embodied.envs.text.calculator:Numbers"
 MOST_TURNS = 64
+MOST_NUMBERS = 8  # of a problem
 OPERATIONS = ("+", "-", "*")
 OPEN, CLOSE = "<calc>", "</calc>"
 _NUMBERS, _STYLE = 2, 3  # what random numbers are for
@@ -49,6 +51,8 @@ class CalculatorEnv(TextEnv):
 
     Args:
         max_turns: responses of an episode at most; also its control steps.
+        results: false = every call gets an empty result, ``<result></result>``: for runs that show what the calculator
+            is worth.
         data, verifier, data_args, prompt_key, answer_key, system_prompt, chat, template, max_prompt_bytes,
             max_response_bytes: as those of :class:`embodied.envs.text.env.MathEnv`. ``max_prompt_bytes`` is of the
             whole transcript. By default the problems are those of :class:`Numbers`.
@@ -57,6 +61,7 @@ class CalculatorEnv(TextEnv):
     def __init__(
         self,
         max_turns: int = 4,
+        results: bool = True,
         data: str | list[str] = NUMBERS,
         verifier: Any = INTEGER_AFTER,
         data_args: Mapping[str, Any] | None = None,
@@ -75,7 +80,7 @@ class CalculatorEnv(TextEnv):
         )  # fmt: skip
         sources = open_sources(paths_of(data), data_args or {}, reading, Selection(), None)
         super().__init__(sources, verifier, max_prompt_bytes, max_response_bytes, max_turns)
-        self._max_turns, self._max_bytes = max_turns, max_prompt_bytes
+        self._max_turns, self._max_bytes, self._results = max_turns, max_prompt_bytes, results
 
     def step(self, action: np.ndarray) -> StepResult:
         response, turn = instructions.read(action), self._progress.turn + 1
@@ -84,15 +89,17 @@ class CalculatorEnv(TextEnv):
         if not opened or not closed or turn >= self._max_turns:
             return self._judge(response)
         call = f"{before}{OPEN}{expression}{CLOSE}"
-        prompt = continued(self._progress.prompt, call, answered(expression))
-        if len(text_of(prompt).encode()) > self._max_bytes:
+        prompt = continued(self._progress.prompt, call, answered(expression, self._results))
+        if len(text_of(prompt).encode(errors="replace")) > self._max_bytes:
             return self._judge(response)
         self._progress = replace(self._progress, prompt=prompt, turn=turn, response=response)
         return StepResult(0.0, terminated=False, success=False)
 
 
-def answered(expression: str) -> str:
-    """What the calculator says."""
+def answered(expression: str, results: bool = True) -> str:
+    """What the calculator says; nothing but an empty result without ``results``."""
+    if not results:
+        return "<result></result>"
     try:
         return f"<result>{calculate(expression)}</result>"
     except BadExpression as error:
@@ -134,7 +141,8 @@ class Numbers:
         split: str = "auto",
     ) -> None:
         check_terms("digits", digits, 1, 12)
-        check_terms("terms", terms, 2, 4)
+        check_terms("terms", terms, 2, MOST_NUMBERS)
+        _check_size(digits[1] * terms[1], operations)
         check_range("env.train.data_args.count", count, 1, 2**31 - 1)
         check_seed(seed)
         check_name("split", split, SPLITS, "env.train.data_args.split")
@@ -166,18 +174,28 @@ class Numbers:
         return Numbers(self._digits, self._terms, self._operations, self._count, self._seed, "eval")
 
 
+def _check_size(digits: int, operations: Sequence[str]) -> None:
+    if "*" in operations and digits > MAX_DIGITS:
+        raise ConfigError(
+            f"products of env.train.data_args have up to {digits} digits, and the calculator has {MAX_DIGITS}",
+            "lower env.train.data_args.digits or env.train.data_args.terms",
+        )
+
+
 def demonstrations(
-    count: int = 10_000, seed: int = 0, call_share: float = 0.5, **options: Any
+    count: int = 10_000, seed: int = 0, call_share: float = 0.5, results: bool = True, **options: Any
 ) -> list[dict[str, str]]:  # fmt: skip
     """Rows of prompt and response for supervised learning, of training problems alone.
 
     A problem that is solved with a call gives two rows: the call, and the answer after its result. One that is solved
     without gives one row, with the right answer, which a small model can only guess at. So a model that is cloned from
-    both kinds calls about as often as ``call_share`` says, and is right mostly when it does.
+    both kinds calls about as often as ``call_share`` says, and is right mostly when it does. With a share of 1 each
+    problem is solved in one way, and there is no way to choose.
 
     Args:
         count: problems.
         call_share: of the problems, from 0 to 1.
+        results: of the calls; false = empty, as those of an env with ``results=false``.
         options: of :class:`Numbers`.
     """
     numbers = Numbers(count=count, seed=seed, split="train", **options)
@@ -187,6 +205,6 @@ def demonstrations(
         if generator(seed, number, _STYLE).random() < call_share:
             call = f"{OPEN}{prompt.removesuffix('=')}{CLOSE}"
             rows.append({"prompt": prompt, "response": call})
-            prompt = str(continued(prompt, call, answered(prompt.removesuffix("="))))
+            prompt = str(continued(prompt, call, answered(prompt.removesuffix("="), results)))
         rows.append({"prompt": prompt, "response": answer})
     return rows

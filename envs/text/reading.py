@@ -9,9 +9,9 @@ from typing import Any
 
 from embodied import instructions
 from embodied.errors import ConfigError, DatasetError, did_you_mean
+from embodied.rows.formats import Row
 
 from ..shared.arguments import check_name, check_range
-from .rows import Row
 from .verdict import Problem
 
 Prompt = str | tuple[Mapping[str, str], ...]
@@ -115,9 +115,10 @@ class Reading:
             return text
         try:
             return self.template.format_map({**row, "prompt": text})
-        except (KeyError, AttributeError, IndexError) as error:
+        except (KeyError, AttributeError, IndexError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"env.train.template names {error}, and the columns are: {', '.join(row)}",
+                f"env.train.template cannot be filled ({type(error).__name__}: {error}) from the columns: "
+                f"{', '.join(row)}",
                 "name prompt and columns alone, and write braces of the text twice: \\boxed{{}}",
             ) from error
 
@@ -172,8 +173,8 @@ def no_column(where: str, missing: Missing, row: Row) -> DatasetError:
     hint = "" if column in names else did_you_mean(column, names)
     return DatasetError(
         f"{where}: no row has {missing}.{hint} The first row has the columns: {', '.join(names)}",
-        "set env.train.prompt_key, messages_key and answer_key to such columns (a dot leads into one: "
-        "reward_model.ground_truth; answer_key=null if there are no answers)",
+        "set data.prompt_key, messages_key and answer_key (or those of env.train, env.eval) to such columns; a dot "
+        "leads into one: reward_model.ground_truth; answer_key=null if there are no answers",
     )
 
 

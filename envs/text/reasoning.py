@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,9 +14,9 @@ from embodied.types import WorkerFacts
 
 from ..shared.arguments import check_range
 from ..shared.machine import try_in_process
-from .env import TextEnv
 from .problems import Selection, of_numbers
 from .reading import Reading
+from .slot import TextEnv
 
 INSTALL = "pip install reasoning-gym==0.1.25"
 SCORED = ({"name": "reasoning_gym"},)
@@ -48,7 +48,8 @@ class ReasoningEnv(TextEnv):
         tasks: name → options, as ``reasoning_gym.create_dataset(name, **options)`` takes them, e.g. ``{chain_sum:
             {min_terms: 2, max_terms: 3}, gsm_symbolic: {}}``.
         count: problems of each task.
-        dataset_seed: other seeds give other problems.
+        dataset_seed: other seeds give other problems. Problem n is drawn from seed + n: choose seeds that lie further
+            apart than ``count``.
         success_at: score from which on a response is right.
         verifier: None = the scorer of the task; its score is the reward.
         system_prompt, chat, template, max_prompt_bytes, max_response_bytes: as those of
@@ -77,10 +78,7 @@ class ReasoningEnv(TextEnv):
                 "env.train.tasks is not set: no task of reasoning-gym",
                 "set env.train.tasks={chain_sum:{min_terms:2}} and env.eval.tasks the same",
             )
-        check_range("env.train.count", count, 1, _EVAL_SEED)
-        check_range("env.train.dataset_seed", dataset_seed, 0, _EVAL_SEED)
-        if find_spec("reasoning_gym") is None:
-            raise AssetsMissingError("the Python package 'reasoning-gym' is not installed", INSTALL)
+        _check_numbers(count, dataset_seed)
         self._tasks = {name: dict(options or {}) for name, options in tasks.items()}
         reading = Reading(
             system_prompt=system_prompt, chat=chat, template=template, max_prompt_bytes=max_prompt_bytes,
@@ -100,24 +98,35 @@ class ReasoningEnv(TextEnv):
             UnknownNameError: there is no such task.
             ConfigError: a task does not take its options.
         """
-        worked, answer = try_in_process(_TRIAL, [json.dumps(self._tasks)], {}, "found ")
-        if not worked:
-            raise AssetsMissingError(f"reasoning-gym cannot be used: {answer}", INSTALL)
-        if answer.startswith(_UNKNOWN):
-            task, known = json.loads(answer.removeprefix(_UNKNOWN))
-            raise unknown_name("task of reasoning-gym", task, known, "a key of env.train.tasks")
-        if answer.startswith(_REFUSED):
-            task, why = json.loads(answer.removeprefix(_REFUSED))
-            raise ConfigError(
-                f"env.train.tasks.{task}: reasoning-gym refuses {self._tasks[task]}: {why}",
-                f"give options that the configuration of '{task}' in reasoning-gym has",
-            )
+        _try(self._tasks, "env.train.tasks")
 
     def prepare(self) -> WorkerFacts:
         """Imports reasoning-gym, so that helper processes that are forked from this one have it."""
         for name, options in self._tasks.items():
             data_set(name, _as_key(options), 1, 0)
         return super().prepare()
+
+
+def demonstrations(
+    tasks: Mapping[str, Mapping[str, Any] | None], count: int = 1000, dataset_seed: int = 0
+) -> list[dict[str, str]]:  # fmt: skip
+    """Rows of question and reference answer for supervised learning, of training problems alone. The tasks take turns.
+
+    Args:
+        tasks, dataset_seed: as those of :class:`ReasoningEnv`.
+        count: problems of each task.
+
+    Raises:
+        AssetsMissingError: reasoning-gym is not installed.
+        UnknownNameError: there is no such task.
+        ConfigError: ``count`` or ``dataset_seed`` is out of range, or a task does not take its options.
+    """
+    _check_numbers(count, dataset_seed)
+    given = {name: dict(options or {}) for name, options in tasks.items()}
+    _try(given, "data.options.tasks")
+    made = [Entries(name, _as_key(options), count, dataset_seed) for name, options in given.items()]
+    rows = (entries[number] for number in range(count) for entries in made)
+    return [{"prompt": row["prompt"], "response": row["answer"]} for row in rows]
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ class Entries:
         return Entries(self._task, self._options, self._count, self._seed + _EVAL_SEED)
 
 
-@lru_cache(maxsize=256)
+@cache  # the configuration's tasks, each for training, for evaluation and for its scorer
 def data_set(task: str, options: str, count: int, seed: int) -> Any:
     """Makes a task of reasoning-gym. It draws problem n from seed + n when it is asked for it.
 
@@ -170,6 +179,28 @@ def data_set(task: str, options: str, count: int, seed: int) -> Any:
     from reasoning_gym import create_dataset
 
     return create_dataset(task, size=count, seed=seed, **json.loads(options))
+
+
+def _try(tasks: Mapping[str, Mapping[str, Any]], key: str) -> None:
+    worked, answer = try_in_process(_TRIAL, [json.dumps(tasks)], {}, "found ")
+    if not worked:
+        raise AssetsMissingError(f"reasoning-gym cannot be used: {answer}", INSTALL)
+    if answer.startswith(_UNKNOWN):
+        task, known = json.loads(answer.removeprefix(_UNKNOWN))
+        raise unknown_name("task of reasoning-gym", task, known, f"a key of {key}")
+    if answer.startswith(_REFUSED):
+        task, why = json.loads(answer.removeprefix(_REFUSED))
+        raise ConfigError(
+            f"{key}.{task}: reasoning-gym refuses {tasks[task]}: {why}",
+            f"give options that the configuration of '{task}' in reasoning-gym has",
+        )
+
+
+def _check_numbers(count: int, dataset_seed: int) -> None:
+    check_range("env.train.count", count, 1, _EVAL_SEED)
+    check_range("env.train.dataset_seed", dataset_seed, 0, _EVAL_SEED)
+    if find_spec("reasoning_gym") is None:
+        raise AssetsMissingError("the Python package 'reasoning-gym' is not installed", INSTALL)
 
 
 def _as_key(options: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -23,6 +23,10 @@ class Verdict:
 
     reward: float  # read with reward_mode=dense, best 1
     success: bool  # right or not; reward_mode=sparse pays 1 for it
+    # what was taken for the answer, in one spelling for all answers that are equal; "" if the response has none, None
+    # if the verifier does not say. Two verdicts on different answers may be equal
+    answer: str | None = field(default=None, compare=False)
+    failures: int = field(default=0, compare=False)  # verifiers that gave no verdict on it
 
 
 class Verifier(Protocol):

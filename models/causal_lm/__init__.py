@@ -1,30 +1,40 @@
 """Any causal language model of Hugging Face as a policy that answers text with text.
 
 ``build_policy`` is the ``_target_`` of ``config/model/causal_lm*.yaml``; its keyword arguments, with defaults and
-meanings, are the fields of :class:`~.settings.Settings`. Importing this package imports neither torch nor transformers.
+meanings, are the fields of :class:`~.settings.Settings`. ``build_reward_model`` is that of ``reward.model``.
+Importing this package imports neither torch nor transformers.
 
 | file | what it does |
 |---|---|
+| ``source.py`` | finds the weights: folder, GGUF file, installed package |
 | ``network.py`` | loads or makes the network, and finds out whether it can be run here |
 | ``tokenizer.py``, ``characters.py`` | text ↔ tokens: chat template, truncation, ends of a text |
+| ``counting.py`` | counts the tokens of prompts, before a run begins |
 | ``trunk.py``, ``attention.py`` | runs the network's layers on tokens laid end to end |
 | ``packing.py`` | lays prompts and responses end to end for a training pass |
 | ``distribution.py`` | the distribution of the next token |
 | ``decoding.py``, ``lanes.py`` | generates texts in lanes, token by token |
+| ``evaluating.py`` | log-probs, entropies and values of recorded texts |
 | ``policy.py`` | what the runtime drives |
+| ``serving.py`` | what an inference engine gets of the policy, and gives back |
+| ``reward_model.py`` | a sequence classifier that scores answers |
+| ``save.py``, ``export.py`` | folders that other programs read |
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .settings import Settings
+from .settings import CHARACTERS, Settings
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
+    from .reward_model import RewardModel
 
-__all__ = ["Settings", "build_policy"]
+__all__ = ["Settings", "build_policy", "build_reward_model", "prompt_counter", "prompt_counter_files"]
 
 
 def build_policy(**kwargs: Any) -> CausalLMPolicy:
@@ -37,6 +47,72 @@ def build_policy(**kwargs: Any) -> CausalLMPolicy:
     from .build import build
 
     return build(Settings.from_kwargs(kwargs))
+
+
+def prompt_counter(
+    model_path: str | None = None,
+    tokenizer_path: str | None = None,
+    gguf_file: str | None = None,
+    characters: str = CHARACTERS,
+    chat: str = "auto",
+    chat_template: str | None = None,
+    system_prompt: str | None = None,
+    enable_thinking: bool | None = None,
+    add_generation_prompt: bool = True,
+) -> Callable[[Sequence[str]], list[int]]:
+    """Makes a function that counts the tokens of prompts as the policy would, without its network. An env of texts
+    leaves out prompts by it (``data.filter_overlong_prompts``). The arguments are the fields of Settings of that name.
+
+    Raises:
+        ConfigError: a key has a wrong value.
+        CheckpointError: the folder has no tokenizer that can be read.
+    """
+    from .counting import PromptCounter
+
+    return PromptCounter(
+        Settings.from_kwargs(
+            {
+                "model_path": model_path, "tokenizer_path": tokenizer_path, "gguf_file": gguf_file,
+                "characters": characters, "chat": chat, "chat_template": chat_template, "system_prompt": system_prompt,
+                "enable_thinking": enable_thinking, "add_generation_prompt": add_generation_prompt,
+            }
+        )
+    )  # fmt: skip
+
+
+def prompt_counter_files(
+    model_path: str | None = None,
+    tokenizer_path: str | None = None,
+    chat_template: str | None = None,
+    **others: Any,
+) -> list[Path]:
+    """Lists the files that the counts of :func:`prompt_counter` depend on. The arguments are the same."""
+    from .source import tokenizer_files
+
+    return tokenizer_files(model_path, tokenizer_path, chat_template)
+
+
+def build_reward_model(
+    model_path: str, tokenizer_path: str | None = None, max_length: int = 2048, micro_batch_size: int = 16,
+    precision: str = "fp32",
+) -> RewardModel:  # fmt: skip
+    """Build a reward model on the CPU from a Hugging Face folder of a sequence classifier with one logit.
+
+    Args:
+        model_path: the folder.
+        tokenizer_path: folder of the tokenizer; None = ``model_path``. If it has a chat template, the classifier reads
+            the conversation with the answer as its last message, else prompt and answer end to end.
+        max_length: tokens that it reads; of a longer text the beginning is left out.
+        micro_batch_size: texts of one forward pass.
+        precision: fp32, bf16 or fp16. With 16 bits a score has three significant digits or fewer.
+
+    Raises:
+        ConfigError: a value is impossible.
+        CheckpointError: a folder is missing or damaged, or holds no such classifier.
+    """
+    from .reward_model import load
+
+    return load(model_path, tokenizer_path, max_length, micro_batch_size, precision)
 
 
 # The configuration is checked against this signature. Taking it from the dataclass keeps one list of keys.

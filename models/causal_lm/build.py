@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from embodied.errors import CheckpointError
+from embodied.files import check_export
 
 from ..shared.files import read_safetensors
 from ..shared.trained import choose_trained
@@ -19,6 +20,7 @@ from .network import FORMATS, end_tokens, load_network, load_tokenizer
 from .policy import CausalLMPolicy
 from .save import VALUE_HEAD_FILE
 from .settings import Settings
+from .source import PACKAGE, located
 from .tokenizer import TextTokenizer
 from .trunk import Trunk, check_against_transformers
 from .value_head import ValueHead
@@ -26,6 +28,8 @@ from .value_head import ValueHead
 
 def build(settings: Settings) -> CausalLMPolicy:
     """See :func:`embodied.models.causal_lm.build_policy`."""
+    _check_folder(settings)
+    settings = located(settings)
     tokenizer = load_tokenizer(settings)
     network = load_network(settings, tokenizer)
     check_against_transformers(network, Trunk(network))
@@ -43,6 +47,13 @@ def build(settings: Settings) -> CausalLMPolicy:
         _enable_checkpointing(network)
     policy.find_training_modules()
     return policy
+
+
+def _check_folder(settings: Settings) -> None:
+    """Raises CheckpointError if the network's folder has links that leave it, or was damaged since it was exported."""
+    for path in dict.fromkeys((settings.model_path, settings.lora_path)):
+        if path is not None and not path.startswith(PACKAGE) and (folder := Path(path).expanduser()).is_dir():
+            check_export(folder)
 
 
 def _value_head(settings: Settings, width: int) -> ValueHead:

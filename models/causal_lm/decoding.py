@@ -3,9 +3,13 @@
     admit: prompts ─▶ prefill in groups of one shape ─▶ a lane's keys and values, hidden state of its last token
     step:  [layers on the last token of each lane] ─▶ distribution ─▶ token ─▶ ended?
 
-A step computes all lanes, whatever they hold, so that its shape is always the same. A prefill has a fixed number of
-rows, and as many columns as the prompt's own length asks for. A prompt that some lane still holds is copied from there
-and not computed again: the members of a group share one prefill, also when they are admitted one after the other.
+A step computes all lanes, whatever they hold, so that its shape is always the same. What it reads and writes stays
+where it is, so that on a GPU it can be replayed as a CUDA graph (:mod:`..shared.replay`), one for each span of places
+that are looked at. Only the tokens are read back, to see which texts have ended.
+
+A prefill has a fixed number of rows, and as many columns as the prompt's own length asks for. A prompt that some lane
+still holds is copied from there and not computed again: the members of a group share one prefill, also when they are
+admitted one after the other.
 
 Shapes: N lanes, n tokens of a record, V vocabulary, d width.
 """
@@ -24,27 +28,31 @@ from embodied import instructions
 from embodied.types import Decision, Sampling
 
 from ..shared import sampling as drawing
+from ..shared.replay import Replayed
 from .distribution import Rows, next_token
 from .lanes import LEAST, Cache, OneToken, Prefill, blocks
+from .prompts import ROWS, Holders, Prompt, alike, prompts_of
 from .tokenizer import check_stop
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
 
-ROWS = 4  # prompts of a prefill; a group of fewer is filled up
 # The lanes that are computed are a multiple of it. With fewer than four rows MKL adds up a product in another order,
 # and a tensor that does not fill a processor's vectors ends in numbers whose exp and tanh round otherwise.
 LANES = 16
 
-Prompt = tuple[int, ...]
-
 
 class LaneDecoding:
-    """See :class:`embodied.protocols.Decoding`."""
+    """See :class:`embodied.protocols.Decoding`.
 
-    def __init__(self, policy: CausalLMPolicy, lanes: int) -> None:
+    Args:
+        enforce_eager: False: steps are replayed as CUDA graphs where there is a GPU.
+    """
+
+    def __init__(self, policy: CausalLMPolicy, lanes: int, enforce_eager: bool = True) -> None:
         self.prefilled = 0  # tokens of prompts that were computed, without what filled up rows
         self._policy, self._lanes = policy, -(-lanes // LANES) * LANES
+        self._replays = not enforce_eager and policy.device.type == "cuda"
         self._trunk, self._tokenizer, self._n = policy.trunk, policy.tokenizer, policy.settings.max_new_tokens
         self.begin(Sampling())
 
@@ -53,20 +61,21 @@ class LaneDecoding:
         check_stop(sampling.stop)
         self._sampling, self._limit = sampling, min(self._n, sampling.max_new_tokens or self._n)
         self._may_complete = self._tokenizer.may_complete(sampling.stop) if sampling.stop else []
-        self._prompts: list[Prompt] = [()] * self._lanes  # what each lane holds
-        self._holders: dict[Prompt, dict[int, None]] = {}  # the lanes that hold a prompt, in the order of arrival
+        self._holders = Holders(self._lanes)
         self._made = [0] * self._lanes  # tokens of each lane's response
         self._busy, self._fresh = set[int](), set[int]()  # fresh: its first token comes from the prefill
         with torch.inference_mode():
             self._allocate()
+        self._graphs = Replayed(self._advance, self._state, self._policy.device) if self._replays else None
 
     def _allocate(self) -> None:
-        lanes, device = self._lanes, self._policy.device
+        lanes, device, settings = self._lanes, self._policy.device, self._policy.settings
         width, vocabulary = self._trunk.config.hidden_size, self._trunk.vocabulary
         self._cache = Cache(lanes)
         self._ends = torch.tensor(self._tokenizer.ends, device=device)
         self._lane = torch.arange(lanes, device=device)
         self._active = torch.zeros(lanes, dtype=torch.bool, device=device)
+        self._first = torch.zeros(lanes, dtype=torch.bool, device=device)  # the next token comes from the prefill
         self._count = torch.zeros(lanes, dtype=torch.long, device=device)  # tokens of the response
         self._place = torch.zeros(lanes, dtype=torch.long, device=device)  # where the next token to be read goes
         self._last = torch.zeros(lanes, dtype=torch.long, device=device)  # that token
@@ -74,25 +83,33 @@ class LaneDecoding:
         self._noise = torch.zeros(lanes, self._n, device=device)
         self._tokens = torch.zeros(lanes, self._n, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(lanes, self._n, device=device)
+        by_token = self._policy.value_head is not None and settings.value_type == "token_level"
+        self._values = torch.zeros(lanes, self._n, device=device) if by_token else None
         penalised = self._sampling.repetition_penalty != 1.0
         self._seen = torch.zeros(lanes, vocabulary, dtype=torch.bool, device=device) if penalised else None
+
+    def _state(self) -> list[Tensor]:
+        """Every tensor that a step reads or writes, but weights."""
+        own = (self._ends, self._lane, self._active, self._first, self._count, self._place, self._last, self._hidden,
+               self._noise, self._tokens, self._logprobs)  # fmt: skip
+        maybe = [tensor for tensor in (self._values, self._seen) if tensor is not None]
+        return [*own, *maybe, *self._cache.keys, *self._cache.values]
 
     @torch.inference_mode()
     def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
         """See :meth:`embodied.protocols.Decoding.admit`."""
-        rows, lengths = obs["prompt_ids"].tolist(), obs["prompt_length"].tolist()
-        prompts = {lane: tuple(row[:size]) for lane, row, size in zip(lanes, rows, lengths, strict=True)}
-        held = self._sources(prompts)
+        prompts = dict(zip(lanes, prompts_of(obs), strict=True))
+        held = self._holders.sources(prompts)
         self._copy(held, prompts)
         for lane in lanes:
-            self._forget_prompt(lane)
+            self._holders.forget(lane)
         for lane in held:
-            self._hold(lane, prompts[lane])
+            self._holders.hold(lane, prompts[lane])
         missing = {lane: prompt for lane, prompt in prompts.items() if lane not in held}
         self._prefill(missing)
-        self._copy(self._sources(missing), prompts)
+        self._copy(self._holders.sources(missing), prompts)
         for lane in lanes:
-            self._hold(lane, prompts[lane])
+            self._holders.hold(lane, prompts[lane])
         self._start(lanes, prompts, noise)
 
     def _copy(self, sources: Mapping[int, int], prompts: Mapping[int, Prompt]) -> None:
@@ -104,50 +121,47 @@ class LaneDecoding:
         self._cache.copy(origin, targets, max(len(prompts[lane]) for lane in moves))
         self._hidden[targets] = self._hidden[origin]
 
-    def _sources(self, prompts: Mapping[int, Prompt]) -> dict[int, int]:
-        """A lane that holds the prompt of each of these lanes, if there is one: {lane: source}."""
-        found = {lane: self._holders.get(prompt) for lane, prompt in prompts.items()}
-        return {lane: next(iter(holders)) for lane, holders in found.items() if holders}
-
-    def _hold(self, lane: int, prompt: Prompt) -> None:
-        self._prompts[lane] = prompt
-        self._holders.setdefault(prompt, {})[lane] = None
-
-    def _forget_prompt(self, lane: int) -> None:
-        prompt, self._prompts[lane] = self._prompts[lane], ()
-        holders = self._holders.get(prompt, {})
-        holders.pop(lane, None)
-        if not holders:
-            self._holders.pop(prompt, None)
-
     def _prefill(self, wanted: Mapping[int, Prompt]) -> None:
         """Computes prompts {lane: prompt}, each once, those of like length together."""
-        by_length: dict[int, list[int]] = {}
-        for prompt, lane in {prompt: lane for lane, prompt in wanted.items()}.items():
-            by_length.setdefault(blocks(len(prompt)), []).append(lane)
-        for length, lanes in by_length.items():
-            for first in range(0, len(lanes), ROWS):
-                self._prefill_group(lanes[first : first + ROWS], wanted, length)
+        lane_of = {prompt: lane for lane, prompt in wanted.items()}
+        for prompts, length in alike(lane_of):
+            hidden, attend = self._computed(prompts, length)
+            self._cache.reserve(attend.kept, length + self._limit)
+            for row, prompt in enumerate(prompts):
+                lane = lane_of[prompt]
+                self._cache.put(lane, attend.kept, row, len(prompt))
+                self._hidden[lane] = hidden[row * length + len(prompt) - 1]
+                self._holders.hold(lane, prompt)
+                self.prefilled += len(prompt)
 
-    def _prefill_group(self, lanes: list[int], wanted: Mapping[int, Prompt], length: int) -> None:
+    def _computed(self, prompts: Sequence[Prompt], length: int) -> tuple[Tensor, Prefill]:
+        """Hidden states [ROWS · length, d] of at most ROWS prompts, each filled up to ``length``; their keys and
+        values."""
         ids = np.zeros((ROWS, length), np.int64)
-        for row, lane in enumerate(lanes):
-            ids[row, : len(wanted[lane])] = wanted[lane]
+        for row, prompt in zip(ids, prompts, strict=False):
+            row[: len(prompt)] = prompt
         attend, places = Prefill(ROWS), torch.arange(length, device=self._lane.device).repeat(ROWS)
         with self._acting():
-            hidden = self._trunk.hidden(self._there(ids).flatten(), self._trunk.rotary(places), attend)
-        self._cache.reserve(attend.kept, length + self._limit)
-        for row, lane in enumerate(lanes):
-            self._cache.put(lane, attend.kept, row, len(wanted[lane]))
-            self._hidden[lane] = hidden[row * length + len(wanted[lane]) - 1]
-            self._hold(lane, wanted[lane])
-            self.prefilled += len(wanted[lane])
+            return self._trunk.hidden(self._there(ids).flatten(), self._trunk.rotary(places), attend), attend
+
+    @torch.inference_mode()
+    def value(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """See :meth:`embodied.protocols.Decoding.value`. The bits are those that a decision would record."""
+        assert self._policy.value_head is not None
+        wanted, found = prompts_of(obs), dict[Prompt, Tensor]()
+        for prompts, length in alike(wanted):
+            hidden, _ = self._computed(prompts, length)
+            last = self._there([row * length + len(prompt) - 1 for row, prompt in enumerate(prompts)])
+            found |= zip(prompts, self._policy.value_head(hidden[last].float())[:, 0], strict=True)
+        return torch.stack([found[prompt] for prompt in wanted])
 
     def _start(self, lanes: Sequence[int], prompts: Mapping[int, Prompt], noise: Tensor) -> None:
         where = self._there(list(lanes))
         self._place[where] = self._there([len(prompts[lane]) for lane in lanes])
-        self._count[where], self._last[where], self._active[where] = 0, 0, True
+        self._count[where], self._last[where], self._active[where], self._first[where] = 0, 0, True, True
         self._tokens[where], self._logprobs[where] = 0, 0.0
+        if self._values is not None:
+            self._values[where] = 0.0
         self._noise[where] = noise.to(self._noise)
         for lane in lanes:
             self._made[lane] = 0
@@ -162,33 +176,47 @@ class LaneDecoding:
         """See :meth:`embodied.protocols.Decoding.step`. Each busy lane gets one token."""
         if not self._busy:
             return []
+        span = self._span()
+        return self._ended(self._advance(span) if self._graphs is None or not span else self._graphs(span))
+
+    def _span(self) -> int:
+        """Places of a lane that the step looks at; 0 if it reads no token, since all busy lanes are fresh. For graphs a
+        power of two, so that there are few."""
+        if self._busy == self._fresh:
+            return 0
+        most = max(self._holders.length(lane) + self._made[lane] for lane in self._busy)
+        span = max(blocks(most), LEAST)
+        return min(1 << (span - 1).bit_length(), self._cache.capacity) if self._replays else span
+
+    def _advance(self, span: int) -> Tensor:
+        """Gives each active lane its next token: int64 [N], of other lanes anything. Waits for nothing."""
+        hidden = self._hidden
         with self._acting():
-            logits = self._trunk.logits(self._next_hidden())
+            if span:
+                attend = OneToken(self._cache, self._lane, self._place, span)
+                read = self._trunk.hidden(self._last, self._trunk.rotary(self._place), attend).float()
+                some_first = self._replays or self._fresh  # a graph cannot ask
+                hidden = torch.where(self._first.unsqueeze(1), hidden, read) if some_first else read
+            logits = self._trunk.logits(hidden)
         logp = next_token(logits, Rows(self._count, self._seen), self._sampling, self._ends)
         at = self._count.clamp(max=self._n - 1).unsqueeze(1)
         token = drawing.draw(logp.unsqueeze(0), self._noise.gather(1, at).T, self._sampling)[0]
         token = token.clamp(max=logp.shape[1] - 1)  # of NaN, which weights that diverged give
-        told = logp.gather(1, token.unsqueeze(1))
-        self._tokens.scatter_(1, at, torch.where(self._active, token, self._tokens.gather(1, at)[:, 0]).unsqueeze(1))
-        self._logprobs.scatter_(1, at, torch.where(self._active.unsqueeze(1), told, self._logprobs.gather(1, at)))
+        self._keep(self._tokens, at, token.unsqueeze(1))
+        self._keep(self._logprobs, at, logp.gather(1, token.unsqueeze(1)))
+        if self._values is not None and self._policy.value_head is not None:
+            self._keep(self._values, at, self._policy.value_head(hidden))
         if self._seen is not None:
             self._seen[self._lane, token] |= self._active
         self._place += self._active & (self._count > 0)  # the first token goes right behind the prompt
         self._count += self._active
-        self._last = torch.where(self._active, token, self._last)
-        return self._ended(token)
+        self._last.copy_(torch.where(self._active, token, self._last))
+        self._first.zero_()
+        return token
 
-    def _next_hidden(self) -> Tensor:
-        """Hidden states [N, d] whose logits tell the next token of each busy lane."""
-        if self._busy == self._fresh:
-            return self._hidden
-        span = max(len(self._prompts[lane]) + self._made[lane] for lane in self._busy)
-        attend = OneToken(self._cache, self._lane, self._place, max(blocks(span), LEAST))
-        hidden = self._trunk.hidden(self._last, self._trunk.rotary(self._place), attend).float()
-        if self._fresh:
-            fresh = self._there(sorted(self._fresh))
-            hidden[fresh] = self._hidden[fresh]
-        return hidden
+    def _keep(self, held: Tensor, at: Tensor, made: Tensor) -> None:
+        """Writes what was made for active lanes [N, 1] at the places ``at`` int64 [N, 1] of [N, n]."""
+        held.scatter_(1, at, torch.where(self._active.unsqueeze(1), made, held.gather(1, at)))
 
     def _ended(self, token: Tensor) -> list[int]:
         """The lanes whose text is whole with ``token`` [N]. Reads from the device once, and once more for ``stop``."""
@@ -227,7 +255,9 @@ class LaneDecoding:
             "actions": self._there(written(map(self._tokenizer.text, rows), len(rows), self._policy.max_bytes)),
             "logprobs": self._logprobs[where],
         }
-        if self._policy.value_head is not None:
+        if self._values is not None:
+            fields["value"] = self._values[where]
+        elif self._policy.value_head is not None:
             fields["value"] = self._policy.value_head(self._hidden[where])
         return Decision(fields)
 
@@ -236,13 +266,12 @@ class LaneDecoding:
         """See :meth:`embodied.protocols.Decoding.free`. The lane still holds its prompt."""
         self._busy.discard(lane)
         self._fresh.discard(lane)
-        self._active[lane] = False
+        self._active[lane], self._first[lane] = False, False
 
     def end(self) -> None:
         """See :meth:`embodied.protocols.Decoding.end`."""
-        self._cache = Cache(self._lanes)
-        self._prompts, self._holders = [()] * self._lanes, {}
-        self._busy, self._fresh = set(), set()
+        self._cache, self._graphs = Cache(self._lanes), None
+        self._holders, self._busy, self._fresh = Holders(self._lanes), set(), set()
 
     def _acting(self) -> AbstractContextManager[None]:
         return self._policy.acting()

@@ -31,13 +31,18 @@ class Cache:
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
+    @property
+    def capacity(self) -> int:
+        """Places of a lane; 0 before the first :meth:`reserve`."""
+        return self.keys[0].shape[2] if self.keys else 0
+
     def reserve(self, like: Sequence[tuple[Tensor, Tensor]], length: int) -> None:
         """Makes room for texts of ``length`` tokens.
 
         Args:
             like: keys and values of each layer [·, G, ·, D].
         """
-        if self.keys and self.keys[0].shape[2] >= length:
+        if self.capacity >= length:
             return
         for number, parts in enumerate(like):
             for held, part in zip((self.keys, self.values), parts, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
 
+from ..shared.files import FORMATS as FORMATS
 from ..shared.files import read_json
 from ..shared.keys import bad
 from .characters import character_tokenizer
@@ -23,9 +25,9 @@ SMALL = {
     "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
     "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 UNREADABLE = (
-    OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, StrictDataclassError, SafetensorError
+    OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, StrictDataclassError, SafetensorError,
+    IndexError, struct.error,  # of GGUF files
 )  # fmt: skip
 
 
@@ -38,14 +40,29 @@ def load_tokenizer(settings: Settings) -> Any:
     path = settings.tokenizer_path or settings.model_path
     if path is None:
         return character_tokenizer(settings.characters)
-    keys = {"gguf_file": settings.gguf_file} if settings.gguf_file and settings.tokenizer_path is None else {}
-    folder = _folder(path, "tokenizer_path" if settings.tokenizer_path else "model_path")
+    from_file = settings.gguf_file is not None and settings.tokenizer_path is None
+    keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if from_file else {}
+    folder = folder_of(path, "actor.model.tokenizer_path" if settings.tokenizer_path else "actor.model.model_path")
+    return read_tokenizer(folder, "actor.model.tokenizer_path", **keys)
+
+
+def read_tokenizer(folder: Path, key: str, **keys: Any) -> Any:
+    """The tokenizer of a folder.
+
+    Args:
+        key: of the configuration that may name another folder.
+        keys: arguments of ``from_pretrained``.
+
+    Raises:
+        CheckpointError: the folder has none that can be read.
+    """
+    kind = PreTrainedTokenizerFast if keys else _tokenizer_class(folder)  # a GGUF file says itself what to build
     try:
-        return _tokenizer_class(folder).from_pretrained(folder, local_files_only=True, **keys)
+        return kind.from_pretrained(folder, local_files_only=True, **keys)
     except UNREADABLE as error:
         raise CheckpointError(
-            f"{folder} has no tokenizer that can be read: {_short(error)}",
-            "copy tokenizer.json and tokenizer_config.json into it, or set actor.model.tokenizer_path",
+            f"{folder} has no tokenizer that can be read: {short(error)}",
+            f"copy tokenizer.json and tokenizer_config.json into it, or set {key}",
         ) from error
 
 
@@ -66,7 +83,7 @@ def load_network(settings: Settings, tokenizer: Any) -> Any:
     """
     # Frozen weights never exist in float32. The trained lora_modules_to_save therefore start rounded.
     dtype = FORMATS[settings.precision] if settings.is_lora else torch.float32
-    network = _made(settings, tokenizer, dtype) if settings.model_path is None else _loaded(settings, dtype)
+    network = _made(settings, tokenizer, dtype) if settings.model_path is None else _loaded(settings, tokenizer, dtype)
     if len(tokenizer) > network.config.vocab_size:
         raise CheckpointError(
             f"the tokenizer has {len(tokenizer)} tokens, the network's vocabulary {network.config.vocab_size}",
@@ -97,32 +114,40 @@ def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
             config = AutoConfig.for_model(kind, **wanted)
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError, StrictDataclassError) as error:
-        raise bad("override_config", sizes, _short(error), "choose sizes that fit together") from error
+        raise bad("override_config", sizes, short(error), "choose sizes that fit together") from error
 
 
-def _loaded(settings: Settings, dtype: torch.dtype) -> Any:
+def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
     assert settings.model_path is not None
-    folder = _folder(settings.model_path, "model_path")
+    folder = folder_of(settings.model_path, "actor.model.model_path")
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
     try:
+        if keys:  # else transformers parses the file twice, its vocabulary included
+            keys["config"] = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
         pair: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=dtype, output_loading_info=True, **keys, **settings.override_config
         )
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
-        raise CheckpointError(f"{folder} cannot be loaded: {_short(error)}", fix) from error
+        if settings.gguf_file:
+            folder, fix = folder / settings.gguf_file, "download or copy the file again, or give another network"
+        raise CheckpointError(f"{folder} cannot be loaded: {short(error)}", fix) from error
     found, loaded = pair
     if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
         raise CheckpointError(f"{folder} lacks {len(missing)} weights: {', '.join(missing[:4])}", "download it again")
-    return _fresh(found) if settings.gguf_file else found
+    return _fresh(found, tokenizer) if settings.gguf_file else found
 
 
-def _fresh(network: nn.Module) -> Any:
-    """A network of the same configuration and weights: transformers refuses to save one that was read from GGUF."""
+def _fresh(network: nn.Module, tokenizer: Any) -> Any:
+    """A network of the same configuration and weights: transformers refuses to save one that was read from GGUF. Its
+    special tokens are the tokenizer's: those of the configuration are the architecture's usual ones."""
     config: Any = network.config
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(config, name, getattr(tokenizer, name))
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    fresh = AutoModelForCausalLM.from_config(config).to(next(network.parameters()).dtype)
+    with torch.random.fork_rng(devices=[]):  # its first weights are drawn at random
+        fresh = AutoModelForCausalLM.from_config(config, dtype=next(network.parameters()).dtype)
     fresh.load_state_dict(network.state_dict())
     return fresh
 
@@ -146,17 +171,19 @@ def _listed(ids: int | list[int] | None) -> list[int]:
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
-def _folder(path: str, key: str) -> Path:
+def folder_of(path: str, key: str) -> Path:
+    """The folder that a key of the configuration names. Raises :class:`CheckpointError` if there is none."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
             f"no folder {folder}",
-            f"set actor.model.{key} to a Hugging Face folder on this machine; nothing is downloaded",
+            f"set {key} to a Hugging Face folder on this machine; nothing is downloaded",
         )
     return folder
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """The first line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:200]
 

@@ -1,7 +1,6 @@
 """The policy that the runtime drives: :class:`embodied.protocols.Policy` on top of the network.
 
-Shapes: B texts, P tokens of the longest prompt, n tokens of a record, L bytes of an answer, N response tokens of all
-texts, V vocabulary.
+Shapes: B texts, P tokens of the longest prompt, n tokens of a record, L bytes of an answer.
 """
 
 from __future__ import annotations
@@ -14,39 +13,31 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from embodied import instructions
 from embodied.errors import SpecMismatchError
-from embodied.types import (
-    ArraySpec,
-    Decision,
-    Elements,
-    EnvSpec,
-    Evaluation,
-    Noise,
-    PolicySpec,
-    Sampling,
-    TextAction,
-)  # fmt: skip
+from embodied.protocols import EngineFacts, EngineText
+from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
-from ..shared import sampling as drawing
+from . import export as exporting
+from . import serving
 from .decoding import LaneDecoding
-from .distribution import Rows, first_seen, next_token
+from .evaluating import evaluate
 from .flops import Work, work_of
 from .network import FORMATS
-from .packing import Packed, pack
 from .settings import Settings
 from .tokenizer import TextTokenizer
 from .trunk import Trunk
 from .value_head import ValueHead
 
-LOGITS_AT_ONCE = 1 << 23  # numbers; more are computed in parts, and a second time in the backward pass
 MOST_LANES = 256  # texts that act() makes at the same time
 
 
 class CausalLMPolicy(nn.Module):
     """A causal language model, made by :func:`~embodied.models.causal_lm.build_policy`. Call ``bind`` first."""
+
+    export_formats = exporting.KINDS  # see embodied.protocols.Exports
+    export = exporting.export
 
     def __init__(
         self, network: Any, tokenizer: TextTokenizer, value_head: ValueHead | None, settings: Settings
@@ -71,7 +62,7 @@ class CausalLMPolicy(nn.Module):
             "logprobs": ArraySpec((n,), "float32"),
         }
         if self.value_head is not None:
-            decision["value"] = ArraySpec((1,), "float32")
+            decision["value"] = ArraySpec((self.settings.values,), "float32")
         untrained = self.settings.model_path is None and self.settings.lora_path is None
         return PolicySpec(
             1, decision, Elements((n,), length_axis=0), Noise((n,), "uniform"), random_weights=untrained
@@ -88,16 +79,22 @@ class CausalLMPolicy(nn.Module):
                 f"the policy answers with text, the env takes a {type(env.action).__name__}",
                 "choose an env that takes text (TextAction), or a policy for this env's actions",
             )
-        most, room = self.settings.max_prompt_tokens, env.obs.get(instructions.FIELD)
-        grows = env.max_episode_steps > 1 and room is not None and room.shape[0] > most
-        if grows and self.settings.truncation == "error":  # a transcript that is too long must not end a run
-            assert room is not None
-            raise SpecMismatchError(
-                f"the env's transcripts grow to {room.shape[0]} bytes, and actor.model.max_prompt_tokens is {most}: "
-                "one of them could be too long in the midst of a run",
-                f"set actor.model.max_prompt_tokens={room.shape[0]}, or actor.model.truncation=left",
-            )
+        self._check_transcripts(env)
         self.max_bytes = env.action.max_bytes
+
+    def _check_transcripts(self, env: EnvSpec) -> None:
+        """Refuses transcripts that could have too many tokens in the midst of a run. A byte gives one token at most."""
+        most, room = self.settings.max_prompt_tokens, env.obs.get(instructions.FIELD)
+        if env.max_episode_steps == 1 or room is None or self.settings.truncation != "error":
+            return
+        size, frame = room.shape[0], self.tokenizer.frame
+        if size + frame > most:
+            raise SpecMismatchError(
+                f"the env's transcripts grow to {size} bytes, {frame} tokens stand around them, and "
+                f"actor.model.max_prompt_tokens is {most}: one of them could be too long in the midst of a run",
+                f"set actor.model.max_prompt_tokens={size + frame}, a smaller max_prompt_bytes of env.train and "
+                "env.eval, or actor.model.truncation=left",
+            )
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
         """See :meth:`embodied.protocols.Policy.encode_instructions`.
@@ -133,9 +130,9 @@ class CausalLMPolicy(nn.Module):
             f"{likely}: what stands at the end, such as the result, would be lost (env.train.max_response_bytes)",
         )
 
-    def decoding(self, lanes: int) -> LaneDecoding:
+    def decoding(self, lanes: int, enforce_eager: bool = True) -> LaneDecoding:
         """See :meth:`embodied.protocols.Decodes.decoding`."""
-        return LaneDecoding(self, lanes)
+        return LaneDecoding(self, lanes, enforce_eager)
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
@@ -164,20 +161,7 @@ class CausalLMPolicy(nn.Module):
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
     ) -> Evaluation:  # fmt: skip
         """See :meth:`embodied.protocols.Policy.evaluate`. Behind the end of a text, log-probs and entropies are 0."""
-        tokens = records["tokens"].long()
-        packed = pack(records["prompt_ids"], records["prompt_length"], tokens, records["length"])
-        with self._number_format():
-            hidden = self.trunk.hidden(packed.ids, self.trunk.rotary(packed.positions), packed)
-        since = None
-        if sampling.repetition_penalty != 1.0:
-            prompts, sizes = records["prompt_ids"].long(), records["prompt_length"].long()
-            since = first_seen(prompts, sizes, tokens, self.trunk.vocabulary)
-        found = self._in_parts(hidden, packed, tokens[packed.text, packed.made], since, sampling)
-        place = (packed.text, packed.made)
-        logprobs, entropy = (hidden.new_zeros(tokens.shape, dtype=torch.float32).index_put(place, one) for one in found)
-        value = None if self.value_head is None else self.value_head(hidden[packed.last])
-        everything = self._distribution(hidden, packed, tokens, since, sampling) if distribution else None
-        return Evaluation(logprobs, entropy, value, everything)
+        return evaluate(self, records, sampling, distribution)
 
     def forward(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
@@ -185,49 +169,13 @@ class CausalLMPolicy(nn.Module):
         """:meth:`evaluate`, for wrappers that hook ``forward``."""
         return self.evaluate(records, sampling, distribution)
 
-    def _in_parts(
-        self, hidden: Tensor, packed: Packed, chosen: Tensor, since: Tensor | None, sampling: Sampling
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Log-probs and entropies [N] of the ``chosen`` tokens [N]. Logits of a large vocabulary are never all there
-        at once."""
-        size = max(1, LOGITS_AT_ONCE // self.trunk.vocabulary)
-        parts = torch.arange(len(chosen), device=chosen.device).split(size)
-
-        def one(part: Tensor) -> tuple[Tensor, Tensor]:
-            logp = self._log_probs(hidden, packed, part, since, sampling)
-            return logp.gather(1, chosen[part].unsqueeze(1)).squeeze(1), drawing.entropy(logp)
-
-        if len(parts) == 1:
-            return one(parts[0])
-        again = torch.is_grad_enabled()
-        found = [checkpoint(one, part, use_reentrant=False) if again else one(part) for part in parts]
-        logprobs, entropies = zip(*found, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
-
-    def _log_probs(
-        self, hidden: Tensor, packed: Packed, part: Tensor, since: Tensor | None, sampling: Sampling
-    ) -> Tensor:  # fmt: skip
-        """The distribution of the response tokens ``part`` int64 [R]: float32 [R, V]."""
-        made = packed.made[part]
-        seen = None if since is None else since[packed.text[part]] <= made.unsqueeze(1)
-        ends = torch.tensor(self.tokenizer.ends, device=part.device)
-        return next_token(self.trunk.logits(hidden[packed.before[part]]), Rows(made, seen), sampling, ends)
-
-    def _distribution(
-        self, hidden: Tensor, packed: Packed, tokens: Tensor, since: Tensor | None, sampling: Sampling
-    ) -> Tensor:  # fmt: skip
-        """Log-probs of all tokens, float32 [B, n, V]. Behind the end of a text, token 0 is certain."""
-        everything = hidden.new_full((*tokens.shape, self.trunk.vocabulary), drawing.EXCLUDED, dtype=torch.float32)
-        everything[..., 0] = 0.0
-        part = torch.arange(len(packed.text), device=tokens.device)
-        return everything.index_put((packed.text, packed.made), self._log_probs(hidden, packed, part, since, sampling))
-
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
         total = sum(p.numel() for p in self.parameters())
         trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
         settings, config = self.settings, self.network.config
         source = settings.model_path or f"built at random (seed {settings.seed})"
+        source += f"/{settings.gguf_file}" if settings.gguf_file else ""
         return {
             "model": f"{config.model_type} {source}",
             "parameters": f"{total:,}",
@@ -263,6 +211,27 @@ class CausalLMPolicy(nn.Module):
 
         save_folder(self, folder)
 
+    @property
+    def engine_facts(self) -> EngineFacts:
+        """See :class:`embodied.protocols.ServedByEngine`."""
+        return serving.facts(self)
+
+    def engine_folder(self, folder: Path) -> None:
+        """See :meth:`embodied.protocols.ServedByEngine.engine_folder`."""
+        serving.write_folder(self, folder)
+
+    def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See :meth:`embodied.protocols.ServedByEngine.engine_weights`."""
+        return serving.weights(self)
+
+    def engine_prompts(self, obs: Mapping[str, Tensor]) -> list[list[int]]:
+        """See :meth:`embodied.protocols.ServedByEngine.engine_prompts`."""
+        return serving.prompts(obs)
+
+    def engine_decision(self, texts: Sequence[EngineText], sampling: Sampling) -> Decision:
+        """See :meth:`embodied.protocols.ServedByEngine.engine_decision`."""
+        return serving.decision(self, texts, sampling)
+
     @contextmanager
     def acting(self) -> Iterator[None]:
         """Compute without dropout and recomputation, in the number format of the settings, inside the block."""
@@ -270,12 +239,13 @@ class CausalLMPolicy(nn.Module):
         for module in self._training_modules:
             module.training = False
         try:
-            with self._number_format():
+            with self.number_format():
                 yield
         finally:
             for module, mode in zip(self._training_modules, modes, strict=True):
                 module.training = mode
 
-    def _number_format(self) -> torch.autocast:
+    def number_format(self) -> torch.autocast:
+        """Compute in the number format of the settings inside the block."""
         dtype = FORMATS[self.settings.precision]
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)

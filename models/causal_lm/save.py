@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from embodied.errors import CheckpointError
 
-from ..shared.files import SHARD_BYTES, write_weights
+from ..shared.files import SHARD_BYTES, cast, write_weights
 from ..shared.lora import merged_state, save_adapter
 
 if TYPE_CHECKING:
@@ -20,28 +21,45 @@ ADAPTER_FOLDER = "lora_adapter"
 VALUE_HEAD_FILE = "value_head.safetensors"
 
 
-def save_folder(policy: CausalLMPolicy, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write everything that ``model_path`` needs, in float32: weights with adapters merged, and the adapters beside
-    them. transformers reads the folder, too.
+def save_folder(
+    policy: CausalLMPolicy, path: Path, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype = torch.float32
+) -> None:  # fmt: skip
+    """Write everything that ``model_path`` needs: weights with adapters merged, and beside them the adapters in
+    float32. transformers reads the folder, too.
+
+    Args:
+        dtype: of the weights.
 
     Raises:
-        CheckpointError: the folder holds files already.
+        CheckpointError: the folder holds files already, or a weight is too large for ``dtype``.
     """
     if path.exists() and any(path.iterdir()):
         raise CheckpointError(f"{path} is not empty", "give a new folder; nothing is overwritten")
     path.mkdir(parents=True, exist_ok=True)
     network = policy.network
-    config = type(network.config).from_dict({**network.config.to_dict(), "dtype": "float32"})
-    config.architectures = [type(network).__name__]
-    config.save_pretrained(path)
+    save_config(policy, path, dtype)
     network.generation_config.save_pretrained(path)
-    policy.tokenizer.tokenizer.save_pretrained(path)
-    write_weights(_without_copies(policy), path, shard_bytes)
+    write_weights(
+        {name: cast(name, value, dtype) for name, value in _without_copies(policy).items()}, path, shard_bytes
+    )
     if policy.settings.is_lora:
         save_adapter(network, path / ADAPTER_FOLDER)
     if policy.value_head is not None:
         values = {name: value.detach().float().cpu() for name, value in policy.value_head.state_dict().items()}
         save_file(values, str(path / VALUE_HEAD_FILE))
+
+
+def save_config(policy: CausalLMPolicy, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write configuration and tokenizer, which with weights make the folder.
+
+    Args:
+        dtype: that the configuration says of the weights.
+    """
+    network = policy.network
+    config = type(network.config).from_dict({**network.config.to_dict(), "dtype": str(dtype).removeprefix("torch.")})
+    config.architectures = [type(network).__name__]
+    config.save_pretrained(path)
+    policy.tokenizer.tokenizer.save_pretrained(path)
 
 
 def _without_copies(policy: CausalLMPolicy) -> dict[str, Tensor]:

@@ -20,8 +20,11 @@ CHARACTERS = " \n0123456789+-*/=()<>.,:;?!'abcdefghijklmnopqrstuvwxyz"
 class Settings:
     """Keyword arguments of :func:`build_policy`."""
 
-    model_path: str | None = None  # Hugging Face folder on this machine; null = a small network at random
-    gguf_file: str | None = None  # name of a GGUF file in that folder, if the weights stand in one
+    # Hugging Face folder on this machine, or package:NAME of an installed package that brings the weights along; null =
+    # a small network at random
+    model_path: str | None = None
+    model_revision: str | None = None  # of a checkpoint on the hub; nothing is downloaded, so it has to be null
+    gguf_file: str | None = None  # name of a GGUF file in that folder, if the weights stand in one (pip install gguf)
     tokenizer_path: str | None = None  # folder of the tokenizer; null = model_path
     # fields of the network's config.json. Without model_path they are the sizes of a Llama, or of the architecture that
     # ``model_type`` names
@@ -38,6 +41,7 @@ class Settings:
     chat_template: str | None = None  # file with a Jinja template in place of the tokenizer's
     system_prompt: str | None = None  # first message of each conversation that has no system message
     enable_thinking: bool | None = None  # handed to the chat template, which may know it; null = not handed over
+    add_generation_prompt: bool = True  # a prompt by the chat template ends with what opens the answer
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32
     lora_alpha: float | None = None  # null = min(rank, 16)
@@ -51,7 +55,9 @@ class Settings:
     lora_alpha_pattern: Mapping[str, float] | None = None  # other scales by name pattern
     trainable_map: Mapping[str, bool] | None = None  # name prefix → train it or not; overrides is_lora
     freeze_pattern: str | Sequence[str] | None = None  # regular expressions of names to freeze; has the last word
-    value_head: bool = False  # one value a record, from the hidden state of the prompt's last token
+    value_head: bool = False  # estimate the return, from the hidden state of the token before
+    # values of a record: chunk_level (or action_level) = one, of the prompt; token_level = one before each token
+    value_type: str = "chunk_level"
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, less memory
     trust_remote_code: bool = False
 
@@ -78,6 +84,11 @@ class Settings:
                 raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
         if self.trust_remote_code:
             raise bad("trust_remote_code", True, "a checkpoint's code is never run", "remove the key")
+        if self.model_revision is not None:
+            reason = "nothing is downloaded: model_path is a folder on this machine"
+            raise bad(
+                "model_revision", self.model_revision, reason, "remove the key, and give the folder of that revision"
+            )
         self._check_numbers()
         self._check_source()
         for pattern in as_tuple(self.freeze_pattern):
@@ -93,9 +104,9 @@ class Settings:
                 raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise bad("seed", self.seed, "seeds are whole numbers", "set it to 0 or more")
-        if self.lora_alpha is not None and not self.lora_alpha > 0:
+        if self.lora_alpha is not None and not (_is_number(self.lora_alpha) and self.lora_alpha > 0):
             raise bad("lora_alpha", self.lora_alpha, "it scales the adapters", "set it above 0, e.g. 16")
-        if not 0 <= self.lora_dropout < 1:
+        if not (_is_number(self.lora_dropout) and 0 <= self.lora_dropout < 1):
             raise bad("lora_dropout", self.lora_dropout, "it is a probability", "set it to at least 0 and below 1")
 
     def _check_source(self) -> None:
@@ -113,6 +124,11 @@ class Settings:
             raise bad("characters", self.characters, "each must stand there once", "list each character once")
 
     @property
+    def values(self) -> int:
+        """V, the number of values of a record with a value head."""
+        return self.max_new_tokens if self.value_type == "token_level" else 1
+
+    @property
     def saved_modules(self) -> tuple[str, ...]:
         return as_tuple(self.lora_modules_to_save)
 
@@ -125,11 +141,16 @@ class Settings:
         return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 COUNTS = ("max_prompt_tokens", "max_new_tokens", "lora_rank")
 SWITCHES = tuple(f.name for f in fields(Settings) if f.type == "bool")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "truncation": ("error", "left", "right"),
+    "value_type": ("chunk_level", "action_level", "token_level"),
     "chat": ("auto", "always", "never"),
     "enable_thinking": (True, False, None),
     "lora_init_weights": (True, False, "gaussian"),

@@ -15,6 +15,7 @@ from ..shared.keys import bad
 from .settings import Settings
 
 MOST_KEPT = 1 << 14  # prompts whose tokens are kept
+BLANK = "\u2581"  # begins the names of tokens with a blank in front, in vocabularies of SentencePiece
 
 
 class TextTokenizer:
@@ -63,6 +64,15 @@ class TextTokenizer:
             self._kept.popitem(last=False)
         return ids
 
+    def length(self, text: str) -> int:
+        """Tokens of a prompt or of a conversation, before it is cut."""
+        return max(1, len(self._encoded(text)))
+
+    @property
+    def frame(self) -> int:
+        """Tokens that stand around a plain prompt: those of the chat template, or of the beginning of a text."""
+        return max(0, self.length("0") - len(self.tokenizer("0", add_special_tokens=False).input_ids))
+
     def _encoded(self, text: str) -> list[int]:
         conversation = instructions.messages(text)
         if not self.chat:
@@ -78,7 +88,9 @@ class TextTokenizer:
             messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
         thinking = self.settings.enable_thinking
         keys = {} if thinking is None else {"enable_thinking": thinking}
-        shown = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **keys)
+        shown = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=self.settings.add_generation_prompt, **keys
+        )
         return self.tokenizer(shown, add_special_tokens=False).input_ids
 
     def _fitted(self, ids: list[int], text: str) -> list[int]:
@@ -115,10 +127,25 @@ class TextTokenizer:
 
     def _may_complete(self, stop: tuple[str, ...]) -> list[bool]:
         """Whether each token of the vocabulary may complete one of ``stop``: its own text holds the last character of
-        one, or a part of a character."""
+        one, or a part of a character. A token alone may be written without the blank before it: its name says that."""
+        self._check_visible(stop)
         ends = {text[-1] for text in stop} | {"\ufffd"}
-        pieces = self.tokenizer.batch_decode([[index] for index in range(len(self.tokenizer))])
-        return [not ends.isdisjoint(piece) for piece in pieces]
+        numbers = range(len(self.tokenizer))
+        pieces = self.tokenizer.batch_decode([[index] for index in numbers])
+        names = self.tokenizer.convert_ids_to_tokens(list(numbers))
+        blanks = [" " in ends and (name or "").startswith(BLANK) for name in names]
+        return [blank or not ends.isdisjoint(piece) for blank, piece in zip(blanks, pieces, strict=True)]
+
+    def _check_visible(self, stop: tuple[str, ...]) -> None:
+        """Refuses a special token that ends no text: the text of a response never shows it."""
+        hidden = {str(token): index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        for text in stop:
+            if hidden.get(text, self.ends[0]) not in self.ends:
+                raise ConfigError(
+                    f"sampling_params.stop holds the special token {text!r}, which the text of a response never shows",
+                    f"add its id {hidden[text]} to eos_token_id in generation_config.json of the model's folder, or "
+                    "leave it out",
+                )
 
     def completes(self, tokens: Sequence[int], stop: tuple[str, ...]) -> bool:
         """Whether the last of ``tokens`` completes one of ``stop``. A character has four tokens at most."""

@@ -1,4 +1,4 @@
-"""Estimates the return from the hidden state of the prompt's last token."""
+"""Estimates the return that follows a token, from its hidden state: that of the prompt's last, or of each."""
 
 from __future__ import annotations
 

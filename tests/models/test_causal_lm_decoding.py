@@ -17,6 +17,10 @@ from causal_lm_texts import (
     reference,
     sequences,
 )
+from embodied.models.causal_lm.settings import Settings
+from embodied.models.causal_lm.tokenizer import TextTokenizer
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from embodied.errors import ConfigError
 from embodied.testing import check_policy
@@ -178,6 +182,34 @@ def test_a_text_ends_with_the_token_that_completes_a_stop(policy):
     assert bytes(found["actions"][1, 0].tolist()).rstrip(b"\0").decode() == ended
     with pytest.raises(ConfigError, match="empty text"):
         answered(policy, sampling=Sampling(stop=("",)))
+
+
+WORDS = ("</s>", "<|tool|>", "<unk>", "▁", "▁Q", "▁Foo", ":", "a")
+
+
+@pytest.fixture
+def of_words():
+    """A tokenizer in the manner of SentencePiece: a text loses the blank before its first word."""
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    made.decoder = decoders.Metaspace()
+    made.add_special_tokens(["</s>", "<|tool|>"])
+    return TextTokenizer(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>"), Settings(), [0])
+
+
+def test_a_blank_before_a_word_may_complete_a_stop(of_words):
+    before, completed = [WORDS.index("▁Q"), WORDS.index(":")], WORDS.index("▁Foo")
+    assert of_words.decode([*before, completed]) == "Q: Foo"
+    assert not of_words.completes(before, (": ",))
+    assert of_words.completes([*before, completed], (": ",))
+    assert [WORDS[i] for i, may in enumerate(of_words.may_complete((": ",))) if may] == ["▁", "▁Q", "▁Foo"]
+    assert [WORDS[i] for i, may in enumerate(of_words.may_complete(("Q:",))) if may] == [":"]
+
+
+def test_a_special_token_that_no_text_shows_is_no_stop(of_words):
+    with pytest.raises(ConfigError, match=r"special token '<\|tool\|>'.*never shows") as raised:
+        of_words.may_complete(("a", "<|tool|>"))
+    assert "add its id 1 to eos_token_id" in raised.value.remedy
+    of_words.may_complete(("a", "</s>"))  # ends a text in any case
 
 
 def test_ends_and_limits():

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -178,6 +179,8 @@ def test_prompts_of_any_kind_are_answered():
         ({"model_path": "/no/such/folder"}, "no folder /no/such/folder"),
         ({"gguf_file": "a.gguf"}, "lies in no folder"),
         ({"lora_path": "/adapters"}, "is_lora is false"),
+        ({"is_lora": True, "lora_alpha": "none"}, "it scales the adapters"),
+        ({"is_lora": True, "lora_dropout": "none"}, "it is a probability"),
         ({"characters": "aa"}, "each must stand there once"),
         ({"override_config": {"hidden_sizes": 3}}, "Did you mean 'hidden_size'"),
         ({"override_config": {"model_type": "lama"}}, "Did you mean 'llama'"),
@@ -254,6 +257,22 @@ def test_another_kind_of_env_is_refused():
     assert policy.spec.decision["actions"].shape == (1, 40)
     with pytest.raises(SpecMismatchError, match="without a chat template"):
         policy.encode_instructions([instructions.of_messages([{"role": "user", "content": "a"}])])
+
+
+def test_transcripts_that_may_become_too_long_are_refused_at_the_start(template):
+    env = replace(ENV, max_episode_steps=2)  # of 64 bytes
+    make(max_prompt_tokens=64).bind(env)
+    with pytest.raises(SpecMismatchError, match=r"grow to 64 bytes, 0 tokens .*max_prompt_tokens is 63"):
+        make(max_prompt_tokens=63).bind(env)
+    framed = make(chat_template=template, max_prompt_tokens=64)
+    around = framed.tokenizer.length("77") - 2
+    assert around > 0
+    with pytest.raises(SpecMismatchError, match=rf"64 bytes, {around} tokens") as raised:
+        framed.bind(env)
+    assert f"max_prompt_tokens={64 + around}," in raised.value.remedy
+    make(chat_template=template, max_prompt_tokens=64 + around).bind(env)
+    make(chat_template=template, max_prompt_tokens=64, truncation="left").bind(env)
+    framed.bind(ENV)  # one turn: only a prompt of the data could be too long
 
 
 def test_every_end_of_the_checkpoint_ends_a_text(folder, tmp_path):

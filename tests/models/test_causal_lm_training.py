@@ -109,7 +109,7 @@ def test_a_vocabulary_in_parts_gives_the_same(monkeypatch):
         return result.logprobs.detach(), gradient(policy)
 
     whole = passed()
-    monkeypatch.setattr("embodied.models.causal_lm.policy.LOGITS_AT_ONCE", 4 * policy.trunk.vocabulary)
+    monkeypatch.setattr("embodied.models.causal_lm.evaluating.LOGITS_AT_ONCE", 4 * policy.trunk.vocabulary)
     parts = passed()
     assert torch.allclose(whole[0], parts[0], atol=1e-6)
     assert apart(parts[1], whole[1]) <= 1e-6

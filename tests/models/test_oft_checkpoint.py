@@ -208,6 +208,20 @@ def test_a_folder_gives_the_same_policy(saved, make, observe, noise) -> None:
             torch.testing.assert_close(one[name], two[name], atol=1e-4, rtol=0)
 
 
+def test_a_folder_may_lie_in_an_installed_package(saved, make, tmp_path, monkeypatch) -> None:
+    _, folder = saved
+    package = tmp_path / "some_robots"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    folder.rename(package / "arm")
+    monkeypatch.syspath_prepend(tmp_path)
+    there, same = (make(**KEYS, model_path=path) for path in ("package:some_robots/arm", str(package / "arm")))
+    for name, tensor in there.state_dict().items():
+        assert torch.equal(tensor, same.state_dict()[name]), name
+    with pytest.raises(CheckpointError, match=r"no folder .*some_robots/leg"):
+        make(**KEYS, model_path="package:some_robots/leg")
+
+
 def test_a_second_round_trip_is_exact(saved, make, tmp_path) -> None:
     _, folder = saved
     first = make(**KEYS, model_path=str(folder))

@@ -46,6 +46,9 @@ MODELS = [
     (("actor.model.use_proprio=true", "actor.model.proprio_dim=9"), "proprio_dim=8"),
     (("actor.model.action_dim=6",), "action_dim=7"),
     (("actor.model.model_path=nowhere",), "no folder"),
+    (("actor.model.model_path=package:no_such_package/x",), "package 'no_such_package'"),
+    (("actor.model.model_path=package:embodied.models.no_such/x",), "package 'embodied.models.no_such'"),
+    (("actor.model.model_path=package:embodied/nowhere",), "nowhere (actor.model.model_path)"),
     (("actor.model.precision=fp8",), "fp16"),
     (("actor.model.torch_compile=true", "actor.model.torch_compile_backend=none"), "torch_compile_backend"),
 ]

@@ -12,6 +12,7 @@
 | `reasoning_gym` | what the scorer of a reasoning-gym task says |
 | `custom` | what a function in a file of the user says (signatures of verl, TRL and Cosmos-RL) |
 | `remote` | what a service says over HTTP |
+| `zero` | nothing: each response is wrong and worth 0, for measuring and debugging |
 
 A penalty for long responses is not among them. A verifier sees text, and length is counted in tokens: that is the
 learner's ``reward.overlong_penalty``.

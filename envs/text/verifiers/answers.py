@@ -94,14 +94,24 @@ def _ratio(sign: str, above: str, below: str) -> Fraction | None:
     return (-1 if sign == "-" else 1) * Fraction(above) / divisor if divisor else None
 
 
+def canonical(text: str) -> str:
+    r"""One spelling for all answers that are equal: an exact number as a fraction in lowest terms, a word in lower
+    case, else the normalised text. Empty for a text that says nothing.
+
+    >>> canonical("0.50"), canonical(r"\frac{2}{4}"), canonical("East"), canonical(r"$x$")
+    ('1/2', '1/2', 'east', 'x')
+    """
+    text = normalised(text)
+    if (value := number(text)) is not None:
+        return str(value)
+    return text.casefold() if len(text) > 1 and text.isalpha() else text
+
+
 def same(one: str, other: str) -> bool:
     r"""Whether two answers are equal as normalised texts or as exact numbers: ``0.5`` is ``\frac{1}{2}``, ``0.33`` is
     not ``1/3``. Case does not count in words.
 
     A percent sign does not count: ``10\%`` is ``10``, and is not ``0.1``.
     """
-    one, other = normalised(one), normalised(other)
-    if one == other or (len(one) > 1 and one.isalpha() and one.casefold() == other.casefold()):
-        return bool(one)
-    first, second = number(one), number(other)
-    return first is not None and first == second
+    found = canonical(one)
+    return bool(found) and found == canonical(other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..verdict import Problem, Verdict
-from .answers import last_boxed, same, text_of
+from .answers import canonical, last_boxed, text_of
 
 
 class Boxed:
@@ -18,5 +18,6 @@ class Boxed:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         answer = text_of(problem)
         inside, found = last_boxed(answer), last_boxed(response)
-        right = found is not None and same(found, answer if inside is None else inside)
-        return Verdict(float(right), right)
+        said = canonical(found or "")
+        right = bool(said) and said == canonical(answer if inside is None else inside)
+        return Verdict(float(right), right, said)

@@ -49,8 +49,9 @@ class Choice:
         answer = self._first.match(text_of(problem))
         if answer is None:
             raise VerifierFailed(f"the answer {text_of(problem)[:60]!r} does not begin with a letter of a choice")
-        right = self.chosen(response) == answer[1].upper()
-        return Verdict(float(right), right)
+        chosen = self.chosen(response)
+        right = chosen == answer[1].upper()
+        return Verdict(float(right), right, chosen or "")
 
     def chosen(self, response: str) -> str | None:
         """The letter that a response chooses; None if it is not to be found."""

@@ -65,10 +65,11 @@ class Custom:
         except Exception as error:
             raise VerifierFailed(f"{self._where} raised {described(error)}") from error
         try:
-            reward, right = score(self._signature, value)
+            found = score(self._signature, value)
         except VerifierFailed as failure:
             raise VerifierFailed(f"{self._where}: {failure.why}") from None
-        return Verdict(reward, reward >= self._success_at if right is None else right)
+        right = found.reward >= self._success_at if found.right is None else found.right
+        return Verdict(found.reward, right, found.answer)
 
     def _bound(self, problem: Problem, response: str, columns: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         positional, offered = arguments(self._signature, problem, response, self._answer_key)

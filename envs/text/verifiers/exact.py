@@ -20,5 +20,6 @@ class Exact:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         one, other = text_of(problem), response.strip()
-        right = one.casefold() == other.casefold() if self._ignore_case else one == other
-        return Verdict(float(right), right)
+        if self._ignore_case:
+            one, other = one.casefold(), other.casefold()
+        return Verdict(float(one == other), one == other, other)

@@ -45,7 +45,7 @@ class Tolerant:
 
     def __init__(self, verifier: Verifier, label: str, on_error: str = "zero", failure_reward: float = 0.0) -> None:
         self._verifier, self._label, self._on_error = verifier, label, on_error
-        self._verdict = Verdict(failure_reward, False)
+        self._verdict = Verdict(failure_reward, False, failures=1)
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
 
@@ -58,6 +58,14 @@ class Tolerant:
             return self._failed(failure, problem, response)
         self._recent.append(False)
         return verdict
+
+    def unreadable(self, problem: Problem) -> str | None:
+        """Why no response to this problem could have a verdict; None if one could."""
+        try:
+            self._verifier(problem, "")
+        except VerifierFailed as failure:
+            return failure.why
+        return None
 
     def _failed(self, failure: VerifierFailed, problem: Problem, response: str) -> Verdict:
         self.counts[failure.kind] += 1

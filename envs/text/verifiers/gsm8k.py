@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..verdict import Problem, Verdict
-from .answers import same, text_of
+from .answers import canonical, text_of
 from .failures import VerifierFailed
 
 MARK = "####"
@@ -21,8 +21,20 @@ def numbers(text: str) -> list[str]:
     return [re.sub(r"[$,]", "", written) for written in _WRITTEN.findall(text.replace("\N{MINUS SIGN}", "-"))]
 
 
+def told(text: str) -> str | None:
+    """The first number after the last ``####``, else the last number; None if there is none.
+
+    >>> told("#### 5 of 7"), told("5 of 7")
+    ('5', '7')
+    """
+    _, mark, after = text.rpartition(MARK)
+    found = numbers(after)
+    return found[0 if mark else -1] if found else None
+
+
 class Gsm8k:
-    """Compares the number after the last ``####`` with the answer, by value; else the last number of the response.
+    """Compares the number after the last ``####`` with the answer, by value; else the last number of the response. The
+    answer is read in the same way.
 
     Args:
         strict: a response without ``####`` is wrong.
@@ -35,12 +47,10 @@ class Gsm8k:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the answer in the data holds no number."""
-        answer = numbers(text_of(problem).rpartition(MARK)[2])
-        if not answer:
+        answer = told(text_of(problem))
+        if answer is None:
             raise VerifierFailed(f"the answer {text_of(problem)[:60]!r} holds no number")
-        _, mark, after = response.rpartition(MARK)
-        if self._strict and not mark:
-            return Verdict(0.0, False)
-        found = numbers(after)
-        right = bool(found) and same(found[0 if mark else -1], answer[-1])
-        return Verdict(float(right), right)
+        found = None if self._strict and MARK not in response else told(response)
+        said = "" if found is None else canonical(found)
+        right = bool(said) and said == canonical(answer)
+        return Verdict(float(right), right, said)

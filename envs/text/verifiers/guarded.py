@@ -18,6 +18,7 @@ import pickle
 import signal
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -132,7 +133,7 @@ class Helper:
     """A forked process that answers questions with a verifier.
 
     It leads a process group, which is killed as a whole: what the verifier has started ends with it. The kernel ends
-    the helper with its parent, and takes it first when memory runs out.
+    the helper with its parent, and takes it first when memory runs out. One that nobody holds any more is ended too.
     """
 
     def __init__(self, verifier: Verifier, functions: Sequence[Callable[..., Any]]) -> None:
@@ -147,6 +148,7 @@ class Helper:
         self._pidfd = os.pidfd_open(self._pid)
         with suppress(OSError):  # it has done so itself
             os.setpgid(self._pid, self._pid)
+        self._ended = weakref.finalize(self, _end, self._pid, self._pidfd, parent)
 
     @property
     def alive(self) -> bool:
@@ -171,13 +173,22 @@ class Helper:
         return verdict, error
 
     def end(self) -> int:
-        """Kill it and what it has started. Returns its exit status; negative is a signal."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-        _, status = os.waitpid(self._pid, 0)
-        os.close(self._pidfd)
+        """Kill it and what it has started. Called once. Returns its exit status; negative is a signal."""
+        status = self._ended()
+        assert status is not None, "it was ended before"
         self._pipe.close()
-        return os.waitstatus_to_exitcode(status)
+        return status
+
+
+def _end(pid: int, pidfd: int, parent: int) -> int:
+    """Kill a helper's process group, and return the helper's exit status. In a fork of its parent it does nothing."""
+    if os.getpid() != parent:
+        return 0
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.close(pidfd)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _is_function(value: Any) -> bool:

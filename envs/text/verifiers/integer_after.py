@@ -36,5 +36,5 @@ class IntegerAfter:
         if answer is None:
             raise VerifierFailed(f"the answer {text_of(problem)[:60]!r} is no integer")
         _, separator, after = response.rpartition(self._separator)
-        right = bool(separator) and integer(after) == answer
-        return Verdict(float(right), right)
+        found = integer(after) if separator else None
+        return Verdict(float(found == answer), found == answer, "" if found is None else str(found))

@@ -22,12 +22,14 @@ from .reasoning_gym import ReasoningGym
 from .remote import Remote
 from .symbolic import Symbolic
 from .weighted import Part, Weighted
+from .zero import Zero
 
 VERIFIERS: Mapping[str, type[Any]] = {
     "boxed": Boxed, "gsm8k": Gsm8k, "math": Symbolic, "exact": Exact, "integer_after": IntegerAfter, "choice": Choice,
     "format": Format, "reasoning_gym": ReasoningGym, "custom": Custom, "remote": Remote,
+    "zero": Zero,
 }  # fmt: skip
-COMMON = ("name", "weight", "decides", "on_error", "failure_reward")
+COMMON = ("name", "weight", "decides", "on_error", "failure_reward", "scale")
 GUARDED = ("verify_timeout_s",)
 """Options of those verifiers only whose time has no bound."""
 ON_ERROR = ("zero", "raise")
@@ -43,6 +45,7 @@ def make_verifier(parts: Sequence[Mapping[str, Any]], key: str = "verifier") -> 
     - ``decides`` (false): its success is that of the whole; without one, that of the first part is
     - ``on_error`` (zero): what happens with a response that a verifier fails on (:class:`~.failures.Tolerant`)
     - ``failure_reward`` (0): reward of a response without a verdict
+    - ``scale`` (none): a right response is worth this and a wrong one as much less than nothing, whatever its score
     - ``verify_timeout_s`` (10): time limit of ``math``, ``format``, ``reasoning_gym`` and ``custom``
       (:class:`~.guarded.Guarded`)
 
@@ -56,7 +59,7 @@ def make_verifier(parts: Sequence[Mapping[str, Any]], key: str = "verifier") -> 
         ConfigError: an option is not known, is missing, or cannot be.
         AssetsMissingError: a package is missing.
     """
-    if isinstance(parts, str | Mapping) or not parts:
+    if isinstance(parts, str | Mapping) or not parts or not all(isinstance(part, Mapping) for part in parts):
         raise ConfigError(f"{key} is {parts!r}, expected a list of verifiers", f"set {key} to e.g. [{{name: boxed}}]")
     deciding = [index for index, part in enumerate(parts) if part.get("decides", False)]
     if len(deciding) > 1:
@@ -80,13 +83,17 @@ def _part(options: dict[str, Any], key: str) -> Part:
     on_error = options.get("on_error", "zero")
     if on_error not in ON_ERROR:
         raise unknown_name("answer to an error", str(on_error), ON_ERROR, f"{key}.on_error")
-    verifier = kind(**own)
+    try:
+        verifier = kind(**own)
+    except TypeError as error:
+        raise ConfigError(f"{key} ({name}) has an option of another type: {error}", f"correct {key}") from error
     if not verifier.bounded:
         verifier = Guarded(verifier, timeout_s)
     failure_reward = _finite(options.get("failure_reward", 0.0), f"{key}.failure_reward")
     tolerant = Tolerant(verifier, _label(str(name), own), on_error, failure_reward)
     limited = verifier if isinstance(verifier, Guarded | Remote) else None
-    return Part(tolerant, _finite(options.get("weight", 1.0), f"{key}.weight"), limited)
+    scale = None if options.get("scale") is None else _finite(options["scale"], f"{key}.scale")
+    return Part(tolerant, _finite(options.get("weight", 1.0), f"{key}.weight"), limited, scale)
 
 
 def _check_names(kind: type[Any], options: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

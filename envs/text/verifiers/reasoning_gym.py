@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..verdict import Problem, Verdict
+from .answers import canonical
 from .choice import last_tagged
 from .failures import VerifierFailed
 
@@ -40,4 +41,4 @@ class ReasoningGym:
         score: Any = problem.fields[SCORER](answer, problem.fields[ENTRY])
         if not isinstance(score, int | float) or not math.isfinite(score):
             raise VerifierFailed(f"its scorer gave {score!r}, expected a number")
-        return Verdict(float(score), float(score) >= self._success_at)
+        return Verdict(float(score), float(score) >= self._success_at, canonical(answer))

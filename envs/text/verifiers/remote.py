@@ -17,6 +17,7 @@ import numpy as np
 from embodied.errors import ConfigError
 
 from ..verdict import Problem, Verdict
+from .answers import canonical
 from .failures import VerifierFailed
 
 MAX_ANSWER_BYTES = 2**20
@@ -52,6 +53,7 @@ class Remote:
         backoff_s: mean wait before the first retry, seconds. All requests and waits together have to take less than the
             deadline of the env's step.
         score_key: where the score stands in the answer; ``a.b`` for ``{"a": {"b": 1.0}}``.
+        answer_key: where the service says what it took for the response's answer (null: it found none), if it does.
         headers: of each request, e.g. ``{"Authorization": "Bearer …"}``.
         success_at: score from which on a response is right.
 
@@ -63,16 +65,16 @@ class Remote:
 
     def __init__(
         self, url: str, timeout_s: float = 10.0, retries: int = 5, backoff_s: float = 0.5, score_key: str = "score",
-        headers: Mapping[str, str] | None = None, success_at: float = 1.0,
+        headers: Mapping[str, str] | None = None, success_at: float = 1.0, answer_key: str | None = None,
     ) -> None:  # fmt: skip
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        if not _is_url(url):
             raise ConfigError(f"url is {url!r}, expected http://… or https://…", "set url to that of the service")
         if timeout_s <= 0 or retries < 0 or backoff_s < 0:
             raise ConfigError(
                 f"timeout_s is {timeout_s}, retries {retries}, backoff_s {backoff_s}", "set them to more than 0"
             )
         self._url, self._timeout_s, self._retries, self._backoff_s = url, timeout_s, int(retries), backoff_s
-        self._score_key, self._success_at = score_key, success_at
+        self._score_key, self._answer_key, self._success_at = score_key, answer_key, success_at
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._opener = urllib.request.build_opener(_AsItIs)
 
@@ -105,8 +107,12 @@ class Remote:
                 f"the reward service {self._url} refused problem {problem.number}: {_said(answer)}",
                 "correct url and headers, or the service; this status is not tried again",
             )
-        reward = self._score(answer.text)
-        return Verdict(reward, reward >= self._success_at)
+        try:
+            found = json.loads(answer.text)
+        except (ValueError, RecursionError):
+            found = None
+        reward = self._score(found, answer.text)
+        return Verdict(reward, reward >= self._success_at, self._answer(found, answer.text))
 
     def _ask(self, body: bytes) -> Answer:
         request = urllib.request.Request(self._url, body, self._headers, method="POST")
@@ -117,18 +123,43 @@ class Remote:
         except (OSError, http.client.HTTPException) as error:  # URLError and time-outs are OSErrors
             return Answer(None, f"{type(error).__name__}: {error}")
 
-    def _score(self, text: str) -> float:
+    def _score(self, said: Any, text: str) -> float:
+        found = self._value(said, text, self._score_key, "a number")
         try:
-            found: Any = json.loads(text)
-            for key in self._score_key.split("."):
-                found = found[key]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            score = float(found) if isinstance(found, int | float) else math.nan
+        except OverflowError:
+            score = math.inf
+        if not math.isfinite(score):
+            raise VerifierFailed(f"{self._url} gave the score {str(found)[:SHOWN]!r}, expected a finite number")
+        return score
+
+    def _answer(self, said: Any, text: str) -> str | None:
+        if self._answer_key is None:
+            return None
+        found = self._value(said, text, self._answer_key, "a text")
+        return "" if found is None else canonical(str(found))
+
+    def _value(self, said: Any, text: str, key: str, expected: str) -> Any:
+        """What stands under a key of the decoded ``text``."""
+        found = said
+        try:
+            for part in key.split("."):
+                found = found[part]
+        except (KeyError, TypeError):
             raise VerifierFailed(
-                f"{self._url} answered {text[:SHOWN]!r}, expected JSON with a number under '{self._score_key}'"
+                f"{self._url} answered {text[:SHOWN]!r}, expected JSON with {expected} under '{key}'"
             ) from None
-        if not isinstance(found, int | float) or not math.isfinite(found):
-            raise VerifierFailed(f"{self._url} gave the score {found!r}, expected a finite number")
-        return float(found)
+        return found
+
+
+def _is_url(text: str) -> bool:
+    """Whether a request can be sent there: what is no URL would look like a service that is down."""
+    try:
+        parts = urlsplit(text)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port or the host
+        return False
+    return named and text.isascii() and text.isprintable() and " " not in text
 
 
 class _AsItIs(urllib.request.HTTPErrorProcessor):

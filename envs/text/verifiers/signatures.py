@@ -6,7 +6,8 @@
 | TRL | ``f(prompts, completions, **columns)``, each a list; here of one | [1.0]; [None] if it does not judge this one |
 | Cosmos-RL | ``f(to_be_evaluated, reference, *args, **kwargs)`` | a number, or a tuple that begins with one |
 
-A parameter that a function does not have is not passed to it.
+A parameter that a function does not have is not passed to it. The mapping of a verl function may also say whether the
+response is right ("acc"), and what its answer is ("pred").
 """
 
 from __future__ import annotations
@@ -14,17 +15,26 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError, unknown_name
 
 from ..verdict import Problem
+from .answers import canonical
 from .failures import VerifierFailed
 
 MARKS = {"verl": ("solution_str", "ground_truth"), "trl": ("completions",), "cosmos": ("to_be_evaluated",)}
 """Parameters that a function of each signature has."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Scored(NamedTuple):
+    """What a function gave."""
+
+    reward: float
+    right: bool | None  # None: it does not say
+    answer: str | None  # None: it does not say
 
 
 def signature_of(function: Callable[..., Any], wanted: str | None, where: str) -> str:
@@ -84,23 +94,27 @@ def accepted(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str
     return {name: value for name, value in named.items() if name in parameters}
 
 
-def score(signature: str, value: Any) -> tuple[float, bool | None]:
-    """The number that a function gave, and whether it says that the response is right (verl's "acc"; None: it does not
-    say).
+def score(signature: str, value: Any) -> Scored:
+    """Reads what a function gave.
 
     Raises:
         VerifierFailed: there is no finite number.
     """
-    got, right = value, None
+    got, right, answer = value, None, None
     if signature == "verl" and isinstance(value, Mapping):
         if "score" not in value:
             raise VerifierFailed(f"it gave a mapping with {sorted(map(str, value))}, expected 'score' in it")
         got, right = value["score"], None if value.get("acc") is None else bool(value["acc"])
+        answer = _answer(value["pred"]) if "pred" in value else None
     elif signature == "cosmos" and isinstance(value, tuple):
         got = value[0] if value else None
     elif signature == "trl":
         got = _only(value)
-    return _number(got, value), right
+    return Scored(_number(got, value), right, answer)
+
+
+def _answer(given: Any) -> str:
+    return "" if given is None else canonical(str(given))
 
 
 def _only(value: Any) -> Any:

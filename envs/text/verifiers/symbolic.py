@@ -11,7 +11,7 @@ from typing import Any
 from embodied.errors import AssetsMissingError
 
 from ..verdict import Problem, Verdict
-from .answers import last_boxed, text_of
+from .answers import canonical, last_boxed, text_of
 from .failures import VerifierFailed
 
 PACKAGE = "math-verify==0.9.0"
@@ -73,8 +73,15 @@ class Symbolic:
         gold = parse(_without_percent(_formula(answer)))
         if not gold:
             raise VerifierFailed(f"the answer {answer[:60]!r} cannot be parsed")
-        right = bool(verify(gold, parse(_without_percent(response))))
-        return Verdict(float(right), right)
+        found = parse(_without_percent(response))
+        right = bool(verify(gold, found))
+        said = answer if right else _found(found)  # right answers are equal, however they are written
+        return Verdict(float(right), right, canonical(said))
+
+
+def _found(parsed: list[Any]) -> str:
+    """The text that math-verify took for the answer, the last that it gives; "" if it found none."""
+    return str(parsed[-1]) if parsed else ""
 
 
 def _formula(answer: str) -> str:

@@ -17,13 +17,20 @@ class Part:
     verifier: Tolerant
     weight: float
     limited: Guarded | Remote | None = None  # what has a time limit in it
+    scale: float | None = None  # a right response is worth this, a wrong one minus this; None = its score
+
+    def worth(self, verdict: Verdict) -> float:
+        """The weighted reward of a verdict."""
+        if self.scale is None:
+            return self.weight * verdict.reward
+        return self.weight * (self.scale if verdict.success else -self.scale)
 
 
 class Weighted:
-    """The reward is the weighted sum of the rewards of all parts; success is that of one of them.
+    """The reward is the weighted sum of the rewards of all parts; success and answer are those of one of them.
 
     Args:
-        decides: number of the part whose success counts.
+        decides: number of the part whose success and answer count.
     """
 
     def __init__(self, parts: Sequence[Part], decides: int) -> None:
@@ -31,8 +38,16 @@ class Weighted:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         verdicts = [part.verifier(problem, response) for part in self._parts]
-        reward = sum(part.weight * verdict.reward for part, verdict in zip(self._parts, verdicts, strict=True))
-        return Verdict(reward, verdicts[self._decides].success)
+        reward = sum(part.worth(verdict) for part, verdict in zip(self._parts, verdicts, strict=True))
+        deciding = verdicts[self._decides]
+        failures = sum(verdict.failures for verdict in verdicts)
+        return Verdict(reward, deciding.success, deciding.answer, failures)
+
+    def unreadable(self, problem: Problem) -> str | None:
+        """Why no response to this problem could have a verdict, such as an answer without a number in it; None if one
+        could, or if only a verifier in a process of its own can tell."""
+        reasons = (part.verifier.unreadable(problem) for part in self._parts if part.limited is None)
+        return next((why for why in reasons if why is not None), None)
 
     @property
     def counts(self) -> Counter[str]:

@@ -1,0 +1,101 @@
+"""Makes the inference engine of a run, if ``rollout.backend`` asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from embodied import schema
+from embodied.errors import ConfigError
+from embodied.observe.console import Console
+from embodied.protocols import Policy, ServedByEngine
+from embodied.run import engine_process
+from embodied.run.build import Model
+from embodied.run.preflight import Checked
+from embodied.run.shares import slots_of
+from embodied.runtime.engine.engine import Engine, EngineConfig
+
+MAX_LANES = 256  # texts that are generated at the same time unless rollout.policy_batch is set
+MAX_GAP = {"float32": 1e-3}  # nats, of rollout.max_logprob_gap by the engine's number format
+MAX_GAP_ROUNDED = 0.1  # of the other formats
+
+
+@contextmanager
+def open_engine(checked: Checked, model: Model, folder: Path, console: Console) -> Iterator[Engine | None]:
+    """Gives the engine of this process, which starts when it is first needed, until the block ends; None with
+    ``rollout.backend=native``.
+
+    Args:
+        folder: of this process within the run's.
+
+    Raises:
+        ConfigError: no engine can serve the policy.
+    """
+    if checked.config.rollout.backend == "native":
+        yield None
+        return
+    served = check_policy(checked.config.rollout, model)
+    if checked.config.runner.dry_run:
+        yield None
+        return
+    where = folder / "engine"
+    served.engine_folder(where)
+    with closing(Engine(_config(checked, model, served, where), model.policy, console.say)) as engine:
+        yield engine
+
+
+def check_policy(rollout: schema.RolloutConfig, model: Model) -> ServedByEngine:
+    """Returns the policy if an engine can serve it.
+
+    Raises:
+        ConfigError: it is no language model, has a value head, or is shared out over several processes.
+    """
+    policy, native = model.policy, "set rollout.backend=native"
+    if not isinstance(policy, ServedByEngine):
+        raise ConfigError(
+            f"rollout.backend is {rollout.backend}, and {type(policy).__name__} is no causal language model: an engine "
+            "cannot run it",
+            f"{native}, or choose model=causal_lm",
+        )
+    if "value" in policy.spec.decision:
+        raise ConfigError(
+            f"rollout.backend is {rollout.backend}, and the policy has a value head: an engine gives no values",
+            f"{native}, or actor.model.value_head=false",
+        )
+    if model.sharding.collective_passes:
+        raise ConfigError(
+            f"rollout.backend is {rollout.backend}, and the policy is shared out over the processes (fsdp2)",
+            f"{native}, or actor.fsdp_config.strategy=replicate",
+        )
+    return policy
+
+
+def max_gap(rollout: schema.RolloutConfig, policy: Policy) -> float:
+    """Returns how far the engine's log-probs may be from the policy's own, nats."""
+    assert isinstance(policy, ServedByEngine)
+    return rollout.max_logprob_gap or MAX_GAP.get(policy.engine_facts.dtype, MAX_GAP_ROUNDED)
+
+
+def _config(checked: Checked, model: Model, served: ServedByEngine, folder: Path) -> EngineConfig:
+    rollout, facts, on_gpu = checked.config.rollout, served.engine_facts, model.device.type == "cuda"
+    setup = {
+        "folder": str(folder.resolve()),
+        "dtype": facts.dtype,
+        "max_model_len": facts.max_tokens,
+        "max_num_seqs": rollout.policy_batch or min(slots_of(checked.config, checked.processes), MAX_LANES),
+        "enforce_eager": rollout.enforce_eager,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "tensor_parallel_size": rollout.tensor_parallel_size,
+        "sleeps": rollout.enable_offload and on_gpu,
+    }
+    return EngineConfig(
+        command=engine_process.command(rollout),
+        setup=setup,
+        environment=engine_process.environment(rollout, model.device.index if on_gpu else None),
+        logs=folder.parent / "logs",
+        init_timeout_s=rollout.init_timeout_s,
+        answer_timeout_s=rollout.answer_timeout_s,
+        max_restarts=rollout.max_engine_restarts,
+        remedy=engine_process.remedy(rollout),
+    )

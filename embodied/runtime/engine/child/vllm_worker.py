@@ -1,0 +1,30 @@
+"""What a worker of vLLM can do besides (``worker_extension_cls``): take weights from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from weights_file import follow, read
+
+
+class LoadsFile:
+    """Becomes a part of vLLM's worker, whose ``model_runner`` it uses."""
+
+    model_runner: Any
+
+    def load_file(self, path: str) -> tuple[int, int]:
+        """Replaces all weights by those of the file; returns the number of tensors and their checksum."""
+        tensors = checksum = 0
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+            nonlocal tensors, checksum
+            for facts, numbers in read(path):
+                mapped = torch.frombuffer(numbers, dtype=getattr(torch, facts["dtype"])).view(facts["shape"])
+                tensor = mapped.clone()  # vLLM may keep it, and the file is emptied afterwards
+                tensors, checksum = tensors + 1, follow(checksum, facts["checksum"])
+                yield facts["name"], tensor
+
+        self.model_runner.reload_weights(weights_iterator=weights())
+        return tensors, checksum

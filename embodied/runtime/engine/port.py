@@ -1,0 +1,135 @@
+"""The policy port of an inference engine: observations become prompts, and texts become decisions in rows.
+
+    row ─▶ prompt tokens (policy) ─▶ Engine ─▶ tokens, log-probs ─▶ decision (policy) ─▶ row
+
+Prompts are the policy's own tokens, so they are equal in generation and in training. A text's seed is a function of the
+run's seed, the stream, the episode and the record. The log-probs in the rows are the engine's; those of the first texts
+after each change of weights are compared with the policy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from embodied.errors import EngineError, SpecMismatchError
+from embodied.parallel.modes import without_dropout
+from embodied.protocols import Policy, ServedByEngine
+from embodied.random import Stream, generator_seed
+from embodied.runtime.engine.engine import Engine
+from embodied.runtime.policy_port import Draw, PolicyRows, Request
+from embodied.runtime.slab import Slab
+from embodied.types import OUTSIDE, EnvSpec, Sampling
+
+COMPARED = 8  # texts, at most
+MOSTLY = 0.98  # least share of their tokens that the policy's own distribution has
+
+
+class EnginePort:
+    """Answers observations with texts that an engine writes. See :class:`embodied.runtime.policy_port.PolicyPort`.
+
+    The engine adds numbers up in another order when it works on other texts at the same time. So a text is a function
+    of weights, observation, ``Draw`` and ``(episode_id, t)`` as far as its rounding allows.
+
+    Args:
+        engine: may serve several ports, one at a time.
+        max_gap: largest mean difference between the engine's log-probs and the policy's own, nats.
+        before_act: given the observations of each submission.
+
+    Raises:
+        SpecMismatchError: (from ``poll``) the policy's decision is not what its spec declares.
+        EngineError: (from ``begin`` and ``poll``) the engine has failed, or computes other log-probs.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy,
+        slab: Slab,
+        env: EnvSpec,
+        device: torch.device,
+        max_gap: float,
+        before_act: Callable[[Mapping[str, torch.Tensor]], None] = lambda obs: None,
+    ) -> None:
+        assert isinstance(policy, ServedByEngine)
+        self._engine, self._policy, self._served, self._slab = engine, policy, policy, slab
+        self._env, self._device, self._max_gap, self._before_act = env, device, max_gap, before_act
+        self._rows = PolicyRows(policy, slab, env, device)
+        self._draw = Draw(Sampling(), 0, Stream.TRAIN_NOISE)
+        self._busy: dict[int, Request] = {}  # number of what the engine was asked → what it answers
+
+    def begin(self, draw: Draw) -> None:
+        self._policy.bind(self._env)
+        self._draw, self._busy = draw, {}
+        self._engine.begin(draw.sampling)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if not requests:
+            return
+        obs, draw = self._rows.observations([request.row for request in requests]), self._draw
+        self._before_act(obs)
+        for request, prompt in zip(requests, self._served.engine_prompts(obs), strict=True):
+            seed = generator_seed(draw.seed, draw.stream, request.t, request.episode_id)
+            self._busy[self._engine.ask(prompt, seed)] = request
+
+    def poll(self) -> list[Request]:
+        found = self._engine.poll()
+        if not found:
+            return []
+        answered = [self._busy.pop(number) for number, _ in found]
+        rows = [request.row for request in answered]
+        decision = self._served.engine_decision([text for _, text in found], self._draw.sampling)
+        self._rows.write(rows, decision)
+        if not self._engine.checked and self._draw.sampling.do_sample:
+            self._compare(rows[:COMPARED])
+        return answered
+
+    def cancel(self, slot: int) -> None:
+        for number in [number for number, request in self._busy.items() if request.slot == slot]:
+            del self._busy[number]
+            self._engine.cancel(number)
+
+    @property
+    def pending(self) -> int:
+        return len(self._busy)
+
+    def value(self, requests: Sequence[Request]) -> None:
+        """Refuses to give values, which no engine computes. A rollout without a value head asks for none."""
+        if requests:
+            raise SpecMismatchError("an inference engine computes no values", "set rollout.backend=native")
+
+    def end(self) -> None:
+        self._busy = {}
+        self._engine.rest()
+
+    def _compare(self, rows: list[int]) -> None:
+        """Hold the log-probs that stand in ``rows`` against those of the policy.
+
+        Raises:
+            EngineError: they differ by more than rounding.
+        """
+        arrays = self._slab.arrays
+        fields = {n: torch.from_numpy(arrays[n][rows]).to(self._device) for n in self._policy.spec.decision}
+        with torch.inference_mode(), without_dropout(self._policy):
+            own = self._policy.evaluate(self._rows.observations(rows) | fields, self._draw.sampling).logprobs
+        values = own.float().cpu().numpy()
+        counts = np.arange(own.shape[1]) < arrays["length"][rows][:, None]
+        inside = counts & (values >= OUTSIDE)  # rounding decides which of two equal tokens top_p takes
+        if inside.sum() < MOSTLY * counts.sum():
+            raise EngineError(
+                f"the engine drew {counts.sum() - inside.sum()} of {counts.sum()} tokens that the training network "
+                "leaves out by top_k or top_p",
+                "set rollout.backend=native, or algorithm.sampling_params.top_p=1.0 and top_k=0",
+            )
+        gaps = np.abs(values - arrays["logprobs"][rows])[inside]
+        self._engine.compared(float(gaps.mean()), float(gaps.max()))
+        if not gaps.mean() <= self._max_gap:
+            raise EngineError(
+                f"the engine computes other log-probs than the training network: {gaps.mean():.3g} nats apart in the "
+                f"mean, {gaps.max():.3g} at most, over {gaps.size} tokens of its first {len(rows)} texts; "
+                f"rollout.max_logprob_gap is {self._max_gap:g}",
+                "set rollout.backend=native; or, if rounding explains it (bf16), raise rollout.max_logprob_gap and set "
+                "rollout.recompute_logprobs=true",
+            )

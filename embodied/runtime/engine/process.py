@@ -1,0 +1,126 @@
+"""The process of an inference engine, seen from the launcher: started, talked to, watched, ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import EngineError
+from embodied.runtime.engine.child.wire import Message, Reader, pack
+from embodied.runtime.exit_status import how_it_ended, tail
+
+STACK_S = 0.2  # between asking a process that hangs for its stack and reading its log
+
+
+class EngineProcess:
+    """A process that runs ``child/serve.py``, or something else that talks like it.
+
+    Args:
+        command: starts it; the number of its end of the socket is put behind.
+        log: gets its output.
+        remedy: of errors that say why it has ended.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, remedy: str) -> None:
+        self.log, self._remedy = log, remedy
+        self._reader, self._outbox = Reader(), bytearray()
+        self.heard = time.monotonic()  # when it last said something
+        self._socket, theirs = socket.socketpair()
+        with theirs, log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
+            )  # fmt: skip
+        self._socket.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, kind: str, body: bytes = b"", **fields: Any) -> None:
+        """Queue a message; :meth:`exchange` sends it. Nothing is sent at once, so that the two processes never wait for
+        each other."""
+        self._outbox += pack(kind, body, **fields)
+
+    def exchange(self, wait_s: float) -> list[Message]:
+        """Send what is queued as far as it fits, wait up to ``wait_s`` for messages, and return those that came.
+
+        Raises:
+            EngineError: the process has ended.
+        """
+        waiting = select.poll()  # select() takes no descriptor from 1024 on
+        waiting.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        found = dict(waiting.poll(1000 * wait_s)).get(self._socket.fileno(), 0)
+        readable, writable = found & (select.POLLIN | select.POLLHUP | select.POLLERR), found & select.POLLOUT
+        ended = not readable and self._process.poll() is not None
+        received = b""
+        try:
+            if readable:
+                received = self._socket.recv(1 << 20)
+                ended = not received
+            if writable:
+                del self._outbox[: self._socket.send(self._outbox)]
+        except (BrokenPipeError, ConnectionResetError):
+            ended = not received
+        messages = list(self._reader.feed(received))
+        if messages:
+            self.heard = time.monotonic()
+        for message in messages:
+            if message.kind == "failed":
+                raise self._failed(message)
+        if ended:
+            raise self._died()
+        return messages
+
+    def wait_for(self, kind: str, limit_s: float, key: str) -> Message:
+        """Return the next message of a kind; others that come before it are dropped.
+
+        Args:
+            key: of the configuration, which says ``limit_s``.
+
+        Raises:
+            EngineError: the process has ended, or the message has not come in time.
+        """
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            for message in self.exchange(0.1):
+                if message.kind == kind:
+                    return message
+        raise self.hung(limit_s, key)
+
+    def hung(self, limit_s: float, key: str) -> EngineError:
+        """Return the error of a process that was silent for too long, with the place where it stands."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        time.sleep(STACK_S)
+        return EngineError(
+            f"the inference engine (pid {self.pid}) did not answer for {limit_s:g} s; it stood at:",
+            f"if it is only slow, raise {key}; its log is {self.log}",
+            tail(self.log),
+        )
+
+    def _failed(self, message: Message) -> EngineError:
+        said = f"the inference engine (pid {self.pid}) failed: {message.fields['error']}"
+        return EngineError(said, f"{self._remedy}; its log is {self.log}", message.fields["traceback"])
+
+    def _died(self) -> EngineError:
+        self.close()
+        said = f"the inference engine (pid {self.pid}) {how_it_ended(self._process.returncode)}"
+        return EngineError(said, f"{self._remedy}; its log is {self.log}", tail(self.log))
+
+    def close(self) -> None:
+        """End it, with the processes that it has started."""
+        self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STACK_S)  # it ends by itself if it reads; else it has nothing to lose
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,56 @@
+"""Weights on their way to an engine: a file in memory, and what tells whether they have changed."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from embodied.runtime.engine.child.weights_file import Writer
+
+RUN = 4096  # numbers that are summed at a time
+
+
+class WeightsFile:
+    """A file in memory that other processes of this user can open while this one lives. It takes memory from
+    :meth:`write` to :meth:`empty`."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("embodied.weights")
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def write(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[int, int]:
+        """Replace its content; return the number of tensors, and their checksum."""
+        writer = Writer(self._fd)
+        for name, tensor in weights:
+            flat = tensor.detach().contiguous().cpu().reshape(-1)
+            numbers = flat.view(torch.uint8).numpy().data
+            writer.add(name, str(tensor.dtype).removeprefix("torch."), tensor.shape, numbers)
+        return writer.tensors, writer.checksum
+
+    def empty(self) -> None:
+        os.ftruncate(self._fd, 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def fingerprint(policy: nn.Module) -> int:
+    """Return a number that is another one when a trained weight has changed. Computed where the weights are: sums of
+    their bits, over 4096 numbers at a time."""
+    found = 0
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
+            flat = parameter.detach().contiguous().view(-1).view(bits)
+            whole = len(flat) // RUN * RUN
+            sums = flat[:whole].view(-1, RUN).sum(1, dtype=torch.int64)
+            rest = flat[whole:].to(torch.int64)
+            found = zlib.crc32(torch.cat([sums, rest]).cpu().numpy().tobytes(), found)
+    return found

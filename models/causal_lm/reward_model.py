@@ -1,0 +1,146 @@
+"""A sequence classifier of Hugging Face with one logit that scores answers: a learned reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification
+
+from embodied import instructions
+from embodied.errors import CheckpointError, ConfigError, SpecMismatchError, unknown_name
+
+from .network import FORMATS, UNREADABLE, folder_of, read_tokenizer, short
+
+KEY = "reward.model"
+
+
+class RewardModel:
+    """Scores answers (:class:`embodied.protocols.RewardModel`). Its weights are never trained.
+
+    Args:
+        network: a ``…ForSequenceClassification`` with one logit.
+        tokenizer: its own; with a chat template it gets conversations, else prompt and answer end to end.
+        max_length: tokens; of a longer text the beginning is left out, because the score is read at the end.
+        micro_batch_size: texts of one forward pass.
+    """
+
+    def __init__(self, network: Any, tokenizer: Any, max_length: int, micro_batch_size: int) -> None:
+        self._network, self._tokenizer = network.eval().requires_grad_(False), tokenizer
+        self._max_length, self._size = max_length, micro_batch_size
+
+    def to(self, device: torch.device) -> RewardModel:
+        """Moves the network to the device, in place."""
+        self._network.to(device)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        """See :meth:`embodied.protocols.RewardModel.__call__`. Texts of like length share a pass."""
+        texts = [self.tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
+        found = [0.0] * len(texts)
+        for first in range(0, len(order), self._size):
+            part = order[first : first + self._size]
+            scores = self._scores([texts[index] for index in part]).tolist()
+            for index, score in zip(part, scores, strict=True):
+                found[index] = score
+        return found
+
+    def tokens(self, prompt: str, response: str) -> list[int]:
+        """Tokens of a prompt (or conversation) with its answer, at least one.
+
+        Raises:
+            SpecMismatchError: a conversation, and the tokenizer has no chat template.
+        """
+        conversation, tokenizer = instructions.messages(prompt), self._tokenizer
+        if tokenizer.chat_template is None:
+            if conversation is not None:
+                raise SpecMismatchError(
+                    "the env gives conversations, and the tokenizer of the reward model has no chat template",
+                    f"give a tokenizer with one in {KEY}.tokenizer_path, or plain prompts",
+                )
+            ids = tokenizer(prompt + response).input_ids
+        else:
+            asked = conversation or [{"role": "user", "content": prompt}]
+            shown = tokenizer.apply_chat_template([*asked, {"role": "assistant", "content": response}], tokenize=False)
+            ids = tokenizer(shown, add_special_tokens=False).input_ids
+        return ids[-self._max_length :] or [0]
+
+    def _scores(self, texts: Sequence[list[int]]) -> Tensor:
+        """The logit of each text, float32 [n]."""
+        with self._padding(texts) as pad:
+            if pad is None:
+                return torch.cat([self._scores([text]) for text in texts])
+            longest = max(map(len, texts))
+            rows = [text + [pad] * (longest - len(text)) for text in texts]
+            ids = torch.tensor(rows, device=self._network.device)
+            places = torch.arange(longest, device=ids.device)
+            there = places < torch.tensor([len(text) for text in texts], device=ids.device).unsqueeze(1)
+            return self._network(input_ids=ids, attention_mask=there.long()).logits[:, 0].float()
+
+    @contextmanager
+    def _padding(self, texts: Sequence[list[int]]) -> Iterator[int | None]:
+        """What rows are filled up with. The network reads its score at the last token that is another one.
+
+        A network without such a token is told of one that no text has, for as long as the block lasts. None: each token
+        of its vocabulary occurs.
+        """
+        config = self._network.config.get_text_config()
+        own = config.pad_token_id
+        if own is not None or len(texts) == 1:
+            yield own or 0
+            return
+        used = {token for text in texts for token in text}
+        config.pad_token_id = next((token for token in range(config.vocab_size) if token not in used), None)
+        try:
+            yield config.pad_token_id
+        finally:
+            config.pad_token_id = None
+
+    def describe(self) -> Mapping[str, str]:
+        """A few facts for the console."""
+        config = self._network.config
+        count = sum(parameter.numel() for parameter in self._network.parameters())
+        prompts = "as they are" if self._tokenizer.chat_template is None else "by its chat template"
+        return {
+            "model": f"{config.model_type} {config.name_or_path}",
+            "parameters": f"{count:,}",
+            "texts": f"{prompts}, at most {self._max_length} tokens",
+        }
+
+
+def load(
+    model_path: str, tokenizer_path: str | None, max_length: int, micro_batch_size: int, precision: str
+) -> RewardModel:  # fmt: skip
+    """See :func:`embodied.models.causal_lm.build_reward_model`."""
+    for name, number in (("max_length", max_length), ("micro_batch_size", micro_batch_size)):
+        if number < 1:
+            raise ConfigError(f"{KEY}.{name} is {number}, expected 1 or more", f"set {KEY}.{name} above 0")
+    if precision not in FORMATS:
+        raise unknown_name("precision", precision, FORMATS, f"{KEY}.precision")
+    folder = folder_of(model_path, f"{KEY}.model_path")
+    own = folder if tokenizer_path is None else folder_of(tokenizer_path, f"{KEY}.tokenizer_path")
+    tokenizer = read_tokenizer(own, f"{KEY}.tokenizer_path")
+    try:
+        pair: Any = AutoModelForSequenceClassification.from_pretrained(
+            folder, local_files_only=True, dtype=FORMATS[precision], output_loading_info=True
+        )
+    except UNREADABLE as error:
+        fix = "give a folder with config.json and model.safetensors of a sequence classifier"
+        raise CheckpointError(f"{folder} cannot be loaded as a reward model: {short(error)}", fix) from error
+    network, loaded = pair
+    if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
+        raise CheckpointError(
+            f"{folder} is no whole sequence classifier: it lacks {', '.join(missing[:4])}",
+            f"set {KEY}.model_path to the folder of a reward model, not to that of a language model",
+        )
+    if network.config.num_labels != 1:
+        raise CheckpointError(
+            f"{folder} has {network.config.num_labels} logits, expected the one of a reward model",
+            "give a sequence classifier with num_labels 1",
+        )
+    return RewardModel(network, tokenizer, max_length, micro_batch_size)

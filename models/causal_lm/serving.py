@@ -1,0 +1,81 @@
+"""What an inference engine gets of the policy, and gives back (:class:`embodied.protocols.ServedByEngine`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from embodied.protocols import EngineFacts, EngineText
+from embodied.types import Decision, Sampling
+
+from ..shared.lora import merged_tensors
+from .decoding import written
+from .network import FORMATS
+from .prompts import prompts_of
+from .save import save_config
+
+if TYPE_CHECKING:
+    from .policy import CausalLMPolicy
+
+
+def facts(policy: CausalLMPolicy) -> EngineFacts:
+    """Gives the engine's number format, limits and ends."""
+    settings = policy.settings
+    dtype = str(FORMATS[settings.precision]).removeprefix("torch.")
+    most = settings.max_prompt_tokens + settings.max_new_tokens
+    return EngineFacts(dtype, most, settings.max_new_tokens, policy.tokenizer.ends)
+
+
+def write_folder(policy: CausalLMPolicy, folder: Path) -> None:
+    """Writes configuration and tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(policy, folder)
+
+
+def weights(policy: CausalLMPolicy) -> Iterator[tuple[str, Tensor]]:
+    """Yields the merged weights, each rounded once to the arithmetic's format; of tied ones the embedding alone."""
+    dtype, tied = FORMATS[policy.settings.precision], policy.network.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, tensor in merged_tensors(policy.network):
+            if not (tied and name == "lm_head.weight"):
+                yield name, tensor.to(dtype)
+
+
+def prompts(obs: Mapping[str, Tensor]) -> list[list[int]]:
+    """Gives the prompts without what fills them up."""
+    return [list(prompt) for prompt in prompts_of(obs)]
+
+
+def decision(policy: CausalLMPolicy, texts: Sequence[EngineText], sampling: Sampling) -> Decision:
+    """Puts texts into the fields of a record."""
+    n, tokenizer = policy.settings.max_new_tokens, policy.tokenizer
+    tokens, logprobs = torch.zeros(len(texts), n, dtype=torch.int32), torch.zeros(len(texts), n)
+    sizes = [stopped(policy, text.tokens, sampling) for text in texts]
+    for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
+        tokens[row, :size] = torch.tensor(text.tokens[:size], dtype=torch.int32)
+        logprobs[row, :size] = torch.tensor(text.logprobs[:size])
+    said = (tokenizer.text(text.tokens[:size]) for text, size in zip(texts, sizes, strict=True))
+    return Decision(
+        {
+            "tokens": tokens,
+            "length": torch.tensor(sizes, dtype=torch.int32),
+            "actions": torch.from_numpy(written(said, len(texts), policy.max_bytes)),
+            "logprobs": logprobs,
+        }
+    )
+
+
+def stopped(policy: CausalLMPolicy, tokens: Sequence[int], sampling: Sampling) -> int:
+    """Gives how many tokens the text has when it ends with the first that completes one of ``sampling.stop``."""
+    if not sampling.stop:
+        return len(tokens)
+    may, tokenizer = policy.tokenizer.may_complete(sampling.stop), policy.tokenizer
+    for made in range(1, len(tokens)):
+        last = tokens[made - 1]
+        if last < len(may) and may[last] and tokenizer.completes(tokens[:made], sampling.stop):
+            return made
+    return len(tokens)
