@@ -14,14 +14,16 @@ from embodied import schema
 from embodied.errors import ConfigError
 from embodied.learn.checkpoint_load import load
 from embodied.learn.freeze import freeze
-from embodied.learn.origin import Origin, seed_generators
+from embodied.learn.origin import Origin, Simulator, seed_generators
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Parallel, check_same_weights, make_parallel
 from embodied.protocols import Policy
+from embodied.run import starts
 from embodied.run.folder import RunFolder
-from embodied.run.preflight import Checked, only_evaluates, slots_of
+from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
-from embodied.runtime.slab import runtime_fields
+from embodied.run.shares import only_evaluates, slots_of
+from embodied.runtime.slab import info_fields, runtime_fields
 from embodied.types import ArraySpec, Sampling
 
 
@@ -47,21 +49,29 @@ def open_folder(checked: Checked) -> Iterator[RunFolder]:
         folder = RunFolder(path, None)
     else:
         folder = RunFolder.look(path, resolved) if runner.dry_run else RunFolder.open(path, resolved)
+        if not runner.dry_run:
+            starts.record(path, checked.composed.command, checked.processes.size)
     with closing(folder):
         yield folder
 
 
 @contextmanager
-def open_model(checked: Checked, reporter: Reporter) -> Iterator[Model]:
+def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = None) -> Iterator[Model]:
     """Builds the policy, connects the processes of the run, and shares the policy among them, until the block ends.
+
+    Args:
+        policy: one that was built for counting alone; None = it is built here.
 
     Raises:
         RankError: a process did not come.
         RanksDifferError: the processes hold different weights.
     """
     config, processes = checked.config, checked.processes
-    with reporter.console.progress("building the policy", brief=True):
-        policy, device = build_policy(checked)
+    if policy is None:
+        with reporter.console.progress("building the policy", brief=True):
+            policy, device = build_policy(checked)
+    else:
+        device = device_of(checked)
     with processes.connected(device.type == "cuda", config.cluster.timeout_s):
         check_same_weights(policy, processes)
         learners = processes.of("train")
@@ -73,15 +83,12 @@ def open_model(checked: Checked, reporter: Reporter) -> Iterator[Model]:
 
 def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     """Builds the policy on its device, bound to both sides' envs in turn, so that what does not fit is found here."""
-    runner, model = checked.config.runner, checked.config.actor.model
+    runner = checked.config.runner
     if runner.deterministic:
         reproducible_arithmetic()
     torch.set_num_threads(runner.num_threads)
-    device = _device(runner.device, checked.processes)
-    seed_generators(runner.seed)
-    policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
-    freeze(policy, model.freeze_patterns)
-    policy.to(device)
+    device = device_of(checked)
+    policy = make_policy(checked, device)
     for side in (checked.eval, checked.train):
         policy.bind(side.spec)
     if runner.ckpt_path is not None:
@@ -89,11 +96,28 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     return policy, device
 
 
+def device_of(checked: Checked) -> torch.device:
+    """Returns the device of this process's policy. Raises :class:`ConfigError` if there is none such."""
+    return _device(checked.config.runner.device, checked.processes)
+
+
+def make_policy(checked: Checked, device: torch.device) -> Policy:
+    """Builds the policy on ``device``, with the weights that the model's own keys name, not bound to an env."""
+    model = checked.config.actor.model
+    seed_generators(checked.config.runner.seed)
+    policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
+    freeze(policy, model.freeze_patterns)
+    policy.to(device)
+    return policy
+
+
 def origin_of(checked: Checked) -> Origin:
     """Returns what checkpoints say of where their policy comes from."""
     model, seed = checked.config.actor.model, checked.config.runner.seed
     kwargs = schema.target_kwargs(model, "actor.model")
-    return Origin(model.target, kwargs, tuple(model.freeze_patterns), seed, checked.train.spec)
+    side = checked.train
+    simulator = Simulator(side.config.target, dict(side.kwargs), checked.config.env.python)
+    return Origin(model.target, kwargs, tuple(model.freeze_patterns), seed, side.spec, simulator)
 
 
 def reproducible_arithmetic() -> None:
@@ -131,7 +155,8 @@ def sizes(checked: Checked, policy: Policy) -> Sizes:
     records = episodes * -(-checked.train.max_steps // spec.num_action_chunks)
     finals = episodes if config.algorithm.adv_type == "gae" else 0
     slots = slots_of(config, hosts)
-    fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
+    told = info_fields(dict.fromkeys((*checked.train.spec.info, *checked.eval.spec.info)))
+    fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks), **told}
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
     own = hosts.divide(records + finals)
     rows = 2 * slots if only_evaluates(config) else max(own, 2 * slots)

@@ -13,19 +13,28 @@ from embodied.run import dynamic_sampling
 from embodied.run.build import Sizes, sampling
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import Collected
+from embodied.run.model_reward import Answers, ModelReward
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers
-from embodied.runtime.plan import train_plan, with_videos
+from embodied.runtime.plan import randomised, train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.types import Episode, EpisodeResult
 
 
 class Collector:
-    """Collects the records of an iteration. Each process runs its share of the episodes; all get all results."""
+    """Collects the records of an iteration. Each process runs its share of the episodes; all get all results.
 
-    def __init__(self, checked: Checked, simulators: Simulators, sizes: Sizes, reporter: Reporter) -> None:
+    Args:
+        model_reward: adds the scores of a reward model; None = there is none.
+    """
+
+    def __init__(
+        self, checked: Checked, simulators: Simulators, sizes: Sizes, reporter: Reporter,
+        model_reward: ModelReward | None = None,
+    ) -> None:  # fmt: skip
         self._checked, self._simulators, self._sizes, self._reporter = checked, simulators, sizes, reporter
+        self._model_reward = model_reward
         self._workers: Workers | None = None
 
     def open(self, stop: Interruptible) -> Workers:
@@ -68,7 +77,7 @@ class Collector:
 
         def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
             def own() -> list[EpisodeResult]:
-                results, stats = self.workers.run(share, job, title, self._reporter)
+                results, stats = self._run(share, job, title)
                 found.append(stats)
                 return results
 
@@ -92,14 +101,26 @@ class Collector:
         results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
         return Collected(results, everything, dynamic_sampling.add_up(found), rounds, greedy, returned)
 
+    def _run(self, plan: Sequence[Episode], job: Job, title: str) -> tuple[list[EpisodeResult], RolloutStats]:
+        """Runs episodes in this process; with a reward model, their rewards hold its scores."""
+        if self._model_reward is None:
+            return self.workers.run(plan, job, title, self._reporter)
+        answers = Answers(self._checked.train.spec, self.workers.slab.arrays)
+        results, stats = self.workers.run(plan, job, title, self._reporter, answers)
+        with self._reporter.console.progress(f"{title}, reward model", brief=True):
+            return self._model_reward(results, answers), stats
+
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
         """Makes the plan of an iteration, or that of a refill."""
         config, side = self._checked.config, self._checked.train
         plan = train_plan(
-            side.spec, seed=config.runner.seed, iteration=iteration, episodes=self._sizes.episodes,
+            side.spec, seed=config.data_seed, iteration=iteration, episodes=self._sizes.episodes,
             group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
-            env_seed=side.config.seed, sampling_round=sampling_round,
+            env_seed=side.config.seed, sampling_round=sampling_round, shuffle=config.data.shuffle,
+            drop_last=config.data.drop_last, held_out=config.protocol.held_out_states,
         )  # fmt: skip
+        if (perturb := side.config.perturb) is not None:
+            plan = randomised(plan, side.conditions, perturb.unperturbed, config.runner.seed)
         video = side.config.video_cfg
         if video.save_video and not sampling_round:
             plan = with_videos(plan, Path(video.video_base_dir) / f"{iteration + 1:06d}", video.max_videos)

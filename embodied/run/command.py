@@ -12,9 +12,11 @@ Imports take longer than all of this, so each stage imports what it needs when i
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError, EmbodiedError, Stopped
@@ -53,7 +55,7 @@ def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = N
         return 128 + signal.SIGINT
     except EmbodiedError as error:
         if processes.speaks:
-            print(f"{processes.name}error: {error}", file=sys.stderr)
+            print(f"{processes.name}error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2
 
 
@@ -67,13 +69,22 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
 
     from embodied.schema.compose import as_yaml, compose
 
-    composed = compose(overrides, config_name, folders)
+    composed = replace(compose(overrides, config_name, folders), command=typed(argv, config_name, processes))
     _check_entry(composed, config_name)
     if not print_only:
         return _carry_out(composed, folders, processes, recipe)
     if processes.is_main:
         print(as_yaml(composed), end="")
     return 0
+
+
+def typed(argv: Sequence[str], config_name: str, processes: Group) -> str:
+    """Returns the command line that does the same again."""
+    module = "embodied.tools.demos" if config_name == "demos" else f"embodied.{config_name}"
+    start = "python"
+    if processes.size > 1:
+        start = f"torchrun --nnodes={processes.size // processes.local_size} --nproc-per-node={processes.local_size}"
+    return shlex.join([*start.split(), "-m", module, *argv])
 
 
 def _check_entry(composed: Composed, config_name: str) -> None:
@@ -94,7 +105,6 @@ def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, rec
     """
     from embodied.observe.console import NullConsole, make_console
     from embodied.run import first
-    from embodied.run.preflight import check
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
 
@@ -105,7 +115,7 @@ def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, rec
         with stop:
             composed = first.run(composed, folders, processes, stop)
             with console.progress("checking the configuration", brief=True):
-                checked = check(composed, processes)
+                checked = _checked(composed, processes)
             (recipe or _recipe(checked))(checked, console, stop)
     except Stopped:
         if processes.speaks:
@@ -114,11 +124,25 @@ def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, rec
     return 0
 
 
+def _checked(composed: Composed, processes: Group) -> Checked:
+    """Checks what was composed. The refusal of a training says where all that is wrong is told, not the first alone."""
+    from embodied.run.preflight import check
+
+    try:
+        return check(composed, processes)
+    except EmbodiedError as error:
+        if composed.config.runner.task_type in ("embodied", "math") and not composed.config.runner.only_eval:
+            error.add_note("  more: python -m embodied.tools.doctor, with the same arguments, says all that is wrong")
+        raise
+
+
 def _recipe(checked: Checked) -> Recipe:
-    """Returns the recipe that ``runner.only_eval`` and ``runner.task_type`` name. Imports torch."""
-    from embodied.run import evaluate, rl, sft
+    """Returns the recipe that ``runner.only_eval``, ``runner.answers`` and ``runner.task_type`` name. Imports torch."""
+    from embodied.run import evaluate, rl, selftest, sft, verify
 
     runner = checked.config.runner
+    if runner.selftest:
+        return selftest.run
     if runner.only_eval:
-        return evaluate.run
+        return evaluate.run if runner.answers is None else verify.run
     return sft.run if runner.task_type == "sft" else rl.run

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.run.build import sampling
-from embodied.run.preflight import Checked, EnvSide
+from embodied.run.preflight import Checked
+from embodied.run.sides import EnvSide
 from embodied.schema import EnvEvalConfig
 from embodied.types import PolicySpec, TextAction
 
@@ -32,6 +33,7 @@ class Conditions:
     env_seed: int  # offset of the starts' seeds
     seed: int
     group_size: int = 1  # episodes of each start
+    held_out_states: int = 0  # initial states of each task that training leaves out; these alone are taken
 
     @property
     def head(self) -> list[str]:
@@ -46,6 +48,11 @@ class Conditions:
         states, wanted = sorted(set(self.init_states_per_task)), self.episodes_per_task
         if states == [1]:
             return "each with a seed of its own"
+        if self.held_out_states:
+            held_out = f"the last {self.held_out_states} of {states[-1]} initial states, which are held out"
+            if not self.use_fixed_reset_state_ids:
+                return f"drawn from {held_out}"
+            return f"from {f'the first {wanted} of ' if wanted < self.held_out_states else ''}{held_out}"
         has = f"{states[0]}" if len(states) == 1 else f"{states[0]} to {states[-1]}"
         if not self.use_fixed_reset_state_ids:
             return f"drawn from {has} initial states"
@@ -78,7 +85,13 @@ def conditions(checked: Checked, spec: PolicySpec, folder: Path, iteration: int)
         reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
         sampling=_sampling(checked), env_seed=own.seed, seed=config.runner.seed,
         group_size=config.algorithm.val_group_size,
+        held_out_states=config.protocol.held_out_states if max(side.spec.num_init_states) > 1 else 0,
     )  # fmt: skip
+
+
+def env_of(side: EnvSide) -> dict[str, Any]:
+    """Returns which env was evaluated, with its arguments: what makes equally numbered starts the same ones."""
+    return {"_target_": side.config.target, **side.kwargs}
 
 
 def _sampling(checked: Checked) -> dict[str, Any]:
@@ -92,6 +105,8 @@ def _sampling(checked: Checked) -> dict[str, Any]:
 def _weights(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> str:
     """Says whose weights are evaluated."""
     config = checked.config
+    if config.runner.answers is not None:
+        return config.runner.answers
     if config.runner.only_eval:
         as_built = "random weights" if spec.random_weights else "the weights that actor.model names"
         return config.runner.ckpt_path or as_built

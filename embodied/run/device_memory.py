@@ -10,7 +10,8 @@ import torch
 
 from embodied import schema
 from embodied.errors import DeviceMemoryError
-from embodied.run.preflight import Checked, slots_of
+from embodied.run.preflight import Checked
+from embodied.run.shares import slots_of
 from embodied.run.simulators import policy_batch
 
 Phase = Literal["rollout", "update"]

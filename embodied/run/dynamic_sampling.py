@@ -9,7 +9,7 @@ The plan of a round is a pure function of seed, iteration and round, so that a r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -85,7 +85,7 @@ def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, limit
 def greedy_plan(plan: Sequence[Episode]) -> list[Episode]:
     """Returns one episode of each start of ``plan``, without video."""
     first = {episode.start: episode for episode in reversed(plan)}
-    return [Episode(e.episode_id, e.group_id, e.start) for e in plan if first[e.start] is e]
+    return [replace(e, video=None) for e in plan if first[e.start] is e]
 
 
 def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, limit: int) -> dict[Start, float]:

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from embodied.errors import EvaluationError, Stopped
+from embodied.instructions import FAILURES
 from embodied.observe.console import Console
-from embodied.observe.statistics import wilson
 from embodied.random import Stream
-from embodied.run import summary
+from embodied.run import protocol, repeats, robustness, starts, successes, summary
+from embodied.run.answers import FileAnswers
 from embodied.run.build import open_folder, open_model, sampling, sizes
 from embodied.run.collector import in_order
-from embodied.run.conditions import Conditions, conditions
+from embodied.run.conditions import Conditions, conditions, env_of
 from embodied.run.device_memory import explained
+from embodied.run.dynamic_sampling import add_up
+from embodied.run.engine import open_engine
 from embodied.run.generations import Generations, write
+from embodied.run.memory import plan_dry_run
+from embodied.run.metrics import of_problems
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
-from embodied.run.simulators import Simulators, Workers, open_fork_server
-from embodied.runtime.plan import eval_plan, with_videos
-from embodied.runtime.rollout import Job
+from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
+from embodied.run.unfinished import Unfinished, identity_of_config, identity_of_files, of_plan
+from embodied.runtime.plan import eval_plan, under_conditions, with_videos
+from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import StopSignal
 from embodied.schema import EnvEvalConfig
-from embodied.types import Episode, EpisodeResult, Start, TextAction
+from embodied.types import Episode, EpisodeResult, TextAction, WorkerFacts
+
+Share = tuple[list[EpisodeResult], RolloutStats, list[dict[str, Any]], list[WorkerFacts]]
+"""What a process has run: episodes, counts, answers that are kept for reading, what its env workers have found."""
 
 
 def run(checked: Checked, console: Console, stop: StopSignal) -> None:
@@ -40,29 +50,22 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         reporter = Reporter(console, checked.processes, runner)
         folder = opened.enter_context(open_folder(checked))
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        model = opened.enter_context(open_model(checked, reporter))
-        simulators = Simulators(checked, model, folder.path, server, reporter)
-        evaluator = Evaluator(checked, simulators, folder.path, reporter)
+        memory = plan_dry_run(checked, reporter)
+        model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
+        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
+        engine = opened.enter_context(open_engine(checked, model, own, console))
+        simulators = Simulators(checked, model, folder.path, server, reporter, engine)
+        evaluator = Evaluator(checked, simulators, folder.path, reporter, resumable=True)
         numbers = sizes(checked, model.policy)
         console.table(f"{runner.experiment_name}", summary.of_evaluation(checked, model, numbers, folder.path))
         if runner.dry_run:
+            if memory is not None:
+                memory.say(console)
             return
         stop.hold_from_now()
         evaluator.evaluate(0, 0, stop)
+        reporter.reports.finish(stop)
         console.table("where things are", summary.places(checked, folder.path))
-
-
-@dataclass(frozen=True)
-class TaskSuccess:
-    """Success on one task, or on all (``task_id`` −1), with the Wilson 95 % interval."""
-
-    task_id: int
-    instruction: str
-    successes: int
-    episodes: int
-    success_rate: float
-    low: float
-    high: float
 
 
 class Evaluator:
@@ -71,11 +74,16 @@ class Evaluator:
     Args:
         folder: the run's, where results go.
         keep_workers: whether workers that an evaluation starts stay for the next one.
+        answers: what is evaluated if it is no policy.
+        resumable: keep the episodes of an evaluation that is interrupted, and go on from them. Only where the same
+            weights are evaluated again.
     """
 
     def __init__(
-        self, checked: Checked, simulators: Simulators, folder: Path, reporter: Reporter, keep_workers: bool = False
-    ) -> None:
+        self, checked: Checked, simulators: Simulators, folder: Path, reporter: Reporter, keep_workers: bool = False,
+        answers: FileAnswers | None = None, resumable: bool = False,
+    ) -> None:  # fmt: skip
+        self._answers, self._resumable = answers, resumable
         self._checked, self._simulators, self._folder, self._reporter = checked, simulators, folder, reporter
         self._keep_workers, self._kept = keep_workers, ExitStack()
         self._workers: Workers | None = None
@@ -91,22 +99,78 @@ class Evaluator:
             Stopped: in all processes; a signal has ended the share of one.
             DeviceMemoryError: the policy does not fit.
         """
+        results, stats, kept, facts = self._collect(iteration, weight_version, stop, workers)
+        if self._simulators.processes.is_main and kept:
+            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept)
+        problems = of_problems(self._checked.eval.env, stats.failures, "eval")
+        found = self._report(iteration, results, facts)
+        self._part(iteration).unlink(missing_ok=True)
+        return {**found, "eval/worker_restarts": stats.worker_restarts, **problems}
+
+    def results(self, stop: StopSignal) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
+        """Evaluates and reports nothing; returns the episodes of all processes, in the plan's order, and what the env
+        workers have found."""
+        results, _, _, facts = self._collect(0, 0, stop, None)
+        return results, facts
+
+    def _collect(self, iteration: int, weight_version: int, stop: StopSignal, workers: Workers | None) -> Share:
+        """Runs the plan; returns what all processes have run."""
         model, plan = self._simulators.model, self._plan(iteration)
         share = self._simulators.processes.share(plan)
         with ExitStack() as opened, explained(model.device, self._checked, "rollout"), model.sharding.acting():
 
-            def own() -> tuple[list[EpisodeResult], int, list[dict[str, Any]]]:
-                fitting, most = self._fitting(workers, opened), self._checked.config.runner.logger.log_val_generations
-                texts = Generations(self._checked.eval.spec, fitting.slab.arrays, most)
-                results, stats = fitting.run(share, self._job(weight_version), "evaluation", self._reporter, texts)
-                return results, stats.worker_restarts, texts.kept
+            def own() -> Share:
+                fitting = self._fitting(workers, opened)
+                return self._run(fitting, share, self._job(weight_version), self._unfinished(iteration, plan, fitting))
 
             shares = self._simulators.gather(stop, own)
-        results = in_order(plan, [results for results, _, _ in shares])
-        if self._simulators.processes.is_main and (kept := [text for _, _, texts in shares for text in texts]):
-            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept)
-        restarts = sum(restarts for _, restarts, _ in shares)
-        return {**self._report(iteration, results), "eval/worker_restarts": restarts}
+        results = in_order(plan, [one[0] for one in shares])
+        texts = [text for one in shares for text in one[2]]
+        return results, add_up([one[1] for one in shares]), texts, [fact for one in shares for fact in one[3]]
+
+    def _run(self, workers: Workers, share: Sequence[Episode], job: Job, unfinished: Unfinished) -> Share:
+        """Runs what is left of this process's share."""
+        unfinished.read(share)
+        before, most = unfinished.results, self._checked.config.runner.logger.log_val_generations
+        left = [episode for episode in share if episode.episode_id not in before]
+        texts = Generations(self._checked.eval.spec, workers.slab.arrays, most)
+        texts.kept += unfinished.texts
+        if before:
+            self._reporter.console.say(f"{len(before)} of {len(share)} episodes were run before; the others follow")
+
+        def ended(result: EpisodeResult) -> None:
+            known = len(texts.kept)
+            texts(result)
+            unfinished.add(result, texts.kept[-1] if len(texts.kept) > known else None)
+
+        facts = workers.pool.facts  # at the end a worker may be down
+        try:
+            results, stats = workers.run(left, job, "evaluation", self._reporter, ended)
+        except Stopped:
+            if unfinished.kept:
+                self._reporter.console.say("the same command goes on from the episodes that were run")
+            raise
+        finally:
+            unfinished.close()
+        stats.failures += sum(result.info.get(FAILURES, 0) for result in before.values())
+        return [*before.values(), *results], stats, texts.kept, facts
+
+    def _part(self, iteration: int) -> Path:
+        """The file of episodes that were run, of this process. It is no result, so it binds the folder to nothing."""
+        processes = self._simulators.processes
+        rank = "" if processes.size == 1 else f".rank-{processes.rank:02d}"
+        return self._folder / ".unfinished" / f"{iteration:06d}{rank}.jsonl"
+
+    def _unfinished(self, iteration: int, plan: Sequence[Episode], workers: Workers) -> Unfinished:
+        composed, device = self._checked.composed, self._simulators.model.device
+        if not self._resumable or self._answers:
+            return Unfinished(None, "")
+        config, model = composed.config, composed.config.actor.model.model_extra or {}
+        return Unfinished(self._part(iteration), protocol.short_hash([
+            identity_of_config(composed.resolved), of_plan(plan), protocol.described(workers.pool.facts),
+            identity_of_files(config.runner.ckpt_path), identity_of_files(model.get("model_path")),
+            starts.versions(), device.type, self._simulators.processes.size,
+        ]))  # fmt: skip
 
     def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:
         """Returns workers of the evaluation's env. Those that it starts end with ``opened``, or stay."""
@@ -125,12 +189,13 @@ class Evaluator:
     def _plan(self, iteration: int) -> list[Episode]:
         side, config = self._checked.eval, self._checked.config
         assert isinstance(side.config, EnvEvalConfig)
-        plan = eval_plan(
+        plan = self._answers.plan if self._answers else eval_plan(
             side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
             fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
-            group_size=config.algorithm.val_group_size,
+            group_size=config.algorithm.val_group_size, held_out=config.protocol.held_out_states,
         )  # fmt: skip
         video = side.config.video_cfg
+        plan = under_conditions(plan, side.conditions)
         return with_videos(plan, self._videos(iteration), video.max_videos) if video.save_video else plan
 
     def _job(self, weight_version: int) -> Job:
@@ -141,118 +206,97 @@ class Evaluator:
             num_slots=self._simulators.processes.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
             retry_safe=side.spec.retry_safe,
+            gives_up_after=None if self._answers else max(1, config.env.max_worker_restarts),
         )  # fmt: skip
 
     def _videos(self, iteration: int) -> Path:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
 
-    def _report(self, iteration: int, results: Sequence[EpisodeResult]) -> dict[str, float]:
-        """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions."""
-        origin = problem_of if isinstance(self._checked.eval.spec.action, TextAction) else start_of
-        rows = summarise(self._checked.eval.spec.tasks, results, origin)
-        under = conditions(self._checked, self._simulators.model.policy.spec, self._folder, iteration)
+    def _report(
+        self, iteration: int, everything: Sequence[EpisodeResult], facts: Sequence[WorkerFacts]
+    ) -> dict[str, float]:
+        """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions; perturbed episodes
+        have files of their own."""
+        planned, perturbed = robustness.split(everything)
+        results, lost = _ran(planned)
+        spec, config = self._checked.eval.spec, self._checked.config
+        writes = isinstance(spec.action, TextAction)
+        origin = successes.problem_of if writes else successes.start_of
+        rows = successes.summarise(spec.tasks, results, origin, lost)
+        repeated = repeats.rates(results, origin, config.runner.seed)
+        under, compared = self._conditions(iteration), robustness.compare(results, perturbed)
+        held_to = protocol.protocol(self._checked, under, facts)
+        failed = [] if writes else successes.failures(results)
         if self._simulators.processes.is_main:
+            answered = self._answers.summary(results) if self._answers else {}
+            found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
+            found |= {"env": env_of(self._checked.eval), "tasks": [asdict(row) for row in rows]}
+            found |= {"rates": repeated, **answered, "failures": failed}
+            found |= {"episodes": [successes.facts(result) for result in planned]}
             file = self._folder / "eval" / f"{iteration:06d}.json"
+            found |= {"robustness": [asdict(row) for row in compared]} if compared else {}
             file.parent.mkdir(exist_ok=True)
-            found = {"iteration": iteration, "conditions": asdict(under), "tasks": [asdict(row) for row in rows]}
-            file.write_text(json.dumps({**found, "episodes": [_facts(result) for result in results]}, indent=1))
+            aside = file.with_name(f".{file.name}.part")
+            aside.write_text(json.dumps(found, indent=1, default=str))
+            aside.rename(file)
             console = self._reporter.console
-            console.table("\n".join([f"evaluation of {under.weights}", *under.head]), _cells(rows))
-            if any(result.episode.video for result in results):
+            head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head]
+            console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(rows, not writes))
+            if failed:
+                shown = min(len(failed), successes.SHOWN_FAILURES)
+                title = f"failures, by how far they got: {len(failed)}" + (
+                    f" (the first {shown})" * (shown < len(failed))
+                )
+                console.table(title, successes.failure_cells(failed))
+            for text in filter(None, [protocol.warning(held_to), _not_run(lost)]):
+                console.say(text)
+            if repeated:
+                console.table("several episodes of each start", repeats.cells(repeated))
+            if self._answers and self._answers.counts.missing:
+                rate = self._answers.over_all(results)
+                console.say(
+                    f"with the {self._answers.counts.missing:,} problems without an answer as wrong: {rate:.1%}"
+                )
+            if compared:
+                console.table(f"robustness of {under.weights}, on the same starts", robustness.cells(results, compared))
+                missing = robustness.write(file.parent, iteration, under.weights, results, perturbed, compared)
+                console.say(missing or f"picture and table: {file.with_name(robustness.NAME)}.png, .md, .json")
+            if any(result.episode.video for result in chain(results, *perturbed.values())):
                 console.say(f"videos: {self._videos(iteration)}")
-        return metrics(rows, results, under) | pass_rates(results, origin)
+        return successes.metrics(rows, results, under) | repeated | (robustness.metrics(compared) if compared else {})
+
+    def _conditions(self, iteration: int) -> Conditions:
+        under = conditions(self._checked, self._simulators.model.policy.spec, self._folder, iteration)
+        if self._answers is None:
+            return under
+        counts = self._answers.counts
+        per_task = -(-counts.problems // len(self._checked.eval.spec.tasks))
+        return replace(under, episodes_per_task=per_task, group_size=counts.most, sampling={})
 
     def close(self) -> None:
         """Ends workers that stayed."""
         self._kept.close()
 
 
-def _facts(result: EpisodeResult) -> dict[str, object]:
-    return {
-        "start": asdict(result.episode.start),
-        "success": result.success,
-        "return": result.episode_return,
-        "steps": result.num_steps,
-        "video": result.episode.video,
-    }
+def _ran(planned: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+    """Splits the planned episodes into those that were run and those that could not be.
 
-
-def start_of(result: EpisodeResult) -> Start:
-    """Returns where an episode started."""
-    return result.episode.start
-
-
-def problem_of(result: EpisodeResult) -> Start:
-    """Returns the same for all episodes of a problem in text, which does not depend on the seed."""
-    return replace(result.episode.start, seed=0)
-
-
-def summarise(
-    tasks: Sequence[str], results: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start] = start_of
-) -> list[TaskSuccess]:
-    """Returns one row for each task that was run, then one over all.
-
-    Args:
-        origin: what is the same for episodes that are no independent trials.
+    Raises:
+        EvaluationError: none was run.
     """
-    rows = []
-    for task_id, instruction in [*enumerate(tasks), (-1, "all tasks")]:
-        chosen = [r for r in results if task_id in (-1, r.episode.start.task_id)]
-        own = [r.success for r in chosen]
-        if own:
-            starts = len({origin(r) for r in chosen})  # episodes of one start are no independent trials
-            low, high = wilson(sum(own) * starts / len(own), starts)
-            rows.append(TaskSuccess(task_id, instruction, sum(own), len(own), sum(own) / len(own), low, high))
-    return rows
+    lost = [result for result in planned if result.not_run]
+    if len(lost) == len(planned):
+        raise EvaluationError(
+            f"none of {len(planned)} episodes could be run; the first: {lost[0].not_run}",
+            "correct what that says; the workers' logs are in logs/ of the run folder",
+        )
+    return [result for result in planned if not result.not_run], lost
 
 
-def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under: Conditions) -> dict[str, float]:
-    """Returns the ``eval/`` metrics of ``results``, which ``rows`` sum up."""
-    total = rows[-1]
-    return {
-        "eval/success_rate": total.success_rate,
-        "eval/success_low": total.low,
-        "eval/success_high": total.high,
-        "eval/return_mean": sum(r.episode_return for r in results) / len(results),
-        "eval/episodes": total.episodes,
-        "eval/max_steps": under.max_steps,
-        "eval/env_max_steps": under.env_max_steps,
-        **{f"eval/task/{row.task_id}/success_rate": row.success_rate for row in rows[:-1]},
-    }
-
-
-def pass_rates(results: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start]) -> dict[str, float]:
-    """Returns pass@k of evaluations with several episodes a start, for k = 1, 2, 4, … up to that number. ``origin`` is
-    that of :func:`summarise`.
-
-    It is the mean over starts of ``1 − C(n − c, k) / C(n, k)``, with c successes among n episodes: the chance that of k
-    episodes one succeeds, without bias (Chen et al. 2021, arXiv 2107.03374, eq. 1).
-    """
-    found: dict[Start, list[bool]] = {}
-    for result in results:
-        found.setdefault(origin(result), []).append(result.success)
-    most = min(map(len, found.values()))
-    if most == 1:
-        return {}
-    ks = [2**power for power in range(most.bit_length())]
-    return {f"eval/pass_at/{k}": sum(_passes(len(one), sum(one), k) for one in found.values()) / len(found) for k in ks}
-
-
-def _passes(count: int, successes: int, k: int) -> float:
-    return 1 - math.comb(count - successes, k) / math.comb(count, k)
-
-
-def _cells(rows: Sequence[TaskSuccess]) -> list[list[str]]:
-    head = ["task", "success", "95 % interval", "instruction"]
-    return [
-        head,
-        *(
-            [
-                "all" if row.task_id < 0 else str(row.task_id),
-                f"{row.successes}/{row.episodes} ({row.success_rate:.0%})",
-                f"{row.low:.0%} to {row.high:.0%}",
-                row.instruction,
-            ]
-            for row in rows
-        ),
-    ]
+def _not_run(lost: Sequence[EpisodeResult]) -> str | None:
+    if not lost:
+        return None
+    return (
+        f"{len(lost)} planned episodes could not be run, and count neither as success nor as failure; the first: "
+        f"{lost[0].not_run}"
+    )

@@ -1,6 +1,7 @@
 """The folder of one run: makes or reopens it, locks it, and refuses one that holds a run of another configuration.
 
 runs/NAME/  config.yaml  metrics.jsonl  tensorboard/  checkpoints/000004/  eval/000004.json  logs/worker-00.log
+            starts.jsonl  report.html
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from typing import IO, Any
 import yaml
 
 from embodied.errors import RunFolderError
+from embodied.schema import ProtocolConfig, defaults
 
 MAY_CHANGE = (
     "runner.max_epochs", "runner.save_interval", "runner.val_check_interval", "runner.resume_dir", "runner.dry_run",
+    "runner.device_memory_gib",
     "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir", "runner.logger",
     "runner.checkpoint", "runner.stop_timeout_s", "runner.val_before_train", "env.eval", "env.num_workers",
     "env.init_timeout_s", "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python",
-    "env.start_method",
+    "env.start_method", "runner.selftest",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
-    "actor.fsdp_config", "actor.num_threads",
+    "actor.fsdp_config", "actor.num_threads", "runner.max_steps", "reward.num_workers", "data.num_workers",
+    "data.val_rollout_batch_size", "protocol.name", "protocol.source", "protocol.env", "protocol.sets",
+    "protocol.of_model", "data.validation_shuffle", "data.filter_overlong_prompts_workers",
+    "env.train.token_limit.workers", "algorithm.rollout_batch_size_per_gpu", "algorithm.val_rollout_batch_size_per_gpu",
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 
@@ -73,9 +79,14 @@ class RunFolder:
             self._lock.close()
 
 
+def nearest_folder(path: Path) -> Path:
+    """Returns the first of a path and the folders above it that is there (a file, if the path leads through one)."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+
+
 def check_writable(path: Path) -> None:
     """Raises :class:`RunFolderError` unless ``path`` is, or can become, a folder that can be written."""
-    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    existing = nearest_folder(path)
     if not existing.is_dir():
         raise RunFolderError(
             f"{existing} is a file, so the run's folder {path} cannot be there",
@@ -128,6 +139,8 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> None:
         raise RunFolderError(
             f"{saved} is damaged: {error}", "move that folder away, or set runner.experiment_name to another name"
         ) from error
+    if "protocol" in resolved:  # a folder of demonstrations says of it what concerns them
+        before.setdefault("protocol", defaults(ProtocolConfig))  # runs of before there were protocols
     differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE)]
     if differ:
         lines = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in differ[:12])

@@ -32,16 +32,22 @@ class Generations:
         """Takes the answer of an episode that has ended just now; its last row is not given to others yet."""
         if result.episode.episode_id >= self._most:
             return
-        row = result.last_row
-        prompt = instructions.of_rows(self._env, self._arrays, [row])[0]
+        prompt, response = last_answer(self._env, self._arrays, result)
         self.kept.append({
             "episode": result.episode.episode_id,
             "prompt": instructions.messages(prompt) or prompt,
-            "response": instructions.read(self._arrays["actions"][row][-1]),
+            "response": response,
             "reward": result.episode_return,
             "success": result.success,
             "start": asdict(result.episode.start),
         })  # fmt: skip
+
+
+def last_answer(env: EnvSpec, arrays: Mapping[str, np.ndarray], result: EpisodeResult) -> tuple[str, str]:
+    """Returns the last observation's text (a prompt, or a conversation as ``embodied.instructions`` writes it) and the
+    answer to it, of an episode whose last row still stands in the slab."""
+    prompt = instructions.of_rows(env, arrays, [result.last_row])[0]
+    return prompt, instructions.read(arrays["actions"][result.last_row][-1])
 
 
 def write(file: Path, kept: list[dict[str, Any]]) -> None:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from embodied.instructions import FAILURES
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer
 from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
 from embodied.parallel.group import Group
+from embodied.protocols import Env, ReadsProblems
 from embodied.run.dynamic_sampling import Collected, add_up
 from embodied.run.simulators import Workers
 from embodied.runtime.rollout import RolloutStats
@@ -34,10 +36,12 @@ class Share:
     wait_s: float  # for env workers
     ranks_s: float  # for other processes
     memory: int  # bytes
+    engine: Mapping[str, float]  # what was measured of an inference engine, if there is one
 
 
 def of_rollout(
-    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch, sections: Sections
+    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch, sections: Sections,
+    env: Env,
 ) -> dict[str, float]:  # fmt: skip
     """Returns the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
     collective."""
@@ -45,7 +49,8 @@ def of_rollout(
     used = {name: np.unique(workers.slab.arrays[name][rows]) for name in policy.categories}
     memory = sum(map(proportional_memory, [os.getpid(), *workers.pool.pids]))
     policy_s, wait_s, ranks_s = map(sections.seconds, ("rollout/policy", "rollout/wait", "rollout/ranks"))
-    shares = processes.gather(Share(collected.stats, used, policy_s, wait_s, ranks_s, memory))
+    engine = {} if workers.engine is None else workers.engine.take_metrics()
+    shares = processes.gather(Share(collected.stats, used, policy_s, wait_s, ranks_s, memory, engine))
     results, stats = collected.episodes, add_up([share.stats for share in shares])
     returns = np.array([result.episode_return for result in results])
     successes, seconds = sum(result.success for result in results), sections.seconds("time/rollout")
@@ -69,6 +74,8 @@ def of_rollout(
         **_usage(policy.categories, [share.used for share in shares]),
         **_lengths(policy, batch, seconds),
         **_beside_the_plan(collected),
+        **of_problems(env, stats.failures),
+        **_of_engines([share.engine for share in shares]),
         "time/policy_share": sum(share.policy_s for share in shares) / len(shares) / seconds,
         "time/env_wait_share": sum(share.wait_s for share in shares) / len(shares) / seconds,
         "time/slot_idle_share": stats.slot_idle_s / max(stats.slot_s, 1e-9),
@@ -103,14 +110,38 @@ def _lengths(policy: PolicySpec, batch: Batch, seconds: float) -> dict[str, floa
     }
 
 
+def of_problems(env: Env, failures: int, side: str = "rollout") -> dict[str, float]:
+    """Returns what went wrong with problems and verdicts, of an env that counts it.
+
+    Args:
+        failures: verdicts that failed.
+        side: group of the metrics, ``rollout`` or ``eval``.
+    """
+    found: dict[str, float] = {f"{side}/verifier_failures": failures} if FAILURES in env.spec.info else {}
+    if isinstance(env, ReadsProblems) and side == "rollout":
+        found["rollout/skipped_problems"] = env.skipped_problems
+    return found
+
+
+def _of_engines(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the metrics of the processes' inference engines: restarts of all, else the largest."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for one in measured for name in one):
+        values = [one[name] for one in measured if name in one]
+        found[name] = sum(values) if name == "rollout/engine_restarts" else max(values)
+    return found
+
+
 def _beside_the_plan(collected: Collected) -> dict[str, float]:
-    """Returns the metrics of refills and greedy episodes, if there were any."""
+    """Returns the metrics of refills, greedy episodes and a reward model, if there were any."""
     found: dict[str, float] = {}
     if collected.rounds > 1 or collected.dropped_groups:
         found |= {"rollout/sampling_rounds": collected.rounds, "rollout/dropped_groups": collected.dropped_groups}
     if collected.greedy:
         returns = [result.episode_return for result in collected.greedy]
         found |= {"rollout/greedy_episodes": len(returns), "rollout/greedy_return_mean": float(np.mean(returns))}
+    if scores := [result.model_score for result in collected.episodes if result.model_score is not None]:
+        found["rollout/reward_model_mean"] = float(np.mean(scores))
     return found
 
 

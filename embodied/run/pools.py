@@ -10,7 +10,8 @@ from pathlib import Path
 from embodied import schema
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.preflight import EnvSide, render_gpus_of, workers_of
+from embodied.run.shares import render_gpus_of, workers_of
+from embodied.run.sides import EnvSide
 from embodied.runtime.pool import Deadlines, PoolConfig
 from embodied.runtime.reward import ShapedReward
 
@@ -28,4 +29,5 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, pr
         max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
         gpus=render_gpus_of(config, processes), rank=processes.local_rank, ranks=processes.local_size,
         batch=isinstance(side.env, Batched),
+        safe_stop_s=None if side.spec.retry_safe else env.safe_stop_timeout_s,
     )  # fmt: skip

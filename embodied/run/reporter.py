@@ -17,6 +17,7 @@ from embodied.observe.progress import Phase
 from embodied.observe.timing import Sections
 from embodied.observe.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
+from embodied.run.reports import Reports
 from embodied.schema import RunnerConfig
 from embodied.types import EpisodeResult
 
@@ -39,6 +40,7 @@ class Reporter:
         self._runner = runner
         self._trackers: Trackers | None = None
         self._pace = Pace(0, runner.max_epochs)
+        self.reports = Reports(Path(runner.logger.log_path), runner.logger.report and processes.is_main, console)
 
     def begin(self, iteration: int) -> None:
         """Starts times and estimates of a run that has done ``iteration`` iterations."""
@@ -112,9 +114,12 @@ class Reporter:
             self._trackers.log(iteration, metrics)
             place = {"iteration": iteration, "iterations": self._runner.max_epochs}
             self.console.iteration({**metrics, **place, "left_s": self._pace.left_s(iteration)})
+            if any(name.startswith("eval/") for name in metrics):
+                self.reports.refresh()
 
     def close(self) -> None:
-        """Closes the trackers."""
+        """Closes the trackers, and ends a report that is still being written."""
+        self.reports.close()
         if self._trackers is not None:
             self._trackers.close()
 

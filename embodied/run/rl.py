@@ -25,11 +25,15 @@ from embodied.run.collector import Collector
 from embodied.run.conditions import what_to_expect
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import Collected
+from embodied.run.engine import open_engine
 from embodied.run.evaluate import Evaluator
+from embodied.run.gain import gain
+from embodied.run.memory import plan_dry_run
+from embodied.run.model_reward import make_model_reward
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
-from embodied.run.simulators import Simulators, Workers, open_fork_server
+from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
 from embodied.runtime.signals import StopSignal
 
 NOTHING_LEARNT = (
@@ -49,22 +53,31 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         reporter = Reporter(console, checked.processes, runner)
         folder = opened.enter_context(open_folder(checked))
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        model = opened.enter_context(open_model(checked, reporter))
+        memory = plan_dry_run(checked, reporter)
+        model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
         numbers, trainer = sizes(checked, model.policy), make_trainer(checked, model)
         saves = opened.enter_context(
             closing(Saves(folder, runner, trainer, model.sharding, reporter, origin_of(checked)))
         )
         opened.callback(reporter.close)
-        simulators = Simulators(checked, model, folder.path, server, reporter)
-        collector = Collector(checked, simulators, numbers, reporter)
+        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
+        engine = opened.enter_context(open_engine(checked, model, own, console))
+        simulators = Simulators(checked, model, folder.path, server, reporter, engine)
+        judge = make_model_reward(checked, model)
+        collector = Collector(checked, simulators, numbers, reporter, judge)
         evaluator = Evaluator(checked, simulators, folder.path, reporter)
-        lines = summary.of_training(checked, model, numbers, trainer, folder.path)
+        lines = summary.of_training(checked, model, numbers, trainer, folder.path, judge.model if judge else None)
         console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
+            if memory is not None:
+                memory.say(console)
             return
         stop.hold_from_now()
         iterations = train(checked, collector, trainer, evaluator, reporter, saves, stop)
         console.say(summary.ending(checked, iterations, evaluated=not trainer.unlogged))
+        if rows := gain(folder.path):
+            console.table("success before and after, on the same starts", rows)
+        reporter.reports.finish(stop)
         console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
 
 
@@ -137,7 +150,9 @@ def _update(
         records, baselines = workers.rollout.records, collected.baselines
         records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
         found, batch = trainer.update(records.arrays, collected.results, iteration, baselines, watch)
-    found |= metrics.of_rollout(checked.processes, trainer.policy.spec, workers, collected, batch, sections)
+    found |= metrics.of_rollout(
+        checked.processes, trainer.policy.spec, workers, collected, batch, sections, checked.train.env
+    )
     records.keep()  # nothing is read of them from here on
     found |= metrics.of_update(checked.processes, trainer, device, sections.seconds("time/train"))
     return found | {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train")}
@@ -160,5 +175,6 @@ def make_trainer(checked: Checked, model: Model) -> Trainer:
         max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
         reward=config.reward, iterations=config.runner.max_epochs,
         max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
+        recompute_logprobs=config.rollout.recompute_logprobs,
         peak_flops=peak_flops(config.runner.peak_tflops, model.policy, model.device),
     )  # fmt: skip

@@ -16,11 +16,13 @@ from embodied.learn.cloning import Cloner
 from embodied.observe.console import Console
 from embodied.run import metrics, summary
 from embodied.run.build import Model, open_folder, open_model, origin_of
+from embodied.run.engine import open_engine
 from embodied.run.evaluate import Evaluator
+from embodied.run.memory import plan_dry_run
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server
 from embodied.runtime.signals import StopSignal
 
 
@@ -35,20 +37,26 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         reporter = Reporter(console, checked.processes, runner)
         folder = opened.enter_context(open_folder(checked))
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        model = opened.enter_context(open_model(checked, reporter))
+        memory = plan_dry_run(checked, reporter)
+        model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
         cloner = make_cloner(checked, model)
         saves = opened.enter_context(
             closing(Saves(folder, runner, cloner, model.sharding, reporter, origin_of(checked)))
         )
         opened.callback(reporter.close)
-        simulators = Simulators(checked, model, folder.path, server, reporter)
+        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
+        engine = opened.enter_context(open_engine(checked, model, own, console))
+        simulators = Simulators(checked, model, folder.path, server, reporter, engine)
         evaluator = Evaluator(checked, simulators, folder.path, reporter, keep_workers=True)
         console.table(f"{runner.experiment_name}", summary.of_cloning(checked, model, cloner, folder.path))
         if runner.dry_run:
+            if memory is not None:
+                memory.say(console)
             return
         stop.hold_from_now()
         iterations = train(checked, cloner, evaluator, reporter, saves, stop)
         console.say(summary.ending(checked, iterations, cloner.steps_done))
+        reporter.reports.finish(stop)
         console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
 
 

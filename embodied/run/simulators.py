@@ -14,14 +14,19 @@ from embodied import schema
 from embodied.observe.console import Console
 from embodied.parallel.barrier import Interruptible, gather_shares
 from embodied.parallel.group import Group
-from embodied.protocols import Decodes
+from embodied.protocols import Decodes, Policy
 from embodied.run.build import Model, reproducible_arithmetic, sizes
+from embodied.run.engine import MAX_LANES, max_gap
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked, EnvSide, render_gpus_of, slots_of
+from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter, counting_successes
+from embodied.run.shares import render_gpus_of, slots_of
+from embodied.run.sides import EnvSide
 from embodied.runtime.decoder import Decoder
+from embodied.runtime.engine.engine import Engine
+from embodied.runtime.engine.port import EnginePort
 from embodied.runtime.fork_server import ForkServer
-from embodied.runtime.policy_port import OnePass, PolicyPort
+from embodied.runtime.policy_port import OffersPort, OnePass, PolicyPort
 from embodied.runtime.pool import Pool
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
@@ -30,7 +35,6 @@ from embodied.types import Episode, EpisodeResult, WorkerFacts
 
 T = TypeVar("T")
 FIRST_OBSERVATIONS = "first observations"
-MAX_LANES = 256  # texts that are decoded at the same time unless rollout.policy_batch is set
 MAX_POLICY_BATCH = 8  # rows of a policy call unless rollout.policy_batch is set; a 7B model saturates a GPU there
 
 
@@ -42,6 +46,7 @@ class Workers:
     pool: Pool
     slab: Slab
     rollout: Rollout
+    engine: Engine | None = None
 
     def run(
         self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter,
@@ -73,12 +78,14 @@ class Simulators:
     Args:
         folder: the run's.
         server: forks the workers; None = each is started by itself.
+        engine: generates in the policy's place.
     """
 
     def __init__(
-        self, checked: Checked, model: Model, folder: Path, server: ForkServer | None, reporter: Reporter
-    ) -> None:
-        self.checked, self.model, self.reporter = checked, model, reporter
+        self, checked: Checked, model: Model, folder: Path, server: ForkServer | None, reporter: Reporter,
+        engine: Engine | None = None,
+    ) -> None:  # fmt: skip
+        self.checked, self.model, self.reporter, self.engine = checked, model, reporter, engine
         self.processes = checked.processes.of("rollout")
         self._folder, self._server = folder, server
         self._said: set[str] = set()
@@ -107,16 +114,24 @@ class Simulators:
             _schedule(config, slots), self.reporter.sections,
             trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
         )  # fmt: skip
-        return Workers(side.identity, pool, slab, rollout)
+        return Workers(side.identity, pool, slab, rollout, self.engine)
 
     def _policy_port(self, slab: Slab, side: EnvSide, slots: int) -> PolicyPort:
-        """Returns the port through which the policy answers: in lanes if it decodes, else in one pass."""
+        """Returns the port through which the policy answers: its own if it has one, an engine's, one with lanes if it
+        decodes, or one of whole passes."""
         config, model = self.checked.config, self.model
+        if isinstance(model.policy, OffersPort):
+            return model.policy.port(slab)
+        if self.engine is not None:
+            gap = max_gap(config.rollout, model.policy)
+            return EnginePort(self.engine, model.policy, slab, side.spec, model.device, gap, self._probe_once)
+        own = config.algorithm.val_rollout_batch_size_per_gpu if side.name == "eval" else None
+        rows = own or rows_of_call(model.policy, config.rollout, slots)
         if isinstance(model.policy, Decodes):
-            lanes = config.rollout.policy_batch or min(slots, MAX_LANES)
-            return Decoder(model.policy, slab, side.spec, model.device, lanes, self._probe_once)
+            eager = config.rollout.enforce_eager
+            return Decoder(model.policy, slab, side.spec, model.device, rows, self._probe_once, eager)
         return OnePass(
-            model.policy, slab, side.spec, model.device, policy_batch(config.rollout, slots),
+            model.policy, slab, side.spec, model.device, rows,
             fixed_shape=config.runner.deterministic or not config.rollout.enforce_eager,
             enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
         )  # fmt: skip
@@ -130,7 +145,8 @@ class Simulators:
         return gather_shares(self.processes, stop, work, self._release, self.reporter.waiting)
 
     def _release(self) -> None:
-        """Lets the processes go on that wait for the first observations of this one, which was stopped."""
+        """Lets the processes go on that wait for the first observations of this one. It may have had none: it was
+        stopped, or had nothing left to run."""
         if self.processes.is_main:
             self.processes.post(FIRST_OBSERVATIONS, None)
 
@@ -196,6 +212,13 @@ def _schedule(config: schema.Config, slots: int) -> Schedule:
         stages=rollout.pipeline_stage_num,
         max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
     )
+
+
+def rows_of_call(policy: Policy, rollout: schema.RolloutConfig, slots: int) -> int:
+    """Returns how many rows a call of the policy has at most; of one that decodes, its lanes."""
+    if isinstance(policy, Decodes):
+        return rollout.policy_batch or min(slots, MAX_LANES)
+    return policy_batch(rollout, slots)
 
 
 def policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:

@@ -8,22 +8,32 @@ from pathlib import Path
 from embodied import schema
 from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
-from embodied.protocols import Policy
+from embodied.protocols import Policy, RewardModel
 from embodied.run.build import Model, Sizes
 from embodied.run.conditions import conditions, limit_of
-from embodied.run.preflight import Checked, EnvSide, slots_of, workers_of
+from embodied.run.preflight import Checked
+from embodied.run.reports import FILE as REPORT
+from embodied.run.shares import slots_of, workers_of
+from embodied.run.sides import EnvSide
+from embodied.runtime.plan import states_of_training
 from embodied.runtime.slab import slab_bytes
 from embodied.types import TextAction
 
 
-def of_training(checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, folder: Path) -> list[list[str]]:
-    """Returns the derived numbers of reinforcement learning."""
+def of_training(
+    checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, folder: Path, judge: RewardModel | None = None
+) -> list[list[str]]:
+    """Returns the derived numbers of reinforcement learning.
+
+    Args:
+        judge: the reward model, if there is one.
+    """
     config, train, processes = checked.config, checked.train, checked.processes
-    algorithm, actor = config.algorithm, config.actor
+    algorithm, actor, held_out = config.algorithm, config.actor, config.protocol.held_out_states
     chunk = model.policy.spec.num_action_chunks
     slots = processes.of("rollout").divide(train.config.total_num_envs)
     return [
-        ["tasks", f"{len(train.spec.tasks)} ({sum(train.spec.num_init_states)} starts)"],
+        ["tasks", f"{len(train.spec.tasks)} ({sum(states_of_training(train.spec, held_out))} starts)"],
         [
             "episodes per iteration",
             f"{sizes.episodes} = {sizes.groups} starts × {algorithm.group_size}{_extra(checked, sizes)}",
@@ -41,10 +51,12 @@ def of_training(checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, 
             "gradient accumulation",
             f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
         ],
+        *_randomised(train),
         *_evaluations(checked, model, folder),
         *_process_lines(checked, model),
         *_slot_lines(checked, sizes, train, slots),
         *_policy_lines(config, model.policy),
+        *([["reward model", _described(judge)]] if judge else []),
         ["device", f"{model.device}, {_threads(config)}, {_peak(trainer, config)}"],
         ["run folder", str(folder)],
     ]
@@ -91,13 +103,28 @@ def of_evaluation(checked: Checked, model: Model, sizes: Sizes, folder: Path) ->
             under.weights + (" (its weights replace those that the policy was built with)" if replaced else ""),
         ],
         ["episodes", f"{episodes} = {tasks} tasks × {under.episodes_per_task}, {under.starts}"],
+        *_perturbed(side, episodes),
         ["steps of an episode", f"{under.limit}; {-(-under.max_steps // chunk)} chunks of {chunk}"],
-        ["steps in all", f"at most {episodes * under.max_steps:,} control steps"],
+        ["steps in all", f"at most {episodes * (1 + len(side.conditions)) * under.max_steps:,} control steps"],
         ["reward", f"{under.reward_mode} × {under.reward_coef:g}{', changes of it' if under.use_rel_reward else ''}"],
         *([["processes", f"{processes.size}"]] if processes.size > 1 else []),
         *_slot_lines(checked, sizes, side, slots_of(config, processes)),
         ["policy", _described(model.policy)],
         ["device", f"{model.device}, {_threads(config)}"],
+        ["run folder", str(folder)],
+    ]
+
+
+def of_answers(checked: Checked, counts: object, sizes: Sizes, folder: Path) -> list[list[str]]:
+    """Returns the derived numbers of an evaluation of answers in a file.
+
+    Args:
+        counts: how many there are, in words.
+    """
+    config, side = checked.config, checked.eval
+    return [
+        ["evaluated", f"{config.runner.answers}: {counts}"],
+        *_slot_lines(checked, sizes, side, slots_of(config, checked.processes)),
         ["run folder", str(folder)],
     ]
 
@@ -109,6 +136,8 @@ def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> 
         rows.append(["metrics", str(folder / "metrics.jsonl")])
     if (folder / "tensorboard").exists():
         rows.append(["TensorBoard", f"tensorboard --logdir {folder / 'tensorboard'}"])
+    if (folder / REPORT).exists():
+        rows.append(["report", str(folder / REPORT)])
     if (folder / "eval").exists():
         rows.append(["evaluations", str(folder / "eval")])
     if (folder / "generations").exists():
@@ -149,7 +178,25 @@ def _evaluations(checked: Checked, model: Model, folder: Path) -> list[list[str]
         return []
     under, tasks = conditions(checked, model.policy.spec, folder, 0), len(checked.eval.spec.tasks)
     episodes = f"{tasks * under.episodes_per_task} episodes = {tasks} tasks × {under.episodes_per_task}"
-    return [["evaluation", f"every {interval} iterations and at the end: {episodes}, each {under.limit}"]]
+    when = f"every {interval} iterations and at the end"
+    return [
+        ["evaluation", f"{when}: {episodes}, each {under.limit}"],
+        *_perturbed(checked.eval, tasks * under.episodes_per_task),
+    ]
+
+
+def _perturbed(side: EnvSide, episodes: int) -> list[list[str]]:
+    """Says how many episodes of an evaluation are perturbed; nothing if none is."""
+    count = len(side.conditions)
+    return [["perturbed episodes", f"{count * episodes} more = {count} conditions × {episodes}"]] if count else []
+
+
+def _randomised(side: EnvSide) -> list[list[str]]:
+    """Says what perturbs the groups of a training; nothing if nothing does."""
+    perturb, count = side.config.perturb, len(side.conditions)
+    if perturb is None:
+        return []
+    return [["perturbations", f"each group has one of {count} conditions, {perturb.unperturbed:.0%} of them none"]]
 
 
 def _slot_lines(checked: Checked, sizes: Sizes, side: EnvSide, slots: int) -> list[list[str]]:
@@ -171,8 +218,8 @@ def _policy_lines(config: schema.Config, policy: Policy) -> list[list[str]]:
     return rows
 
 
-def _described(policy: Policy) -> str:
-    return ", ".join(f"{name} {fact}" for name, fact in policy.describe().items())
+def _described(network: Policy | RewardModel) -> str:
+    return ", ".join(f"{name} {fact}" for name, fact in network.describe().items())
 
 
 def _threads(config: schema.Config) -> str:

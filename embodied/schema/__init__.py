@@ -11,6 +11,7 @@ Under ``env.train``, ``env.eval`` and ``actor.model`` all other keys belong to t
 from __future__ import annotations
 
 from embodied.schema.actor import ActorConfig as ActorConfig
+from embodied.schema.actor import CriticConfig as CriticConfig
 from embodied.schema.actor import FsdpConfig as FsdpConfig
 from embodied.schema.actor import GradScalerConfig as GradScalerConfig
 from embodied.schema.actor import LrScheduleConfig as LrScheduleConfig
@@ -18,6 +19,7 @@ from embodied.schema.actor import MixedPrecisionConfig as MixedPrecisionConfig
 from embodied.schema.actor import ModelConfig as ModelConfig
 from embodied.schema.actor import OptimConfig as OptimConfig
 from embodied.schema.actor import Precision as Precision
+from embodied.schema.actor import TokenizerConfig as TokenizerConfig
 from embodied.schema.algorithm import LOSSES as LOSSES
 from embodied.schema.algorithm import AlgorithmConfig as AlgorithmConfig
 from embodied.schema.algorithm import KlControlConfig as KlControlConfig
@@ -32,6 +34,9 @@ from embodied.schema.binding import unknown_key as unknown_key
 from embodied.schema.checks import GROUP_ADVANTAGES as GROUP_ADVANTAGES
 from embodied.schema.checks import check as check
 from embodied.schema.checks import episodes_per_iteration as episodes_per_iteration
+from embodied.schema.checks import episodes_told as episodes_told
+from embodied.schema.checks import only_evaluates as only_evaluates
+from embodied.schema.checks import rules as rules
 from embodied.schema.config import Config as Config
 from embodied.schema.config import defaults as defaults
 from embodied.schema.data import DataConfig as DataConfig
@@ -43,6 +48,9 @@ from embodied.schema.env import EnvEvalConfig as EnvEvalConfig
 from embodied.schema.env import EnvSideConfig as EnvSideConfig
 from embodied.schema.env import RolloutConfig as RolloutConfig
 from embodied.schema.env import VideoConfig as VideoConfig
+from embodied.schema.perturb import PerturbationConfig as PerturbationConfig
+from embodied.schema.perturb import PerturbConfig as PerturbConfig
+from embodied.schema.protocol import ProtocolConfig as ProtocolConfig
 from embodied.schema.runner import CheckpointConfig as CheckpointConfig
 from embodied.schema.runner import ClusterConfig as ClusterConfig
 from embodied.schema.runner import LoggerConfig as LoggerConfig

@@ -133,6 +133,27 @@ class FsdpConfig(Section):
     mixed_precision: MixedPrecisionConfig = MixedPrecisionConfig()
 
 
+class TokenizerConfig(Section):
+    tokenizer_model: str | None = Field(
+        None, min_length=1, description="Text: folder of the tokenizer on this machine; null = actor.model.model_path."
+    )
+    use_fast: bool = Field(True, description="Text: the tokenizer of the package tokenizers; always so.")
+    trust_remote_code: bool = Field(False, description="Text: run code that comes with a tokenizer; never.")
+    padding_side: Literal["left", "right"] = Field(
+        "right",
+        description="Text: side on which rows of prompts are filled up; always right. No result depends on it, because "
+        "texts are computed end to end.",
+    )
+
+
+class CriticConfig(Section):
+    use_critic_model: bool | None = Field(
+        None,
+        description="Learn a value function. algorithm.adv_type decides: gae does, the others do not; null = leave it "
+        "to that.",
+    )
+
+
 class ActorConfig(Section):
     global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step, over all processes.")
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass of a process.")
@@ -142,6 +163,15 @@ class ActorConfig(Section):
         description="CPU threads of the policy's process while it trains and the simulators wait; null = "
         "runner.num_threads. Another number rounds differently.",
     )
+    sequence_packing: bool = Field(
+        True, description="Text: a pass computes texts end to end, without padding; always so."
+    )
+    enable_dp_load_balance: bool = Field(
+        False,
+        description="Move records between processes, so that all have equally many tokens; never. Each trains on the "
+        "records that it has collected.",
+    )
+    tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig
     optim: OptimConfig = OptimConfig()
     lr_sched: LrScheduleConfig = LrScheduleConfig()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from embodied.schema.base import Section
+from embodied.schema.base import OpenSection, Section
 
 
 def _losses() -> tuple[str, ...]:
@@ -40,7 +40,9 @@ class SamplingConfig(Section):
     min_new_tokens: int = Field(
         0, ge=0, description="Text: the end of the text is not sampled before that many tokens."
     )
-    stop: list[str] = Field([], description="Text: an answer ends with the first token that completes one of these.")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="Text: an answer ends with the first token that completes one of these."
+    )
     ignore_eos: bool = Field(False, description="Text: the tokenizer's end of text ends no answer.")
 
 
@@ -112,8 +114,8 @@ class AlgorithmConfig(Section):
     behav_imp_weight_cap: float | None = Field(
         2.0,
         gt=0,
-        description="loss_type tis: largest weight of an element for the probability that it had when it acted; null = "
-        "no cap.",
+        description="loss_type tis: largest weight of an element for the probability that was recorded when it acted; "
+        "null = no cap.",
     )
     behav_imp_weight_mode: Literal["cap", "mask"] = Field(
         "cap", description="loss_type tis: what a weight beyond the cap becomes: the cap, or 0."
@@ -177,6 +179,9 @@ class AlgorithmConfig(Section):
         1, ge=1, description="Episodes of an iteration = rollout_epoch · env.train.total_num_envs."
     )
     update_epoch: int = Field(1, ge=1, description="Passes over an iteration's records.")
+    shuffle_rollout: bool = Field(
+        True, description="Each of these passes takes the records in a new random order; false = in that of the plan."
+    )
     clip_ratio_low: float = Field(0.2, ge=0, lt=1, description="Lower clip of the ratio: 1 − this.")
     clip_ratio_high: float = Field(0.28, ge=0, description="Upper clip of the ratio: 1 + this.")
     clip_ratio_c: float | None = Field(None, gt=1, description="Dual clip for negative advantages; null = off.")
@@ -199,6 +204,22 @@ class AlgorithmConfig(Section):
         description="Records of one pass without gradients (reference in the rewards, loss_type tis); null = "
         "actor.micro_batch_size.",
     )
+    logprob_forward_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Text, with runner.enable_dynamic_batch_size: most tokens of a pass without gradients (loss_type "
+        "tis, losses with one ratio a sequence); null = runner.max_tokens_per_mbs.",
+    )
+    logprob_dtype: str = Field("float32", description="Number format of log-probs; always float32.")
+    rollout_batch_size_per_gpu: int | None = Field(
+        None,
+        ge=1,
+        description="Observations that the policy of a process answers at the same time; sets rollout.policy_batch. "
+        "null = that key says it.",
+    )
+    val_rollout_batch_size_per_gpu: int | None = Field(
+        None, ge=1, description="The same in evaluations, if env.eval has workers of its own; null = as in training."
+    )
     reference_reset_interval: int | None = Field(
         None,
         ge=1,
@@ -212,8 +233,13 @@ class AlgorithmConfig(Section):
         False, description="Multiply the estimate by the ratio to the acting policy; for k3 (low_var_kl) alone."
     )
     entropy_bonus: float = Field(0.0, ge=0, description="Weight of the entropy in the loss.")
-    reward_type: Literal["chunk_level", "action_level"] = Field(
-        "chunk_level", description="One reward a record, or one a control step."
+    calculate_entropy: bool = Field(
+        True, description="Log the entropy (train/entropy) without a bonus, too; false = only with entropy_bonus."
+    )
+    reward_type: Literal["chunk_level", "action_level", "token_level"] = Field(
+        "chunk_level",
+        description="One reward, value and advantage a record, one a control step, or one a token of a text "
+        "(token_level): the reward of a text then stands at its last token, and use_kl_in_reward has a KL at each.",
     )
     logprob_type: Literal["token_level", "action_level", "chunk_level"] = Field(
         "token_level", description="One ratio a token, an action, or a chunk."
@@ -242,5 +268,62 @@ class OverlongPenaltyConfig(Section):
     factor: float = Field(1.0, gt=0, description="The penalty of an episode that reaches the step limit.")
 
 
+class RewardFunctionConfig(Section):
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="Text: file with a reward function of yours, in the signature of verl, TRL or Cosmos-RL; null = "
+        "none. Its number is the reward of both envs (reward_mode dense), and 1 or more is right.",
+    )
+    name: str = Field("compute_score", min_length=1, description="Text: name of that function.")
+
+
+class RemoteRewardConfig(Section):
+    enable: bool = Field(False, description="Text: a service judges the answers of both envs (verifier remote).")
+    url: str | None = Field(None, min_length=1, description="Text: address that it is asked at, with POST.")
+    score_key: str = Field("score", min_length=1, description="Text: where the score stands in its answer.")
+    scale: float = Field(1.0, description="Text: factor on that score.")
+
+
+class RewardModelConfig(OpenSection):
+    target: str = Field(
+        "embodied.models.causal_lm.build_reward_model",
+        alias="_target_",
+        description="What builds the reward model (embodied.protocols.RewardModel). Its keyword arguments are further "
+        "keys here, and its docstring says what they mean: model_path, tokenizer_path, max_length, micro_batch_size, "
+        "precision.",
+    )
+
+
+RewardType = str | dict[str, float] | list[str] | None
+
+
 class RewardConfig(Section):
+    reward_type: RewardType = Field(
+        None,
+        description="Text: the verifier of both envs, by name (math, boxed, gsm8k, choice, format, …), or several with "
+        "weights: {boxed: 1.0, format: 0.1}; zero = none, each answer is worth 0. Scores are the reward (reward_mode "
+        "dense), the first name decides on success. null = env.train.verifier, env.eval.verifier.",
+    )
+    val_reward_type: RewardType = Field(None, description="Text: the same of env.eval; null = reward_type.")
+    reward_scale: float | None = Field(
+        None, gt=0, description="Text: a right answer pays this, a wrong one as much less than nothing; null = the "
+        "verifier's score.",
+    )  # fmt: skip
+    num_workers: int | None = Field(
+        None,
+        ge=1,
+        description="Text: processes that verify answers, of each process that trains: sets env.num_workers; null = "
+        "that key says it.",
+    )
+    custom_reward_function: RewardFunctionConfig = RewardFunctionConfig()
+    remote: RemoteRewardConfig = RemoteRewardConfig()
     overlong_penalty: OverlongPenaltyConfig = OverlongPenaltyConfig()
+    use_reward_model: bool = Field(
+        False,
+        description="Text: add the score of a learned reward model (reward.model) to the last reward of each episode "
+        "of a training, beside what the env pays (env.train.reward_coef). Filters and dynamic_sampling see the sum; "
+        "success and evaluations are the env's alone.",
+    )
+    reward_model_weight: float = Field(1.0, description="use_reward_model: factor on its score.")
+    model: RewardModelConfig = RewardModelConfig()

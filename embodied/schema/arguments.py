@@ -15,7 +15,8 @@ USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
   python -m embodied.tools.demos env=NAME episodes=200      demonstrations by the env's expert, into demos/NAME
   python -m embodied.sft env=NAME data=demos/NAME           learn from demonstrations
 
-groups: env, model, algorithm, runtime, tracker, experiment
+groups: env, model, algorithm, runtime, tracker, experiment; +perturb=robot perturbs episodes (docs/robustness.md);
+  protocol=openvla_oft (simplevla_rl, rlinf, held_out) evaluates by fixed rules (docs/evaluation.md)
   --cfg             print the composed configuration and exit
   --config-dir DIR  look for group files in DIR too (DIR/env/my_task.yaml → env=my_task)
   --help            this text

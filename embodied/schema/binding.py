@@ -7,9 +7,9 @@ import inspect
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.schema.actor import ModelConfig
@@ -54,10 +54,17 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 
 def _unknown_line(location: tuple[int | str, ...]) -> str:
-    section: type[BaseModel] = Config
+    section: Any = Config
     for part in location[:-1]:
-        section = section.model_fields[str(part)].annotation  # type: ignore[assignment]
+        section = _inner(section, str(part))
     return unknown_key(_dotted(location), [f.alias or name for name, f in section.model_fields.items()]).message
+
+
+def _inner(section: Any, name: str) -> Any:
+    """What stands under a name: in a section its field, in a table the entry of that name. Null aside."""
+    within = section.model_fields[name].annotation if hasattr(section, "model_fields") else get_args(section)[1]
+    parts = [part for part in get_args(within) if part is not type(None)]
+    return parts[0] if len(parts) == 1 else within
 
 
 def unknown_key(key: str, known: list[str]) -> UnknownKeyError:

@@ -4,41 +4,80 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from embodied.errors import ConfigError, unknown_name
 from embodied.schema.actor import FsdpConfig, ModelConfig, Precision
 from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
+from embodied.schema.effect import check_effect
+from embodied.schema.fixed import check_fixed
+from embodied.schema.rollout_checks import check_engine, check_schedule_of_rollouts
+from embodied.schema.runner import RunnerConfig
+from embodied.schema.text_checks import check_lengths, check_order, check_unused
 
 
 def episodes_per_iteration(config: Config) -> int:
+    """Episodes of an iteration: as many as ``data.rollout_batch_size`` asks for, else one a slot and epoch."""
+    if (problems := config.data.rollout_batch_size) is not None:
+        return problems * config.algorithm.group_size
     return config.algorithm.rollout_epoch * config.env.train.total_num_envs
+
+
+def episodes_told(config: Config) -> str:
+    """Where the number of episodes comes from, for messages."""
+    if (problems := config.data.rollout_batch_size) is not None:
+        return f"data.rollout_batch_size {problems} · group_size {config.algorithm.group_size}"
+    return (
+        f"rollout_epoch {config.algorithm.rollout_epoch} · env.train.total_num_envs {config.env.train.total_num_envs}"
+    )
+
+
+def only_evaluates(config: Config) -> bool:
+    """Whether evaluations are all that runs episodes."""
+    return config.runner.only_eval or config.runner.task_type == "sft"
 
 
 def check(config: Config) -> None:
     """Refuse combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
-    _check_patterns(config.actor.model)
-    _check_workers(config)
-    _check_rollout_schedule(config)
-    _check_evaluation(config.algorithm)
+    for rule in rules(config):
+        rule()
+
+
+def rules(config: Config) -> Iterator[Callable[[], None]]:
+    """Yields the rules that hold for a configuration; each raises :class:`ConfigError` if it is broken."""
+    algorithm = config.algorithm
+    yield partial(check_fixed, config)
+    yield partial(check_effect, config)
+    yield partial(_check_patterns, config.actor.model)
+    yield partial(_check_workers, config)
+    yield partial(check_lengths, config)
+    yield partial(check_unused, config)
+    yield partial(check_schedule_of_rollouts, config)
+    yield partial(check_engine, config)
+    yield partial(_check_evaluation, algorithm)
+    yield partial(_check_answers, config.runner)
     if config.runner.only_eval or config.runner.task_type == "demos":
         return
-    _check_batches(config)
-    _check_schedule(config)
+    yield partial(_check_batches, config)
+    yield partial(_check_schedule, config)
     if config.runner.task_type == "sft":
-        _check_sft(config)
+        yield partial(_check_sft, config)
         return
-    _check_groups(config)
-    _check_loss(config.algorithm)
-    _check_levels(config.algorithm)
-    _check_filter(config.algorithm)
-    _check_kl(config)
-    _check_weights(config.algorithm)
-    _check_rounds(config)
+    yield partial(check_order, config)
+    yield partial(_check_groups, config)
+    yield partial(_check_loss, algorithm)
+    yield partial(_check_levels, algorithm)
+    yield partial(_check_filter, algorithm)
+    yield partial(_check_kl, config)
+    yield partial(_check_weights, algorithm)
+    yield partial(_check_rounds, config)
 
 
 def _check_workers(config: Config) -> None:
-    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    train, evaluation = config.env.train.total_num_envs, config.env.eval.total_num_envs
+    slots = evaluation if only_evaluates(config) else max(train, evaluation)
     if (config.env.num_workers or 1) > slots:
         raise ConfigError(
             f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would be idle",
@@ -60,6 +99,21 @@ def _check_evaluation(algorithm: AlgorithmConfig) -> None:
         )
 
 
+def _check_answers(runner: RunnerConfig) -> None:
+    if runner.answers is None:
+        return
+    if not runner.only_eval:
+        raise ConfigError(
+            f"runner.answers is {runner.answers}, and answers of a file can only be evaluated",
+            "run python -m embodied.eval … answers=FILE, or leave runner.answers out",
+        )
+    if runner.ckpt_path is not None:
+        raise ConfigError(
+            f"runner.answers is {runner.answers} and runner.ckpt_path {runner.ckpt_path}: whose answers are evaluated?",
+            "leave one of the two out",
+        )
+
+
 def _check_loss(algorithm: AlgorithmConfig) -> None:
     if "." not in algorithm.loss_type and algorithm.loss_type not in LOSSES:
         raise unknown_name("loss type", algorithm.loss_type, LOSSES, "algorithm.loss_type")
@@ -71,6 +125,12 @@ def _check_levels(algorithm: AlgorithmConfig) -> None:
             "algorithm.reward_type action_level gives an advantage to each action, and algorithm.logprob_type "
             "chunk_level has one ratio for all of them",
             "set algorithm.logprob_type=action_level or algorithm.reward_type=chunk_level",
+        )
+    if algorithm.reward_type == "token_level" and algorithm.logprob_type != "token_level":
+        raise ConfigError(
+            "algorithm.reward_type token_level gives an advantage to each token, and algorithm.logprob_type "
+            f"{algorithm.logprob_type} has one ratio for several",
+            "set algorithm.logprob_type=token_level or algorithm.reward_type=chunk_level",
         )
 
 
@@ -214,27 +274,6 @@ def _check_kl(config: Config) -> None:
         )
 
 
-def _check_rollout_schedule(config: Config) -> None:
-    rollout, slots = config.rollout, max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
-    if rollout.schedule == "ready" and rollout.pipeline_stage_num > 1:
-        raise ConfigError(
-            f"rollout.pipeline_stage_num {rollout.pipeline_stage_num} divides the slots of a lockstep, and "
-            "rollout.schedule is ready, which serves whichever slots wait",
-            "set rollout.schedule=lockstep, or leave rollout.pipeline_stage_num at 1",
-        )
-    if rollout.schedule == "lockstep" and rollout.max_wait_ms is not None:
-        raise ConfigError(
-            f"rollout.max_wait_ms {rollout.max_wait_ms:g} ends the wait for rollout.min_batch slots, and "
-            "rollout.schedule lockstep waits for all",
-            "set rollout.schedule=ready, or leave rollout.max_wait_ms at null",
-        )
-    if rollout.pipeline_stage_num > slots:
-        raise ConfigError(
-            f"rollout.pipeline_stage_num {rollout.pipeline_stage_num} is more than the {slots} env slots",
-            f"set rollout.pipeline_stage_num to {slots} or less, or raise env.train.total_num_envs",
-        )
-
-
 def _check_sft(config: Config) -> None:
     data = config.data
     for key in ("val_before_train", "enable_dynamic_batch_size"):
@@ -243,7 +282,7 @@ def _check_sft(config: Config) -> None:
                 f"runner.{key} is for reinforcement learning, and runner.task_type is sft",
                 f"set runner.{key}=false; samples of a pass are actor.micro_batch_size",
             )
-    if not data.train_data_paths:
+    if not data.train_data_paths and data.custom_cls.path is None:
         raise ConfigError(
             "data.train_data_paths is empty: there is nothing to learn from",
             "add data=PATH to the command; python -m embodied.tools.demos env=NAME makes demonstrations",
@@ -262,8 +301,7 @@ def _check_groups(config: Config) -> None:
     algorithm, episodes = config.algorithm, episodes_per_iteration(config)
     if episodes % algorithm.group_size:
         raise ConfigError(
-            f"group_size {algorithm.group_size} does not divide {episodes} episodes "
-            f"(rollout_epoch {algorithm.rollout_epoch} · env.train.total_num_envs {config.env.train.total_num_envs})",
+            f"group_size {algorithm.group_size} does not divide {episodes} episodes ({episodes_told(config)})",
             "change algorithm.group_size, algorithm.rollout_epoch or env.train.total_num_envs so that it does",
         )
     if algorithm.adv_type in GROUP_ADVANTAGES:

@@ -1,6 +1,7 @@
 """Composes overrides into one checked configuration: hydra composes the YAML groups, :mod:`embodied.schema` checks.
 
-``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``; :data:`SHORT` has more. The schema, not the files,
+``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``, and ``+perturb=NAME`` for
+``+perturb@env.eval.perturb=NAME`` (of ``train``: ``env.train``); :data:`SHORT` has more. The schema, not the files,
 decides which keys exist: a key that no YAML file mentions needs no ``+``.
 """
 
@@ -21,6 +22,22 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied import schema
 from embodied.errors import ConfigError, did_you_mean
+from embodied.schema.links import derived, with_changes
+from embodied.schema.protocol import asked, not_given
+
+
+def _first(*values: Any) -> Any:
+    """The first of some values that is not null."""
+    return next((value for value in values if value is not None), None)
+
+
+def _subtract(whole: float | None, part: float) -> float | None:
+    """What a part leaves of a whole; null of a whole that is null."""
+    return None if whole is None else whole - part
+
+
+for _name, _function in (("first", _first), ("subtract", _subtract)):
+    OmegaConf.register_new_resolver(_name, _function, replace=True)  # ${first:${data.seed},0} in YAML files
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,7 @@ class Composed:
 
     config: schema.Config
     resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume
+    command: str = ""  # that composed it, as the user would type it again
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
@@ -42,7 +60,16 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
     Raises:
         ConfigError: anything is wrong; it names the fix.
     """
-    raw = _hydra(_expand(overrides), config_name, config_dirs)
+    composed = compose_unchecked(overrides, config_name, config_dirs)
+    schema.check(composed.config)
+    return composed
+
+
+def compose_unchecked(
+    overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()
+) -> Composed:  # fmt: skip
+    """Does what :func:`compose` does, but for refusing combinations that cannot work (``schema.rules``)."""
+    raw = _hydra(_expand(overrides, config_name), config_name, config_dirs)
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
@@ -57,8 +84,11 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
-    config = schema.bind(mapping)  # type: ignore[arg-type]
-    schema.check(config)
+    given = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    mapping = with_changes(mapping, not_given(asked(mapping), given))  # type: ignore[arg-type]
+    config = schema.bind(mapping)
+    if changes := derived(config, [SHORT.get(key, key) for key in given]):
+        config = schema.bind(with_changes(mapping, changes))
     return Composed(config, config.model_dump(by_alias=True, mode="json"))
 
 
@@ -66,15 +96,23 @@ def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
     env, model, algorithm = (choices.get(group) for group in ("env@env.train", "model", "algorithm"))
     by_task = {"demos": (env,), "sft": (env, model, "sft")}
     parts = by_task.get(runner.get("task_type", ""), (env, model, algorithm))
-    return "-".join(filter(None, parts)) + ("-eval" if runner.get("only_eval", False) else "")
+    if runner.get("answers"):
+        parts = (env, "answers")
+    if not runner.get("only_eval", False):
+        return "-".join(filter(None, parts))
+    return "-".join(filter(None, (*parts, "eval", choices.get("protocol"))))
 
 
-SHORT = {"data": "data.train_data_paths", "episodes": "demos.episodes", "noise_std": "demos.noise_std"}
+SHORT = {
+    "data": "data.train_data_paths", "episodes": "demos.episodes", "noise_std": "demos.noise_std",
+    "answers": "runner.answers", "selftest": "runner.selftest",
+}  # fmt: skip
 """Short form → key. ``data=PATH`` is a list of one path."""
 
 
-def _expand(overrides: Sequence[str]) -> list[str]:
-    """Rewrites the short forms into hydra's own."""
+def _expand(overrides: Sequence[str], config_name: str) -> list[str]:
+    """Rewrites the short forms into hydra's own. ``+perturb=NAME`` is for what the command does: episodes of training,
+    or those of evaluations."""
     expanded: list[str] = []
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -87,6 +125,9 @@ def _expand(overrides: Sequence[str]) -> list[str]:
             expanded.append(f"++{SHORT[key]}=" + (f"[{_quoted(value)}]" if one_path else value))
         elif value == "null" and "." not in key:
             expanded.append(f"~{key}")  # experiment=null leaves the group out
+        elif key in ("perturb", "+perturb"):
+            side = "train" if config_name == "train" else "eval"
+            expanded.append(f"+perturb@env.{side}.perturb={value}")
         elif key == "env":
             expanded += [f"env@env.train={value}", f"env@env.eval={value}"]
         elif "." in key and "@" not in key and key[0] not in "+~" and not key.startswith("hydra."):
@@ -142,7 +183,7 @@ def _composition_error(error: Exception, overrides: list[str], folders: Sequence
     return ConfigError(f"cannot compose the configuration: {error}", "correct the override it names; see --help")
 
 
-GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment")
+GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment", "perturb", "protocol")
 
 
 def group_options(group: str, folders: Sequence[str] = ()) -> list[str]:

@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from embodied.schema.actor import ActorConfig
+from embodied.schema.actor import ActorConfig, CriticConfig
 from embodied.schema.algorithm import AlgorithmConfig, RewardConfig
 from embodied.schema.base import Section
 from embodied.schema.data import DataConfig, DemosConfig, SftConfig
 from embodied.schema.env import EnvConfig, RolloutConfig
+from embodied.schema.protocol import ProtocolConfig
 from embodied.schema.runner import ClusterConfig, RunnerConfig
 
 
@@ -20,11 +21,18 @@ class Config(Section):
     env: EnvConfig
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig
+    critic: CriticConfig = CriticConfig()
     reward: RewardConfig = RewardConfig()
     data: DataConfig = DataConfig()
     sft: SftConfig = SftConfig()
     demos: DemosConfig = DemosConfig()
+    protocol: ProtocolConfig = ProtocolConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def data_seed(self) -> int:
+        """Seed of the order of problems and demonstrations."""
+        return self.runner.seed if self.data.seed is None else self.data.seed
 
 
 def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Demonstrations: ``data.*``, ``sft.*``, ``demos.*``."""
+"""Problems and demonstrations: ``data.*``, ``sft.*``, ``demos.*``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,49 @@ from pydantic import Field
 from embodied.schema.base import Section
 
 
+class CustomClsConfig(Section):
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="File of a data set of yours, or its module; null = none. It is called with data.options, and with "
+        "data_files = data.train_data_paths (or val_data_paths) if they are set. It takes the place of the files.",
+    )
+    name: str = Field("Dataset", pattern=r"^[A-Za-z_]\w*$", description="The class or function in it.")
+
+
 class DataConfig(Section):
+    type: Literal["math"] | None = Field(
+        None, description="Kind of the data: math = texts, and an env of robots is refused; null = what the env takes."
+    )
     train_data_paths: list[str] = Field(
         [],
-        description="Demonstrations: LeRobot folders, LIBERO .hdf5 files or folders of them, ManiSkill .h5 files; of "
-        "texts .jsonl, .json, .csv, .parquet, or module:function that gives rows. data=PATH is short for one.",
+        description="Text: problems of env.train, unless env.train.data is set: .jsonl, .json, .csv, .parquet files, "
+        "data sets of Hugging Face (a folder, or a name on the hub), or data sets of yours (file.py:Name). In "
+        "supervised training demonstrations: the same sources, or LeRobot folders, LIBERO .hdf5 files or folders of "
+        "them, ManiSkill .h5 files. data=PATH is short for one.",
     )
     val_data_paths: list[str] = Field(
-        [], description="Demonstrations for the validation loss alone; empty = data.test_size of the others."
+        [],
+        description="Text: problems of env.eval, unless env.eval.data is set. Supervised training: demonstrations for "
+        "the validation loss alone. Empty = data.test_size of the others; with data.val_split or val_subset, that part "
+        "of them.",
     )
     test_size: float = Field(
-        0.1, ge=0, description="Episodes held out for the validation loss: a share if below 1, else a number."
+        0.1, ge=0, description="Problems or episodes held out for evaluation or validation: a share if below 1, else a "
+        "number. Of texts so many rows of each file, the same in all runs.",
+    )  # fmt: skip
+    train_subset: str | None = Field(None, description="Hugging Face: configuration of the data set; null = the only.")
+    train_split: str | list[str] | None = Field(
+        None, description="Hugging Face: split, or several; null = the only one."
     )
+    train_revision: str | None = Field(
+        None, description="Hugging Face: branch, tag or commit of a data set on the hub; null = its newest."
+    )
+    val_subset: str | None = Field(None, description="The same of val_data_paths.")
+    val_split: str | list[str] | None = Field(None, description="The same of val_data_paths.")
+    val_revision: str | None = Field(None, description="The same of val_data_paths.")
+    custom_cls: CustomClsConfig = CustomClsConfig()
+    enable_dataset_cache: bool = Field(True, description="Keep the index of a file for the next run; always so.")
     camera_keys: list[str] | None = Field(
         None, description="Names that the env's cameras have in the files, in the env's order; null = the same."
     )
@@ -32,15 +63,101 @@ class DataConfig(Section):
     )
     prompt_key: str = Field("prompt", description="Text: column of the prompt.")
     response_key: str = Field("response", description="Text: column of the demonstrated answer.")
-    messages_key: str = Field(
-        "messages",
-        description="Text: column of conversations, lists of {role, content}; each of the assistant's messages is a "
-        "demonstrated answer.",
+    answer_key: str | None = Field(
+        "answer",
+        description="Text: column of the answer that is right; a dot leads into a column (reward_model.ground_truth); "
+        "null = the data has none.",
     )
+    messages_key: str | None = Field(
+        None,
+        description="Text: column of conversations, lists of {role, content}. Problems: it takes the place of the "
+        "prompt's. Supervised training: each of the assistant's messages is a demonstrated answer. null = problems "
+        "have prompts; demonstrations have conversations where there is a column 'messages'.",
+    )
+    data_source_key: str | None = Field(
+        None, description="Text: column that verifiers and reward functions are given as data_source; null = that of "
+        "this name, if there is one.",
+    )  # fmt: skip
     system_prompt: str | None = Field(
         None, description="Text: message of the system before conversations that have none; null = none."
     )
-    options: dict[str, Any] = Field({}, description="Text: keyword arguments of a module:function that gives rows.")
+    chat_template: str | None = Field(
+        None, description="Text: file with a Jinja template in place of the tokenizer's chat template; null = its own."
+    )
+    add_generation_prompt: bool = Field(
+        True, description="Text: a prompt by the chat template ends with what opens the assistant's answer."
+    )
+    enable_thinking: bool | None = Field(
+        None, description="Text: handed to the chat template, which may know it; null = not handed over."
+    )
+    return_raw_chat: bool = Field(
+        True, description="Text: reward functions are given the prompt without the chat template; always so."
+    )
+    return_full_prompt: bool = Field(
+        False, description="Text: reward functions are given the prompt as the chat template puts it; never."
+    )
+    max_prompt_length: int | None = Field(
+        None,
+        ge=1,
+        description="Text: longest prompt with its chat template, tokens; null = what the model's file says "
+        "(actor.model.max_prompt_tokens). env=math then takes prompts of 8 bytes a token.",
+    )
+    truncation: Literal["error", "left", "right"] = Field(
+        "error",
+        description="Text: what happens with a longer prompt: refused, or cut off on that side. The env cuts to "
+        "its max_prompt_bytes first.",
+    )
+    filter_overlong_prompts: bool = Field(
+        False,
+        description="Text: leave out problems whose prompt is longer, in bytes or in tokens. They are counted once, "
+        "when a file is first read, and the number is said.",
+    )
+    filter_overlong_prompts_workers: int = Field(1, ge=1, description="Text: processes that count these tokens.")
+    shuffle: bool = Field(
+        True,
+        description="Training goes through problems (starts) or demonstrations in a new random order each time; false "
+        "= in the order of the files.",
+    )
+    validation_shuffle: bool = Field(
+        False, description="Text: an evaluation takes its problems in random order, the same each time; false = the "
+        "first ones.",
+    )  # fmt: skip
+    seed: int | None = Field(
+        None,
+        ge=0,
+        description="Seed of these orders, and of the demonstrations (not of texts in files) that test_size holds out; "
+        "null = runner.seed.",
+    )
+    drop_last: bool = Field(
+        False,
+        description="Leave out those at the end of a pass through the data that do not fill an iteration (supervised: "
+        "an optimizer step); false = it is filled up with the first ones of the next pass.",
+    )
+    rollout_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Text: problems of an iteration, over all processes, each answered algorithm.group_size times; "
+        "null = algorithm.rollout_epoch · env.train.total_num_envs / group_size.",
+    )
+    val_rollout_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Text: problems that an evaluation works on at the same time; sets env.eval.total_num_envs to this "
+        "· algorithm.val_group_size. null = env.eval.total_num_envs.",
+    )
+    num_workers: int | None = Field(
+        None,
+        ge=1,
+        description="Text: processes that read problems, of each process that trains. These are the env workers, which "
+        "verify answers too, so it is the same as reward.num_workers and env.num_workers; null = those say it.",
+    )
+    prefetch_factor: int | None = Field(
+        None, description="Always null: a problem is read from an index when its episode begins."
+    )
+    image_key: str | None = Field(None, description="Text: column of pictures; always null, problems have none.")
+    options: dict[str, Any] = Field(
+        {}, description="Text: keyword arguments of data sets of yours (file.py:Name, module:function, custom_cls)."
+    )
     random_crop: float = Field(
         1.0,
         gt=0,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from embodied.schema.base import OpenSection, Section
+from embodied.schema.perturb import PerturbConfig
 
 
 class VideoConfig(Section):
@@ -45,6 +46,11 @@ class EnvSideConfig(OpenSection):
     reward_coef: float = Field(1.0, description="Factor on the reward.")
     use_rel_reward: bool = Field(False, description="Record the change of the reward since the previous control step.")
     video_cfg: VideoConfig
+    perturb: PerturbConfig | None = Field(
+        None,
+        description="Perturbations of episodes (`+perturb=robot`). env.eval: each start is run once more under each of "
+        "them; env.train: each group of episodes draws one.",
+    )
 
 
 class EnvEvalConfig(EnvSideConfig):
@@ -73,6 +79,12 @@ class EnvConfig(Section):
         180.0, gt=0, description="Deadline for a reset; the first of a task builds its simulator."
     )
     step_timeout_s: float = Field(120.0, gt=0, description="Deadline for one chunk of control steps with its render.")
+    safe_stop_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="Time that a robot's safe_stop() may take before its worker is killed (envs with "
+        "retry_safe=False); then the run ends and says that the robot may still move.",
+    )
     max_worker_restarts: int = Field(
         3,
         ge=0,
@@ -105,6 +117,44 @@ class EnvConfig(Section):
 
 
 class RolloutConfig(Section):
+    backend: Literal["native", "vllm", "sglang"] = Field(
+        "native",
+        description="What generates: native = the policy itself; vllm = a language model in an inference engine, which "
+        "is a process of its own and is given the weights after each update; sglang is not offered yet.",
+    )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="Python interpreter of the engine, of an environment that has it; null = that of the launching "
+        "process.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.5, gt=0, le=1, description="Share of a GPU's memory that the engine takes while it generates."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs over which the engine splits each layer.")
+    enable_offload: bool = Field(
+        True,
+        description="The engine sleeps while the policy is updated: its weights wait in host memory, its cache is "
+        "freed. On a CPU there is nothing to free.",
+    )
+    init_timeout_s: float = Field(
+        600.0, gt=0, description="Deadline for the engine to start, to take weights, to sleep and to wake."
+    )
+    answer_timeout_s: float = Field(
+        120.0, gt=0, description="Longest silence of an engine that generates; it is replaced after that."
+    )
+    max_engine_restarts: int = Field(
+        3,
+        ge=0,
+        description="How often an engine that failed is replaced in a row, without a finished text in between; what it "
+        "was asked is asked again. The failure after that stops the run.",
+    )
+    max_logprob_gap: float | None = Field(
+        None,
+        gt=0,
+        description="Largest mean difference, nats, between the engine's log-probs and the policy's own, over the "
+        "first texts after each change of weights; null = 0.001 in fp32, 0.1 in bf16 and fp16.",
+    )
     schedule: Literal["ready", "lockstep"] = Field(
         "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."
     )
@@ -134,11 +184,18 @@ class RolloutConfig(Section):
         None,
         ge=1,
         description="Rows of one policy call; null = as many as there are slots, at most 8. Texts that are decoded at "
-        "the same time; null = as many as there are slots, at most 256.",
+        "the same time, here or by an engine; null = as many as there are slots, at most 256.",
     )
     enforce_eager: bool = Field(
         True,
         description="false = replay policy calls as a CUDA graph, which has one batch shape (short batches are filled "
-        "up); on a CPU the calls stay as they are.",
+        "up), and of texts the step that gives each lane a token; on a CPU the calls stay as they are. An engine "
+        "is told the same.",
+    )
+    recompute_logprobs: bool = Field(
+        False,
+        description="The old log-probs of the loss, and the values of a value head, are computed before the update by "
+        "the network that is trained; false = those that were recorded. For decoders with another arithmetic. "
+        "loss_type tis then weighs for the recorded ones; train/logprob_gap is the difference.",
     )
     channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")

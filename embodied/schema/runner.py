@@ -43,6 +43,11 @@ class LoggerConfig(Section):
         description="Trackers that metrics are written to: jsonl, tensorboard, or the dotted path of a class of yours "
         "(docs/how_to/add_a_tracker.md).",
     )
+    report: bool = Field(
+        True,
+        description="Write report.html into the run folder: refreshed after each evaluation and written at the end "
+        "(docs/report.md). Needs the extra 'report'.",
+    )
     log_val_generations: int = Field(
         0,
         ge=0,
@@ -82,6 +87,16 @@ class RunnerConfig(Section):
         description="Seed of the whole run: plan of episodes, sampling noise, initial weights, minibatch order.",
     )
     max_epochs: int = Field(10, ge=0, description="Iterations (collect → update) before training ends.")
+    max_steps: int = Field(
+        -1, ge=-1, description="Iterations at most, whatever max_epochs says; the schedule of the learning rate counts "
+        "these. -1 = max_epochs.",
+    )  # fmt: skip
+    seq_length: int | None = Field(
+        None,
+        ge=2,
+        description="Text: longest prompt and answer together, tokens: sets actor.model.max_new_tokens to what the "
+        "longest prompt leaves of it, and more is refused; null = the model's own limits.",
+    )
     val_check_interval: int = Field(
         -1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too."
     )
@@ -110,7 +125,29 @@ class RunnerConfig(Section):
         "included; actor.micro_batch_size still bounds its records. A longer text has a pass of its own.",
     )
     only_eval: bool = Field(False, description="Evaluate and stop; no training.")
-    dry_run: bool = Field(False, description="Compose, check, build the policy, print the derived numbers, exit.")
+    answers: str | None = Field(
+        None,
+        min_length=1,
+        description="Text, embodied.eval: a file of answers (.jsonl, .json, .csv, .parquet) to verify in place of a "
+        "model's; each row has a response (or responses) and names its problem by prompt, problem (its row in "
+        "the file, from 0) or start (as generations/ does). answers=FILE is short for it.",
+    )
+    selftest: bool = Field(
+        False,
+        description="embodied.eval: evaluate with two numbers of envs, two schedules and, where there are two, two "
+        "renderers, and say how much the episodes differ. selftest=true is short for it.",
+    )
+    dry_run: bool = Field(
+        False,
+        description="Compose, check, count the policy and its passes, print the derived numbers with the memory that "
+        "the run will take, exit. What cannot fit is refused. Of more than 1 GiB of tensors only sizes are worked out.",
+    )
+    device_memory_gib: float | None = Field(
+        None,
+        gt=0,
+        description="dry_run: memory of the GPU that the run is planned for, GiB, whatever this machine has; null = "
+        "this machine's.",
+    )
     resume_dir: str | None = Field(
         "auto",
         description="Checkpoint folder to go on from; auto = newest complete one of this run; null = start anew, "

@@ -31,7 +31,7 @@ from embodied.run.preflight import Checked, check
 from embodied.run.simulators import policy_batch, pool_config
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool import Pool
-from embodied.runtime.slab import Slab, available_memory, runtime_fields
+from embodied.runtime.slab import Slab, available_memory, info_fields, runtime_fields
 from embodied.schema import Config
 from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import compose
@@ -138,7 +138,8 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
         its cost, and its last observation.
     """
     side, spec = checked.train, policy.spec
-    fields = {**side.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks)}
+    own = runtime_fields(spec.num_action_chunks) | info_fields(side.spec.info)
+    fields = {**side.spec.obs, **spec.decision, **own}
     slab = Slab.create(fields, 2, "bench.slab")
     drawn = side.spec.action.sample(np.random.default_rng(0), CHUNKS * spec.num_action_chunks)
     actions = drawn.reshape(CHUNKS, spec.num_action_chunks, *drawn.shape[1:])

@@ -24,10 +24,12 @@ from embodied.protocols import Expert
 from embodied.run import command
 from embodied.run.folder import RunFolder
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked, EnvSide, render_gpus_of
+from embodied.run.preflight import Checked
+from embodied.run.shares import render_gpus_of
+from embodied.run.sides import EnvSide
 from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.fork_server import ForkServer
-from embodied.runtime.plan import train_plan
+from embodied.runtime.plan import states_of_training, train_plan
 from embodied.runtime.pool import Pool, num_workers
 from embodied.runtime.recorder import Recorder
 from embodied.runtime.signals import Stopped, StopSignal
@@ -79,14 +81,14 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def _record(checked: Checked, writer: Writer, logs: Path, stop: StopSignal, console: Console) -> None:
-    config, spec, side = checked.config, checked.train.spec, checked.train
+    config, spec = checked.config, checked.train.spec
     wanted = config.demos.episodes
     most = config.demos.max_attempts or TRIES * wanted
     first = writer.attempts[-1] + 1 if len(writer) else 0
     with console.progress("demonstrations", wanted, done=len(writer)) as bar:
         if len(writer) >= wanted:
             return
-        tasks = ((i, _start(side, config.runner.seed, i)) for i in range(first, most))
+        tasks = ((i, _start(checked, i)) for i in range(first, most))
         with ExitStack() as opened:
             recorder = _open_recorder(checked, logs, console, opened)
             for attempt, recording in in_order(recorder.results(tasks), first):
@@ -121,8 +123,12 @@ def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitS
     return Recorder(pool, slab, side.max_steps, side.spec.retry_safe)
 
 
-def _start(side: EnvSide, seed: int, attempt: int) -> Start:
-    plan = train_plan(side.spec, seed=seed, iteration=attempt, episodes=1, group_size=1, env_seed=side.config.seed)
+def _start(checked: Checked, attempt: int) -> Start:
+    config, side = checked.config, checked.train
+    plan = train_plan(
+        side.spec, seed=config.runner.seed, iteration=attempt, episodes=1, group_size=1, env_seed=side.config.seed,
+        held_out=config.protocol.held_out_states,
+    )  # fmt: skip
     return plan[0].start
 
 
@@ -143,7 +149,9 @@ def _identity(side: EnvSide) -> dict[str, Any]:
 
 def _facts(checked: Checked) -> dict[str, Any]:
     config = checked.config
-    return {"seed": config.runner.seed, "noise_std": config.demos.noise_std, "max_steps": checked.train.max_steps}
+    held_out = config.protocol.held_out_states
+    facts = {"seed": config.runner.seed, "noise_std": config.demos.noise_std, "max_steps": checked.train.max_steps}
+    return {**facts, "held_out_states": held_out} if held_out else facts
 
 
 def _workers(checked: Checked) -> int:
@@ -152,8 +160,9 @@ def _workers(checked: Checked) -> int:
 
 def _plan(checked: Checked, path: Path) -> list[list[str]]:
     spec, demos = checked.train.spec, checked.config.demos
+    starts = sum(states_of_training(spec, checked.config.protocol.held_out_states))
     return [
-        ["tasks", f"{len(spec.tasks)} ({sum(spec.num_init_states)} starts)"],
+        ["tasks", f"{len(spec.tasks)} ({starts} starts)"],
         ["episodes", f"{demos.episodes} that succeed, of at most {checked.train.max_steps} control steps"],
         ["noise", f"{demos.noise_std:g} of half the action range, executed and not recorded"],
         ["workers", str(_workers(checked))],

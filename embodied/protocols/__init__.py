@@ -1,0 +1,41 @@
+"""Protocols that a part must meet to be plugged in. None is inherited from: matching names and types is enough.
+
+To add a simulator, write one file like ``envs/_template.py``; to add a network, one like ``models/_template.py``.
+``embodied.testing.check_env`` and ``check_policy`` drive every method below and say what does not fit.
+"""
+
+from __future__ import annotations
+
+from embodied.protocols.env import Batched as Batched
+from embodied.protocols.env import BatchEnv as BatchEnv
+from embodied.protocols.env import Env as Env
+from embodied.protocols.env import Expert as Expert
+from embodied.protocols.env import KnowsPrompts as KnowsPrompts
+from embodied.protocols.env import MovesCameras as MovesCameras
+from embodied.protocols.env import NeedsOfMachine as NeedsOfMachine
+from embodied.protocols.env import Preloads as Preloads
+from embodied.protocols.env import ReadsProblems as ReadsProblems
+from embodied.protocols.env import Restorable as Restorable
+from embodied.protocols.env import SafeStop as SafeStop
+from embodied.protocols.env import SaysHowLong as SaysHowLong
+from embodied.protocols.others import Reward as Reward
+from embodied.protocols.others import RewardModel as RewardModel
+from embodied.protocols.others import Tracker as Tracker
+from embodied.protocols.policy import Clonable as Clonable
+from embodied.protocols.policy import CountsFlops as CountsFlops
+from embodied.protocols.policy import CountsTokens as CountsTokens
+from embodied.protocols.policy import Decodes as Decodes
+from embodied.protocols.policy import Decoding as Decoding
+from embodied.protocols.policy import HasExtraState as HasExtraState
+from embodied.protocols.policy import Policy as Policy
+from embodied.protocols.policy import Shardable as Shardable
+from embodied.protocols.policy import UsesStatistics as UsesStatistics
+from embodied.protocols.serving import EXPORT_DTYPES as EXPORT_DTYPES
+from embodied.protocols.serving import QUANTIZATIONS as QUANTIZATIONS
+from embodied.protocols.serving import ROUNDINGS as ROUNDINGS
+from embodied.protocols.serving import EngineFacts as EngineFacts
+from embodied.protocols.serving import EngineText as EngineText
+from embodied.protocols.serving import Examples as Examples
+from embodied.protocols.serving import Exported as Exported
+from embodied.protocols.serving import Exports as Exports
+from embodied.protocols.serving import ServedByEngine as ServedByEngine

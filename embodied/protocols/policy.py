@@ -1,0 +1,220 @@
+"""What a policy must offer, and may offer besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from embodied.types import Decision, EnvSpec, Evaluation, PolicySpec, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module, Parameter
+
+
+class Policy(Protocol):
+    """A network that answers observations with decisions: chunks of actions. Implementations are ``torch.nn.Module``s.
+
+    ``act`` and ``evaluate`` agree: at equal weights they give a decision the same log-probs.
+    Parameters with ``requires_grad`` are what is trained and saved; those whose name starts with ``value_head`` use
+    ``actor.optim.value_lr``. A policy may also be :class:`Shardable`.
+    """
+
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    def bind(self, env: EnvSpec) -> None:
+        """Fit to an env: check cameras, state and action dimensions, prepare for its instructions. May be called again
+        with another env. Raises :class:`embodied.errors.SpecMismatchError`."""
+        ...
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        """Encode the instructions of B observations for :meth:`act` and :meth:`evaluate`: fields [B, …] of the policy's
+        own choice, e.g. token ids or rows of its table of prompts. Any text will do, also one that ``EnvSpec.tasks``
+        does not have. Called after :meth:`bind`."""
+        ...
+
+    def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """Look at the first observations of a run (as in :meth:`act`), once and before the first ``act``: settle what a
+        checkpoint leaves open, and say what is likely wrong with it. Each line is printed; usually there is none."""
+        ...
+
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
+        """Answer B observations.
+
+        Args:
+            obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and those of :meth:`encode_instructions`.
+            noise: float32 [B, *spec.noise.shape] of the declared kind, the only source of randomness (a row's noise is
+                a function of seed, episode and record, so no batching changes a result).
+            sampling: temperature and truncation of the distribution. ``do_sample=False`` asks for the likeliest
+                decision, whatever the noise.
+        """
+        ...
+
+    def evaluate(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
+        """Log-probs (entropies, values) of B records under the present weights, with gradients.
+
+        ``records`` holds the fields that :meth:`act` was given, and those of the decision, each [B, …].
+
+        Args:
+            distribution: also give the log-probs of what was not chosen (``Evaluation.distribution``). Passed, and
+                true, with ``algorithm.kl_penalty_type: full`` alone, and only if ``spec.distribution``.
+        """
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]: ...
+
+    def describe(self) -> Mapping[str, str]:
+        """A few facts for the console and the checkpoint: parameters, trained share, precision …"""
+        ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A count of tokens that a policy of texts may offer besides. With it micro-batches can be filled by tokens
+    (``runner.enable_dynamic_batch_size``)."""
+
+    def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Tokens of each of n records that a pass computes, prompt and answer: int64 [n].
+
+        Args:
+            records: as in :meth:`CountsFlops.flops`.
+        """
+        ...
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """Generation token by token, with lanes that are refilled as they end: a :class:`Policy` may offer it. Then
+    ``embodied.runtime.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""
+
+    def decoding(self, lanes: int, enforce_eager: bool = True) -> Decoding:
+        """Make the state of ``lanes`` texts that are generated at the same time (a cache of keys and values).
+
+        Args:
+            enforce_eager: False: replay the step as a CUDA graph, if the policy can and there is a GPU.
+        """
+        ...
+
+
+class Decoding(Protocol):
+    """Lanes, numbered from 0, in each of which one decision is made, token by token.
+
+    Promises: a decision is a function of weights, observation, noise and sampling. In which lane it is made, which
+    others are made beside it, and in which order they were admitted, change no token. Its log-probs are those of the
+    distribution that was sampled, and agree with ``Policy.evaluate``.
+    """
+
+    def begin(self, sampling: Sampling) -> None:
+        """Begin with the present weights. All lanes are free."""
+        ...
+
+    def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
+        """Begin n decisions in n free lanes.
+
+        Args:
+            obs: as :meth:`Policy.act` gets it, [n, …].
+            noise: float32 [n, *spec.noise.shape].
+        """
+        ...
+
+    def step(self) -> Sequence[int]:
+        """Advance every busy lane by one token or more. Returns the lanes whose decision is whole now: they do nothing
+        until they are taken or freed."""
+        ...
+
+    def take(self, lanes: Sequence[int]) -> Decision:
+        """The decisions of n lanes that are whole, [n, …]; the lanes are free then."""
+        ...
+
+    def free(self, lane: int) -> None:
+        """Forget what is made in a lane."""
+        ...
+
+    def value(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """The values of n observations, of a policy with a value head: float32 [n]. Nothing is decided, and no lane
+        changes. The value of an observation does not depend on the others.
+
+        Args:
+            obs: as in :meth:`admit`.
+        """
+        ...
+
+    def end(self) -> None:
+        """Free the memory of the lanes; :meth:`begin` comes before they are used again."""
+        ...
+
+
+@runtime_checkable
+class HasExtraState(Protocol):
+    """A :class:`Policy` for which a run decides something that acting depends on. What decides is :meth:`Policy.probe`,
+    or the demonstrations that the policy learns from (:class:`UsesStatistics`). Checkpoints keep the decision. After a
+    resume the weights and the first observations are others, and a second look could decide otherwise."""
+
+    def extra_state(self) -> Mapping[str, str]:
+        """What has been decided; empty when nothing has."""
+        ...
+
+    def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """Load what :meth:`extra_state` gave; nothing of it is left to decide."""
+        ...
+
+
+@runtime_checkable
+class CountsFlops(Protocol):
+    """A count of operations that a policy may offer besides. With it training logs its floating-point operations, and
+    records that cost about as much share a micro-batch."""
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """Floating-point operations of each of n records, float64 [n]: of the forward pass, with ``training`` of the
+        backward pass too. Two for each multiply-add; what is computed a second time to save memory is not counted.
+
+        Args:
+            records: the fields of decisions and of :meth:`Policy.encode_instructions`, each [n, …]; no observations.
+        """
+        ...
+
+
+@runtime_checkable
+class Clonable(Protocol):
+    """Learning from demonstrations (``embodied.sft``): a policy may offer it beside :class:`Policy`."""
+
+    def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """Encode ``actions`` [B, K, …], as the env takes them (``EnvSpec.action``), as fields of a decision, each
+        [B, …] as in ``Decision.fields``. :meth:`Policy.evaluate` gives log-probs from these fields. The token accuracy
+        is counted on an integer field with as many numbers as there are elements. What lies outside the range of the
+        policy is clipped, and text that is too long is cut. Called after ``bind``."""
+        ...
+
+
+@runtime_checkable
+class UsesStatistics(HasExtraState, Protocol):
+    """A :class:`Clonable` policy whose tokens are spread over the ranges of the demonstrated actions."""
+
+    def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
+        """Spread the tokens over the ranges of the demonstrations from now on, and read the state relative to its own.
+
+        ``extra_state()["statistics"]`` (:class:`HasExtraState`) then holds ``{"name": name, **values}`` as JSON text,
+        values as used, so that each checkpoint carries them, and ``load_extra_state`` takes them back.
+
+        Args:
+            values: ``{"action": {"q01": [A], "q99": [A], "min": [A], "max": [A]}, "proprio": {…: [S]}}`` in the env's
+                units: 1 % and 99 % quantiles, and extremes. A policy spreads its tokens over one of the two pairs, and
+                may be given that pair alone; ``proprio`` may be missing.
+        """
+        ...
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """Sharding of weights over several training processes (fsdp2): a policy may offer it besides."""
+
+    def shard_modules(self) -> Sequence[Module]:
+        """The modules whose weights are gathered and freed together: the transformer's layers. None lies inside
+        another, and each is used by calling it. Weights outside of them stay gathered during a pass. Without this
+        method the elements of the outermost ``ModuleList``s are taken."""
+        ...

@@ -1,0 +1,271 @@
+"""Reads what runs and evaluations have left on the disk. What is missing or damaged becomes a line in ``problems``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.errors import EvaluationError
+from embodied.run import evaluations
+from embodied.run.evaluations import Evaluation
+from embodied.run.folder import FIRST
+from embodied.run.starts import FILE as STARTS
+
+MOST_BYTES = 1 << 30
+"""Larger files are not read: no run writes them."""
+
+Row = Mapping[str, float]
+"""Metric → value, of one step."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An episode of an evaluation that has a video."""
+
+    iteration: int
+    task: str  # its instruction
+    success: bool
+    place: str  # its start, in words
+    episode_return: float | None
+    steps: int | None
+    video: str  # as the evaluation names the file
+
+
+@dataclass
+class Run:
+    """What was found of one run, or of one evaluation alone."""
+
+    name: str  # as the user gave it
+    folder: Path
+    evaluation_alone: bool = False
+    config: dict[str, Any] | None = None
+    starts: list[dict[str, Any]] = field(default_factory=list)  # how it was started, each time
+    metrics: dict[int, Row] = field(default_factory=dict)  # step → row
+    evaluations: dict[int, Evaluation] = field(default_factory=dict)  # iteration → what its file holds
+    rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
+    robustness: list[dict[str, Any]] = field(default_factory=list)  # of the newest evaluation
+    episodes: int = 0  # of these evaluations
+    recorded: list[Recorded] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The newest evaluation."""
+        return self.evaluations[max(self.evaluations)] if self.evaluations else None
+
+    @property
+    def before(self) -> Evaluation | None:
+        """The first evaluation, if a later one is there too."""
+        return self.evaluations[min(self.evaluations)] if len(self.evaluations) > 1 else None
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that were logged."""
+        return max(self.metrics, default=0)
+
+    def setting(self, key: str) -> Any:
+        """Returns the value of a dotted key of the configuration; None if it is not there."""
+        found: Any = self.config
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+
+def read(name: str) -> Run:
+    """Reads the run or the evaluation that ``name`` names, as :mod:`embodied.run.evaluations` does; the folder of a run
+    is the whole run.
+
+    Raises:
+        EvaluationError: there is no such folder or file.
+    """
+    path = Path(name)
+    if path.is_dir() and path.absolute().parent.name != "checkpoints":
+        found = Run(name, path)
+        files = evaluations.written(path)
+    else:
+        file = evaluations.find(name)
+        found, files = Run(name, file.absolute().parent.parent, evaluation_alone=True), [file]
+    found.config = _config(found)
+    found.starts = _starts(found)
+    if not found.evaluation_alone:
+        found.metrics = _metrics(found)
+    for file in files:
+        _add_evaluation(found, file)
+    _say_what_is_missing(found)
+    return found
+
+
+def _config(run: Run) -> dict[str, Any] | None:
+    text = _text(run, run.folder / "config.yaml", "the configuration is not known")
+    if text is None:
+        return None
+    try:
+        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        run.problems.append(f"config.yaml is damaged, so the configuration is not known: {_first_line(error)}")
+        return None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        run.problems.append("config.yaml is damaged or half written, so the configuration is not known")
+        return None
+    return found
+
+
+def _starts(run: Run) -> list[dict[str, Any]]:
+    rows = _lines(run, STARTS, "command and versions are not known; older versions did not record them")
+    return [
+        {"time": str(row.get("time", "")), "processes": row.get("processes"), "command": row["command"],
+         "versions": _texts(row.get("versions"))}
+        for row in rows if isinstance(row.get("command"), str)
+    ]  # fmt: skip
+
+
+def _texts(found: object) -> dict[str, str]:
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _metrics(run: Run) -> dict[int, Row]:
+    found: dict[int, Row] = {}
+    rows = _lines(run, "metrics.jsonl", "there are no curves" + _other_tracker(run))
+    for row in rows:
+        step = row.get("step")
+        if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
+            numbers = {name: number for name, value in row.items() if (number := _number(value)) is not None}
+            numbers.pop("step", None)
+            found[step] = numbers  # of a step that stands there twice, the later row
+    return dict(sorted(found.items()))
+
+
+def _other_tracker(run: Run) -> str:
+    backends = run.setting("runner.logger.logger_backends")
+    if isinstance(backends, list) and "jsonl" not in backends:
+        return ": runner.logger.logger_backends does not name jsonl"
+    return ""
+
+
+def _number(value: object) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _lines(run: Run, name: str, without: str) -> list[dict[str, Any]]:
+    """Returns the objects in a file of JSON lines; of damaged lines only how many there are."""
+    text = _text(run, run.folder / name, without)
+    found, damaged = [], 0
+    for line in (text or "").splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            found.append(row)
+        else:
+            damaged += 1
+    if damaged:
+        run.problems.append(f"{name}: {damaged} of {damaged + len(found)} lines are damaged or half written, left out")
+    return found
+
+
+def _text(run: Run, path: Path, without: str) -> str | None:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            run.problems.append(f"{path.name} has more than {MOST_BYTES:,} bytes and was not read: {without}")
+            return None
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        run.problems.append(f"{path.name} is missing: {without}")
+    except OSError as error:
+        run.problems.append(f"{path.name} cannot be read ({error.strerror}): {without}")
+    return None
+
+
+# -- evaluations -----------------------------------------------------------------------------------------------------
+
+
+def _add_evaluation(run: Run, file: Path) -> None:
+    try:
+        found = evaluations.read(str(file))
+        raw = json.loads(file.read_text())
+    except EvaluationError as error:
+        run.problems.append(error.message)
+        return
+    except (OSError, ValueError) as error:  # it was replaced between the two looks
+        run.problems.append(f"{file} cannot be read: {_first_line(error)}")
+        return
+    iteration = int(file.stem) if file.stem.isdigit() else 0
+    run.evaluations[iteration] = found
+    run.episodes += len(raw["episodes"])
+    run.recorded += _recorded(found, raw["episodes"], iteration)
+    run.rates[iteration] = _rates(raw.get("rates"))
+    rows = raw.get("robustness")
+    run.robustness = [row for row in rows if _is_robustness(row)] if isinstance(rows, list) else []
+
+
+def _recorded(found: Evaluation, episodes: Sequence[Mapping[str, Any]], iteration: int) -> Iterator[Recorded]:
+    for episode in episodes:
+        video, success = episode.get("video"), episode["success"]
+        if isinstance(video, str) and isinstance(success, bool):
+            start = episode["start"]
+            steps = _number(episode.get("steps"))
+            yield Recorded(
+                iteration, found.tasks[start["task_id"]], success,
+                f"initial state {start['init_state_id']}, seed {start['seed']}",
+                _number(episode.get("return")), None if steps is None else int(steps), video,
+            )  # fmt: skip
+
+
+def _rates(found: object) -> dict[str, float]:
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): number for name, value in found.items() if (number := _number(value)) is not None}
+
+
+_RATE = ("success_rate", "low", "high", "difference", "difference_low", "difference_high", "episodes", "successes")
+
+
+def _is_robustness(row: object) -> bool:
+    return (
+        isinstance(row, dict)
+        and all(_number(row.get(name)) is not None for name in _RATE)
+        and all(isinstance(row.get(name), str) for name in ("kind", "strength"))
+    )
+
+
+# -- what is missing -------------------------------------------------------------------------------------------------
+
+
+def _say_what_is_missing(run: Run) -> None:
+    if run.evaluation_alone:
+        return
+    planned, only_eval = run.setting("runner.max_epochs"), run.setting("runner.only_eval") is True
+    if not run.evaluations:
+        run.problems.append("there is no evaluation: no success by task, no videos (runner.val_check_interval)")
+    if isinstance(planned, int) and not only_eval and run.iterations < planned:
+        run.problems.append(
+            f"{run.iterations} of {planned} iterations are there: the run goes on, or was stopped; the same command "
+            "goes on from its last checkpoint"
+        )
+    if only_eval:
+        run.problems[:] = [line for line in run.problems if not line.startswith("metrics.jsonl is missing")]
+    if (run.folder / FIRST).is_dir():
+        run.problems.append(
+            f"the supervised run that came first has a report of its own: python -m embodied.tools.report "
+            f"{run.name}/{FIRST}"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

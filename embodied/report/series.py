@@ -1,0 +1,245 @@
+"""Curves over the iterations: which there are, and points of one run or of several seeds.
+
+Runs whose configurations differ in nothing but the seed and names form one series: its line is their mean, its band
+goes from the lowest to the highest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from embodied.observe.metrics import METRICS
+from embodied.report.reading import Run
+from embodied.run.folder import MAY_CHANGE, differences
+
+MOST_POINTS = 400
+"""Points of a line; of more iterations, several together make one."""
+
+SEEDS = "band: lowest to highest seed"
+
+OF_ITS_OWN = (
+    "runner.seed", "runner.experiment_name", "env.eval.video_cfg", *(key for key in MAY_CHANGE if key != "env.eval"),
+)  # fmt: skip
+"""Keys that may differ between seeds of one experiment: beside the seed, those that change no number."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A metric on a chart."""
+
+    metric: str
+    label: str
+    low: str = ""  # metrics of the ends of its interval
+    high: str = ""
+    points: bool = False  # measured now and then: marked points
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart of metrics that have one unit."""
+
+    title: str
+    axis: str
+    shown: Sequence[Shown]
+    share: bool = False  # 0..1, shown as per cent
+    with_several: int = 1  # of several runs, only so many of the first, each in a chart of its own
+    note: str = ""
+
+
+PANELS = (
+    Panel("Success", "episodes that succeed", (
+        Shown("rollout/success_rate", "training", "rollout/success_low", "rollout/success_high"),
+        Shown("eval/success_rate", "evaluation", "eval/success_low", "eval/success_high", points=True),
+    ), share=True, with_several=2, note="95 % intervals (Wilson)"),
+    Panel("Return", "", (
+        Shown("rollout/return_mean", "training"), Shown("eval/return_mean", "evaluation", points=True),
+    ), with_several=2),
+    Panel("KL", "nats", (
+        Shown("train/approx_kl", "to the acting policy"), Shown("train/kl_reference", "to the reference"),
+    ), with_several=2),
+    Panel("Clip share", "ratios without gradient", (
+        Shown("train/clip_share", "clipped"), Shown("train/clip_share_low", "ratio below 1"),
+        Shown("train/clip_share_high", "ratio above 1"),
+    ), share=True),
+    Panel("Entropy", "nats", (Shown("train/entropy", "entropy"),)),
+    Panel("Staleness", "optimizer updates", (
+        Shown("train/staleness_mean", "mean"), Shown("train/staleness_max", "largest"),
+    ), note="updates between acting and training"),
+    Panel("Loss", "", (Shown("train/loss", "policy and all terms"), Shown("train/value_loss", "value head"))),
+    Panel("Gradient", "2-norm", (Shown("train/grad_norm", "before clipping"),)),
+    Panel("Supervised loss", "nats", (
+        Shown("sft/loss", "with augmentation"), Shown("sft/clean_loss", "without"),
+        Shown("sft/val_loss", "held out", points=True),
+    ), with_several=3),
+    Panel("Token accuracy", "tokens", (
+        Shown("sft/token_accuracy", "training"), Shown("sft/val_token_accuracy", "held out", points=True),
+    ), share=True, with_several=2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step with a value and, if there is one, its interval or band."""
+
+    step: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart."""
+
+    label: str
+    points: Sequence[Point]
+    together: int  # iterations that make a point
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone."""
+
+    label: str
+    runs: Sequence[Run]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with lines in it."""
+
+    title: str
+    axis: str
+    share: bool
+    note: str
+    lines: Sequence[Line]
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Puts runs that differ in their seeds alone together, in their order."""
+    found: list[list[Run]] = []
+    for run in runs:
+        same = next((group for group in found if _same(group[0], run)), None)
+        if same is None:
+            found.append([run])
+        else:
+            same.append(run)
+    return [Group(_label(group), group) for group in found]
+
+
+def _same(first: Run, second: Run) -> bool:
+    if first.config is None or second.config is None:
+        return False
+    if first.setting("runner.seed") == second.setting("runner.seed"):
+        return False
+    return all(key.startswith(OF_ITS_OWN) for key, _, _ in differences(first.config, second.config))
+
+
+def _label(runs: Sequence[Run]) -> str:
+    first = runs[0].name.rstrip("/")
+    return first if len(runs) == 1 else f"{first} and {len(runs) - 1} more, {len(runs)} seeds"
+
+
+def charts(runs: Sequence[Run]) -> list[Chart]:
+    """Returns the charts of what the runs have logged; empty ones are left out."""
+    found = groups(runs)
+    several = len(runs) > 1
+    made = [chart for panel in PANELS for chart in (_over_runs(panel, found) if several else [_of_run(panel, runs[0])])]
+    return [chart for chart in made if chart.lines]
+
+
+def _of_run(panel: Panel, run: Run) -> Chart:
+    lines = [
+        line for shown in panel.shown
+        if (line := _line(shown.label, [_points(run, shown)], shown.points))
+    ]  # fmt: skip
+    return Chart(panel.title, panel.axis, panel.share, panel.note, lines)
+
+
+def _over_runs(panel: Panel, found: Sequence[Group]) -> Iterator[Chart]:
+    """Charts of several runs. Bands are those of seeds if any are there, else intervals."""
+    seeds = any(len(group.runs) > 1 for group in found)
+    for shown in panel.shown[: panel.with_several]:
+        of_one = replace(shown, low="", high="") if seeds else shown
+        lines = [
+            line for group in found
+            if (line := _line(group.label, [_points(run, of_one) for run in group.runs], shown.points))
+        ]  # fmt: skip
+        title = f"{panel.title}: {shown.label}" if panel.with_several > 1 else panel.title
+        yield Chart(title, panel.axis, panel.share, SEEDS if seeds else panel.note, lines)
+
+
+def _points(run: Run, shown: Shown) -> list[Point]:
+    found = [
+        Point(step, row[shown.metric], row.get(shown.low), row.get(shown.high))
+        for step, row in run.metrics.items() if shown.metric in row
+    ]  # fmt: skip
+    return found or (_of_files(run) if shown.metric == "eval/success_rate" else [])
+
+
+def _of_files(run: Run) -> list[Point]:
+    """Success in the evaluations' files, for a run whose metrics are not there."""
+    found = []
+    for iteration, one in sorted(run.evaluations.items()):
+        own = [success for outcomes in one.outcomes.values() for success in outcomes]
+        found.append(Point(iteration, sum(own) / len(own)))
+    return found
+
+
+def _line(label: str, runs: Sequence[Sequence[Point]], marked: bool) -> Line | None:
+    """The line of one run, or of the mean of several seeds over the steps that any of them has."""
+    with_points = [points for points in runs if points]
+    if not with_points:
+        return None
+    points = list(with_points[0]) if len(runs) == 1 else list(_over_seeds(with_points))
+    together = -(-len(points) // MOST_POINTS)
+    if together > 1:
+        ends = _ends(len(points), together)
+        points = [_mean(points[first:last]) for first, last in pairwise(ends)]
+    return Line(label, points, together, marked)
+
+
+def _ends(count: int, together: int) -> list[int]:
+    """Divides ``count`` places into parts of nearly equal size, at most ``together``: a small last one would be a spike
+    of noise."""
+    parts = -(-count // together)
+    return [count * part // parts for part in range(parts + 1)]
+
+
+def _over_seeds(runs: Sequence[Sequence[Point]]) -> Iterator[Point]:
+    values: dict[float, list[float]] = {}
+    for points in runs:
+        for point in points:
+            values.setdefault(point.step, []).append(point.value)
+    for step, own in sorted(values.items()):
+        yield Point(step, sum(own) / len(own), min(own), max(own))
+
+
+def _mean(points: Sequence[Point]) -> Point:
+    lows = [point.low for point in points if point.low is not None]
+    highs = [point.high for point in points if point.high is not None]
+    return Point(
+        points[-1].step, sum(point.value for point in points) / len(points),
+        sum(lows) / len(lows) if lows else None, sum(highs) / len(highs) if highs else None,
+    )  # fmt: skip
+
+
+def others(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Returns every metric that was logged: metric → label of the run → points, thinned like the charts."""
+    own = groups(runs)
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name in sorted({name for run in runs for row in run.metrics.values() for name in row}):
+        for group in own:
+            line = _line(group.label, [_points(run, Shown(name, "")) for run in group.runs], False)
+            if line:
+                found.setdefault(name, {})[group.label] = [(point.step, point.value) for point in line.points]
+    return found
+
+
+def meaning(metric: str) -> str:
+    """What a metric is, in words; empty for one that this version does not know."""
+    parts = [part if not part.isdigit() else "<n>" for part in metric.split("/")]
+    return METRICS.get("/".join(parts), "")

@@ -1,0 +1,169 @@
+"""Where the time went: seconds of each stage, and who did what in one rollout (``rollout.trace``)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodied.report.reading import Row, Run
+
+STAGES = {
+    "time/rollout_s": "rollout", "time/train_s": "training", "time/eval_s": "evaluation", "time/save_s": "saving",
+}  # fmt: skip
+REST = "everything else"
+WORKERS = {
+    "time/worker_reset_s": "resets", "time/worker_step_s": "control steps", "time/worker_render_s": "observations",
+    "time/worker_video_s": "frames of videos",
+}  # fmt: skip
+MOST_BARS, COLUMNS, MOST_LANES, MOST_TRACE = 60, 400, 40, 200_000_000
+POLICY = 1  # "process" of the policy in a trace (embodied.observe.timeline)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Seconds of a stage."""
+
+    name: str
+    seconds: float
+    share: float  # of the whole
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Seconds of a stage in some iterations."""
+
+    first: int
+    last: int
+    name: str
+    seconds: float  # of an iteration, on average
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A piece of work or waiting in the picture of a rollout."""
+
+    lane: str
+    name: str
+    began: float  # seconds
+    ended: float
+    share: float  # of that time, in quarters: the rest are gaps too short for the picture
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One rollout's timeline."""
+
+    file: Path
+    lanes: Sequence[Lane]
+    left_out: int  # lanes
+    seconds: float
+
+
+def stages(run: Run) -> list[Stage]:
+    """Returns the seconds of each stage over all iterations, with what is left of the whole."""
+    whole = sum(row.get("time/iteration_s", 0.0) for row in run.metrics.values())
+    found = {label: sum(row.get(name, 0.0) for row in run.metrics.values()) for name, label in STAGES.items()}
+    whole = max(whole, sum(found.values()))
+    found[REST] = whole - sum(found.values())
+    return [Stage(label, seconds, seconds / whole) for label, seconds in found.items() if seconds > 0] if whole else []
+
+
+def of_workers(run: Run) -> list[Stage]:
+    """Returns the seconds of env workers, summed over them."""
+    found = {label: sum(row.get(name, 0.0) for row in run.metrics.values()) for name, label in WORKERS.items()}
+    whole = sum(found.values())
+    return [Stage(label, seconds, seconds / whole) for label, seconds in found.items() if seconds > 0]
+
+
+def bars(run: Run) -> list[Bar]:
+    """Returns the seconds of an iteration by stages; of many iterations, several together."""
+    rows = [(step, row) for step, row in run.metrics.items() if "time/iteration_s" in row]
+    together = max(1, -(-len(rows) // MOST_BARS))
+    parts = [rows[first : first + together] for first in range(0, len(rows), together)]
+    return [bar for part in parts for bar in _bars(part)]
+
+
+def _bars(part: Sequence[tuple[int, Row]]) -> Iterator[Bar]:
+    first, last = part[0][0], part[-1][0]
+    left = sum(row["time/iteration_s"] for _, row in part)
+    for name, label in STAGES.items():
+        seconds = sum(row.get(name, 0.0) for _, row in part)
+        left -= seconds
+        if seconds > 0:
+            yield Bar(first, last, label, seconds / len(part))
+    if left > 0:
+        yield Bar(first, last, REST, left / len(part))
+
+
+def picture(run: Run) -> Picture | None:
+    """Reads the newest rollout's trace; None if there is none. One that is damaged is said in ``run.problems``."""
+    files = sorted((run.folder / "trace").glob("*.json"), key=lambda file: file.name)
+    files = [file for file in files if file.stem.endswith("train")] or files
+    if not files:
+        return None
+    file = files[-1]
+    try:
+        if file.stat().st_size > MOST_TRACE:
+            run.problems.append(f"{file} is too large for a picture ({MOST_TRACE:,} bytes at most)")
+            return None
+        events = json.loads(file.read_text())["traceEvents"]
+        return _drawn(file, events)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        run.problems.append(f"the timeline {file} is damaged: {str(error) or type(error).__name__}")
+        return None
+
+
+def _drawn(file: Path, events: Sequence[Mapping[str, Any]]) -> Picture | None:
+    names: dict[tuple[int, int], str] = {}
+    spans: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
+    for event in events:
+        lane = (int(event["pid"]), int(event["tid"]))
+        if event["ph"] == "M" and event["name"] == "thread_name":
+            names[lane] = str(event["args"]["name"])
+        elif event["ph"] == "X":
+            began = float(event["ts"]) / 1e6
+            spans.setdefault(lane, []).append((began, began + float(event["dur"]) / 1e6, str(event["name"])))
+    if not spans:
+        return None
+    end = max(span[1] for own in spans.values() for span in own)
+    if not 0 < end < 1e9:
+        raise ValueError(f"it lasts {end} s")
+    shown = sorted(spans)[:MOST_LANES]
+    lanes = [
+        Lane(names.get(lane, f"lane {lane[1]}"), *piece)
+        for lane in shown for piece in _merged(spans[lane], end, lane[0] == POLICY)
+    ]  # fmt: skip
+    return Picture(file, lanes, len(spans) - len(shown), end)
+
+
+def _merged(
+    spans: Sequence[tuple[float, float, str]], end: float, policy: bool
+) -> Iterator[tuple[str, float, float, float]]:
+    """Divides a lane into columns; each shows what took most of it, and equal neighbours become one piece."""
+    width = end / COLUMNS
+    columns: list[dict[str, float]] = [{} for _ in range(COLUMNS)]
+    for began, ended, name in spans:
+        label = "policy" if policy else name
+        for column in range(max(0, int(began / width)), min(COLUMNS - 1, int(ended / width)) + 1):
+            part = min(ended, (column + 1) * width) - max(began, column * width)
+            if part > 0:
+                columns[column][label] = columns[column].get(label, 0.0) + part
+    shown = [_shown(column, width) for column in columns]
+    first = 0
+    for place in range(1, COLUMNS + 1):
+        if place == COLUMNS or shown[place] != shown[first]:
+            name, share = shown[first]
+            if name:
+                yield name, first * width, place * width, share
+            first = place
+
+
+def _shown(column: Mapping[str, float], width: float) -> tuple[str, float]:
+    """What took most of a column, and how much of it was taken at all, in quarters."""
+    if not column:
+        return "", 0.0
+    return max(column, key=column.__getitem__), min(1.0, math.ceil(4 * sum(column.values()) / width - 1e-6) / 4)

@@ -1,0 +1,101 @@
+"""Which recorded episodes go into the page: as many as fit, from every evaluation, task and outcome in turn."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embodied.observe.video import is_whole
+from embodied.report.reading import Recorded, Run
+
+TIMES_TOLD = 24
+"""Bytes of the page for each byte of a task's name: it stands there four times, and a character may be escaped."""
+
+
+@dataclass(frozen=True)
+class Video:
+    """A recorded episode in the page."""
+
+    run: str
+    episode: Recorded
+    base64: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What of the recorded episodes is in the page."""
+
+    videos: Sequence[Video]
+    recorded: int  # episodes that have a video
+    episodes: int  # all of the evaluations
+    too_many: int  # left out because the page would be too large
+    missing: int  # files that are gone, or no whole videos
+
+
+def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
+    """Chooses and reads videos that take at most ``most_bytes`` of the page.
+
+    Newest evaluations come first, then first ones, then those between. Of each, tasks and outcomes take turns.
+
+    Args:
+        around: bytes that each takes beside its own.
+    """
+    files, missing = [], 0
+    for run in runs:
+        for episode in run.recorded:
+            file = find(run, episode.video)
+            if file is None:
+                missing += 1
+            else:
+                files.append((run, episode, file))
+    chosen, left = [], most_bytes
+    for run, episode, file in _in_turns(files):
+        try:
+            needed = -(-file.stat().st_size // 3) * 4 + around + len(episode.task.encode()) * TIMES_TOLD
+            if needed > left:
+                continue
+            data = base64.b64encode(file.read_bytes()).decode()
+        except OSError:
+            missing += 1
+            continue
+        left -= needed
+        chosen.append(Video(run.name, episode, data))
+    recorded = sum(len(run.recorded) for run in runs)
+    ordered = sorted(chosen, key=lambda one: -one.episode.iteration)
+    return Chosen(ordered, recorded, sum(run.episodes for run in runs), recorded - missing - len(chosen), missing)
+
+
+def find(run: Run, name: str) -> Path | None:
+    """Returns the file of a video, which an evaluation names from the folder in which its command was given; None if it
+    is nowhere, or no whole mp4. A run that was moved with its videos is looked for beside its own folder."""
+    given = Path(name)
+    if given.suffix != ".mp4":
+        return None
+    places = [given] if given.is_absolute() else [folder / given for folder in (*run.folder.absolute().parents, Path())]
+    try:
+        return next((place for place in places if is_whole(place)), None)
+    except (OSError, ValueError):
+        return None
+
+
+_Found = tuple[Run, Recorded, Path]
+
+
+def _in_turns(files: Sequence[_Found]) -> Iterator[_Found]:
+    """Yields one of each evaluation, task and outcome, then a second of each, and so on; the important ones first."""
+    turns: dict[tuple[int, str, int, str, bool], list[_Found]] = {}
+    for run, episode, file in files:
+        key = (_rank(run, episode.iteration), run.name, episode.iteration, episode.task, episode.success)
+        turns.setdefault(key, []).append((run, episode, file))
+    ordered = [turns[key] for key in sorted(turns, key=lambda key: key[0])]
+    for wanted in (0, 1, 2):
+        own = [files for files in ordered if _rank(files[0][0], files[0][1].iteration) == wanted]
+        for turn in range(max(map(len, own), default=0)):
+            yield from (files[turn] for files in own if turn < len(files))
+
+
+def _rank(run: Run, iteration: int) -> int:
+    """0 of the newest evaluation, 1 of the first, 2 of others."""
+    return 0 if iteration == max(run.evaluations) else 1 if iteration == min(run.evaluations) else 2

@@ -1,0 +1,178 @@
+"""Files of rows: which state of a file was indexed, and what is kept in the cache folder about that state."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+from zipfile import BadZipFile
+
+from embodied.cache import cache_folder
+from embodied.errors import DatasetError
+
+T = TypeVar("T")
+_DAMAGED = (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error)
+VERSION = "1"  # of what is kept; another number makes all of it anew
+FOLDER_CHECK_S = 60.0  # a process looks at all files of a folder once in so many seconds
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file in the state in which it was first seen. Every later access compares size and time of change."""
+
+    path: Path  # absolute
+    size: int  # bytes
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> SourceFile:
+        """Looks at the file.
+
+        Raises:
+            DatasetError: it does not exist, is no file, or is empty.
+        """
+        remedy = "set data.train_data_paths, env.train.data … to .jsonl, .json, .csv or .parquet files that have rows"
+        if not path.is_file():
+            raise DatasetError(f"no file at {path}" + (" (a folder)" if path.is_dir() else ""), remedy)
+        found = path.stat()
+        if found.st_size == 0:
+            raise DatasetError(f"{path} is empty", remedy)
+        return cls(path.absolute(), found.st_size, found.st_mtime_ns)
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Opens the file for reading. Raises :class:`DatasetError` if it is not what it was."""
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise DatasetError(f"{self.path} can no longer be read: {error}", _KEEP) from error
+        with file:
+            now = os.fstat(file.fileno())
+            self._compare(now.st_size, now.st_mtime_ns)
+            yield file
+
+    def check(self) -> None:
+        """Raises :class:`DatasetError` if the file is not what it was."""
+        with self.open():
+            pass
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """What differs between two states of the file."""
+        return str(self.size), str(self.mtime_ns)
+
+    def _compare(self, size: int, mtime_ns: int) -> None:
+        if (size, mtime_ns) != (self.size, self.mtime_ns):
+            raise DatasetError(
+                f"{self.path} has changed since its rows were counted: {self.size:,} bytes then, {size:,} now, "
+                f"written {(mtime_ns - self.mtime_ns) / 1e9:+.3f} s from then",
+                _KEEP,
+            )
+
+
+_KEEP = "start again, and leave the file as it is during a run: write a new version into a file of another name"
+
+
+@dataclass(frozen=True)
+class SourceFolder(SourceFile):
+    """A folder of files in the state in which it was first seen: the sum of their sizes, the last change of one, and
+    their names. Hidden files do not count, nor does the time of change of a folder."""
+
+    names: str = ""  # digest
+
+    @classmethod
+    def of(cls, path: Path) -> SourceFolder:
+        """Looks at all files of the folder."""
+        inside = [(found, found.relative_to(path)) for found in sorted(path.rglob("*")) if found.is_file()]
+        shown = [(found, name) for found, name in inside if not any(part.startswith(".") for part in name.parts)]
+        states = [found.stat() for found, _ in shown]
+        size, changed = sum(one.st_size for one in states), max((one.st_mtime_ns for one in states), default=0)
+        return cls(path.absolute(), size, changed, _digest(*(str(name) for _, name in shown)))
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return *super().state, self.names
+
+    def check(self) -> None:
+        """Raises :class:`DatasetError` if a file of the folder is not what it was. Looks every :data:`FOLDER_CHECK_S`
+        seconds: rows are read from a copy, and a large folder takes long."""
+        now = time.monotonic()
+        if now < _next_check.get(self, 0.0):
+            return
+        found = self.of(self.path)
+        self._compare(found.size, found.mtime_ns)
+        if found != self:
+            raise DatasetError(f"files of {self.path} have other names since its rows were counted", _KEEP)
+        _next_check[self] = now + FOLDER_CHECK_S
+
+
+_next_check: dict[SourceFolder, float] = {}  # folder → when to look again, seconds
+
+
+class SourceName(SourceFile):
+    """A data set that is known by its name; what it holds is that of the copy that was made of it."""
+
+    @classmethod
+    def of(cls, path: Path) -> SourceName:
+        return cls(path, 0, 0)
+
+    def check(self) -> None:
+        """Does nothing: the copy does not change."""
+
+
+def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
+    """Loads something that was worked out from a file; works it out first if that was not done for this state of it.
+
+    What belongs to an earlier state of the file is removed. A damaged file is made again.
+
+    Args:
+        what: distinguishes several things about one file; part of the name.
+        make: writes it.
+        load: reads it. Errors of Python, numpy and zip files (``_DAMAGED``) mean that it is damaged.
+
+    Raises:
+        DatasetError: it cannot be written.
+        AssetsMissingError: there is no cache folder that can be written.
+    """
+    folder = cache_folder("text")
+    name, state = _digest(str(file.path)), _digest(VERSION, *file.state)
+    target = folder / f"{name}-{state}-{what}"
+    if target.exists():
+        try:
+            return load(target)
+        except _DAMAGED:
+            target.unlink(missing_ok=True)
+    for old in folder.glob(f"{name}-*"):
+        if not old.name.startswith(f"{name}-{state}-"):
+            old.unlink(missing_ok=True)
+    try:
+        _write(target, make)
+    except OSError as error:
+        raise DatasetError(
+            f"cannot write the index of {file.path} to {folder}: {error}",
+            "free space there, or set XDG_CACHE_HOME to a folder on another disk",
+        ) from error
+    return load(target)
+
+
+def _write(target: Path, make: Callable[[BinaryIO], None]) -> None:
+    """Writes a file aside and renames it, so that a file with the name is always whole."""
+    handle, aside = tempfile.mkstemp(prefix=".", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            make(file)
+        os.replace(aside, target)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]

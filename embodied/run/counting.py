@@ -1,0 +1,280 @@
+"""Counts what a policy and its passes take, tensor by tensor, before anything runs.
+
+    build ─▶ weights ─▶ act (rows of a policy call) ─▶ forward ─▶ what is saved ─▶ backward ─▶ the fullest moment
+
+A small policy is built and run for it, on the CPU. Of a large one only sizes are worked out: each operation runs on
+tensors without memory, so that 7 B parameters are counted on any machine, in minutes. Both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied import instructions, schema
+from embodied.learn.checkpoint_load import load
+from embodied.learn.live_bytes import LiveBytes, TooLargeError
+from embodied.protocols import Decodes, Policy
+from embodied.run import build
+from embodied.run.footprint import Footprint, Pass, Passes, Weights, footprint
+from embodied.run.preflight import Checked
+from embodied.run.shares import only_evaluates, slots_of
+from embodied.run.simulators import policy_batch
+from embodied.runtime.slab import slab_bytes
+from embodied.types import EnvSpec, Evaluation
+
+LIMIT = 2**30  # bytes of tensors from which on they get no memory
+REPEATS = 2
+SWITCH = "gradient_checkpointing"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A policy that was built to be counted; its weights may have no memory, and its gradients stand in them."""
+
+    policy: Policy
+    weights: Weights
+    passes: Passes
+    process: int  # bytes of this process without the policy
+    allocator: int = 0  # bytes that the C library kept between tensors while the passes were made, if they were
+    why_not: str | None = None  # why the passes could not be counted
+    with_memory: bool = True  # whether the policy's weights have values
+
+    def footprint(self, checked: Checked, on_gpu: bool) -> Footprint:
+        """Adds up the run, see :func:`embodied.run.footprint.footprint`."""
+        derived = build.sizes(checked, self.policy)
+        steps = derived.optimizer_steps * checked.config.runner.max_epochs
+        if checked.config.runner.task_type == "sft":
+            steps = checked.config.sft.steps_per_iteration * checked.config.runner.max_epochs
+        slab = slab_bytes(derived.fields, derived.rows)
+        kept = 0 if on_gpu else self.allocator
+        return footprint(checked, self.weights, slab, self.passes, self.process, kept, steps, on_gpu)
+
+
+def count(checked: Checked, limit: int = LIMIT) -> Counted:
+    """Builds the policy on the CPU and makes one call and one forward and backward pass. Then loads the checkpoint of
+    ``runner.ckpt_path`` as a run does, so that one that does not fit is found here; without memory it cannot.
+
+    Args:
+        limit: bytes of tensors from which on they get no memory.
+
+    Raises:
+        CheckpointError: the checkpoint does not fit the policy, or is damaged.
+    """
+    try:
+        counted = _count(checked, LiveBytes(limit), nullcontext)
+    except TooLargeError:
+        return replace(_count(checked, LiveBytes(), without_memory()), with_memory=False)
+    if (given := checked.config.runner.ckpt_path) is not None:
+        load(Path(given), counted.policy)
+    return counted
+
+
+def without_memory() -> Callable[[], Any]:
+    """Returns what makes a context in which tensors have sizes and no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # Module.to() swaps parameters, which it refuses for tensors that a table refers to weakly, as this one does.
+    mode.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
+    return lambda: mode
+
+
+def _count(checked: Checked, live: LiveBytes, mode: Callable[[], Any]) -> Counted:
+    with mode(), live:
+        policy = _made(checked)
+    for side in (checked.eval, checked.train):
+        policy.bind(side.spec)
+    weights = _weights(policy)
+    counter = _Counter(checked, policy, live, mode)
+    passes, why_not, kept = Passes(0, None), None, 0
+    try:
+        passes, kept = counter.passes()
+    except (RuntimeError, NotImplementedError, KeyError, IndexError) as error:  # of an operation without memory
+        why_not = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+    process = resident() - (0 if mode is not nullcontext else live.now)
+    return Counted(policy, weights, passes, process, max(kept - process, 0), why_not)
+
+
+def _made(checked: Checked, **more: Any) -> Policy:
+    """Builds the policy on the CPU, not bound to an env."""
+    config = checked.config
+    runner = config.runner.model_copy(update={"device": "cpu", "ckpt_path": None})
+    model = config.actor.model.model_copy(update=more)
+    config = config.model_copy(update={"runner": runner, "actor": config.actor.model_copy(update={"model": model})})
+    return build.make_policy(replace(checked, composed=replace(checked.composed, config=config)), torch.device("cpu"))
+
+
+def _weights(policy: Policy) -> Weights:
+    sizes = {True: 0, False: 0}
+    head = 0
+    for name, one in policy.named_parameters():
+        size = one.numel() * one.element_size()
+        sizes[one.requires_grad] += size
+        head += size if one.requires_grad and name.startswith("value_head") else 0
+    return Weights(sizes[True] + sizes[False], sizes[True], head)
+
+
+class _Counter:
+    """Makes the passes of a policy and counts them."""
+
+    def __init__(self, checked: Checked, policy: Policy, live: LiveBytes, mode: Callable[[], Any]) -> None:
+        self._checked, self._policy, self._live, self._mode = checked, policy, live, mode
+        self._sampling = build.sampling(checked.config.algorithm.sampling_params)
+        live.watch(*policy.spec.categories.values())
+
+    def passes(self) -> tuple[Passes, int]:
+        """Returns what was counted, and the bytes of this process at the fullest moment that were no tensors.
+
+        A pass is repeated, because the C library cuts its memory to pieces only by and by, as in a run.
+        """
+        _reset_highest()
+        decision, passes = self._main()
+        if self._mode is not nullcontext:
+            return self._with_other_switch(passes, decision), 0
+        most = self._live.now + max(passes.act, passes.update.most if passes.update else 0)
+        for _ in range(REPEATS if passes.update else 0):
+            self._update(self._policy, decision)
+        kept = highest() - most
+        return self._with_other_switch(passes, decision), kept
+
+    def _main(self) -> tuple[Mapping[str, Tensor] | None, Passes]:
+        config = self._checked.config
+        decision, act = None, 0
+        if not isinstance(self._policy, Decodes):
+            rows = policy_batch(config.rollout, slots_of(config, self._checked.processes))
+            decision, act = self._act(rows)
+        trained = [p for _, p in self._policy.named_parameters() if p.requires_grad]
+        if (only_evaluates(config) and config.runner.task_type != "sft") or not trained:
+            return decision, Passes(act, None)
+        return decision, Passes(act, self._update(self._policy, decision))
+
+    def _with_other_switch(self, passes: Passes, decision: Mapping[str, Tensor] | None) -> Passes:
+        """Adds what a pass takes with recomputation switched the other way."""
+        if passes.update is None or SWITCH not in (self._checked.config.actor.model.model_extra or {}):
+            return passes
+        if on := _switched_on(self._policy):
+            with _switched_off(on):
+                return replace(passes, checkpointed=True, otherwise=self._tried(self._policy, decision))
+        return replace(passes, checkpointed=False, otherwise=self._otherwise(decision))
+
+    def _tried(self, policy: Policy, decision: Mapping[str, Tensor] | None) -> Pass | None:
+        """A pass that the run does not make: it may be too large for counting with memory."""
+        try:
+            return self._update(policy, decision)
+        except TooLargeError:
+            return None
+
+    def _otherwise(self, decision: Mapping[str, Tensor] | None) -> Pass | None:
+        with self._mode(), self._live:
+            other = _made(self._checked, **{SWITCH: True})
+        other.bind(self._checked.train.spec)
+        return self._tried(other, decision)
+
+    def _act(self, rows: int) -> tuple[dict[str, Tensor], int]:
+        """One call of the policy: its decision of one row, and the bytes that it adds."""
+        with self._mode(), self._live:
+            obs = self._observations(self._policy, rows)
+            noise = torch.zeros(rows, *self._policy.spec.noise.shape)
+            before = self._live.restart()
+            decision = self._policy.act(obs, noise, self._sampling)
+            return {name: field[:1].clone() for name, field in decision.fields.items()}, self._live.peak - before
+
+    def _update(self, policy: Policy, decision: Mapping[str, Tensor] | None) -> Pass:
+        """One forward and backward pass of a micro-batch, into gradients that are there."""
+        rows, several = self._rows()
+        parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
+        with self._mode(), self._live:
+            records = self._observations(policy, rows) | self._decisions(policy, decision, rows)
+            own = sum(t.numel() * t.element_size() for t in records.values())
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter) if several else None
+            before = self._live.restart() - own
+            result = policy.evaluate(records, self._sampling)
+            saved = self._live.now - before
+            _total(result).backward()
+            del result
+            gradients = 0 if several else sum(p.numel() * p.element_size() for p in parameters if p.grad is not None)
+            found = Pass(saved, max(self._live.peak - before - gradients, saved), self._live.most_wide)
+            for parameter in parameters:
+                parameter.grad = None
+        return found
+
+    def _rows(self) -> tuple[int, bool]:
+        """Records of a pass, and whether an optimizer batch has several passes."""
+        actor = self._checked.config.actor
+        records = actor.global_batch_size
+        if self._checked.config.runner.task_type != "sft":
+            episodes = schema.episodes_per_iteration(self._checked.config)
+            records = min(records, episodes * -(-self._checked.train.max_steps // self._policy.spec.num_action_chunks))
+        parts = math.ceil(records / actor.micro_batch_size)
+        return math.ceil(records / parts), parts > 1
+
+    def _observations(self, policy: Policy, rows: int) -> dict[str, Tensor]:
+        env = self._checked.train.spec
+        fields = {name: env.obs[name] for name in instructions.fields_of(env)}
+        obs = {n: torch.zeros(rows, *field.shape, dtype=getattr(torch, field.dtype)) for n, field in fields.items()}
+        return obs | dict(policy.encode_instructions([_longest(env)] * rows))
+
+    def _decisions(self, policy: Policy, decision: Mapping[str, Tensor] | None, rows: int) -> dict[str, Tensor]:
+        if decision is not None:
+            return {name: field.expand(rows, *field.shape[1:]).clone() for name, field in decision.items()}
+        made = {}
+        for name, field in policy.spec.decision.items():
+            made[name] = torch.zeros(rows, *field.shape, dtype=getattr(torch, field.dtype))
+        if "length" in made:
+            made["length"] += policy.spec.decision["logprobs"].shape[0]
+        return made
+
+
+def _longest(env: EnvSpec) -> str:
+    return max(env.tasks, key=len, default="")
+
+
+def _total(result: Evaluation) -> Tensor:
+    parts = (result.logprobs, result.entropy, result.value)
+    return sum((part.float().sum() for part in parts if part is not None), start=torch.zeros(()))
+
+
+def _switched_on(policy: Policy) -> list[nn.Module]:
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return [module for module in modules if getattr(module, SWITCH, False) is True]
+
+
+@contextmanager
+def _switched_off(modules: list[nn.Module]) -> Iterator[None]:
+    for module in modules:
+        setattr(module, SWITCH, False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, SWITCH, True)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory, once the C library has given back what it only keeps."""
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def _reset_highest() -> None:
+    """Forgets the highest value of this process's memory."""
+    ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def highest() -> int:
+    """Bytes of this process at its fullest moment."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -1,0 +1,64 @@
+"""The demonstrations of a supervised run: read, held against its env, divided. Needs no torch and no simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embodied import schema
+from embodied.data.demonstrations import Demonstration, Wanted, check_fit
+from embodied.data.reading import read
+from embodied.data.samples import hold_out
+from embodied.data.text import Columns, Written
+from embodied.data.text_reading import Reader
+from embodied.errors import DatasetError
+from embodied.rows.hub import WHOLE, Part
+from embodied.run.sides import EnvSide
+from embodied.schema.links import custom_name
+from embodied.types import TextAction
+
+
+@dataclass(frozen=True)
+class Demonstrated:
+    """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
+
+    train: Sequence[Demonstration] | Sequence[Written]
+    held_out: Sequence[Demonstration] | Sequence[Written]
+
+
+def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
+    """Raises :class:`embodied.errors.DatasetError` or :class:`~embodied.errors.SpecMismatchError`."""
+    data, spec = config.data, side.spec
+    if isinstance(spec.action, TextAction):
+        return _read_texts(config)
+    told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
+    wanted = Wanted(spec.cameras, data.camera_keys, data.state_keys, told)
+
+    def episodes(paths: Sequence[str]) -> list[Demonstration]:
+        found = [read(Path(path), wanted) for path in paths]
+        for one in found:
+            check_fit(one, spec, side.kwargs)
+        return [episode for one in found for episode in one.episodes]
+
+    given = episodes(data.train_data_paths)
+    if data.val_data_paths:
+        return Demonstrated(given, episodes(data.val_data_paths))
+    return Demonstrated(*hold_out(given, data.test_size, config.data_seed))
+
+
+def _read_texts(config: schema.Config) -> Demonstrated:
+    data = config.data
+    columns = Columns(data.prompt_key, data.response_key, data.messages_key or "messages", data.system_prompt)
+    reader = Reader(columns, data.options, custom_name(data) if data.custom_cls.path is not None else None)
+    paths, part = data.train_data_paths, Part.of(data.train_subset, data.train_split, data.train_revision)
+    validation = Part.of(data.val_subset, data.val_split, data.val_revision)
+    if data.val_data_paths or validation != WHOLE:
+        return Demonstrated(reader.read(paths, part), reader.read(data.val_data_paths or paths, validation))
+    train, out = reader.read_divided(paths, part, data.test_size, config.data_seed)
+    if not train:
+        raise DatasetError(
+            f"data.test_size {data.test_size:g} holds all {len(out)} demonstrated answers out",
+            "lower data.test_size, or give files for validation: data.val_data_paths",
+        )
+    return Demonstrated(train, out)

@@ -1,0 +1,205 @@
+"""Adds up the memory that a run takes at its fullest moment: on the policy's device, and on the machine.
+
+The one place that adds. What a policy and its passes take is counted elsewhere (:mod:`embodied.run.counting`, or from
+the headers of files). It is needed by ``runner.dry_run``, by the doctor and by the checks before a run. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodied import schema
+from embodied.protocols import NeedsOfMachine
+from embodied.run.shares import only_evaluates, slots_of, workers_of
+
+if TYPE_CHECKING:
+    from embodied.run.preflight import Checked
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+SIMULATOR = 3 * 2**28  # bytes; what a worker takes at the least once a simulator is imported and one scene is built
+PLAIN_WORKER = 20 * 2**20  # bytes of a worker without a simulator (benchmarks/results/start.json: 17 MB)
+CONTEXT = 3 * 2**28  # bytes of a GPU that CUDA and its libraries take; not measured, as there was no GPU
+LATER = 24 * 2**20  # bytes of what a run imports and starts after its policy is built: trackers, threads, the console
+LARGE = 2**31  # bytes of weights in files from which on a policy is not built to be counted
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of a policy's weights, and of those that are trained."""
+
+    all: int
+    trained: int | None  # None: not known without building it
+    value_head: int = 0  # of those that are trained
+
+    @property
+    def optimizer(self) -> int:
+        """Bytes of Adam's two moments."""
+        return 2 * (self.trained or 0)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Bytes that a forward and backward pass of a micro-batch adds, beside gradients."""
+
+    saved: int  # live between forward and backward
+    most: int  # at its fullest moment
+    logits: int = 0  # of these, tensors over all choices of an element
+
+    @property
+    def temporary(self) -> int:
+        return max(self.most - self.saved, 0)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What was counted of the passes."""
+
+    act: int  # bytes that a call of the policy adds, with the rows of rollout.policy_batch
+    update: Pass | None  # None: nothing is trained, or it could not be counted
+    checkpointed: bool | None = None  # whether ``update`` recomputes activations; None: the policy has no such switch
+    otherwise: Pass | None = None  # with the switch in its other position
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes by what takes them, at the fullest moment of a run."""
+
+    moment: str
+    device: Mapping[str, int]  # tensors on the policy's device
+    host: Mapping[str, int]  # beside them, of the policy's process
+    workers: int  # of all env workers
+    count: int  # env workers
+    unknown: tuple[str, ...] = ()  # what is not counted
+
+    @property
+    def on_device(self) -> int:
+        return sum(self.device.values())
+
+    @property
+    def on_host(self) -> int:
+        """Of the policy's process, beside the tensors on the device."""
+        return sum(self.host.values())
+
+
+def footprint(
+    checked: Checked, weights: Weights, slab: int | None, passes: Passes | None = None, process: int = 0,
+    allocator: int = 0, optimizer_steps: int | None = None, on_gpu: bool = False,
+) -> Footprint:  # fmt: skip
+    """Adds up what a process takes.
+
+    Args:
+        slab: bytes; None = not known.
+        passes: None = not counted.
+        process: bytes of the process without tensors: Python, torch, libraries.
+        allocator: bytes that the C library keeps between tensors while passes are made.
+        optimizer_steps: of the whole run; None = many.
+        on_gpu: the policy is on a GPU; copies of what is saved are then on the machine.
+    """
+    config = checked.config
+    learns = not config.runner.only_eval
+    parts = _lasting(config, weights) if learns else {"weights": weights.all}
+    more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
+    copies = {name: found.pop("copy of what is saved", 0) for name, found in more.items()}
+
+    def size(name: str) -> int:
+        left_out = parts.get("optimizer", 0) if name in _before_first_step(optimizer_steps) else 0
+        return sum(more[name].values()) - left_out + (0 if on_gpu else copies[name])
+
+    fullest = max(more, key=size)
+    if fullest in _before_first_step(optimizer_steps):
+        parts.pop("optimizer", None)
+    host = {"process": process, "slab": slab or 0}
+    host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
+    host["allocator"] = allocator
+    device = {**parts, **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
+    count, each = _workers(checked)
+    unknown = [] if weights.trained is not None else ["adapters and their optimizer state"]
+    unknown += [] if slab is not None else ["slab"]
+    unknown += [] if passes is not None and (passes.update or not learns) else ["activations"]
+    return Footprint(fullest, device, host, count * each, count, tuple(unknown))
+
+
+def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
+    """What a learner holds at all times."""
+    trained = weights.trained or 0
+    parts = {"weights": weights.all - trained, "trained weights": trained - weights.value_head}
+    parts |= {"value head": weights.value_head, "gradients": trained, "optimizer": weights.optimizer}
+    parts["average"] = trained if config.actor.optim.ema_decay is not None else 0
+    parts["reference"] = trained if config.algorithm.kl_beta else 0
+    return parts
+
+
+def _before_first_step(optimizer_steps: int | None) -> tuple[str, ...]:
+    """Moments that a run only has before its optimizer holds anything."""
+    return ("update", "act") if optimizer_steps == 1 else ()
+
+
+def _moments(
+    config: schema.Config, weights: Weights, passes: Passes | None, learns: bool, optimizer_steps: int | None,
+    on_gpu: bool,
+) -> dict[str, dict[str, int]]:  # fmt: skip
+    """What each moment of a run adds to what lasts."""
+    found = {"act": {"activations": passes.act if passes else 0}}
+    if not learns:
+        return found
+    runner, trained = config.runner, weights.trained or 0
+    one = trained + weights.optimizer + (trained if config.actor.optim.ema_decay is not None else 0)
+    copy = one if runner.checkpoint.async_save else 0
+    kept = copy if runner.max_epochs > 1 and runner.save_interval != 1 else 0  # of each iteration that is not saved
+    update = passes.update if passes else None
+    saved, logits = (update.saved, min(update.logits, update.most)) if update else (0, 0)
+    found["update"] = {"activations": max(saved - logits, 0), "logits": logits, "copy of what is saved": kept}
+    found["update"]["temporary"] = update.most - found["update"]["activations"] - logits if update else 0
+    found["act"]["copy of what is saved"] = kept
+    # On a GPU Adam steps over all tensors at once, and its square roots take as much as the gradients.
+    found["step"] = {"temporary": trained if on_gpu else 0, "copy of what is saved": kept}
+    found["save"] = {"copy of what is saved": copy}
+    return found
+
+
+def _workers(checked: Checked) -> tuple[int, int]:
+    """Env workers of a process, and the bytes that each takes at the least."""
+    config = checked.config
+    side = checked.eval if only_evaluates(config) else checked.train
+    count = workers_of(side, config, slots_of(config, checked.processes), checked.processes)
+    return count, SIMULATOR if isinstance(side.env, NeedsOfMachine) else PLAIN_WORKER
+
+
+def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
+    """Counts the weights of a large checkpoint from the headers of its files; None if there is none, or a small one."""
+    total = sum(map(_numbers_in, _files(kwargs))) * BYTES.get(str(kwargs.get("precision")), 4)
+    if total < LARGE:
+        return None
+    return Weights(total, None if kwargs.get("is_lora") else total)
+
+
+def in_files(kwargs: Mapping[str, Any]) -> int:
+    """Bytes of the weights in a checkpoint's files, which the page cache holds while they are mapped."""
+    return sum(file.stat().st_size for file in _files(kwargs))
+
+
+def readable(size: int) -> str:
+    """Bytes as text.
+
+    >>> readable(3 * 2**29), readable(3 * 2**19)
+    ('1.50 GiB', '1.5 MiB')
+    """
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _files(kwargs: Mapping[str, Any]) -> Iterator[Path]:
+    folder = kwargs.get("model_path")
+    yield from sorted(Path(folder).glob("*.safetensors")) if isinstance(folder, str) and Path(folder).is_dir() else []
+
+
+def _numbers_in(file: Path) -> int:
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

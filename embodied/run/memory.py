@@ -1,0 +1,118 @@
+"""What ``runner.dry_run`` says of memory, and its refusal of what cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from embodied import schema
+from embodied.errors import DeviceMemoryError
+from embodied.observe.console import Console
+from embodied.protocols import Policy
+from embodied.run.build import device_of
+from embodied.run.counting import Counted, count, resident
+from embodied.run.device_memory import remedies
+from embodied.run.footprint import Footprint, Pass, in_files, readable
+from embodied.run.preflight import Checked
+from embodied.run.reporter import Reporter
+from embodied.runtime.slab import available_memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory that a run will take, and what there is."""
+
+    checked: Checked
+    counted: Counted
+    taken: Footprint
+    device: int | None  # bytes of the GPU that are free, or that the run is planned for; None = no GPU
+    machine: int  # bytes of the machine that this process may have, with those that it has
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that was counted: good for questions about its sizes, and for nothing else."""
+        return self.counted.policy
+
+    def say(self, console: Console) -> None:
+        """Shows the memory, and refuses what cannot fit. Raises :class:`DeviceMemoryError`."""
+        console.table("memory", self.rows())
+        self.check()
+
+    def rows(self) -> list[list[str]]:
+        """Returns rows of the table of a run."""
+        taken, on_gpu = self.taken, self.device is not None
+        where = "memory of the GPU" if on_gpu else "memory of the process"
+        device = dict(taken.device) if on_gpu else {**taken.device, **taken.host}
+        have = "" if self.device is None else f" of {readable(self.device)}"
+        rows = [[where, f"{readable(sum(device.values()))}{have} at its fullest ({taken.moment}): {_parts(device)}"]]
+        rows += self._activations()
+        if on_gpu:
+            rows.append(["memory of the process", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
+        rows.append(["memory of env workers", f"{readable(taken.workers)}, {taken.count} of them at the least"])
+        if cached := in_files(schema.target_kwargs(self.checked.config.actor.model, "actor.model")):
+            rows.append(["page cache", f"{readable(cached)} of weights are mapped from their files"])
+        if taken.unknown:
+            why = f" ({self.counted.why_not})" if self.counted.why_not else ""
+            rows.append(["memory not counted", ", ".join(taken.unknown) + why])
+        if (given := self.checked.config.runner.ckpt_path) is not None and not self.counted.with_memory:
+            rows.append(["not looked at", f"what is in {given}: so large a policy is counted without its weights"])
+        return rows
+
+    def _activations(self) -> list[list[str]]:
+        passes = self.counted.passes
+        if passes.update is None:
+            return []
+        told = {None: ("", ""), True: (" recomputed", "not"), False: (" not recomputed", "")}[passes.checkpointed]
+        text = f"of a micro-batch{told[0]}: {_described(passes.update)}"
+        if passes.otherwise is not None:
+            text += f"; {told[1]} recomputed".replace(";  ", "; ") + f": {_described(passes.otherwise)}"
+        return [["activations", text]]
+
+    def check(self) -> None:
+        """Refuses what cannot fit.
+
+        Raises:
+            DeviceMemoryError: it names the keys to lower.
+        """
+        taken = self.taken
+        if self.device is not None and taken.on_device > self.device:
+            self._refuse("the GPU", taken.on_device, self.device)
+        here = taken.on_host + taken.workers + (0 if self.device is not None else taken.on_device)
+        if self.checked.config.runner.device_memory_gib is None and here > self.machine:
+            self._refuse("the machine", here, self.machine)
+
+    def _refuse(self, where: str, need: int, have: int) -> None:
+        update = self.counted.passes.update is not None
+        raise DeviceMemoryError(
+            f"the run needs {readable(need)}, and {where} has {readable(have)}",
+            "; or ".join(remedies(self.checked, "update" if update else "rollout")),
+        )
+
+
+def plan_dry_run(checked: Checked, reporter: Reporter) -> Plan | None:
+    """Counts the memory of a run that is only to be looked at; None for any other, and for one of several processes."""
+    if not checked.config.runner.dry_run or checked.processes.size > 1:
+        return None
+    with reporter.console.progress("counting the policy", brief=True):
+        return plan(checked)
+
+
+def plan(checked: Checked) -> Plan:
+    """Counts the memory of a run. ``runner.device_memory_gib`` stands for the GPU of another machine."""
+    planned, gpu, device = checked.config.runner.device_memory_gib, None, device_of(checked)
+    if planned is not None:
+        gpu = int(planned * 2**30)
+    elif device.type == "cuda":
+        gpu = torch.cuda.mem_get_info(device)[0]
+    counted = count(checked)
+    return Plan(checked, counted, counted.footprint(checked, gpu is not None), gpu, available_memory() + resident())
+
+
+def _parts(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {readable(size)}" for name, size in sizes.items() if size)
+
+
+def _described(found: Pass) -> str:
+    return f"{readable(found.saved)} are kept for the backward pass, {readable(found.most)} at most"

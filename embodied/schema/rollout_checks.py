@@ -1,0 +1,65 @@
+"""Refuses settings of rollouts that cannot work: who is served when, and by what."""
+
+from __future__ import annotations
+
+import shutil
+
+from embodied.errors import ConfigError
+from embodied.schema.config import Config
+from embodied.schema.env import RolloutConfig
+
+
+def check_schedule_of_rollouts(config: Config) -> None:
+    rollout, slots = config.rollout, max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    if rollout.schedule == "ready" and rollout.pipeline_stage_num > 1:
+        raise ConfigError(
+            f"rollout.pipeline_stage_num {rollout.pipeline_stage_num} divides the slots of a lockstep, and "
+            "rollout.schedule is ready, which serves whichever slots wait",
+            "set rollout.schedule=lockstep, or leave rollout.pipeline_stage_num at 1",
+        )
+    if rollout.schedule == "lockstep" and rollout.max_wait_ms is not None:
+        raise ConfigError(
+            f"rollout.max_wait_ms {rollout.max_wait_ms:g} ends the wait for rollout.min_batch slots, and "
+            "rollout.schedule lockstep waits for all",
+            "set rollout.schedule=ready, or leave rollout.max_wait_ms at null",
+        )
+    if rollout.pipeline_stage_num > slots:
+        raise ConfigError(
+            f"rollout.pipeline_stage_num {rollout.pipeline_stage_num} is more than the {slots} env slots",
+            f"set rollout.pipeline_stage_num to {slots} or less, or raise env.train.total_num_envs",
+        )
+
+
+OF_ENGINES = (
+    "python", "gpu_memory_utilization", "tensor_parallel_size", "enable_offload", "init_timeout_s", "answer_timeout_s",
+    "max_engine_restarts", "max_logprob_gap",
+)  # fmt: skip
+
+
+def check_engine(config: Config) -> None:
+    rollout, usual = config.rollout, RolloutConfig()
+    if rollout.backend == "sglang":
+        raise ConfigError(
+            "rollout.backend sglang is not offered: nobody could run SGLang where the engines were written, and what "
+            "has not been run would fail in the midst of a training",
+            "set rollout.backend=vllm, or native",
+        )
+    if rollout.backend == "native":
+        changed = [name for name in OF_ENGINES if getattr(rollout, name) != getattr(usual, name)]
+        if changed:
+            raise ConfigError(
+                f"rollout.backend is native, and {', '.join(f'rollout.{name}' for name in changed)} is for an engine",
+                "set rollout.backend=vllm, or leave it out",
+            )
+        return
+    if rollout.python is not None and shutil.which(rollout.python) is None:
+        raise ConfigError(
+            f"rollout.python is {rollout.python}, which is no program that can be run",
+            "set it to the interpreter of an environment that has vllm, e.g. /path/to/bin/python, or null",
+        )
+    learns = not config.runner.only_eval and config.runner.task_type != "sft"
+    if config.algorithm.adv_type == "gae" and learns:
+        raise ConfigError(
+            f"rollout.backend {rollout.backend} gives no values, and algorithm.adv_type gae needs them",
+            "set rollout.backend=native, or another algorithm.adv_type, e.g. grpo",
+        )

@@ -1,0 +1,88 @@
+"""``python -m embodied.tools.doctor [GROUP=NAME …] [KEY=VALUE …] [--json]``: what is wrong with this machine.
+
+Takes the same overrides as ``embodied.train``. Without any it checks the machine and every simulator that is installed;
+with them also what that configuration needs. It says everything that it finds, each with its fix, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from embodied.doctor import configuration, devices, machine, simulators, sizes, versions
+from embodied.doctor.findings import Finding, of_error
+from embodied.doctor.report import as_json, show
+from embodied.doctor.running import Check, run_all
+from embodied.errors import EmbodiedError
+from embodied.observe.console import NullConsole, make_console
+from embodied.schema.arguments import parse_argv
+from embodied.schema.compose import Composed, compose_unchecked
+
+GPU_LIMIT_S = 120.0  # importing torch, starting CUDA, and the time that GPUs have to meet (devices.PEERS_S)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 if something fails, or 2 for arguments that are no overrides."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    as_machine = "--json" in given
+    began = time.monotonic()
+    try:
+        overrides, folders, _ = parse_argv([word for word in given if word != "--json"], "tools.doctor")
+    except EmbodiedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    found: list[Finding] = []
+    composed: Composed | None = None
+    if overrides:
+        try:
+            composed = compose_unchecked(overrides, "train", folders)
+        except EmbodiedError as error:
+            found.append(of_error(configuration.NAME, error))
+    planned = [*plan(composed, overrides, folders)]
+    console = NullConsole() if as_machine or not sys.stdout.isatty() else make_console()
+    with console.progress("checking", len(planned), brief=True) as bar:
+        found += run_all(planned, lambda name: bar.advance(1))
+    seconds = time.monotonic() - began
+    if as_machine:
+        print(as_json(found, seconds))
+    else:
+        show(found, seconds, sys.stdout)
+    return int(any(finding.status == "fail" for finding in found))
+
+
+def plan(composed: Composed | None, overrides: Sequence[str], folders: Sequence[str]) -> Iterator[Check]:
+    """Yields the checks: those of the machine, of the simulators, and of a configuration if there is one."""
+    config = None if composed is None else composed.config
+    model = {} if config is None else config.actor.model.model_extra or {}
+    flash = model.get("attn_implementation") == "flash_attention_2"
+    yield Check("versions", versions.versions)
+    yield Check("memory", machine.memory)
+    yield Check("shared memory", machine.shared_memory)
+    yield Check("open files", machine.open_files)
+    yield Check("disk", machine.disk, () if config is None else (config.runner.logger.log_path,))
+    yield Check("stale workers", machine.stale_workers)
+    device = "auto" if config is None else config.runner.device
+    yield Check("GPUs", devices.devices, (device, flash), apart=True, limit_s=GPU_LIMIT_S)
+    known, broken = simulators.simulators(folders)
+    yield Check(simulators.GROUPS, iter, (broken,))
+    python, wanted = None, list[str]()
+    if config is not None:
+        python, wanted = config.env.python, list(dict.fromkeys((config.env.train.target, config.env.eval.target)))
+    for target in filter(simulators.has_needs, wanted):
+        if python is not None:
+            yield Check(target, simulators.elsewhere, (target, python))
+        else:
+            yield Check(target, simulators.simulator, (target, list(overrides), list(folders), True), apart=True)
+    for target, name in known.items():
+        if target not in wanted:
+            arguments = (target, [f"env={name}"], list(folders), False)
+            yield Check(target, simulators.simulator, arguments, apart=True, advisory=config is not None)
+    if config is not None:
+        more = (list(overrides), list(folders))
+        yield Check(configuration.NAME, configuration.configuration, more, apart=True)
+        yield Check(sizes.NAME, sizes.sizes, more, apart=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

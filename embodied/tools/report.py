@@ -1,0 +1,67 @@
+"""``python -m embodied.tools.report RUN|EVAL …``: one HTML file that shows what runs and evaluations have left.
+
+    RUN, EVAL … ─▶ report/reading.py: files ─▶ report/page.py: charts, tables, videos ─▶ report.html
+
+Nothing is run: it reads files, and says on the page what of them is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from embodied import report
+from embodied.errors import ConfigError, EmbodiedError
+from embodied.report.reading import Run
+from embodied.run.reports import FILE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 after an explained error."""
+    given = _arguments().parse_args(argv)
+    try:
+        if not given.size > 0:
+            raise ConfigError(f"--size is {given.size:g}", "give the most megabytes that the file may have, e.g. 30")
+        runs = [report.read(name) for name in given.runs]
+        file = Path(given.out) if given.out else place(runs)
+        chosen = report.write(runs, file, given.size)
+    except EmbodiedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for run in runs:
+        for line in run.problems:
+            print(f"{run.name}: {line}")
+    left = f", {chosen.too_many} more do not fit in {given.size:g} MB (--size)" if chosen.too_many else ""
+    print(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {len(chosen.videos)} videos{left}")
+    return 0
+
+
+def place(runs: Sequence[Run]) -> Path:
+    """Returns where the report goes: into the folder of a single run, else here."""
+    only = runs[0]
+    if len(runs) == 1 and not only.evaluation_alone and (only.folder / "config.yaml").is_file():
+        return only.folder / FILE
+    return Path(FILE)
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m embodied.tools.report", description="Write one HTML file that shows runs and evaluations."
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN|EVAL",
+        help="runs/NAME (a whole run), or one evaluation: runs/NAME@10 (after 10 iterations), a file "
+        "runs/NAME/eval/000010.json; several are drawn over each other and compared with the first",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", help="default: report.html in the folder of a single run, else here")
+    parser.add_argument(
+        "--size", type=float, default=30.0, metavar="MB",
+        help="most megabytes of the file; videos are left out until it fits (default: 30)",
+    )  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
