@@ -72,8 +72,16 @@ class WorkerHungError(WorkerError):
     """An env worker did not answer within its deadline."""
 
 
+class EngineError(WorkerError):
+    """The process of an inference engine failed, did not answer in time, or computes other numbers."""
+
+
 class RunFolderError(EmbodiedError):
     """The run's folder cannot be written, or holds a run of another configuration."""
+
+
+class EvaluationError(EmbodiedError):
+    """An evaluation's file is missing or damaged, or cannot be compared with another."""
 
 
 class CheckpointError(EmbodiedError):
@@ -100,8 +108,41 @@ class DeviceMemoryError(EmbodiedError):
     """The device has not enough memory for the chosen sizes."""
 
 
+class WireError(EmbodiedError):
+    """A message between a robot and a policy server cannot be written or read."""
+
+
+class RequestError(EmbodiedError):
+    """A policy server cannot answer a request; ``kind`` is one of ``embodied.client.wire.ERROR_KINDS``."""
+
+    def __init__(self, message: str, remedy: str, kind: str = "request") -> None:
+        super().__init__(message, remedy)
+        self.args = (message, remedy, kind)
+        self.kind = kind
+
+
 class NumericalError(EmbodiedError):
     """Loss or gradients were not finite for too many updates in a row."""
+
+
+class ServerLostError(EmbodiedError):
+    """A policy server cannot be reached, has closed the connection, or does not answer in time."""
+
+
+class ServerRefusedError(EmbodiedError):
+    """A policy server refuses the client's token or its request, or serves another policy than before."""
+
+
+class DelayError(EmbodiedError):
+    """A policy server's answers come too late for the number of actions that are executed of a chunk."""
+
+
+class GuardStopError(EmbodiedError):
+    """The robot-side guard has stopped the robot."""
+
+
+class SafeStopError(EmbodiedError):
+    """A robot's safe-stop hook cannot be started, failed, or took too long: how the robot stands is not known."""
 
 
 class Stopped(BaseException):

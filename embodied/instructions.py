@@ -12,6 +12,7 @@ Text that a policy decides (``TextAction``) stands in bytes in the same way: :fu
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
@@ -21,6 +22,9 @@ from embodied.errors import SpecMismatchError
 from embodied.types import EnvSpec
 
 FIELD = "instruction"
+FAILURES = "failures"  # in EnvSpec.info: verdicts on the response that failed
+ANSWER = "answer"  # in EnvSpec.info: what was answered, as answer_code says
+SAYS_NOTHING, NONE_FOUND = 0, 1  # of answer_code
 CONVERSATION = "\x1e"  # a text that begins with it (ASCII's record separator) is a list of messages as JSON
 
 Message = Mapping[str, str]
@@ -80,3 +84,19 @@ def of_rows(env: EnvSpec, arrays: Mapping[str, np.ndarray], rows: Sequence[int] 
 def fields_of(env: EnvSpec) -> list[str]:
     """Names of the observation fields that a policy reads as arrays."""
     return [name for name in env.obs if name != FIELD]
+
+
+def answer_code(answer: str | None) -> int:
+    """A number of 64 bits that stands for an answer in a record, so that equal answers can be counted.
+
+    Args:
+        answer: in one spelling for all answers that are equal; "" if a response has none, None if the env does not say.
+
+    >>> answer_code("1/2") == answer_code("1/2"), answer_code("1/2") == answer_code("1/3")
+    (True, False)
+    """
+    if not answer:
+        return SAYS_NOTHING if answer is None else NONE_FOUND
+    digest = hashlib.blake2b(answer.encode(errors="replace"), digest_size=8).digest()
+    code = int.from_bytes(digest, "little", signed=True)
+    return code if code not in (SAYS_NOTHING, NONE_FOUND) else code + 2

@@ -15,6 +15,7 @@ from enum import IntEnum
 import numpy as np
 
 LIMIT = 1 << 64  # above every seed and every number of a place
+HELD_OUT_SEED = 1  # of the rows of texts that are held out: no stream, because it is the same in all runs
 
 
 class Stream(IntEnum):
@@ -30,6 +31,12 @@ class Stream(IntEnum):
     AUGMENTATION = 7  # crop and brightness of a sample; place: its number in the run
     DROPOUT = 8  # seed of torch's generator in an optimizer step; place: the step
     EXPERT_NOISE = 9  # what disturbs an expert's actions; place: number of the attempt
+    EVAL_VOTES = 10  # which answers of a problem vote; place: number of its answers, number of the voters
+    CONDITIONS = 11  # which perturbation a group of training episodes has; place: its number
+    # of a perturbed episode; place: control step or observation, use (embodied.runtime.perturb), number of its group
+    TRAIN_PERTURBATION = 12
+    EVAL_PERTURBATION = 13  # the same in an evaluation, with the id of the unperturbed episode of the same start
+    SERVED_NOISE = 14  # of a decision of a policy server; place: requests of the session before it, the session
 
     @property
     def coordinates(self) -> int:
@@ -40,6 +47,8 @@ class Stream(IntEnum):
 COORDINATES = {
     Stream.TRAIN_NOISE: 2, Stream.EVAL_NOISE: 2, Stream.TRAIN_STARTS: 2, Stream.EVAL_STARTS: 1, Stream.MINIBATCHES: 2,
     Stream.HELD_OUT: 0, Stream.SAMPLES: 1, Stream.AUGMENTATION: 1, Stream.DROPOUT: 1, Stream.EXPERT_NOISE: 1,
+    Stream.EVAL_VOTES: 2, Stream.CONDITIONS: 1, Stream.TRAIN_PERTURBATION: 3, Stream.EVAL_PERTURBATION: 3,
+    Stream.SERVED_NOISE: 2,
 }  # fmt: skip
 
 
@@ -65,6 +74,29 @@ def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
     key = np.array([seed, int(stream)], np.uint64)
     counter = np.array([0] * (4 - len(place)) + [int(number) for number in place], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def held_out(rows: int, test_size: float) -> np.ndarray:
+    """Which rows of a source of texts are kept for evaluations: bool [rows].
+
+    It depends on the two arguments alone. So both sides of a run, and a supervised training before it, keep the same
+    rows, whatever else they leave out.
+
+    Args:
+        test_size: share of the rows, or their number if it is 1 or more.
+    """
+    out = np.zeros(rows, bool)
+    out[np.random.default_rng(HELD_OUT_SEED).permutation(rows)[: held_out_count(rows, test_size)]] = True
+    return out
+
+
+def held_out_count(rows: int, test_size: float) -> int:
+    """How many of some rows are kept for evaluations: a share of them, or ``test_size`` itself if it is 1 or more.
+
+    >>> held_out_count(50, 0.1), held_out_count(50, 100)
+    (5, 100)
+    """
+    return round(test_size * rows) if test_size < 1 else int(test_size)
 
 
 def generator_seed(seed: int, stream: Stream, *place: int) -> int:

@@ -6,7 +6,7 @@
      "action": {"kind": "continuous", "low": [-1.0, …], "high": [1.0, …]},
                or {"kind": "discrete", "num_actions": 6}, or {"kind": "text", "max_bytes": 4096}
      "tasks": ["push the cube"], "num_init_states": [10], "max_episode_steps": 50, "control_hz": 20.0,
-     "restorable": true, "repeatable": true, "retry_safe": true}
+     "restorable": true, "repeatable": true, "retry_safe": true, "info": ["answer"]}
 
 What is read back equals what was written, field by field. ``obs`` is a list because the order of its fields is part of
 the spec. JSON has no infinite number, so a bound that is infinite is the text "inf" or "-inf".
@@ -45,6 +45,7 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
         "restorable": spec.restorable,
         "repeatable": spec.repeatable,
         "retry_safe": spec.retry_safe,
+        "info": list(spec.info),
     }
 
 
@@ -61,7 +62,8 @@ def from_json(data: Any) -> EnvSpec:
             f"an env's spec has version {version!r}, expected {VERSION}",
             "read it with the version of embodied that wrote it, or a newer one",
         )
-    got = _fields("an env's spec", data, {"version", *(field.name for field in fields(EnvSpec))})
+    later: dict[str, Any] = {"info": []}  # which specs of earlier versions do not have
+    got = _fields("an env's spec", {**later, **data}, {"version", *(field.name for field in fields(EnvSpec))})
     return EnvSpec(
         obs=dict(_list("obs", got["obs"], _obs_field)),
         cameras=_list("cameras", got["cameras"], _text),
@@ -73,6 +75,7 @@ def from_json(data: Any) -> EnvSpec:
         restorable=_flag("restorable", got["restorable"]),
         repeatable=_flag("repeatable", got["repeatable"]),
         retry_safe=_flag("retry_safe", got["retry_safe"]),
+        info=_list("info", got["info"], _text),
     )
 
 

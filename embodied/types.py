@@ -1,18 +1,21 @@
 """The values that travel between the parts, each with shape and unit. Imports numpy only: env workers stay light.
 
 Shape letters: R records of a slab, B rows of a batch, K actions of a chunk (control steps), A action dimensions,
-M₀ elements of a decision (its log-probs), C cameras, H×W pixels, S state dimensions, V values of a record (1 or K).
+M₀ elements of a decision (its log-probs), C cameras, H×W pixels, S state dimensions, V values of a record (1, K or, of
+a text, M₀).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from embodied.errors import SpecMismatchError
+from embodied.perturbations import Perturbed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,20 +126,19 @@ class EnvSpec:
     pictures has no "images" and ``cameras=()``.
     """
 
-    # observation
     obs: Mapping[str, ArraySpec]  # fields of one observation; "images" uint8 [C, H, W, 3], "state" float32 [S]
     cameras: tuple[str, ...]  # names of images[0], images[1], …; third-person first, then wrist
-    # action
     action: ActionSpec
-    # tasks
     tasks: tuple[str, ...]  # instruction of each task, e.g. "pick up the black bowl and place it on the plate"
     num_init_states: tuple[int, ...]  # per task: how many fixed initial states
     max_episode_steps: int  # default limit of an episode, control steps
     control_hz: float  # control steps a second, used for the frame rate of videos
-    # capabilities
     restorable: bool = True  # it has get_state and set_state (embodied.protocols.Restorable)
     repeatable: bool = True  # equal starts and equal actions give equal episodes, bit by bit
-    retry_safe: bool = True  # an episode that was lost with its worker may be redone without asking; a robot's may not
+    retry_safe: bool = True  # an episode that was lost with its worker may be redone without asking; a robot's may not,
+    # and a robot offers embodied.protocols.SafeStop
+    # names of the whole numbers that a control step tells beside its reward (StepResult.info), int64 each in a record
+    info: tuple[str, ...] = ()
 
     @property
     def continuous(self) -> ContinuousAction:
@@ -173,6 +175,9 @@ class EnvSpec:
         return self.continuous.high
 
 
+NO_INFO: Mapping[str, int] = MappingProxyType({})
+
+
 class StepResult(NamedTuple):
     """Result of one control step. The runtime makes the recorded reward from it (``reward_mode``, ``reward_coef``,
     ``use_rel_reward``)."""
@@ -180,6 +185,7 @@ class StepResult(NamedTuple):
     reward: float  # the env's own measure of progress, best in [0, 1] with 1 = solved; read with reward_mode=dense
     terminated: bool  # the task ended (success, or a failure that cannot be undone)
     success: bool
+    info: Mapping[str, int] = NO_INFO  # numbers under the names in EnvSpec.info; one that is not there counts as 0
 
 
 class ChunkResult(NamedTuple):
@@ -190,6 +196,9 @@ class ChunkResult(NamedTuple):
     terminated: bool
     truncated: bool  # the step limit was reached without termination
     success: bool
+    info: Mapping[str, int] = NO_INFO  # of the last control step
+    progress: float = 0.0  # largest reward of the env's own in the episode so far
+    solved_at: int = 0  # control step of the episode with its first success; 0 = none yet
 
 
 @dataclass(frozen=True)
@@ -200,6 +209,7 @@ class Episode:
     group_id: int  # episodes whose returns are compared share it
     start: Start
     video: str | None = None  # file to record to, or None
+    perturbed: Perturbed | None = None  # what happens to it between env and policy; None = nothing
 
 
 class Lease(NamedTuple):
@@ -227,6 +237,11 @@ class EpisodeResult:
     leases: tuple[Lease, ...] = ()  # leases of those rows and of the final one; they hold until they are given back
     written: int | None = None  # tokens of its texts; None if the policy's decisions have no length of their own
     last_row: int = -1  # slab row of its last record; others may be given it once on_episode has returned
+    info: Mapping[str, int] = field(default_factory=dict)  # what its last control step told (EnvSpec.info)
+    model_score: float | None = None  # of its last answer, by a reward model; None if there is none
+    progress: float = 0.0  # how far it got: the largest reward of the env's own, whatever reward_mode is
+    solved_at: int = 0  # control step of its first success; 0 = none
+    not_run: str = ""  # why it could not be run (evaluations alone); then it has no other result
 
 
 @dataclass(frozen=True)
@@ -256,7 +271,8 @@ class PolicySpec:
 
     ``decision`` always has ``actions`` (what the env executes, first axis K) and ``logprobs`` float32, as many as
     ``elements`` has; ``value`` float32 [V] with a value head; ``length`` int32 [] with a length axis. Whatever else
-    stands there is the policy's own, and comes back to ``Policy.evaluate``.
+    stands there is the policy's own, and comes back to ``Policy.evaluate``. A value is that before its reward: of M₀
+    values the first is that of the observation, the second that after the first token, and so on.
     """
 
     num_action_chunks: int  # K
@@ -288,11 +304,14 @@ class Sampling:
 @dataclass(frozen=True)
 class Decision:
     """Answer of ``Policy.act`` to B observations: field name → tensor [B, …] as in ``PolicySpec.decision``.
-
     Example: ``fields["actions"]`` float32 [B, K, A] in the env's units, ``fields["logprobs"]`` float32 [B, M₀].
     """
 
     fields: Mapping[str, Tensor]
+
+
+OUTSIDE = -5e3
+"""Nats. A log-prob below it is that of an element that the sampled distribution leaves out (``top_k``, ``top_p``)."""
 
 
 @dataclass(frozen=True)
@@ -307,6 +326,19 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class SimulatorNeeds:
+    """What a simulator needs of a machine, and its parts' licences (``embodied.tools.doctor``)."""
+
+    name: str  # e.g. "ManiSkill"
+    modules: tuple[str, ...]  # Python packages, the simulator's own first; without that one it is not installed
+    install: str  # the command that installs them
+    renderers: Mapping[str, Callable[[], str]]
+    """Backend → a function that draws a frame with it in a process of its own and returns what drew it. It raises
+    RendererUnavailableError. An env needs one of them."""
+    licences: Mapping[str, str] = field(default_factory=dict)  # part → its licence, e.g. of meshes
+
+
+@dataclass(frozen=True)
 class WorkerFacts:
     """Facts that a worker found when it started; each ``reason`` is printed once."""
 
@@ -314,3 +346,5 @@ class WorkerFacts:
     renderer: str  # e.g. "egl"
     reason: str  # why that renderer, e.g. "first of egl, osmesa that made a context"
     extra: Mapping[str, str] = field(default_factory=dict)
+    driver: str = ""  # what draws, e.g. "llvmpipe (LLVM 19.1.7, 256 bits)"
+    versions: Mapping[str, str] = field(default_factory=dict)  # package of the simulator → its version

@@ -2,7 +2,7 @@
 
 Shape letters: N decisions, K actions of a decision (control steps), M₀ elements of a decision (its log-probs, flattened
 in row-major order), M elements at some level: M₀ (``token_level``), K (``action_level``) or 1 (``chunk_level``: of a
-text the whole sequence), V = K or 1 rewards of a decision.
+text the whole sequence), V rewards of a decision (:mod:`embodied.algorithms.rewards`).
 
 | decision | ``Elements`` | element counts if |
 |---|---|---|
@@ -27,7 +27,6 @@ from torch import Tensor
 from embodied.errors import ConfigError, SpecMismatchError, unknown_name
 from embodied.types import Elements
 
-REWARD_LEVELS = ("chunk_level", "action_level")
 LEVELS = ("token_level", "action_level", "chunk_level")
 
 
@@ -101,6 +100,11 @@ class Layout:
         shape[axis + 1] = values.shape[1]
         return values.view(shape)
 
+    @property
+    def is_text(self) -> bool:
+        """Whether a decision is a text: a row of tokens, each with a log-prob, of which the first ``length`` count."""
+        return len(self.elements.shape) == 1 and self.elements.length_axis == 0 and self.elements.action_axis is None
+
     def check(self, level: str, key: str) -> None:
         """Refuses a level that these log-probs do not have.
 
@@ -166,10 +170,12 @@ class Layout:
         """Gives each element at ``level`` its advantage: float [N, V] → float [N, M].
 
         Raises:
-            ValueError: an advantage for each action (V = K > 1), but elements that belong to no single action.
+            ValueError: several advantages, but elements that belong to none of them alone.
         """
         self.check(level, "algorithm.logprob_type")
         decisions, per_decision = advantages.shape
+        if level == "token_level" and self.is_text and per_decision == self.size:
+            return advantages
         if per_decision not in (1, self.num_actions):
             raise ValueError(f"got {per_decision} advantages a record, expected 1 or K = {self.num_actions}")
         if per_decision > 1 and (level == "chunk_level" or self._action_of is None):
@@ -181,17 +187,12 @@ class Layout:
             return advantages[:, self._action_of]
         return advantages.expand(decisions, self.width(level))
 
-    def sum_to_rewards(self, values: Tensor, level: str, reward_type: str) -> Tensor:
-        """Sums the elements that belong to each reward: float [N, M] at ``level``, zero where nothing counts → [N, V].
+    def sum_to_actions(self, values: Tensor, level: str) -> Tensor:
+        """Sums the elements of each action: float [N, M] at ``level``, zero where nothing counts → [N, K].
 
         Raises:
-            ValueError: one element a decision, but a reward for each of K > 1 actions.
-            UnknownNameError: ``reward_type`` is none of :data:`REWARD_LEVELS`.
+            ValueError: the elements belong to no single action.
         """
-        if reward_type not in REWARD_LEVELS:
-            raise unknown_name("reward type", reward_type, REWARD_LEVELS, "algorithm.reward_type")
-        if reward_type == "chunk_level" or self.num_actions == 1:
-            return values.sum(dim=1, keepdim=True)
         if level == "chunk_level" or self._action_of is None:
             raise ValueError(f"got one element a record, and K = {self.num_actions} rewards")
         return self._by_action(values).sum(dim=2) if level == "token_level" else values
@@ -224,35 +225,6 @@ class Layout:
 def step_mask(num_steps: Tensor, num_actions: int) -> Tensor:
     """Which of the K actions were executed: ``num_steps`` int [N], each in 1..K → bool [N, K]."""
     return torch.arange(num_actions, device=num_steps.device) < num_steps[:, None]
-
-
-def reward_mask(num_steps: Tensor, num_actions: int, reward_type: str) -> Tensor:
-    """Which rewards count: bool [N, V].
-
-    Raises:
-        UnknownNameError: ``reward_type`` is none of :data:`REWARD_LEVELS`.
-    """
-    steps = step_mask(num_steps, num_actions)
-    if reward_type == "action_level":
-        return steps
-    if reward_type == "chunk_level":
-        return steps.any(dim=1, keepdim=True)
-    raise unknown_name("reward type", reward_type, REWARD_LEVELS, "algorithm.reward_type")
-
-
-def reduce_rewards(rewards: Tensor, num_steps: Tensor, reward_type: str) -> Tensor:
-    """Reduces the rewards of the K steps, float [N, K] → float [N, V]: to their sum (``chunk_level``), or not at all
-    (``action_level``). They are zero where nothing was executed.
-
-    Raises:
-        UnknownNameError: ``reward_type`` is none of :data:`REWARD_LEVELS`.
-    """
-    counted = _select(rewards, step_mask(num_steps, rewards.shape[1]))
-    if reward_type == "chunk_level":
-        return counted.sum(dim=1, keepdim=True)
-    if reward_type == "action_level":
-        return counted
-    raise unknown_name("reward type", reward_type, REWARD_LEVELS, "algorithm.reward_type")
 
 
 def _select(values: Tensor, keep: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ import numpy as np
 from embodied import instructions
 from embodied.data.demonstrations import Demonstration
 from embodied.data.text import TextSamples
-from embodied.random import Stream, generator
+from embodied.errors import ConfigError
+from embodied.random import Stream, generator, held_out_count
 from embodied.types import ActionSpec, TextAction
 
 T = TypeVar("T")
@@ -107,27 +108,42 @@ def spread(samples: SampleSource, count: int) -> np.ndarray:
 def hold_out(episodes: Sequence[T], test_size: float, seed: int) -> tuple[list[T], list[T]]:
     """Split episodes into ``(for training, held out)``; ``seed`` draws them.
 
-    A number below 1 is a share of the episodes, any other a count. At least one episode stays for training.
+    ``test_size`` is read by :func:`embodied.random.held_out_count`. At least one episode stays for training.
     """
-    count = round(test_size * len(episodes)) if test_size < 1 else int(test_size)
+    count = held_out_count(len(episodes), test_size)
     drawn = generator(seed, Stream.HELD_OUT).permutation(len(episodes))
     out = set(drawn[: min(count, len(episodes) - 1)].tolist())
     return [e for i, e in enumerate(episodes) if i not in out], [e for i, e in enumerate(episodes) if i in out]
 
 
-def order(count: int, seed: int, first: int, number: int) -> np.ndarray:
+def order(
+    count: int, seed: int, first: int, number: int, shuffle: bool = True, drop_last: bool = False
+) -> np.ndarray:  # fmt: skip
     """Places ``first`` … ``first + number`` of an endless sequence: int64 [number].
 
     The sequence goes through all ``count`` samples in one random order, then in another, and so on. The result depends
     only on the arguments.
+
+    Args:
+        shuffle: False = the same order each time, that of the samples' numbers.
+        drop_last: each pass through the samples leaves out those at its end that do not fill ``number``.
+
+    Raises:
+        ConfigError: ``drop_last`` leaves out all samples.
     """
-    return np.fromiter(_sequence(count, seed, first, number), np.int64, number)
+    if not (used := count - count % number if drop_last else count):
+        raise ConfigError(
+            f"data.drop_last leaves out all {count} samples: an optimizer step takes {number}",
+            "set data.drop_last=false, or lower actor.global_batch_size",
+        )
+    return np.fromiter(_sequence(count, used, seed if shuffle else None, first, number), np.int64, number)
 
 
-def _sequence(count: int, seed: int, first: int, number: int) -> Iterator[int]:
+def _sequence(count: int, used: int, seed: int | None, first: int, number: int) -> Iterator[int]:
     done = 0
     while done < number:
-        epoch, place = divmod(first + done, count)
-        part = generator(seed, Stream.SAMPLES, epoch).permutation(count)[place : place + number - done]
+        epoch, place = divmod(first + done, used)
+        whole = np.arange(count) if seed is None else generator(seed, Stream.SAMPLES, epoch).permutation(count)
+        part = whole[place : min(used, place + number - done)]
         yield from part.tolist()
         done += len(part)

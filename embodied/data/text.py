@@ -38,8 +38,8 @@ class Columns:
     system_prompt: str | None = None
 
 
-def answers(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> list[Written]:
-    """The demonstrated answers of all rows.
+def answers_by_row(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> list[list[Written]]:
+    """The demonstrated answers of each row.
 
     Args:
         where: the file's name, for messages.
@@ -47,8 +47,8 @@ def answers(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> 
     Raises:
         DatasetError: a row has neither a prompt with a response nor messages, or they are no text; no row at all.
     """
-    found = [one for number, row in enumerate(rows) for one in _of_row(row, columns, f"{where}, row {number}")]
-    if not found:
+    found = [[*_of_row(row, columns, f"{where}, row {number}")] for number, row in enumerate(rows)]
+    if not any(found):
         raise DatasetError(f"{where} has no demonstrated answer", "give a file with rows, or another one")
     return found
 

@@ -14,12 +14,15 @@ from embodied.algorithms.advantages import Advantages
 from embodied.algorithms.layout import Counts
 from embodied.random import Stream, generator
 
+RECORDED = "recorded_logprobs"
+"""Field of records whose ``logprobs`` were recomputed: those that stood there before, float32 [M₀]."""
+
 
 @dataclass(frozen=True)
 class Batch:
     """N records of E episodes, in the order of the plan and then of time. :mod:`embodied.learn.score` makes it.
 
-    V = 1 or K rewards a record (``algorithm.reward_type``); what stands at steps that were not executed is 0.
+    V rewards a record (:mod:`embodied.algorithms.rewards`); what stands where nothing was executed is 0.
     """
 
     rows: np.ndarray  # int64 [N], rows of the slab of the rank that has the record
@@ -32,7 +35,7 @@ class Batch:
     groups: Advantages  # largest advantage of each episode, and which groups have none
     value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
     explained_variance: float | None  # of the values at action time; None without values, or if targets are all equal
-    proximal: Tensor | None = None  # float32 [N, M₀], log-probs when the update began; None if no term reads them
+    proximal: Tensor | None = None  # float32 [N, M₀], log-probs when the update began; None if no term reads them here
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,10 +47,14 @@ def counts_of(arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Counts:
     return Counts(steps, torch.from_numpy(arrays["length"][rows]).long() if "length" in arrays else None)
 
 
-def optimizer_batches(count: int, size: int, seed: int, iteration: int, epoch: int) -> Iterator[Tensor]:
+def optimizer_batches(
+    count: int, size: int, seed: int, iteration: int, epoch: int, shuffle: bool = True
+) -> Iterator[Tensor]:
     """Indices of ``count`` records in a random order, int64, ``size`` at a time. ``seed`` and the place in the run
-    decide the order."""
-    order = torch.from_numpy(generator(seed, Stream.MINIBATCHES, iteration, epoch).permutation(count))
+    decide the order; without ``shuffle`` it is that of the plan."""
+    order = torch.arange(count)
+    if shuffle:
+        order = torch.from_numpy(generator(seed, Stream.MINIBATCHES, iteration, epoch).permutation(count))
     yield from order.split(size)
 
 

@@ -32,6 +32,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
+from embodied.files import checksums, sealed
 from embodied.learn.checkpoint_load import raise_if_stopped, reason_of
 from embodied.learn.checkpoint_meta import Meta, check_files, read_meta
 from embodied.learn.snapshot import Snapshot, Stager, snapshot_of
@@ -107,6 +108,7 @@ class Checkpoints:
         """
         if self._async:
             self.wait()
+            self._kept = None  # so that there are never two of them
             self._kept = self._copied(snapshot_of(learner, iteration, run_ids or {}, 0, self._origin))
 
     def save_kept(self) -> Path | None:
@@ -210,7 +212,8 @@ class Checkpoints:
             if reason:
                 raise OSError(reason)
             files = {file.name: file.stat().st_size for file in sorted(aside.iterdir())}
-            _write_synced(aside / "meta.json", json.dumps(asdict(meta) | {"files": files}, indent=1))
+            written = asdict(meta) | {"files": files, "checksums": checksums(aside, files)}
+            _write_synced(aside / "meta.json", json.dumps(sealed(written), indent=1))
             _sync_folder(aside)
             replaced = _replace(final, aside)
             for folder in (self.folder, self.folder.parent):

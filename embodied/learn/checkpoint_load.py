@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from embodied.errors import DamagedCheckpointError, Stopped
+from embodied.errors import DamagedCheckpointError, EmbodiedError, Stopped
 from embodied.learn.checkpoint_meta import EARLIER, Meta, check_same_groups, meta_for
+from embodied.learn.checkpoint_reader import Reader
 from embodied.learn.state import (
     Learner,
     load_optimizer,
@@ -46,14 +47,17 @@ def load(path: Path, policy: Policy) -> Meta:
     kept = any(name.startswith("average.") for name in meta.trainer)
     prefix = "trainer/average." if kept else "policy/"
     like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in trainable(policy)}
-    _fill(policy, meta, _read(path, (prefix,), like), prefix)
+    tensors = _read(path, (prefix,), like)
+    _check_whole(path, policy, tensors, prefix)
+    _fill(policy, meta, tensors, prefix)
     return meta
 
 
 def resume(path: Path, learner: Learner) -> Meta:
     """Make ``learner`` and this process's random generators what they were when the checkpoint was saved.
 
-    A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do.
+    A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do. ``path`` must
+    be one folder for all of them, on several machines of a shared file system: rank 0 alone compares checksums.
 
     Raises:
         CheckpointError: as :func:`load`, or the optimizer's groups are others.
@@ -63,13 +67,14 @@ def resume(path: Path, learner: Learner) -> Meta:
     own = f"rng/{ranks.here()}/"
 
     def read() -> tuple[Meta, dict[str, Tensor]]:
-        meta = meta_for(path, policy)
+        meta = meta_for(path, policy, bytes_too=ranks.here() == 0)  # one rank is enough: its error is everybody's
         check_same_groups(path, meta, optimizer_tree(policy, optimizer))
         like: dict[str, Tensor] = dict(trainable(policy))
         pack(learner.state_dict(), "trainer", like)
         return meta, _read(path, ("policy/", "optimizer/", "trainer/", own), like)
 
     meta, tensors = ranks.together(read)
+    _check_whole(path, policy, tensors)
     _fill(policy, meta, tensors)
     load_optimizer(optimizer, unpack(meta.optimizer, tensors))
     learner.load_state_dict(unpack(meta.trainer, tensors))
@@ -85,19 +90,25 @@ def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> 
         like: parameter name → parameter, and other names in full.
     """
     try:
-        stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        reader = Reader(path)
+        stored = reader.read_metadata().state_dict_metadata
         tensors = {
             name: _empty(facts, like.get(name, like.get(_parameter(name))))
             for name, facts in stored.items()
             if name.startswith(prefixes) and isinstance(facts, TensorStorageMetadata)
         }
-        dcp.load(tensors, checkpoint_id=path, no_dist=True)
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
     except (Exception, CheckpointException) as error:
         if isinstance(error, CheckpointException):
             raise_if_stopped(error)
-        reason = reason_of(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
-        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {reason}", EARLIER) from error
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {_reason(error)}", EARLIER) from error
     return tensors
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, EmbodiedError):
+        return error.message
+    return reason_of(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
 
 
 def _parameter(name: str) -> str:
@@ -110,6 +121,16 @@ def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
     if isinstance(like, DTensor) and like.shape == stored.size:
         return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
     return torch.empty(stored.size, dtype=stored.properties.dtype)
+
+
+def _check_whole(path: Path, policy: Policy, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
+    """Before anything is overwritten. Raises DamagedCheckpointError if a trained parameter is not there as it is."""
+    for name, parameter in trainable(policy):
+        found = tensors.get(f"{prefix}{name}")
+        if found is None or found.shape != parameter.shape:
+            shown = "nothing" if found is None else list(found.shape)
+            reason = f"its files have {shown} of {prefix}{name}, meta.json says {list(parameter.shape)}"
+            raise DamagedCheckpointError(f"checkpoint {path} is damaged: {reason}", EARLIER)
 
 
 @torch.no_grad()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
+from embodied.files import check_checksums, check_folder, check_seal, inside, read_json
 from embodied.learn.state import trainable
 from embodied.protocols import Policy
 
@@ -33,25 +33,38 @@ class Meta:
     steps: int = 0  # optimizer steps of the next iteration that are done as well (supervised training)
     origin: dict[str, Any] = field(default_factory=dict)  # origin.Origin: what builds the policy, and its env's spec
     files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
+    checksums: dict[str, str] = field(default_factory=dict)  # of the same (embodied.files): other bytes = damaged later
 
     @property
     def weight_version(self) -> int:
         return int(self.trainer["weight_version"])
 
 
+PLAIN: dict[str, type | tuple[type, ...]] = {
+    name: annotation
+    for annotation, names in (
+        (int, ("format", "iteration", "ranks", "steps")),
+        (dict, ("parameters", "policy", "settled", "optimizer", "trainer", "trackers", "origin", "files", "checksums")),
+    )
+    for name in names
+}
+"""Field of :class:`Meta` → its type in the file."""
+
+
 def read_meta(path: Path) -> Meta:
     """Raises :class:`CheckpointError` if there is no checkpoint, or of a format that this version does not know."""
-    try:
-        fields = json.loads((path / "meta.json").read_text())
-        written = fields["format"]
-        meta = Meta(**fields) if written == FORMAT else None
-    except FileNotFoundError:
+    if not (path / "meta.json").exists():
         raise CheckpointError(
             f"no checkpoint at {path} (no meta.json)",
             "give the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
-        ) from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise DamagedCheckpointError(f"checkpoint {path}: meta.json is damaged: {error}", EARLIER) from error
+        )
+    try:
+        fields = read_json(inside(path, "meta.json"))
+        written = fields["format"]
+        meta = _checked(fields, path) if written == FORMAT else None
+    except (ValueError, TypeError, KeyError, DamagedCheckpointError) as error:
+        reason = error.message if isinstance(error, DamagedCheckpointError) else error
+        raise DamagedCheckpointError(f"checkpoint {path}: meta.json is damaged: {reason}", EARLIER) from error
     if meta is None:
         raise CheckpointError(
             f"checkpoint {path} has format {written}, this version reads {FORMAT}",
@@ -60,20 +73,49 @@ def read_meta(path: Path) -> Meta:
     return meta
 
 
-def meta_for(path: Path, policy: Policy) -> Meta:
-    meta = read_meta(path)
-    _check_same_model(path, meta, policy)
-    check_files(path, meta)
+def _checked(fields: dict[str, Any], path: Path) -> Meta:
+    """Raises TypeError, or DamagedCheckpointError if they are not what was written."""
+    meta = Meta(**check_seal(path / "meta.json", fields))
+    for name, kind in PLAIN.items():
+        if not isinstance(value := getattr(meta, name), kind):
+            raise TypeError(f"{name} is {value!r}")
+    int(meta.trainer["weight_version"])
     return meta
 
 
-def check_files(path: Path, meta: Meta) -> None:
+def meta_for(path: Path, policy: Policy, bytes_too: bool = True) -> Meta:
+    """Reads and checks what is said of a checkpoint that ``policy`` is to be filled from.
+
+    Args:
+        bytes_too: as in :func:`check_files`.
+    """
+    meta = read_meta(path)
+    _check_same_model(path, meta, policy)
+    check_files(path, meta, bytes_too)
+    return meta
+
+
+def check_files(path: Path, meta: Meta, bytes_too: bool = True) -> None:
+    """Check that the other files are those that were written.
+
+    Args:
+        bytes_too: compare their checksums, for which they are read.
+
+    Raises:
+        DamagedCheckpointError: a file is gone or another one.
+        CheckpointError: the folder has links that leave it.
+    """
+    check_folder(path)
     for name, size in meta.files.items():
-        there = (path / name).stat().st_size if (path / name).is_file() else 0
+        there = file.stat().st_size if (file := inside(path, name)).is_file() else 0
         if there != size:
             raise DamagedCheckpointError(
                 f"checkpoint {path} is damaged: {name} has {there} bytes instead of {size}", EARLIER
             )
+    try:
+        check_checksums(path, meta.checksums if bytes_too else {})
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error.message}", EARLIER) from error
 
 
 def shapes(policy: Policy) -> dict[str, list[int]]:

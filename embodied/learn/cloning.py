@@ -28,6 +28,7 @@ from embodied.learn.engine import Engine, Outcome, Stepping, Taken
 from embodied.learn.passes import until_stopped
 from embodied.learn.terms.nll import NllTerm
 from embodied.learn.watch import Passed, Watch, unwatched
+from embodied.parallel.modes import without_dropout
 from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import Clonable, Policy, UsesStatistics
 from embodied.random import Stream, generator_seed
@@ -167,7 +168,10 @@ class Cloner(Stepping):
         seed = self.config.runner.seed
         torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self._group.rank)  # of dropout
         places = np.arange(step * size, (step + 1) * size)
-        chosen = order(len(self.samples), seed, int(places[0]), size)
+        data = self.config.data
+        chosen = order(
+            len(self.samples), self.config.data_seed, int(places[0]), size, data.shuffle, data.drop_last
+        )  # fmt: skip
         counted = int(self._mask(self.samples, chosen).sum())
 
         def backward(part: np.ndarray) -> float:
@@ -264,7 +268,7 @@ class Cloner(Stepping):
             Stopped: on all ranks; ``passed`` has ended the share of one.
         """
         parts, found = self._micro_batches(self._own(chosen)), []
-        with self.engine.parallel.acting():
+        with self.engine.parallel.acting(), without_dropout(self.policy):
             for part, _ in until_stopped(parts, passed, Replicas(self.policy, self._group)):
                 found.append(self._logprobs(samples, part, None))
         everything = [one for part in self._group.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]

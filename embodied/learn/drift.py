@@ -13,13 +13,15 @@ from embodied.learn.objective import Objective
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
 from embodied.learn.terms.term import OptimizerBatch
 from embodied.learn.watch import Passed
+from embodied.parallel.modes import without_dropout
 
 
 def with_drift(
     whole: OptimizerBatch, keep: Tensor, own: OwnRecords, batch: Batch, chosen: Tensor, objective: Objective,
     evaluate: Evaluator, size: int, passed: Passed,
 ) -> OptimizerBatch:  # fmt: skip
-    """The optimizer batch with its drift, ``mean(lp − lp_old)``, from a pass without gradients. All ranks call it.
+    """The optimizer batch with its drift, ``mean(lp − lp_old)``, from a pass without gradients and dropout. All ranks
+    call it.
 
     Args:
         whole: the records ``chosen`` int64 [n] of ``batch``.
@@ -33,8 +35,8 @@ def with_drift(
     """
     ids, sums = whole.sequence_ids, torch.zeros(len(chosen))
     rows = batch.rows[chosen.numpy()]
-    parts = own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), rows, size)
-    with torch.no_grad():
+    parts = own.parts(batch.ranks[chosen], torch.isin(ids, ids[keep]), rows, size, forward_only=True)
+    with torch.no_grad(), without_dropout(own.policy):
         for part, _ in until_stopped(parts, lambda records: passed(0), own.parallel):
             records = own.gather(rows[part.numpy()])
             result = evaluate.policy.evaluate(records, evaluate.sampling)

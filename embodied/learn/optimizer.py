@@ -23,7 +23,8 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
     if not trainable:
         raise ConfigError(
             "the policy has no trainable parameter",
-            "set actor.model.is_lora=true, or narrow actor.model.freeze_pattern",
+            "set actor.model.is_lora=true, or narrow actor.model.freeze_pattern; an exported program (model=exported) "
+            "cannot be trained: evaluate it (python -m embodied.eval), and train the checkpoint that it was made from",
         )
     value = [p for name, p in trainable if name.startswith("value_head")]
     rest = [p for name, p in trainable if not name.startswith("value_head")]

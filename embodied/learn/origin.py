@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from embodied.errors import CheckpointError, ConfigError
+from embodied.files import reading
 from embodied.learn.checkpoint_load import load
 from embodied.learn.checkpoint_meta import Meta, read_meta
 from embodied.learn.freeze import freeze
@@ -27,6 +28,15 @@ from embodied.protocols import Policy
 from embodied.spec_json import from_json, to_json
 from embodied.targets import load_target
 from embodied.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """What a run's workers made to simulate its env."""
+
+    target: str  # dotted path of the env's class
+    kwargs: Mapping[str, Any]  # its keyword arguments, values of JSON
+    python: str | None = None  # the workers' interpreter; None = that of the run
 
 
 @dataclass(frozen=True)
@@ -38,11 +48,13 @@ class Origin:
     freeze_patterns: tuple[str, ...]  # parameters that are not trained, nor saved
     seed: int  # of the global generators when it was built
     env: EnvSpec
+    simulator: Simulator | None = None  # None: written by a version that did not say it
 
     def as_json(self) -> dict[str, Any]:
         """For ``meta.json``."""
         made = {"_target_": self.target, "kwargs": dict(self.kwargs), "freeze_patterns": list(self.freeze_patterns)}
-        return {"policy": {**made, "seed": self.seed}, "env": to_json(self.env)}
+        simulated = {} if self.simulator is None else {"simulator": asdict(self.simulator)}
+        return {"policy": {**made, "seed": self.seed}, "env": to_json(self.env), **simulated}
 
 
 class Restored(NamedTuple):
@@ -106,9 +118,13 @@ def origin_of(path: Path, meta: Meta) -> Origin:
             "resume its run for one iteration, which writes a checkpoint that does, or name the model as its run did: "
             "python -m embodied.eval … runner.ckpt_path=…",
         )
-    made = meta.origin["policy"]
-    env = from_json(meta.origin["env"])
-    return Origin(made["_target_"], made["kwargs"], tuple(made["freeze_patterns"]), made["seed"], env)
+    with reading(path / "meta.json", "it does not say what builds its policy"):
+        made, simulated = meta.origin["policy"], meta.origin.get("simulator")
+        simulator = None if simulated is None else Simulator(**simulated)
+        target, kwargs, seed = str(made["_target_"]), dict(made["kwargs"]), int(made["seed"])
+        frozen = tuple(map(str, made["freeze_patterns"]))
+        spec = meta.origin["env"]
+    return Origin(target, kwargs, frozen, seed, from_json(spec), simulator)
 
 
 def seed_generators(seed: int) -> None:

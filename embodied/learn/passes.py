@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied import instructions
 from embodied.errors import Stopped
-from embodied.learn.batch import gather, micro_batches, packed
+from embodied.learn.batch import RECORDED, gather, micro_batches, packed
 from embodied.learn.reference import Reference
 from embodied.learn.watch import Passed
+from embodied.parallel.modes import evaluating, modules_of
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import CountsTokens, Policy
 from embodied.types import EnvSpec, EpisodeResult, Evaluation, Sampling
@@ -51,10 +53,11 @@ class OwnRecords:
     """This rank's records of one update, as they stand in the slab.
 
     Args:
-        arrays: the slab's.
+        arrays: the slab's; some may be replaced (:mod:`embodied.learn.recompute`).
         results: this rank's episodes, at least one.
         env: whose observations the records hold.
         max_tokens: of a pass, if passes are filled by tokens; the policy then counts them.
+        forward_tokens: of a pass without gradients; None = ``max_tokens``.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -64,6 +67,7 @@ class OwnRecords:
     device: torch.device
     parallel: Replicas
     max_tokens: int | None = None
+    forward_tokens: int | None = None
 
     def light(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
@@ -77,6 +81,7 @@ class OwnRecords:
         """
         rows = rows if len(rows) else self._any
         fields = [*instructions.fields_of(self.env), *self.policy.spec.decision]
+        fields += [RECORDED] if RECORDED in self.arrays else []
         told = {name: values.to(self.device) for name, values in self.told(rows).items()}
         return gather(self.arrays, fields, rows, self.device) | told
 
@@ -98,7 +103,8 @@ class OwnRecords:
         return (chosen & (ranks == self.parallel.group.rank)).nonzero().flatten()
 
     def parts(
-        self, ranks: Tensor, chosen: Tensor, rows: np.ndarray, size: int, costs: Tensor | None = None
+        self, ranks: Tensor, chosen: Tensor, rows: np.ndarray, size: int, costs: Tensor | None = None,
+        forward_only: bool = False,
     ) -> list[Tensor]:  # fmt: skip
         """Cuts :meth:`among` into parts of near-equal size, records of like cost together; with ``max_tokens`` into
         parts of near-equal numbers of tokens. Under FSDP a forward pass runs collectives: empty parts then give all
@@ -107,25 +113,26 @@ class OwnRecords:
         Args:
             rows: of the n records, in the slab of the rank that has them, int64 [n].
             size: most records of a part.
+            forward_only: the passes have no gradients.
         """
         own = self.among(ranks, chosen)
         if self.max_tokens is None:
             parts = micro_batches(own, size, costs) if len(own) else []
             most = max((-(-int(count) // size) for count in torch.bincount(ranks[chosen])), default=0)
         else:
-            parts = self._packed(own, rows, size)
+            budget = self.forward_tokens or self.max_tokens if forward_only else self.max_tokens
+            parts = self._packed(own, rows, size, budget)
             most = max(self.parallel.group.gather(len(parts))) if self.parallel.collective_passes else 0
         if self.parallel.collective_passes:
             parts += [own[:0]] * (most - len(parts))
         return parts
 
-    def _packed(self, own: Tensor, rows: np.ndarray, size: int) -> list[Tensor]:
+    def _packed(self, own: Tensor, rows: np.ndarray, size: int, budget: int) -> list[Tensor]:
         assert isinstance(self.policy, CountsTokens)
-        assert self.max_tokens is not None
         if not len(own):
             return []
         tokens = self.policy.tokens(self.light(rows[own.numpy()]))
-        return packed(own, torch.from_numpy(tokens), self.max_tokens, size)
+        return packed(own, torch.from_numpy(tokens), budget, size)
 
     @property
     def rows(self) -> np.ndarray:
@@ -153,11 +160,16 @@ class Evaluator:
         return self.policy.evaluate(records, self.sampling)
 
     def reference(self, records: Mapping[str, Tensor]) -> Evaluation | None:
-        """Evaluates the reference, without gradients; None if there is none."""
+        """Evaluates the reference, without gradients and dropout; None if there is none."""
         if self.reference_weights is None:
             return None
         self.parallel.reshard()
-        with self.reference_weights.acting():
+        with self.reference_weights.acting(), evaluating(self._modules):
             result = self(records)
         self.parallel.reshard()
         return result
+
+    @cached_property
+    def _modules(self) -> Sequence[nn.Module]:
+        """The policy's, listed once: there is a reference to ask in each micro-batch."""
+        return modules_of(self.policy)

@@ -1,7 +1,7 @@
 """What is taken from the rewards of an iteration before advantages are made of them: penalties for length and for KL.
 
 Penalties are arrays ``[R, V]`` over all rows of the slab; only the rows of records are filled. So it does not matter
-which episodes are compared or trained on afterwards. V = 1 or K rewards a record (``algorithm.reward_type``).
+which episodes are compared or trained on afterwards. V rewards a record, as ``algorithm.reward_type`` says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from embodied.algorithms import layout, penalties
+from embodied.algorithms import penalties
+from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
 from embodied.learn.batch import counts_of
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
@@ -19,6 +20,7 @@ from embodied.learn.terms.kl import ReferenceKl
 from embodied.learn.terms.term import Need, Setup
 from embodied.learn.update_metrics import UpdateMetrics
 from embodied.learn.watch import Watch
+from embodied.parallel.modes import without_dropout
 from embodied.schema import OverlongPenaltyConfig
 from embodied.types import EpisodeResult, PolicySpec
 
@@ -56,12 +58,11 @@ class RewardPenalties:
         Raises:
             Stopped: on all ranks; ``watch`` has ended it on one.
         """
-        reward_type = self._setup.algorithm.reward_type
         if self._kl is None and not self._overlong.enable:
             return None
-        found = nothing(own.arrays, reward_type)
+        found = nothing(own.arrays, self._setup.rewards)
         if self._overlong.enable:
-            found += overlong(own.arrays, own.results, self._overlong, self._limit, reward_type)
+            found += overlong(own.arrays, own.results, self._overlong, self._limit, self._setup.rewards)
         if self._kl is not None:
             coefficient = np.float32(self._setup.kl_coefficient.value)
             found -= coefficient * self._kl_rewards(self._kl, own, evaluate, size, metrics, watch)
@@ -71,11 +72,11 @@ class RewardPenalties:
         self, kl: ReferenceKl, own: OwnRecords, evaluate: Evaluator, size: int, metrics: UpdateMetrics, watch: Watch
     ) -> np.ndarray:
         """KL of each reward's elements towards the reference, before ``β``: float32 [R, V]."""
-        algorithm, layout = self._setup.algorithm, self._setup.layout
-        level, rows = algorithm.logprob_type, own.rows
-        found = nothing(own.arrays, algorithm.reward_type)
+        rewards, layout = self._setup.rewards, self._setup.layout
+        level, rows = self._setup.algorithm.logprob_type, own.rows
+        found = nothing(own.arrays, rewards)
         parts = [rows[first : first + size] for first in range(0, len(rows), size)]
-        with torch.no_grad(), watch("KL to the reference", len(rows)) as passed:
+        with torch.no_grad(), without_dropout(own.policy), watch("KL to the reference", len(rows)) as passed:
             for part, _ in until_stopped(parts, passed, own.parallel):
                 records, counts = own.gather(part), counts_of(own.arrays, part).to(own.device)
                 reference = evaluate.reference(records)
@@ -84,25 +85,23 @@ class RewardPenalties:
                 acted = layout.reduce(records["logprobs"], counts, level)
                 elements = kl(acted, result, reference, counts)
                 metrics.average("train/kl_reference", elements, layout.mask(counts, level))
-                found[part] = layout.sum_to_rewards(elements, level, algorithm.reward_type).cpu().numpy()
+                found[part] = rewards.sum(elements, level).cpu().numpy()
         return found
 
 
-def nothing(arrays: Mapping[str, np.ndarray], reward_type: str) -> np.ndarray:
+def nothing(arrays: Mapping[str, np.ndarray], rewards: Rewards) -> np.ndarray:
     """Zeros, float32 [R, V]."""
-    rewards = 1 if reward_type == "chunk_level" else arrays["rewards"].shape[1]
-    return np.zeros((len(arrays["rewards"]), rewards), np.float32)
+    return np.zeros((len(arrays["rewards"]), rewards.width), np.float32)
 
 
 def overlong(
     arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], config: OverlongPenaltyConfig, limit: int,
-    reward_type: str,
+    rewards: Rewards,
 ) -> np.ndarray:  # fmt: skip
     """The penalty of each episode's length, at its last reward: float32 [R, V]. ``limit``: see :func:`longest`."""
-    found = nothing(arrays, reward_type)
-    last = [result.rows[-1] for result in results]
-    steps = torch.from_numpy(arrays["num_steps"][last]).long()
-    rewarded = layout.reward_mask(steps, arrays["rewards"].shape[1], reward_type)
+    found = nothing(arrays, rewards)
+    last = np.asarray([result.rows[-1] for result in results], np.int64)
+    rewarded = rewards.mask(counts_of(arrays, last))
     found[last] = penalties.at_the_end(episode_penalties(results, config, limit), rewarded).numpy()
     return found
 

@@ -1,7 +1,9 @@
 """The scoring room: from slab rows to a training batch. Each thing is computed once; the trainer then only optimises.
 
 rows ─▶ filter ─▶ penalties ─▶ gather over ranks ─▶ advantages ─▶ log-probs before the update ─▶ Scored
-        groups    length, KL   rewards, values      value targets  (loss_type: tis)
+        groups    length, KL   rewards, values      value targets  (loss_type: tis, rollout.recompute_logprobs)
+
+Where rewards or values are made of recomputed log-probs, those are made first.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms import filters, layout
+from embodied.algorithms import filters
 from embodied.algorithms.estimators import Estimator, Experience, make_estimator
 from embodied.algorithms.layout import Counts
+from embodied.algorithms.rewards import Rewards
 from embodied.algorithms.temporal import explained_variance
 from embodied.learn.batch import Batch
 from embodied.learn.objective import Objective
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.recompute import Recomputer
 from embodied.learn.reward_penalties import RewardPenalties
 from embodied.learn.terms.term import Need, Setup
 from embodied.learn.update_metrics import UpdateMetrics
 from embodied.learn.watch import Watch, unwatched
 from embodied.parallel.group import Group
+from embodied.parallel.modes import without_dropout
 from embodied.schema import RewardConfig
 from embodied.types import EpisodeResult, Start
 
@@ -39,6 +44,7 @@ class Scored(NamedTuple):
 
     batch: Batch  # of all episodes
     trained: Batch | None  # of those that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
+    own: OwnRecords  # this rank's records, with what was recomputed of them
 
 
 class Scorer:
@@ -55,7 +61,10 @@ class Scorer:
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
             algorithm.normalize_advantages,
         )  # fmt: skip
-        self._penalties = RewardPenalties(setup, reward.overlong_penalty)
+        self._penalties, self._rewards = RewardPenalties(setup, reward.overlong_penalty), setup.rewards
+        values = Need.VALUES in objective.needs
+        self._recompute = Recomputer(setup, values) if setup.recompute else None
+        self._recompute_first = values or algorithm.use_kl_in_reward
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -77,21 +86,37 @@ class Scorer:
             Stopped: on all ranks; ``watch`` has ended it on one.
         """
         metrics = metrics or UpdateMetrics()
-        group, reward_type = own.parallel.group, self._algorithm.reward_type
         kept = self._kept(results)
         metrics.filtered = len(_groups(results)) - len(_groups([results[index] for index in kept]))
+        if self._recompute is not None and self._recompute_first:
+            ranks, rows = places_of(results)
+            everything = torch.ones(len(rows), dtype=torch.bool)
+            own = self._recompute(own, ranks, everything, rows, evaluate, self._size, metrics, watch)
         penalties = self._penalties(own, evaluate, self._size, metrics, watch)
-        numbers = gather_numbers(own.arrays, results, Need.VALUES in self._objective.needs, penalties, group)
-        batch = make_batch(numbers, results, self.estimator, reward_type, baselines)
+        with_values, group = Need.VALUES in self._objective.needs, own.parallel.group
+        numbers = gather_numbers(own.arrays, results, with_values, penalties, group)
+        batch = make_batch(numbers, results, self.estimator, self._rewards, baselines)
         if not kept:
-            return Scored(batch, None)
+            return Scored(batch, None, own)
         trained = batch
         if len(kept) < len(results):
             some = [results[index] for index in kept]
-            trained = make_batch([numbers[index] for index in kept], some, self.estimator, reward_type, baselines)
+            trained = make_batch([numbers[index] for index in kept], some, self.estimator, self._rewards, baselines)
+        if self._recompute is not None and not self._recompute_first:
+            chosen = self._read_by_the_loss(trained)
+            own = self._recompute(own, trained.ranks, chosen, trained.rows, evaluate, self._size, metrics, watch)
         if Need.PROXIMAL in self._objective.needs:
             trained = self._with_proximal(own, trained, evaluate, watch)
-        return Scored(batch, trained)
+        return Scored(batch, trained, own)
+
+    def _read_by_the_loss(self, batch: Batch) -> Tensor:
+        """Records of sequences with a record that carries a gradient, bool [N]."""
+        keep, ids = self._carries_gradient(batch), batch.sequence_ids
+        return torch.isin(ids, ids[keep])
+
+    def _carries_gradient(self, batch: Batch) -> Tensor:
+        objective = self._objective
+        return objective.carries_gradient(objective.optimizer_batch(batch, torch.arange(len(batch))))
 
     def _kept(self, results: Sequence[EpisodeResult]) -> list[int]:
         """Indices of the episodes whose group's mean return lies within the bounds of ``filter_rewards``."""
@@ -106,9 +131,9 @@ class Scorer:
     def _with_proximal(self, own: OwnRecords, batch: Batch, evaluate: Evaluator, watch: Watch) -> Batch:
         """The batch with log-probs of the policy before this iteration's first update."""
         found = torch.zeros(len(batch), self._objective.layout.size)
-        everything = self._objective.optimizer_batch(batch, torch.arange(len(batch)))
-        parts = own.parts(batch.ranks, self._objective.carries_gradient(everything), batch.rows, self._size)
-        with torch.no_grad(), watch("log-probs before the update", sum(map(len, parts))) as passed:
+        parts = own.parts(batch.ranks, self._carries_gradient(batch), batch.rows, self._size, forward_only=True)
+        dropout = without_dropout(own.policy)
+        with torch.no_grad(), dropout, watch("log-probs before the update", sum(map(len, parts))) as passed:
             for part, _ in until_stopped(parts, passed, own.parallel):
                 logprobs = evaluate(own.gather(batch.rows[part.numpy()])).logprobs
                 found[part] = logprobs[: len(part)].flatten(1).float().cpu()
@@ -142,7 +167,7 @@ def gather_numbers(
 
 
 def make_batch(
-    episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult], estimator: Estimator, reward_type: str,
+    episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult], estimator: Estimator, rewards: Rewards,
     baselines: Mapping[Start, float] | None = None,
 ) -> Batch:  # fmt: skip
     """Advantages from the records' rewards (and values), in the order of the plan; the same on all ranks.
@@ -150,18 +175,16 @@ def make_batch(
     Args:
         episodes: what :func:`gather_numbers` gave of each of ``results``. Penalties are added to the rewards before
             advantages are made of them; whether a return is positive is asked without them.
-        reward_type: ``algorithm.reward_type``: one advantage a record, or one an action.
+        rewards: where a record's rewards stand (``algorithm.reward_type``); its advantages stand there, too.
         baselines: the return of a greedy episode from each start; for ``remax``.
     """
     numbers = {name: torch.from_numpy(np.concatenate([e[name] for e in episodes])) for name in episodes[0]}
     lengths = torch.tensor([len(result.rows) for result in results])
     sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
-    num_steps = numbers["num_steps"].long()
-    rewards = layout.reduce_rewards(numbers["rewards"], num_steps, reward_type)  # [N, V]
-    mask = layout.reward_mask(num_steps, numbers["rewards"].shape[1], reward_type)  # [N, V]
-    values = numbers.get("value")
+    counts = Counts(numbers["num_steps"].long(), numbers["length"].long() if "length" in numbers else None)
+    mask, values = rewards.mask(counts), numbers.get("value")  # [N, V]
     task = Experience(
-        rewards=rewards[mask],
+        rewards=rewards.reduce(numbers["rewards"], counts)[mask],
         episode_ids=sequence_ids[:, None].expand_as(mask)[mask],
         group_ids=torch.tensor([result.episode.group_id for result in results]),
         values=None if values is None else values[mask],
@@ -176,11 +199,12 @@ def make_batch(
     if experience.values is not None and estimate.value_targets is not None:
         targets = _spread(estimate.value_targets, mask)
         explained = explained_variance(experience.values, estimate.value_targets)
+    ranks, rows = places_of(results)
     return Batch(
-        rows=np.concatenate([np.asarray(result.rows, np.int64) for result in results]),
-        ranks=torch.tensor([result.rank for result in results])[sequence_ids],
+        rows=rows,
+        ranks=ranks,
         sequence_ids=sequence_ids,
-        counts=Counts(num_steps, numbers["length"].long() if "length" in numbers else None),
+        counts=counts,
         advantages=_spread(estimate.values, mask),
         positive=(task.returns > 0)[sequence_ids],
         versions=numbers["version"].long(),
@@ -188,6 +212,13 @@ def make_batch(
         value_targets=targets,
         explained_variance=explained,
     )
+
+
+def places_of(results: Sequence[EpisodeResult]) -> tuple[Tensor, np.ndarray]:
+    """The rank of each record of ``results``, int64 [N], and its row in that rank's slab, int64 [N]."""
+    ranks = torch.tensor([result.rank for result in results])
+    rows = [np.asarray(result.rows, np.int64) for result in results]
+    return ranks.repeat_interleave(torch.tensor([len(each) for each in rows])), np.concatenate(rows)
 
 
 def _baselines(results: Sequence[EpisodeResult], baselines: Mapping[Start, float]) -> Tensor:

@@ -47,6 +47,7 @@ class Trainer(Stepping):
         peak_flops: FLOP/s that the device could do; None: unknown.
         parallel: how ranks share the policy; None = one process.
         max_tokens: of a forward and backward pass; None: passes are filled by records alone.
+        recompute_logprobs: the old log-probs are those of the trained network, not the recorded ones.
 
     Raises:
         ConfigError: passes are to be filled by tokens, and the policy does not count them.
@@ -68,6 +69,7 @@ class Trainer(Stepping):
     flops: float = field(default=0.0, init=False)  # of that; 0 if the policy does not say
     parallel: Parallel | None = None
     max_tokens: int | None = None
+    recompute_logprobs: bool = False
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
@@ -83,7 +85,7 @@ class Trainer(Stepping):
         self._parallel = self.engine.parallel
         self._group = self._parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
-        setup = Setup(self.policy.spec, algorithm, self.max_steps, self._kl_coefficient)
+        setup = Setup(self.policy.spec, algorithm, self.max_steps, self._kl_coefficient, self.recompute_logprobs)
         self._objective = Objective(setup)
         without_gradients = algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
         self._score = Scorer(setup, self.reward, self._objective, without_gradients)
@@ -122,7 +124,7 @@ class Trainer(Stepping):
     ) -> tuple[dict[str, float], Batch]:  # fmt: skip
         self._reset_reference(iteration)
         own, metrics = self._own(arrays, results), UpdateMetrics()
-        batch, trained = self._score(own, results, self._evaluate, baselines, metrics, watch)
+        batch, trained, own = self._score(own, results, self._evaluate, baselines, metrics, watch)
         if trained is not None:
             self._epochs(own, trained, iteration, metrics, watch)
         metrics = metrics.over(self._group)
@@ -166,7 +168,8 @@ class Trainer(Stepping):
 
     def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
         mine = [result for result in results if result.rank == self._group.rank]
-        return OwnRecords(arrays, mine, self.policy, self.env, self.device, self._parallel, self.max_tokens)
+        forward = self.algorithm.logprob_forward_max_tokens
+        return OwnRecords(arrays, mine, self.policy, self.env, self.device, self._parallel, self.max_tokens, forward)
 
     def _reset_reference(self, iteration: int) -> None:
         interval = self.algorithm.reference_reset_interval
@@ -189,7 +192,9 @@ class Trainer(Stepping):
         """``place``: iteration, epoch, number of epochs."""
         (iteration, epoch, epochs), size = place, self.actor.global_batch_size
         steps = -(-len(batch) // size)
-        for number, chosen in enumerate(optimizer_batches(len(batch), size, self.seed, iteration, epoch), start=1):
+        shuffle = self.algorithm.shuffle_rollout
+        batches = optimizer_batches(len(batch), size, self.seed, iteration, epoch, shuffle)
+        for number, chosen in enumerate(batches, start=1):
             self.engine.set_rates(iteration + (epoch * steps + number) / (epochs * steps))
             if not self._step(own, batch, chosen, metrics, passed):
                 metrics.early_stops += 1

@@ -14,6 +14,7 @@ METRICS: dict[str, str] = {
     "rollout/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",
     "rollout/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
     "rollout/return_mean": "mean over episodes of the sum of rewards, after reward_coef and use_rel_reward",
+    "rollout/reward_model_mean": "mean score of the reward model (use_reward_model), before reward_model_weight",
     "rollout/return_std": "standard deviation over episodes of the sum of rewards",
     "rollout/episode_length_mean": "mean length of an episode, control steps",
     "rollout/episodes": "episodes finished in the iteration, count",
@@ -33,6 +34,12 @@ METRICS: dict[str, str] = {
     "rollout/tokens_per_s": "tokens a second of rollout, 1/s",
     "rollout/tokens_mean": "mean length of an answer, tokens",
     "rollout/full_length_share": "share of answers that are as long as a record can hold, 0..1",
+    "rollout/verifier_failures": "answers of the iteration whose verifier raised, gave no number or did not end, count",
+    "rollout/skipped_problems": "rows of the training data that are no problems, or too long, and are not asked, count",
+    "rollout/engine_restarts": "inference engines that failed since the row before and were replaced, count",
+    "rollout/engine_logprob_gap": "largest difference between an inference engine's log-prob and the policy's own, of "
+    "the first texts after the weights had changed, nats",
+    "rollout/engine_logprob_gap_mean": "mean absolute difference of the same, nats",
     # Updates of an iteration.
     "train/loss": "mean over the iteration's updates of what is minimised, the sum of all terms of the loss",
     "train/value_loss": "mean over the iteration's updates of the value head's loss",
@@ -60,7 +67,7 @@ METRICS: dict[str, str] = {
     "train/filtered_groups": "groups left out because their mean return is beyond the bounds (filter_rewards), count",
     "train/early_stops": "epochs that ended early because the mean ratio passed early_stop_imp_ratio, count",
     "train/weight_version": "optimizer updates since the run began, count",
-    "train/logprob_gap": "largest difference between rollout's and trainer's log-prob before the first update, nats",
+    "train/logprob_gap": "largest difference of recorded log-probs from the trainer's before the first update, nats",
     "train/logprob_gap_mean": "mean absolute difference of the same, nats",
     "train/value_grad_norm": "mean over updates of the 2-norm of the value head's gradient before clipping",
     "train/staleness_mean": "mean over records of the optimizer updates between acting and training, count",
@@ -85,12 +92,19 @@ METRICS: dict[str, str] = {
     "eval/success_rate": "share of evaluation episodes that succeeded, 0..1",
     "eval/success_low": "lower end of the Wilson 95 % interval of the success rate, 0..1",
     "eval/success_high": "upper end of the Wilson 95 % interval of the success rate, 0..1",
+    "eval/perturbed_success_rate": "mean over the conditions of env.eval.perturb of the share of their episodes that "
+    "succeeded, 0..1",
+    "eval/perturbed_success_lowest": "lowest such share of a condition, 0..1",
     "eval/return_mean": "mean over evaluation episodes of the sum of rewards",
     "eval/episodes": "evaluation episodes, count",
     "eval/max_steps": "control steps at which evaluation episodes were cut off, count",
     "eval/env_max_steps": "control steps of the env's own limit; with another, success is not the benchmark's, count",
     "eval/worker_restarts": "env workers that failed in the evaluation and were replaced, count",
+    "eval/verifier_failures": "answers of the evaluation whose verifier raised, gave no number or did not end, count",
     "eval/pass_at/<n>": "chance that of n episodes of a start one succeeds (val_group_size), without bias, 0..1",
+    "eval/maj_at/<n>": "chance that what most of n answers to a problem say is right, equally many votes sharing it: "
+    "mean over its sets of n answers, or over 4,096 that the seed draws if there are more than 16,384; if the "
+    "verifier says what was answered, 0..1",
     "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
     # Time.
     "time/rollout_s": "wall time of the iteration's rollout, s",
@@ -107,6 +121,7 @@ METRICS: dict[str, str] = {
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
     "time/slot_idle_share": "share of the slots' time without a command: waiting for the policy or an episode, 0..1",
     "time/rank_wait_share": "share of the rollout's wall time that processes waited for the slowest (torchrun), 0..1",
+    "time/engine_load_s": "wall time in which the weights went to the inference engine, s",
     "time/worker_reset_s": "seconds in resets (building simulators included), summed over env workers, s",
     "time/worker_step_s": "seconds in control steps, summed over env workers, s",
     "time/worker_render_s": "seconds in observations, summed over env workers, s",

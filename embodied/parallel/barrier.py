@@ -21,14 +21,15 @@ class Interruptible(Protocol):
 
 
 def gather_shares(
-    group: Group, stop: Interruptible, work: Callable[[], T], stopped: Callable[[], None],
+    group: Group, stop: Interruptible, work: Callable[[], T], ended: Callable[[], None],
     waiting: Callable[[], AbstractContextManager[object]],
 ) -> list[T]:  # fmt: skip
     """Runs ``work`` in every process; returns what it gave in each, by rank.
 
     Args:
         stop: held by the caller. A signal ends ``work`` in the process where it comes.
-        stopped: called in a process whose ``work`` was ended, before it waits for the others.
+        ended: called once ``work`` has ended, also by a signal, before this process waits for the others: they may wait
+            for something that it had no occasion to give.
         waiting: entered while this process waits for the others.
 
     Raises:
@@ -37,8 +38,7 @@ def gather_shares(
     done: tuple[T] | None = None
     with suppress(Stopped), stop.cut_short():
         done = (work(),)
-    if done is None:
-        stopped()
+    ended()
     with waiting():
         every = group.gather(done)
     if any(one is None for one in every):

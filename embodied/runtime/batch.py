@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from embodied.protocols import BatchEnv
 from embodied.runtime.channel import Command, Completion, Kind, Ring
+from embodied.runtime.perturb import Disturbance
 from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
 from embodied.types import EnvSpec
 
@@ -35,20 +37,21 @@ class Rounds:
     Args:
         slots: the slots, in the order of their numbers in ``env``.
         names: index of each slot among all slots of the pool.
-        next_video: the file of the next RESET that is to be recorded.
+        next_message: what belongs to a RESET: the file of its video, then its perturbation.
     """
 
     def __init__(
         self, env: BatchEnv, spec: EnvSpec, slots: Sequence[Slot], names: Sequence[int], rows: WorkerRows,
-        completions: Ring, next_video: Callable[[], str],
+        completions: Ring, next_message: Callable[[], Any],
     ) -> None:  # fmt: skip
         self._env, self._slots, self._rows = env, slots, rows
-        self._completions, self._next_video = completions, next_video
+        self._spec, self._completions, self._next_message = spec, completions, next_message
         self._numbers = {name: number for number, name in enumerate(names)}
         self._hold = spec.action.neutral()
         self._steps: dict[int, Command] = {}  # STEPs that wait for their round
         self._resets: dict[int, Command] = {}
         self._videos: dict[int, str] = {}
+        self._disturbances: dict[int, Disturbance] = {}
         self._in_episode: set[int] = set()
 
     def execute(self, commands: Sequence[Command | Completion]) -> None:
@@ -62,7 +65,9 @@ class Rounds:
             self._resets[number] = command
             self._in_episode.discard(number)
             if command.video:
-                self._videos[number] = self._next_video()
+                self._videos[number] = self._next_message()
+            if command.perturbed:
+                self._disturbances[number] = Disturbance(self._spec, self._next_message())
         steps, resets = {}, self._resets
         if self._in_episode <= self._steps.keys():
             steps, self._steps = self._steps, {}
@@ -92,24 +97,26 @@ class Rounds:
         self._completions.announce()
 
     def _step(self, steps: Commands, seen: set[int]) -> float:
-        """Execute the chunks. Returns the seconds spent on observations of episodes that ended before their chunk
-        did."""
+        """Execute the chunks. Returns the seconds spent on observations within them: those of episodes that ended
+        before their chunk did, and those that are shown later."""
         if not steps:
             return 0.0
         numbers, early_s = list(steps), 0.0  # chunks is [K, n, A], or [K, n] of discrete actions
-        chunks = np.stack([self._rows.actions(command.row) for command in steps.values()], axis=1)
+        chunks = np.stack([self._slots[n].executed(self._rows.actions(steps[n].row)) for n in numbers], axis=1)
         actions = np.empty((len(chunks), len(self._slots), *chunks.shape[2:]), chunks.dtype)
         actions[:] = self._hold
         actions[:, numbers] = chunks
         active = np.zeros(len(self._slots), bool)
         active[numbers] = True
+        disturbed = {n: disturbance for n in numbers if (disturbance := self._slots[n].disturbance) is not None}
         for number in numbers:
             self._slots[number].begin_chunk(len(chunks))
         for k in range(len(chunks)):
             results = self._env.step(actions[k], active)
-            ended = [
-                number for number in np.flatnonzero(active).tolist() if not self._slots[number].count(results[number])
-            ]
+            moved = np.flatnonzero(active).tolist()
+            ended = [number for number in moved if not self._slots[number].count(results[number])]
+            if disturbed:
+                early_s += self._observe_late(disturbed, moved, ended)
             active[ended] = False
             actions[k + 1 :, ended] = self._hold
             if not active.any():
@@ -120,24 +127,42 @@ class Rounds:
             self._rows.write(command.row, self._slots[number].result)
         return early_s
 
+    def _observe_late(self, disturbed: Mapping[int, Disturbance], moved: Sequence[int], ended: Sequence[int]) -> float:
+        """Render what slots with latency show later. Returns the seconds spent.
+
+        Args:
+            moved: slots that made a control step.
+            ended: those of them whose episode has ended with it.
+        """
+        late, began = {}, time.monotonic()
+        for number in moved:
+            if number in disturbed and (kept := disturbed[number].stepped(number not in ended)) is not None:
+                late[number] = kept
+        if late:
+            self._env.observe([*late], [*late.values()])
+        return time.monotonic() - began
+
     def _reset(self, resets: Commands) -> None:
         if not resets:
             return
         self._env.reset([*resets], [start_of(command) for command in resets.values()])
         for number, command in resets.items():
-            self._slots[number].begin(command, self._videos.pop(number, None))
+            self._slots[number].begin(command, self._videos.pop(number, None), self._disturbances.pop(number, None))
 
     def _observe(self, commands: Commands, seen: set[int]) -> float:
         """Write the present observation of each slot that needs one. Returns the seconds spent."""
         began = time.monotonic()
         wanted = {
-            number: command.next_row
+            number: self._rows.observation(command.next_row)
             for number, command in commands.items()
             if command.kind == Kind.RESET or wants_observation(command, self._slots[number].result)
         }
-        if wanted:
-            self._env.observe([*wanted], [self._rows.observation(row) for row in wanted.values()])
-            seen.update(wanted)
+        targets = {number: self._slots[number].target(out) for number, out in wanted.items()}
+        if rendered := {number: into for number, into in targets.items() if into is not None}:
+            self._env.observe([*rendered], [*rendered.values()])
+        for number, out in wanted.items():
+            self._slots[number].show(out)
+        seen.update(wanted)
         return time.monotonic() - began
 
     def _complete(self, number: int, command: Command, observed: bool, whole: Completion) -> None:

@@ -50,6 +50,7 @@ class Command(NamedTuple):
     observe_terminated: bool = False  # STEP: observe into next_row also when the chunk terminates the episode
     video: bool = False  # RESET: record; the file's name comes over the socket
     attempt: int = -1  # RESET before EXPERT: number of the attempt, which keys its noise
+    perturbed: bool = False  # RESET: how the episode is perturbed comes over the socket, after the file's name
 
 
 class Completion(NamedTuple):

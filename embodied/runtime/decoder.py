@@ -19,9 +19,9 @@ import torch
 from embodied.protocols import Decodes, Policy
 from embodied.random import Stream
 from embodied.runtime.plan import noise
-from embodied.runtime.policy_port import Draw, OnePass, PolicyRows, Request
+from embodied.runtime.policy_port import Draw, PolicyRows, Request
 from embodied.runtime.slab import Slab
-from embodied.types import EnvSpec, Sampling
+from embodied.types import Decision, EnvSpec, Sampling
 
 
 class Decoder:
@@ -31,6 +31,7 @@ class Decoder:
         policy: a policy that is :class:`embodied.protocols.Decodes`.
         env: the policy is bound to it when a rollout begins.
         before_act: given the observations of each admission before it is made.
+        enforce_eager: False: the step that advances all lanes is replayed as a CUDA graph, where there is a GPU.
 
     Raises:
         SpecMismatchError: (from ``poll``) the policy's decision is not what its spec declares.
@@ -44,13 +45,13 @@ class Decoder:
         device: torch.device,
         lanes: int,
         before_act: Callable[[Mapping[str, torch.Tensor]], None] = lambda obs: None,
+        enforce_eager: bool = True,
     ) -> None:
         assert isinstance(policy, Decodes)
         self._policy, self._env, self._device, self._before_act = policy, env, device, before_act
         self._rows = PolicyRows(policy, slab, env, device)
-        self._values = OnePass(policy, slab, env, device, min(lanes, 8))
-        self._decoding, self._lanes = policy.decoding(lanes), lanes
-        self._noise = policy.spec.noise
+        self._decoding, self._lanes = policy.decoding(lanes, enforce_eager), lanes
+        self._noise, self._value = policy.spec.noise, policy.spec.decision.get("value")
         self._draw = Draw(Sampling(), 0, Stream.TRAIN_NOISE)
         self._queue: deque[Request] = deque()
         self._busy: dict[int, Request] = {}  # lane → what it answers
@@ -100,7 +101,15 @@ class Decoder:
         return len(self._queue) + len(self._busy)
 
     def value(self, requests: Sequence[Request]) -> None:
-        self._values.value(requests)
+        for first in range(0, len(requests), self._lanes):
+            assert self._value is not None
+            rows = [request.row for request in requests[first : first + self._lanes]]
+            obs = self._rows.observations(rows)
+            self._before_act(obs)
+            values = torch.zeros(len(rows), *self._value.shape, device=self._device)
+            with torch.inference_mode():
+                values[:, 0] = self._decoding.value(obs)
+            self._rows.write(rows, Decision({"value": values}), only="value")
 
     def end(self) -> None:
         self._queue, self._busy = deque(), {}

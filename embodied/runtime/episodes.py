@@ -13,10 +13,13 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from embodied.instructions import FAILURES
+from embodied.perturbations import Draws
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.policy_port import Request
 from embodied.runtime.records import RecordStore
+from embodied.runtime.slab import INFO
 from embodied.types import Episode, EpisodeResult, Lease, Sampling
 
 
@@ -34,6 +37,8 @@ class Job:
             ``keep_records`` and one more row an episode.
         value_terminated: the same for terminated episodes.
         retry_safe: True: an episode that was lost with its worker is redone; False: its loss ends the rollout.
+        gives_up_after: after so many workers that an episode has ended, it counts as one that could not be run, and the
+            others go on; None: it ends the rollout.
     """
 
     sampling: Sampling
@@ -48,6 +53,7 @@ class Job:
     value_truncated: bool = False
     value_terminated: bool = False
     retry_safe: bool = True
+    gives_up_after: int | None = None
 
     def rows_needed(self, chunk: int) -> int:
         """Slab rows that one episode may take, with ``chunk`` actions a record."""
@@ -70,6 +76,7 @@ class RolloutStats:
     render_s: float = 0.0
     video_s: float = 0.0
     worker_restarts: int = 0
+    failures: int = 0  # verdicts that failed
     slot_s: float = 0.0  # seconds, summed over the slots in use
     slot_idle_s: float = 0.0  # the part of slot_s without a command: waiting for the policy or an episode
 
@@ -120,6 +127,7 @@ class Episodes:
     def __init__(self, plan: Sequence[Episode], job: Job, records: RecordStore, chunk: int) -> None:
         self.job, self._records, self._chunk = job, records, chunk
         self._rows_needed = job.rows_needed(chunk)
+        self._info = {name.removeprefix(INFO): array for name, array in records.arrays.items() if name.startswith(INFO)}
         self._reserved = 0  # rows that running episodes may still take
         self._vain: Counter[int] = Counter()
         self._total = len(plan)
@@ -143,8 +151,8 @@ class Episodes:
         """Whether an episode waits and there are rows for it."""
         return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
 
-    def start(self, slot: int, index: int) -> tuple[Command, str | None]:
-        """Begin ``pending[index]`` in ``slot``. Returns the command, and the file of its video."""
+    def start(self, slot: int, index: int) -> tuple[Command, str | None, Draws | None]:
+        """Begin ``pending[index]`` in ``slot``. Returns the command, the file of its video, and its perturbation."""
         episode = self.pending.pop(index)
         self._reserved += self._rows_needed
         running = self.running[slot] = Running(episode, next=self._lease(episode))
@@ -152,9 +160,15 @@ class Episodes:
         command = Command(
             Kind.RESET, slot, next_row=running.next_row, task_id=start.task_id, init_state_id=start.init_state_id,
             seed=start.seed, max_steps=self.job.max_steps, ignore_terminations=self.job.ignore_terminations,
-            video=episode.video is not None,
+            video=episode.video is not None, perturbed=episode.perturbed is not None,
         )  # fmt: skip
-        return command, episode.video
+        return command, episode.video, self._draws(episode)
+
+    def _draws(self, episode: Episode) -> Draws | None:
+        if (perturbed := episode.perturbed) is None:
+            return None
+        stream = Stream.EVAL_PERTURBATION if self.job.stream == Stream.EVAL_NOISE else Stream.TRAIN_PERTURBATION
+        return Draws(perturbed.condition.by, self.job.seed, int(stream), perturbed.place)
 
     def step(self, slot: int) -> Command:
         """Execute the chunk in the slot's present record."""
@@ -211,6 +225,11 @@ class Episodes:
         self.pending.insert(0, running.episode)
         return running.episode
 
+    def give_up(self, episode: Episode, why: str) -> None:
+        """Take an episode that waits out of the line: it could not be run."""
+        self.pending.remove(episode)
+        self.results.append(EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run=why))
+
     def in_vain(self, episode: Episode) -> int:
         """Count a failure of a worker that was busy with ``episode``. Returns how many there were."""
         self._vain[episode.episode_id] += 1
@@ -229,6 +248,8 @@ class Episodes:
         running.steps += completion.num_steps
         running.episode_return += float(arrays["rewards"][row].sum(dtype=np.float64))
         running.success |= bool(arrays["success"][row])
+        if (failures := self._info.get(FAILURES)) is not None:
+            running.stats.failures += int(failures[row])
         if "length" in arrays:
             running.written = (running.written or 0) + int(arrays["length"][row])
 
@@ -250,6 +271,8 @@ class Episodes:
             running.episode, tuple(lease.row for lease in kept), running.episode_return,
             running.success, running.steps, bool(arrays["terminated"][last]), bool(arrays["truncated"][last]),
             running.next_row if final else -1, leases=(*kept, *final), written=running.written, last_row=last,
+            info={name: int(array[last]) for name, array in self._info.items()},
+            progress=float(arrays["progress"][last]), solved_at=int(arrays["solved_at"][last]),
         )  # fmt: skip
         self._release(running, observed)
         self.stats.merge(running.stats)

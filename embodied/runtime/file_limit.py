@@ -38,6 +38,14 @@ def open_now() -> int:
     return len(os.listdir("/proc/self/fd")) - 1  # the listing opens one
 
 
+def check(files: OpenFiles) -> int:
+    """Returns how many files are needed. Raises :class:`ConfigError` if the hard limit is lower; changes nothing."""
+    needed, hard = files.needed, limits()[1]
+    if needed > hard:
+        raise _too_low(files, needed, int(hard))
+    return needed
+
+
 def allow(files: OpenFiles) -> None:
     """Raise this process's soft limit to what is needed, if the hard one lets it.
 
@@ -49,15 +57,15 @@ def allow(files: OpenFiles) -> None:
     Raises:
         ConfigError: the hard limit is lower than that.
     """
-    needed = files.needed
-    soft, hard = (
-        float("inf") if x == resource.RLIM_INFINITY else x for x in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    if needed <= soft:
-        return
-    if needed > hard:
-        raise _too_low(files, needed, int(hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    needed = check(files)
+    if needed > limits()[0]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def limits() -> tuple[float, float]:
+    """Returns this process's soft and hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return tuple(float("inf") if x == resource.RLIM_INFINITY else x for x in (soft, hard))  # type: ignore[return-value]
 
 
 def _too_low(files: OpenFiles, needed: int, hard: int) -> ConfigError:

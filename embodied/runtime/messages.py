@@ -1,4 +1,5 @@
-"""The rare messages between launcher and env worker, over a Unix socket: set-up, facts, tracebacks, names of videos.
+"""The rare messages between launcher and env worker, over a Unix socket: set-up, facts, tracebacks, names of videos,
+perturbations of episodes.
 
 The messages of each chunk go over :mod:`embodied.runtime.channel` instead. The types live in a module of their own so
 that both ends import them under one name.
@@ -35,6 +36,7 @@ class WorkerSetup:
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
     cores: tuple[int, ...] = ()  # to run on; empty = any
     expert: ExpertJob | None = None  # the env's expert acts in place of a policy
+    guarded: bool = False  # it has a robot, whose guardian ends it if the launcher is killed
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,52 @@ class Ready:
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """Send one pickled message, length first. For rare messages only: set-up, facts, tracebacks, names of videos."""
+    """Send one pickled message, length first. Blocks while the socket is full, so it is for messages whose reader waits
+    for them: set-up, facts, tracebacks. What a busy reader gets goes through an :class:`Outbox`."""
+    connection.sendall(_framed(message))
+
+
+def _framed(message: Any) -> bytes:
     data = pickle.dumps(message)
-    connection.sendall(len(data).to_bytes(8, "little") + data)
+    return len(data).to_bytes(8, "little") + data
+
+
+class Outbox:
+    """Messages to a process that may be too busy to read: names of videos, perturbations of episodes.
+
+    They travel in lists: one pickled list costs the socket far less room than its messages one by one, of which 42 fill
+    it. Nothing blocks and nothing is lost: what the socket does not take waits here.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._messages: list[Any] = []
+        self._unsent = bytearray()
+
+    def put(self, *messages: Any) -> None:
+        self._messages += messages
+
+    def __bool__(self) -> bool:
+        """Whether something is left to send."""
+        return bool(self._messages or self._unsent)
+
+    def flush(self) -> bool:
+        """Send what the socket takes. Returns whether nothing is left; nothing is when the reader is dead."""
+        if self._messages:
+            self._unsent += _framed(self._messages)
+            self._messages = []
+        if not self._unsent:
+            return True
+        if self._connection.gettimeout() != 0.0:  # the first messages over the socket are waited for
+            self._connection.setblocking(False)
+        try:
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent)]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._unsent.clear()
+        return True
 
 
 def receive(connection: socket.socket) -> Any:

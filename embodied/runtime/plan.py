@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from embodied.errors import ConfigError
+from embodied.perturbations import Condition, Perturbed
 from embodied.random import Stream, generator
 from embodied.types import EnvSpec, Episode, Noise, Start
 
@@ -26,11 +30,15 @@ def train_plan(
     shared_start: bool = True,
     env_seed: int = 0,
     sampling_round: int = 0,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    held_out: int = 0,
 ) -> list[Episode]:
     """Episodes of one training iteration, a group's episodes next to each other.
 
     Starts are drawn without replacement: each (task, initial state) pair comes once before any comes twice. ``seed``
-    shuffles their order anew each time all have been used.
+    shuffles their order anew each time all have been used. The result depends on the arguments alone, so a resumed run
+    goes on with the starts that would have come.
 
     Args:
         episodes: how many; a multiple of ``group_size``.
@@ -38,6 +46,14 @@ def train_plan(
         env_seed: added to the seed of each start.
         sampling_round: above 0 for refills (``algorithm.dynamic_sampling``). Refills have their own order of starts and
             their own ids, so their number changes nothing of later iterations.
+        shuffle: False = in the order of tasks and initial states, each time.
+        drop_last: an iteration has no starts of two passes through all: those at the end of a pass that do not fill an
+            iteration are left out.
+        held_out: how many initial states of each task, the last ones, are left to evaluations. A task with one state
+            keeps it: its starts differ by their seeds.
+
+    Raises:
+        ConfigError: ``drop_last`` leaves out all starts.
 
     >>> from embodied.types import DiscreteAction
     >>> spec = EnvSpec({}, (), DiscreteAction(2), ("push", "pull"), (3, 3), 10, 20.0)
@@ -47,7 +63,8 @@ def train_plan(
     """
     per_start = group_size if shared_start else 1
     num_starts = episodes // per_start
-    starts = _starts(spec, seed, iteration * num_starts, num_starts, env_seed, sampling_round)
+    order = StartOrder(seed, sampling_round, shuffle, num_starts if drop_last else 1)
+    starts = _starts(states_of_training(spec, held_out), order, iteration * num_starts, num_starts, env_seed)
     first_id = sampling_round * ROUND_IDS
     first_group = first_id + iteration * (episodes // group_size)
     return [
@@ -56,17 +73,46 @@ def train_plan(
     ]
 
 
-def _starts(
-    spec: EnvSpec, seed: int, first: int, count: int, env_seed: int, sampling_round: int
-) -> list[Start]:  # fmt: skip
-    ends = np.cumsum(spec.num_init_states)  # of the tasks, in the list of all pairs
-    pairs, starts = int(ends[-1]), []
+@dataclass(frozen=True)
+class StartOrder:
+    """In which order starts are used.
+
+    Args:
+        multiple: starts of a pass through all are a multiple of it; the rest is left out.
+    """
+
+    seed: int
+    sampling_round: int
+    shuffle: bool = True
+    multiple: int = 1
+
+    def used(self, pairs: int) -> int:
+        """How many of the starts a pass uses. Raises :class:`ConfigError` if none."""
+        if not (used := pairs - pairs % self.multiple):
+            raise ConfigError(
+                f"data.drop_last leaves out all {pairs} starts: an iteration takes {self.multiple}",
+                "set data.drop_last=false, or ask fewer problems an iteration (data.rollout_batch_size)",
+            )
+        return used
+
+    def pair(self, index: int, pairs: int) -> int:
+        """The start at a place of the endless sequence."""
+        epoch, position = divmod(index, self.used(pairs))
+        return int(_shuffled(pairs, self.seed, epoch, self.sampling_round)[position]) if self.shuffle else position
+
+
+def states_of_training(spec: EnvSpec, held_out: int) -> list[int]:
+    """How many initial states of each task, the first ones, training starts from."""
+    return [states if states == 1 else states - held_out for states in spec.num_init_states]
+
+
+def _starts(states: Sequence[int], order: StartOrder, first: int, count: int, env_seed: int) -> list[Start]:
+    ends = np.cumsum(states)  # of the tasks, in the list of all pairs
+    starts, offset = [], env_seed + order.sampling_round * ROUND_SEEDS
     for index in range(first, first + count):
-        epoch, position = divmod(index, pairs)
-        pair = int(_shuffled(pairs, seed, epoch, sampling_round)[position])
+        pair = order.pair(index, int(ends[-1]))
         task = int(np.searchsorted(ends, pair, side="right"))
-        state = pair - int(ends[task]) + spec.num_init_states[task]
-        starts.append(Start(task, state, (env_seed + index + sampling_round * ROUND_SEEDS) % EVAL_SEEDS))
+        starts.append(Start(task, pair - int(ends[task]) + states[task], (offset + index) % EVAL_SEEDS))
     return starts
 
 
@@ -79,33 +125,67 @@ def _shuffled(count: int, seed: int, epoch: int, sampling_round: int) -> np.ndar
 
 def eval_plan(
     spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0, fixed_states: bool = True, seed: int = 0,
-    group_size: int = 1,
+    group_size: int = 1, held_out: int = 0,
 ) -> list[Episode]:  # fmt: skip
     """Plan ``episodes_per_task`` starts of every task, and ``group_size`` episodes of each. They start from the task's
     first initial states (again from the first if there are fewer), or with ``fixed_states=False`` from states that
-    ``seed`` draws. Their seeds begin at :data:`EVAL_SEEDS`."""
+    ``seed`` draws. Of a task with ``held_out`` states, these alone count as its states. Their seeds begin at
+    :data:`EVAL_SEEDS`."""
     plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
-        drawn = generator(seed, Stream.EVAL_STARTS, task).integers(states, size=episodes_per_task)
+        count = held_out if held_out and states > 1 else states
+        drawn = generator(seed, Stream.EVAL_STARTS, task).integers(count, size=episodes_per_task)
         for k in range(episodes_per_task):
-            state = k % states if fixed_states else int(drawn[k])
-            start = Start(task, state, EVAL_SEEDS + env_seed + k)
+            state = k % count if fixed_states else int(drawn[k])
+            start = Start(task, states - count + state, EVAL_SEEDS + env_seed + k)
             plan += [Episode(len(plan) + number, task, start) for number in range(group_size)]
     return plan
+
+
+def under_conditions(plan: Sequence[Episode], conditions: Sequence[Condition]) -> list[Episode]:
+    """The plan of an evaluation, then all of its episodes once more under each condition. The episodes of the plan stay
+    as they are, and what perturbs a start is drawn from the same numbers under each condition."""
+    found = list(plan)
+    for number, condition in enumerate(conditions, start=1):
+        for position, episode in enumerate(plan):
+            perturbed = Perturbed(condition, episode.episode_id)
+            found.append(replace(episode, episode_id=number * len(plan) + position, perturbed=perturbed))
+    return found
+
+
+def randomised(
+    plan: Sequence[Episode], conditions: Sequence[Condition], unperturbed: float, seed: int
+) -> list[Episode]:
+    """The plan of a training, with a condition for each group: its episodes share it and what it draws, because their
+    returns are compared. Which one is a function of ``seed`` and the group's number.
+
+    Args:
+        unperturbed: share of the groups that stay as they are.
+    """
+    found = []
+    for episode in plan:
+        stays, which = generator(seed, Stream.CONDITIONS, episode.group_id).random(2)
+        if stays >= unperturbed:
+            condition = conditions[int(which * len(conditions))]
+            episode = replace(episode, perturbed=Perturbed(condition, episode.group_id))
+        found.append(episode)
+    return found
 
 
 def with_videos(plan: Sequence[Episode], folder: Path, max_videos: int) -> list[Episode]:
     """The plan with file names on up to ``max_videos`` episodes, spread evenly over it (so over the tasks)."""
     chosen = {int(i) for i in np.linspace(0, len(plan) - 1, min(max_videos, len(plan))).round()}
-    return [
-        Episode(e.episode_id, e.group_id, e.start, str(folder / video_name(e))) if i in chosen else e
-        for i, e in enumerate(plan)
-    ]
+    return [replace(e, video=str(folder / video_name(e))) if i in chosen else e for i, e in enumerate(plan)]
 
 
 def video_name(episode: Episode) -> str:
-    start = episode.start
-    return f"task{start.task_id:02d}_start{start.init_state_id:02d}_episode{episode.episode_id:05d}.mp4"
+    """The name of an episode's video, with the condition of one that is perturbed. A condition's words may be the
+    user's: what a file's name had better not have becomes ``_``."""
+    start, under = episode.start, ""
+    if episode.perturbed is not None:
+        condition = episode.perturbed.condition
+        under = "_" + re.sub(r"[^A-Za-z0-9._-]", "_", f"{condition.kind}-{condition.strength}")[:80]
+    return f"task{start.task_id:02d}_start{start.init_state_id:02d}_episode{episode.episode_id:05d}{under}.mp4"
 
 
 def noise(seed: int, stream: Stream, episode_id: int, t: int, declared: Noise) -> np.ndarray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -84,12 +84,22 @@ class PolicyPort(Protocol):
         ...
 
     def value(self, requests: Sequence[Request]) -> None:
-        """Write the ``value`` of the observations of these rows, and nothing else, into the rows. Works in full
-        batches, in the order of ``requests``; returns when all are written."""
+        """Write the ``value`` of the observations of these rows, and nothing else, into the rows; where a record has
+        several values, the first is that of its observation. Works in full batches, in the order of ``requests``;
+        returns when all are written."""
         ...
 
     def end(self) -> None:
         """Free what only a rollout needs, such as a cache of keys and values; also after a rollout that failed."""
+        ...
+
+
+@runtime_checkable
+class OffersPort(Protocol):
+    """What stands in the place of a policy and answers through a port of its own, e.g. answers in a file."""
+
+    def port(self, slab: Slab) -> PolicyPort:
+        """The port that answers observations in the rows of ``slab``."""
         ...
 
 

@@ -2,21 +2,22 @@
 
 A worker that dies is known within milliseconds (pidfd). One that misses the deadline of its phase is asked for its
 stack (SIGUSR1) and killed. Either way its slots are reported as lost and a fresh worker is started in its place.
-Nothing waits for the new worker: it reports when it is ready, like any other event.
+Nothing waits for the new worker: it reports when it is ready, like any other event. A robot is stopped before its
+worker is killed, and when its worker has died; no other worker takes its place (:mod:`embodied.runtime.safe_stop`).
 """
 
 from __future__ import annotations
 
 import os
 import select
-import subprocess
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
-from embodied.runtime import process
+from embodied.errors import SafeStopError
+from embodied.perturbations import Draws
+from embodied.runtime import ending, process
 from embodied.runtime.channel import Command, Completion
-from embodied.runtime.messages import send
 from embodied.runtime.ports import Back as Back
 from embodied.runtime.ports import Event as Event
 from embodied.runtime.ports import Lost as Lost
@@ -38,6 +39,7 @@ class Pool:
         WorkerDiedError, WorkerHungError: with the worker's traceback or stack, if it failed at its first start or too
             often in a row.
         EmbodiedError: of any class that the env raised, e.g. RendererUnavailableError.
+        SafeStopError: (from ``close``, too) a robot may still move.
     """
 
     def __init__(self, config: PoolConfig, slab: Slab, say: Callable[[str], None] = lambda text: None) -> None:
@@ -89,10 +91,15 @@ class Pool:
         self._starting -= worker.facts is None
         busy = set(worker.busy)
         error = worker.error(self._config.deadlines)
-        self._forget(worker)
+        try:
+            ending.stop_robot_of(worker, error)
+        finally:
+            self._forget(worker)
         first_start = worker.facts is None and self._attempts[worker.index] == 1
         if first_start:
             raise error
+        if worker.guardian is not None:
+            raise ending.not_replaced(error)
         self._supervisor.failed(worker.index, error, worker.facts is not None, worker.log)
         if worker.facts is not None:
             events += [Lost(slot, error, len(busy) if slot in busy else 0) for slot in worker.slots]
@@ -142,26 +149,31 @@ class Pool:
         """Report an episode that has been lost ``count`` times; raises ``lost.error`` if that is too often."""
         self._supervisor.episode_failed(lost.error, episode_id, count, lost.suspects)
 
+    def forgive(self, slot: int) -> None:
+        """Report that the episode that ended the slot's workers is given up; they do not count as failures in a row."""
+        self._supervisor.finished_an_episode(self._by_slot[slot].index)
+
     @property
     def _in_order(self) -> list[WorkerProcess]:
         return [self._workers[index] for index in sorted(self._workers)]
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
-    def send(self, command: Command, video: str | None = None) -> None:
-        """Give a slot its next command; ``video`` is the file that a RESET with ``video=True`` records to. Its worker
-        is woken by the next :meth:`flush` or :meth:`recv`, once for all its slots."""
+    def send(self, command: Command, video: str | None = None, draws: Draws | None = None) -> None:
+        """Give a slot its next command. Its worker is woken by the next :meth:`flush` or :meth:`recv`, once for all its
+        slots.
+
+        Args:
+            video: the file that a RESET with ``video=True`` records to.
+            draws: the perturbation of a RESET with ``perturbed=True``.
+        """
         worker = self._by_slot[command.slot]
         worker.give(command)
         self._in_flight.add(command.slot)
         if worker.batch or len(worker.pending) == 1:
             self._look_at = min(self._look_at, worker.deadline(self._config.deadlines))
-        try:
-            if video is not None:
-                send(worker.socket, video)
-        except OSError:
-            return  # it is dead; the next recv says so
         worker.channel.commands.put(command, announce=False)
+        worker.outbox.put(*(message for message in (video, draws) if message is not None))
         self._to_wake[worker.index] = worker
 
     def flush(self) -> None:
@@ -169,7 +181,20 @@ class Pool:
         for worker in self._to_wake.values():
             if worker.index in self._workers and self._workers[worker.index] is worker:  # else it is gone
                 worker.channel.commands.announce()
+                if worker.outbox:
+                    self._post(worker)
         self._to_wake.clear()
+
+    def _post(self, worker: WorkerProcess) -> None:
+        """Send what the worker's RESETs need besides. If its socket is full, the rest follows when there is room."""
+        fd = worker.socket.fileno()
+        done, waits = worker.outbox.flush(), fd in self._by_fd
+        if waits and done:
+            self._epoll.unregister(fd)
+            del self._by_fd[fd]
+        elif not waits and not done:
+            self._epoll.register(fd, select.EPOLLOUT)
+            self._by_fd[fd] = worker
 
     def recv(self, min_ready: int, timeout: float | None = None) -> list[Event]:
         """Wait until ``min_ready`` slots have completed, a slot was lost or came back, ``timeout`` seconds have passed,
@@ -221,7 +246,10 @@ class Pool:
             if fd == worker.pidfd:
                 dead.append(worker)
             elif fd == worker.socket.fileno():
-                events += self._heard(worker)
+                if worker.facts is None:
+                    events += self._heard(worker)
+                else:
+                    self._post(worker)
             else:
                 worker.channel.completions.hush()
                 events += self._completed(worker)
@@ -240,7 +268,7 @@ class Pool:
             return
         for worker in self._workers.values():
             if now >= worker.deadline(self._config.deadlines):
-                worker.press()
+                ending.press(worker)
         deadlines = (worker.deadline(self._config.deadlines) for worker in self._workers.values())
         self._look_at = min([*deadlines, self._next_look])
 
@@ -277,21 +305,20 @@ class Pool:
     def close(self) -> None:
         """End the workers and wait for them. Those that have not started yet have nothing to close and are killed, like
         those that do not end within 5 s."""
+        failed: list[SafeStopError] = []
         for worker in self._workers.values():
             if worker.facts is None or worker.overdue:
-                worker.kill()
+                failed += ending.kill(worker)
             worker.socket.close()
         deadline = time.monotonic() + 5.0
         for worker in self._in_order:
-            try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
+            failed += ending.await_end(worker, deadline)
             worker.release()
         self._workers, self._by_fd, self._by_slot = {}, {}, {}
         if not self._epoll.closed:
             self._epoll.close()
+        if failed:
+            raise failed[0]
 
 
 def slots_of(worker: int, config: PoolConfig) -> tuple[int, ...]:

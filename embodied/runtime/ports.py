@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embodied.errors import WorkerDiedError
+from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion
 
 
@@ -89,11 +90,12 @@ class EnvPort(Protocol):
         another."""
         ...
 
-    def send(self, command: Command, video: str | None = None) -> None:
+    def send(self, command: Command, video: str | None = None, draws: Draws | None = None) -> None:
         """Give a slot its next command. Its worker may be woken only by the next :meth:`flush` or :meth:`recv`.
 
         Args:
             video: the file that a RESET with ``video=True`` records to.
+            draws: the perturbation of the episode that a RESET with ``perturbed=True`` begins.
         """
         ...
 
@@ -122,4 +124,8 @@ class EnvPort(Protocol):
         Raises:
             EmbodiedError: ``lost.error``, if that is too often: then the episode is at fault, not chance.
         """
+        ...
+
+    def forgive(self, slot: int) -> None:
+        """Report that the episode that has ended the slot's workers is given up: it is not the slot's fault."""
         ...

@@ -19,9 +19,10 @@ from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.exit_status import how_it_ended, tail
 from embodied.runtime.expert import ExpertJob
 from embodied.runtime.fork_server import ForkedProcess, ForkServer
-from embodied.runtime.messages import Ready, WorkerSetup, receive, send
+from embodied.runtime.messages import Outbox, Ready, WorkerSetup, receive, send
 from embodied.runtime.placement import START, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.reward import ShapedReward
+from embodied.runtime.safe_stop import Guardian, await_frozen
 from embodied.runtime.slab import Slab
 from embodied.types import WorkerFacts
 
@@ -68,6 +69,7 @@ class PoolConfig:
     ranks: int = 1
     server: ForkServer | None = None  # forks the workers; None = each starts as an interpreter of its own
     expert: ExpertJob | None = None  # slots take EXPERT instead of STEP; only without a batch
+    safe_stop_s: float | None = None  # the env is a robot: limit of its safe-stop hook, before a worker is killed
 
 
 @dataclass
@@ -79,6 +81,7 @@ class WorkerProcess:
     process: subprocess.Popen | ForkedProcess
     pidfd: int
     socket: socket.socket
+    outbox: Outbox  # what its RESETs need besides, over the socket
     channel: Channel
     log: Path
     since: float  # monotonic time at which its present phase began
@@ -91,6 +94,8 @@ class WorkerProcess:
     words: Ready | None = None  # its own message about why it ends
     overdue: str | None = None  # the phase that took too long
     killed: bool = False
+    guardian: Guardian | None = None  # stops its robot; None: it has none
+    stopped: bool = False  # its robot was stopped, or that was tried
 
     @property
     def fds(self) -> tuple[int, int, int]:
@@ -162,8 +167,24 @@ class WorkerProcess:
             self.kill()
 
     def kill(self) -> None:
-        self.process.kill()
-        self.killed = True
+        """Kill it; its robot is stopped before. Raises :class:`SafeStopError`, once it is killed."""
+        try:
+            self.stop_robot()
+        finally:
+            self.process.kill()
+            self.killed = True
+
+    def stop_robot(self) -> None:
+        """Stop its robot, if it has one and that was not done. The process commands nothing from then on.
+
+        Raises:
+            SafeStopError: the robot may still move.
+        """
+        if self.guardian is not None and not self.stopped:
+            self.stopped = True
+            self.process.send_signal(signal.SIGSTOP)
+            await_frozen(self.process.pid)
+            self.guardian.stop()
 
     def listen(self) -> None:
         """Read its first message (facts), or its last one (an error), if there is one."""
@@ -194,6 +215,8 @@ class WorkerProcess:
 
     def release(self) -> None:
         """Close its connections; the process has ended."""
+        if self.guardian is not None:
+            self.guardian.dismiss()
         self.socket.close()
         os.close(self.pidfd)
         self.channel.close()
@@ -226,9 +249,11 @@ def _hung(who: str, phase: str, limit: float, log: Path) -> WorkerError:
 
 def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], attempt: int) -> WorkerProcess:
     """Start worker ``index`` and send it its set-up; returns before it is ready. ``attempt`` 0 is the first."""
+    name = f"{index:02d}.{attempt}.log" if attempt else f"{index:02d}.log"
+    guardian = _guardian(config, config.log_dir / f"safe-stop-{name}")
     ours, theirs = socket.socketpair()
     channel = _make_channel(config, index, len(slots))
-    log = config.log_dir / (f"worker-{index:02d}.{attempt}.log" if attempt else f"worker-{index:02d}.log")
+    log = config.log_dir / f"worker-{name}"
     handles = channel.handles
     inherited = (theirs.fileno(), slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
     environment = worker_environment(index, config.gpus, config.python)
@@ -238,7 +263,12 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
             process, pidfd, names = _spawn(config.python, inherited, output.fileno(), environment)
         else:
             process, pidfd, names = config.server.fork(inherited, output.fileno(), environment)
-    worker = WorkerProcess(index, slots, process, pidfd, ours, channel, log, time.monotonic(), batch=config.batch)
+    worker = WorkerProcess(
+        index, slots, process, pidfd, ours, Outbox(ours), channel, log, time.monotonic(), batch=config.batch,
+        guardian=guardian,
+    )  # fmt: skip
+    if guardian is not None:
+        guardian.watch(process.pid)
     _, slab_fd, memory_fd, go_fd, done_fd = names
     setup = WorkerSetup(
         index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,
@@ -247,11 +277,19 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
         info_on_video=config.info_on_video,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
-        expert=config.expert,
+        expert=config.expert, guarded=guardian is not None,
     )  # fmt: skip
     with suppress(OSError):  # it is dead already; its pidfd says so
         send(ours, setup)
     return worker
+
+
+def _guardian(config: PoolConfig, log: Path) -> Guardian | None:
+    """Start what stops the robot, before there is a worker that could move it."""
+    if config.safe_stop_s is None:
+        return None
+    setup = Guardian.setup(config.env_target, config.env_kwargs, config.python, config.safe_stop_s)
+    return Guardian(setup, config.python, log, config.deadlines.init)
 
 
 def _spawn(

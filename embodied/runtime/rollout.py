@@ -28,6 +28,7 @@ from pathlib import Path
 from embodied.errors import ConfigError
 from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
+from embodied.perturbations import Draws
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.episodes import Episodes
@@ -40,6 +41,9 @@ from embodied.runtime.schedule import Schedule as Schedule
 from embodied.types import Episode, EpisodeResult
 
 SHARE_INTERVAL_S = 1.0
+GIVEN_UP_IN_A_ROW = (
+    3  # episodes that could not be run, with none between that could; then it is not the episodes' fault
+)
 
 
 @dataclass
@@ -193,6 +197,7 @@ class Run:
         self._asked: set[int] = set()  # slots whose request the policy has
         self._ready: dict[int, float] = {}  # slot → since when its observation waits for the policy, in that order
         self._restarts = envs.restarts
+        self._given_up = 0  # episodes in a row
 
     # -- when --------------------------------------------------------------------------------------------------------
 
@@ -231,10 +236,10 @@ class Run:
             self._send(*self.episodes.start(slot, self._built.pick(slot, self.episodes.pending, others)))
         self._envs.flush()
 
-    def _send(self, command: Command, video: str | None = None) -> None:
+    def _send(self, command: Command, video: str | None = None, draws: Draws | None = None) -> None:
         self._working.add(command.slot)
         self.timeline.sent(command.slot)
-        self._envs.send(command, video)
+        self._envs.send(command, video, draws)
 
     def take(self, events: Sequence[Event]) -> list[EpisodeResult]:
         """Book what has happened. Returns the episodes that ended."""
@@ -259,6 +264,7 @@ class Run:
             self._ready[done.slot] = time.monotonic()
             return []
         self._idle.append(done.slot)
+        self._given_up = 0
         return [result]
 
     def _lose(self, lost: Lost) -> None:
@@ -278,7 +284,17 @@ class Run:
         if episode is not None and not self.episodes.job.retry_safe:
             raise not_redone(f"episode {episode.episode_id}", lost) from lost.error
         if episode is not None and lost.suspects:
-            self._envs.blame(lost, episode.episode_id, self.episodes.in_vain(episode))
+            self._blame(lost, episode)
+
+    def _blame(self, lost: Lost, episode: Episode) -> None:
+        """Count a failure against the episode that its worker was busy with; it is given up if the job says so."""
+        count, most = self.episodes.in_vain(episode), self.episodes.job.gives_up_after
+        if most is None or lost.suspects > 1 or count < most or self._given_up == GIVEN_UP_IN_A_ROW:
+            self._envs.blame(lost, episode.episode_id, count)
+            return
+        self._given_up += 1
+        self.episodes.give_up(episode, str(getattr(lost.error, "message", lost.error)))
+        self._envs.forgive(lost.slot)
 
     def close(self) -> RolloutStats:
         """Return the counts and seconds of the run; all episodes have ended."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from embodied.errors import ConfigError, EmbodiedError
 from embodied.types import ArraySpec
 
 ALIGN = 64  # bytes; no two fields share a cache line
+INFO = "info/"  # begins the names of fields that hold what steps tell (EnvSpec.info)
 
 
 def runtime_fields(num_action_chunks: int) -> dict[str, ArraySpec]:
@@ -35,7 +36,14 @@ def runtime_fields(num_action_chunks: int) -> dict[str, ArraySpec]:
         "terminated": ArraySpec((), "bool"),
         "truncated": ArraySpec((), "bool"),
         "success": ArraySpec((), "bool"),
+        "progress": ArraySpec((), "float32"),  # largest reward of the env's own in the episode so far
+        "solved_at": ArraySpec((), "int32"),  # control step of the episode with its first success; 0 = none yet
     }
+
+
+def info_fields(names: Iterable[str]) -> dict[str, ArraySpec]:
+    """The fields for what control steps tell beside their reward (``EnvSpec.info``)."""
+    return {f"{INFO}{name}": ArraySpec((), "int64") for name in names}
 
 
 def slab_bytes(fields: Mapping[str, ArraySpec], rows: int) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 from embodied.observe.video import VideoWriter
 from embodied.protocols import Reward
 from embodied.runtime.channel import Command
-from embodied.runtime.slab import Slab
-from embodied.types import ChunkResult, EnvSpec, Obs, Start, StepResult
+from embodied.runtime.perturb import Disturbance
+from embodied.runtime.slab import INFO, Slab
+from embodied.types import NO_INFO, ChunkResult, EnvSpec, Obs, Start, StepResult
 
 
 class Slot:
@@ -29,12 +30,15 @@ class Slot:
         self._video: VideoWriter | None = None
         self._steps = self._max_steps = 0
         self._ignore_terminations = False
+        self.disturbance: Disturbance | None = None  # of the episode; None = it is not perturbed
 
-    def begin(self, command: Command, video: str | None) -> None:
-        """Begin the episode of ``command``; the env has just been reset for it."""
+    def begin(self, command: Command, video: str | None, disturbance: Disturbance | None = None) -> None:
+        """Begin the episode of ``command``; the env has just been reset for it, and its cameras were moved."""
         self.discard_video()
+        self.disturbance = disturbance
         self._reward.begin()
         self._steps, self._max_steps = 0, command.max_steps
+        self._progress, self._solved_at = 0.0, 0
         self._ignore_terminations = command.ignore_terminations
         self.video_s = 0.0
         if video:
@@ -47,6 +51,11 @@ class Slot:
         self._rewards = np.zeros(length, np.float32)
         self._done, self.video_s = 0, 0.0
         self._success = self._terminated = False
+        self._told = NO_INFO
+
+    def executed(self, actions: np.ndarray) -> np.ndarray:
+        """What is executed of a chunk that the policy has decided, [K, …]."""
+        return actions if self.disturbance is None else self.disturbance.execute(actions)
 
     def count(self, result: StepResult) -> bool:
         """Count one control step that has been made. Returns whether the episode goes on."""
@@ -54,6 +63,10 @@ class Slot:
         self._done += 1
         self._steps += 1
         self._success |= result.success
+        self._progress = max(self._progress, float(result.reward))
+        if result.success and not self._solved_at:
+            self._solved_at = self._steps
+        self._told = result.info
         self._terminated = result.terminated and not self._ignore_terminations
         if self._video is not None:
             self._record(reward, self._success)
@@ -63,7 +76,19 @@ class Slot:
     def result(self) -> ChunkResult:
         """Result of the control steps since :meth:`begin_chunk`."""
         truncated = self._steps >= self._max_steps and not self._terminated
-        return ChunkResult(self._rewards, self._done, self._terminated, truncated, self._success)
+        return ChunkResult(
+            self._rewards, self._done, self._terminated, truncated, self._success, self._told, self._progress,
+            self._solved_at,
+        )  # fmt: skip
+
+    def target(self, out: Obs) -> Obs | None:
+        """What to render the present observation into, before :meth:`show`; None = nothing."""
+        return out if self.disturbance is None else self.disturbance.target(out)
+
+    def show(self, out: Obs) -> None:
+        """Make ``out`` what the policy sees."""
+        if self.disturbance is not None:
+            self.disturbance.show(out)
 
     def _record(self, reward: float, success: bool) -> None:
         assert self._video is not None
@@ -95,6 +120,7 @@ class WorkerRows:
     def __init__(self, slab: Slab, obs_fields: Mapping[str, object]) -> None:
         self._arrays, self._slab, self._obs_fields = slab.arrays, slab, obs_fields
         self._views: dict[int, Obs] = {}  # row → views for its observation; made once
+        self._info = {name.removeprefix(INFO): array for name, array in slab.arrays.items() if name.startswith(INFO)}
 
     def actions(self, row: int) -> np.ndarray:
         """The chunk to execute, as ``EnvSpec.action.field(K)`` says."""
@@ -115,6 +141,10 @@ class WorkerRows:
         arrays["terminated"][row] = result.terminated
         arrays["truncated"][row] = result.truncated
         arrays["success"][row] = result.success
+        arrays["progress"][row] = result.progress
+        arrays["solved_at"][row] = result.solved_at
+        for name, array in self._info.items():
+            array[row] = result.info.get(name, 0)
 
 
 def start_of(command: Command) -> Start:

@@ -1,5 +1,6 @@
 """Starts an env worker: ``PYTHON …/start_worker.py FD``. With ``--serve FD FD`` it starts the server that forks workers
-(:mod:`embodied.runtime.forking`).
+(:mod:`embodied.runtime.forking`), with ``--safe-stop FD`` the process that stops a worker's robot
+(:mod:`embodied.runtime.safe_stop`).
 
 It imports the launcher's own ``embodied``, from where this file lies, and nothing else of its environment: not
 its site-packages (another interpreter may have other versions), not what happens to lie in the current folder. The
@@ -29,6 +30,10 @@ def main() -> None:
         from embodied.runtime import forking
 
         forking.main()  # it returns in each worker
+    if sys.argv[1] == "--safe-stop":
+        from embodied.runtime import safe_stop
+
+        sys.exit(safe_stop.main())
     from embodied.runtime import worker
 
     code = worker.main()

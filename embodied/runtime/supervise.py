@@ -49,7 +49,7 @@ class Supervisor:
             raise _too_many(error, f"worker {worker} has failed {count} times in a row without finishing an episode")
         self.total += 1
         self._say(
-            f"{getattr(error, 'message', error)}\n{_last_lines(getattr(error, 'detail', ''))}\n"
+            f"{getattr(error, 'message', error)}\n{last_lines(getattr(error, 'detail', ''))}\n"
             f"  a new worker takes its place ({count} of env.max_worker_restarts {self._max} in a row) and redoes its "
             f"episodes; its log stays in {log}"
         )
@@ -75,5 +75,6 @@ def _too_many(error: Exception, what: str) -> Exception:
     return type(error)(f"{what}, the last time:\n{error.message}", remedy, error.detail)
 
 
-def _last_lines(text: str) -> str:
+def last_lines(text: str) -> str:
+    """Returns the end of a traceback or log, marked as such."""
     return "\n".join(f"  | {line}" for line in text.rstrip().splitlines()[-SAID_LINES:])

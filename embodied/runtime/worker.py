@@ -16,18 +16,21 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from embodied.errors import EmbodiedError
-from embodied.protocols import Batched, Env
+from embodied.protocols import Batched, Env, MovesCameras
 from embodied.runtime.batch import Rounds
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
 from embodied.runtime.expert import ExpertJob, Experts
 from embodied.runtime.messages import Ready, WorkerSetup, receive, send
+from embodied.runtime.perturb import Disturbance
 from embodied.runtime.slab import Slab
 from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
 from embodied.targets import load_target
@@ -42,9 +45,9 @@ class Singles:
     """Serves the commands of slots that have an env each, one after another."""
 
     def __init__(
-        self, envs: Mapping[int, tuple[Env, Slot]], rows: WorkerRows, completions: Ring, next_video: Callable[[], str]
+        self, envs: Mapping[int, tuple[Env, Slot]], rows: WorkerRows, completions: Ring, next_message: Callable[[], Any]
     ) -> None:
-        self._envs, self._rows, self._completions, self._next_video = envs, rows, completions, next_video
+        self._envs, self._rows, self._completions, self._next_message = envs, rows, completions, next_message
 
     def execute(self, commands: Sequence[Command | Completion]) -> None:
         """Execute commands one after another. A command that takes less time than waking the launcher is announced with
@@ -68,27 +71,35 @@ class Singles:
 
     def _reset(self, command: Command) -> Completion:
         env, slot = self._envs[command.slot]
-        video = self._next_video() if command.video else None
+        video = self._next_message() if command.video else None
+        disturbance = Disturbance(env.spec, self._next_message()) if command.perturbed else None
         began = time.monotonic()
         env.reset(start_of(command))
-        slot.begin(command, video)
+        if disturbance is not None:
+            _move_cameras(env, disturbance)
+        slot.begin(command, video, disturbance)
         reset_s = time.monotonic() - began
-        render_s = self._observe(env, command.next_row)
+        render_s = self._observe(env, slot, command.next_row)
         return Completion(Kind.RESET, command.slot, began=began, reset_s=reset_s, render_s=render_s)
 
     def _step(self, command: Command) -> Completion:
         env, slot = self._envs[command.slot]
         actions = self._rows.actions(command.row)
-        began = time.monotonic()
+        began, late_s, disturbance = time.monotonic(), 0.0, slot.disturbance
         slot.begin_chunk(len(actions))
-        for action in actions:
-            if not slot.count(env.step(action)):
+        for action in slot.executed(actions):
+            goes_on = slot.count(env.step(action))
+            if disturbance is not None and (late := disturbance.stepped(goes_on)) is not None:
+                stepped = time.monotonic()
+                env.observe(late)
+                late_s += time.monotonic() - stepped
+            if not goes_on:
                 break
-        step_s = time.monotonic() - began - slot.video_s
+        step_s = time.monotonic() - began - slot.video_s - late_s
         result = slot.result
         self._rows.write(command.row, result)
         observed = wants_observation(command, result)
-        render_s = self._observe(env, command.next_row) if observed else 0.0
+        render_s = late_s + (self._observe(env, slot, command.next_row) if observed else 0.0)
         ended = result.terminated or result.truncated
         if ended:
             slot.end()
@@ -97,9 +108,11 @@ class Singles:
             Kind.STEP, command.slot, result.num_steps, ended, observed, began, 0.0, step_s, render_s, slot.video_s
         )
 
-    def _observe(self, env: Env, row: int) -> float:
-        started = time.perf_counter()
-        env.observe(self._rows.observation(row))
+    def _observe(self, env: Env, slot: Slot, row: int) -> float:
+        started, out = time.perf_counter(), self._rows.observation(row)
+        if (target := slot.target(out)) is not None:
+            env.observe(target)
+        slot.show(out)
         return time.perf_counter() - started
 
     def close(self) -> None:
@@ -113,6 +126,7 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup, launcher: socket.socket) -> None:
         self._launcher = launcher
+        self._messages: deque[Any] = deque()  # received, not used yet
         if setup.cores:
             os.sched_setaffinity(0, setup.cores)
         self._channel = Channel(setup.channel)
@@ -143,7 +157,7 @@ class Worker:
     def _singles(self, first: Env) -> Singles:
         slots = {index: (env, self._slot(env, env.frame)) for index, env in self._envs(first).items()}
         rows = WorkerRows(self._slab, first.spec.obs)
-        return Singles(slots, rows, self._channel.completions, self._next_video)
+        return Singles(slots, rows, self._channel.completions, self._next_message)
 
     def _experts(self, first: Env, job: ExpertJob) -> Experts:
         return Experts(self._envs(first), job, self._slab, self._channel.completions)
@@ -153,16 +167,20 @@ class Worker:
         names, batch, spec = self._setup.slots, env.batch(len(self._setup.slots)), env.spec
         slots = [self._slot(env, partial(batch.frame, number)) for number in range(len(names))]
         rows = WorkerRows(self._slab, spec.obs)
-        return Rounds(batch, spec, slots, names, rows, self._channel.completions, self._next_video)
+        return Rounds(batch, spec, slots, names, rows, self._channel.completions, self._next_message)
 
-    def _next_video(self) -> str:
-        return receive(self._launcher)
+    def _next_message(self) -> Any:
+        """What belongs to a RESET and comes over the socket: the file of its video, then its perturbation. A list has
+        those of one RESET or more."""
+        if not self._messages:
+            self._messages.extend(receive(self._launcher))
+        return self._messages.popleft()
 
     def serve(self) -> None:
         """Serve commands until the launcher closes its end of the socket."""
         poll = select.poll()
         poll.register(self._channel.handles.go_fd, select.POLLIN)
-        poll.register(self._launcher, 0)  # only hang-up: data on it is read when a RESET announces a video
+        poll.register(self._launcher, 0)  # only hang-up: data on it is read when a RESET announces it
         while True:
             events = dict(poll.poll())
             if self._launcher.fileno() in events:
@@ -175,10 +193,20 @@ class Worker:
         self._host.close()
 
 
-def _end_with_launcher() -> None:
-    """Ask the kernel to end this process with its parent, in case it is then blocked inside the simulator."""
+def _move_cameras(env: Env, disturbance: Disturbance) -> None:
+    for camera, translation, rotation in disturbance.moves():
+        assert isinstance(env, MovesCameras)  # preflight refuses the others
+        env.move_camera(camera, translation, rotation)
+
+
+def _end_with_launcher(wanted: bool = True) -> None:
+    """Ask the kernel to end this process with its parent, in case it is then blocked inside the simulator.
+
+    Args:
+        wanted: False = ask it not to.
+    """
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL if wanted else 0, 0, 0, 0)
 
 
 def _failure(error: Exception) -> Ready:
@@ -194,7 +222,10 @@ def main() -> int:
     launcher = socket.socket(fileno=int(sys.argv[1]))
     worker = None
     try:
-        worker = Worker(receive(launcher), launcher)
+        setup: WorkerSetup = receive(launcher)
+        if setup.guarded:
+            _end_with_launcher(False)  # its guardian stops the robot first (embodied.runtime.safe_stop)
+        worker = Worker(setup, launcher)
         send(launcher, Ready(worker.facts))
         worker.serve()
     except (EOFError, BrokenPipeError):

@@ -9,7 +9,7 @@ import numpy as np
 
 from embodied import instructions
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Batched, BatchEnv, Env, Expert, Restorable
+from embodied.protocols import Batched, BatchEnv, Env, Expert, MovesCameras, Restorable, SafeStop
 from embodied.types import (
     ActionSpec,
     ArraySpec,
@@ -28,8 +28,9 @@ def check_env(env: Env, steps: int = 5) -> None:
 
     Checks: observations fill every field with the declared shape and dtype; equal starts and actions give equal
     episodes (unless ``repeatable=False``); ``set_state(get_state())`` goes on exactly (unless ``restorable=False``; of
-    an env that is not repeatable only that it goes on is checked); a frame is uint8 [H, W, 3]; an expert, if there is
-    one, gives an action.
+    an env that is not repeatable only that it goes on is checked); a frame is uint8 [H, W, 3]; a move of a camera by
+    zero changes nothing, another one does, and a reset undoes it; an expert, if there is one, gives an action; a robot
+    (``retry_safe=False``) can be stopped.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -55,8 +56,13 @@ def check_env(env: Env, steps: int = 5) -> None:
     again = [_step(env, action) for action in actions]
     _compare(spec, "of an equal start", (again, before + after), (start, first))
     _check_frame(env.frame())
+    if isinstance(env, MovesCameras):
+        _check_cameras(env, spec)
     if isinstance(env, Expert):
         _check_expert(env, spec)
+    if not spec.retry_safe:
+        _expect(isinstance(env, SafeStop), "safe_stop() of an env with retry_safe=False", "none", "a method")
+        env.safe_stop()  # type: ignore[attr-defined]
     env.close()
 
 
@@ -165,6 +171,22 @@ def _check_frame(frame: np.ndarray) -> None:
     _expect(fits, "frame()", f"{frame.dtype} {frame.shape}", "uint8 [H, W, 3]")
 
 
+def _check_cameras(env: MovesCameras, spec: EnvSpec) -> None:
+    def look(move: float | None) -> dict[str, np.ndarray]:
+        env.reset(Start(0, 0, 0))  # type: ignore[attr-defined]  # it is an Env as well
+        for camera in spec.cameras if move is not None else ():
+            env.move_camera(camera, np.full(3, move), np.full(3, move))
+        return _observe(env)  # type: ignore[arg-type]
+
+    still = look(None)
+    _compare(spec, "after move_camera by zero", ([], []), (look(0.0), still))
+    moved = look(0.05)
+    for camera, name in enumerate(spec.cameras):
+        differ = bool((moved["images"][camera] != still["images"][camera]).any())
+        _expect(differ, f"picture of '{name}' after move_camera", "the same", "another one")
+    _compare(spec, "after a reset that follows move_camera", ([], []), (look(None), still))
+
+
 def _check_expert(env: Expert, spec: EnvSpec) -> None:
     env.reset(Start(0, 0, 0))  # type: ignore[attr-defined]  # it is an Env as well
     action, field = np.asarray(next(env.expert())), spec.action.field(1)
@@ -253,7 +275,20 @@ def _observe_over(env: Env, value: int) -> dict[str, np.ndarray]:
 
 
 def _step(env: Env, action: np.ndarray) -> float:
-    return _reward(env.step(action))
+    result = env.step(action)
+    reward = _reward(result)
+    _check_info(env.spec, result)
+    return reward
+
+
+def _check_info(spec: EnvSpec, result: StepResult) -> None:
+    declared = ", ".join(spec.info) or "nothing"
+    _expect(
+        set(result.info) <= set(spec.info), "info of step()", ", ".join(result.info), f"{declared}, as spec.info says"
+    )
+    for name, value in result.info.items():
+        fits = isinstance(value, int) and -(2**63) <= value < 2**63
+        _expect(fits, f"info['{name}'] of step()", repr(value), "a whole number of 64 bits")
 
 
 def _reward(result: StepResult) -> float:
@@ -293,5 +328,5 @@ def _expect(holds: bool, what: str, got: str, expected: str) -> None:
     if not holds:
         raise SpecMismatchError(
             f"{what}: got {got}, expected {expected}",
-            "correct the env; embodied/protocols.py says what each method promises",
+            "correct the env; embodied/protocols/env.py says what each method promises",
         )

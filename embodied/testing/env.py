@@ -69,6 +69,7 @@ class FakeEnv:
         self._point = self._goal = np.zeros(2)
         self._steps, self._pace = 0, 0.0
         self._start = Start(0, 0, 0)
+        self._moved: dict[str, int] = {}  # camera → what its move adds to the third colour
 
     @property
     def spec(self) -> EnvSpec:
@@ -84,7 +85,7 @@ class FakeEnv:
 
     def reset(self, start: Start) -> None:
         random = np.random.default_rng([start.task_id, start.init_state_id, start.seed])
-        self._start, self._steps = start, 0
+        self._start, self._steps, self._moved = start, 0, {}
         self._goal = np.random.default_rng(start.task_id).uniform(-1, 1, 2)
         self._point = random.uniform(-1, 1, 2)
         self._pace = self._step_s * random.uniform(0.5, 1.5)
@@ -115,7 +116,7 @@ class FakeEnv:
 
     def observe(self, out: Obs) -> None:
         for camera in range(len(self._spec.cameras)):
-            out["images"][camera] = self.picture(self._start, self._steps, camera)
+            out["images"][camera] = self._seen(camera)
         out["state"][:] = 0
         out["state"][:2] = (self._goal - self._point)[: self._state_dim]
         if instructions.FIELD in out:
@@ -129,6 +130,16 @@ class FakeEnv:
         picture[..., 1] = steps % 256
         return picture
 
+    def _seen(self, camera: int) -> np.ndarray:
+        """The picture of a camera that may have been moved: a thousandth of a metre or rad is a step of its colour."""
+        picture = self.picture(self._start, self._steps, camera)
+        picture[..., 2] += np.uint8(self._moved.get(self._spec.cameras[camera], 0) % 256)
+        return picture
+
+    def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
+        by = round(1000 * float(np.sum(translation) + np.sum(rotation)))
+        self._moved = {**self._moved, name: self._moved.get(name, 0) + by}
+
     def expert(self) -> Iterator[np.ndarray]:
         """Go straight to the goal, or in the offered direction that comes nearest to it."""
         while self._directions is not None:
@@ -139,16 +150,17 @@ class FakeEnv:
             yield action
 
     def frame(self) -> np.ndarray:
-        return self.picture(self._start, self._steps, 0)
+        return self._seen(0) if self._spec.cameras else self.picture(self._start, self._steps, 0)
 
     def get_state(self) -> Mapping[str, Any]:
         if not self._spec.restorable:
             raise RuntimeError("a fake env that is not restorable was asked for its state")
-        return {"point": self._point.copy(), "goal": self._goal.copy(), "steps": self._steps, "start": self._start}
+        point, goal = self._point.copy(), self._goal.copy()
+        return {"point": point, "goal": goal, "steps": self._steps, "start": self._start, "moved": self._moved}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self._point, self._goal = state["point"].copy(), state["goal"].copy()
-        self._steps, self._start = state["steps"], state["start"]
+        self._steps, self._start, self._moved = state["steps"], state["start"], state["moved"]
 
     def close(self) -> None:
         pass

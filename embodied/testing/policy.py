@@ -39,6 +39,9 @@ class FakePolicy(nn.Module):
         num_actions: for an env of discrete actions: K tokens, each the number of an action.
     """
 
+    low: Tensor
+    high: Tensor
+
     def __init__(
         self, num_action_chunks: int = 4, action_dim: int = 7, state_dim: int = 8, bins: int = 16, num_tasks: int = 64,
         value_head: bool = False, value_type: str = "chunk_level", seed: int = 0, num_actions: int | None = None,
@@ -94,7 +97,7 @@ class FakePolicy(nn.Module):
         low, high = env.action_low, env.action_high
         if self._statistics is not None:
             low, high = self._statistics["action"]["q01"], self._statistics["action"]["q99"]
-        self.low, self.high = torch.tensor(low), torch.tensor(high)
+        self.low, self.high = (torch.tensor(bound, device=self.low.device) for bound in (low, high))
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
         return {"task": task_rows(texts, self._tasks, self.task.num_embeddings)}
@@ -150,7 +153,8 @@ class FakePolicy(nn.Module):
         self._statistics = {"name": name, **values}
         if self._num_actions is not None:
             return
-        self.low, self.high = (torch.tensor(values["action"][q], dtype=torch.float32) for q in ("q01", "q99"))
+        bounds = (values["action"][q] for q in ("q01", "q99"))
+        self.low, self.high = (torch.tensor(b, dtype=torch.float32, device=self.low.device) for b in bounds)
 
     def extra_state(self) -> Mapping[str, str]:
         return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}

@@ -209,5 +209,5 @@ def _expect(holds: bool, what: str, got: str, expected: str) -> None:
     if not holds:
         raise SpecMismatchError(
             f"{what}: got {got}, expected {expected}",
-            "correct the policy; embodied/protocols.py says what each method promises",
+            "correct the policy; embodied/protocols/policy.py says what each method promises",
         )

@@ -31,6 +31,7 @@ class FakeTextEnv:
             num_init_states=(num_problems,),
             max_episode_steps=turns,
             control_hz=1.0,
+            info=(instructions.ANSWER,),
         )
         self._transcript, self._letter, self._turn = "", "a", 0
 
@@ -45,7 +46,10 @@ class FakeTextEnv:
 
     def reset(self, start: Start) -> None:
         self._letter, self._turn = "abc"[start.init_state_id % 3], 0
-        self._transcript = f"#{start.init_state_id % 1000} {self._letter}"
+        self._transcript = self.prompt(start)
+
+    def prompt(self, start: Start) -> str:
+        return f"#{start.init_state_id % 1000} {'abc'[start.init_state_id % 3]}"
 
     def step(self, action: np.ndarray) -> StepResult:
         time.sleep(self._think_s)
@@ -53,7 +57,8 @@ class FakeTextEnv:
         self._transcript += f"\n{answer}"
         self._turn += 1
         reward = answer.count(self._letter) / max(len(answer), 1)
-        return StepResult(reward, self._turn == self._turns, reward == 1.0)
+        info = {instructions.ANSWER: instructions.answer_code(answer)}
+        return StepResult(reward, self._turn == self._turns, reward == 1.0, info)
 
     def observe(self, out: Obs) -> None:
         instructions.write(self._transcript, out[instructions.FIELD])

@@ -1,1 +1,1 @@
-"""What several simulators use: checks of arguments, cache folder, trials in a process, rotations, frustum culling."""
+"""What several simulators use: checks of arguments, trials in a process, rotations, frustum culling."""

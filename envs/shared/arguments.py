@@ -18,3 +18,9 @@ def check_range(what: str, got: Any, low: int, high: int) -> None:
     """Raises :class:`embodied.errors.ConfigError` for what is no whole number from ``low`` to ``high``."""
     if isinstance(got, bool) or not isinstance(got, int) or not low <= got <= high:
         raise ConfigError(f"{what} is {got!r}, expected a whole number from {low} to {high}", f"change {what}")
+
+
+def check_number(what: str, got: Any, low: float, high: float) -> None:
+    """Raises :class:`embodied.errors.ConfigError` for what is no number from ``low`` to ``high``."""
+    if isinstance(got, bool) or not isinstance(got, int | float) or not low <= got <= high:
+        raise ConfigError(f"{what} is {got!r}, expected a number from {low:g} to {high:g}", f"change {what}")

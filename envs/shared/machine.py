@@ -1,37 +1,15 @@
-"""A writable cache folder on this machine, and trials of its drivers in a process of their own."""
+"""Trials of this machine's drivers in a process of their own."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from embodied.errors import AssetsMissingError
+from contextlib import suppress
 
 TRIAL_TIMEOUT_S = 60.0
-
-
-def cache_folder(name: str) -> Path:
-    """Makes ``$XDG_CACHE_HOME`` (else ``~/.cache``) ``/embodied/name``, or a folder in the temporary one if it
-    cannot be written.
-
-    Raises:
-        AssetsMissingError: neither can be written.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    roots = (cache / "embodied", Path(tempfile.gettempdir()) / f"embodied-{os.getuid()}")
-    for root in roots:
-        folder = root / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise AssetsMissingError(f"no writable cache folder; tried {', '.join(map(str, roots))}", "set XDG_CACHE_HOME")
 
 
 def try_in_process(code: str, arguments: Sequence[str], variables: Mapping[str, str], answer: str) -> tuple[bool, str]:
@@ -55,3 +33,12 @@ def try_in_process(code: str, arguments: Sequence[str], variables: Mapping[str, 
             return True, line.removeprefix(answer)
     errors = [line for line in done.stderr.splitlines() if "Error" in line and not line.startswith(" ")]
     return False, errors[-1] if errors else f"exit status {done.returncode}"
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Returns the versions of the packages that are installed here, by name."""
+    found: dict[str, str] = {}
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

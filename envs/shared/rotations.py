@@ -14,3 +14,24 @@ def axis_angle(x: float, y: float, z: float, w: float) -> np.ndarray:
     if math.isclose(length, 0.0):
         return np.zeros(3)
     return np.array([x, y, z]) * 2.0 * math.acos(w) / length
+
+
+def quaternion_of(vector: np.ndarray) -> np.ndarray:
+    """Unit quaternion [4] (w, x, y, z) of a rotation vector [3] in rad. That of zero is exactly (1, 0, 0, 0)."""
+    angle = float(np.linalg.norm(vector))
+    axis = vector / angle if angle else np.zeros(3)
+    return np.array([math.cos(angle / 2), *(math.sin(angle / 2) * axis)])
+
+
+def product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Product [4] of two quaternions (w, x, y, z): the rotation ``other`` in the frame that ``one`` has led to."""
+    (w, *u), (s, *v) = one, other
+    a, b = np.array(u), np.array(v)
+    return np.array([w * s - a @ b, *(w * b + s * a + np.cross(a, b))])
+
+
+def turned(quaternion: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """A vector [3] rotated by a unit quaternion (w, x, y, z)."""
+    axis = quaternion[1:]
+    across = 2.0 * np.cross(axis, vector)
+    return vector + quaternion[0] * across + np.cross(axis, across)

@@ -6,6 +6,7 @@ Bin edges are ``linspace(−1, 1, 256)``, so there are 255 centres ``−1 + (2i 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,12 +69,18 @@ class Range:
 
         Raises:
             CheckpointError: an entry is missing.
+            ValueError: its dimensions do not belong together, or a number is not finite.
         """
         if any(name not in statistics for name in ENTRIES[kind]):
             raise _missing_entries(statistics, what, kind)
         low, high = (statistics[name] for name in ENTRIES[kind])
         mask = statistics.get("mask") or [True] * len(low)
-        return cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)), kind)
+        found = cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)), kind)
+        if not len(found.low) == len(found.high) == len(found.mask):
+            raise ValueError(f"the {what} statistics have {len(low)}, {len(high)} and {len(mask)} dimensions")
+        if not all(map(math.isfinite, (*found.low, *found.high))):
+            raise ValueError(f"the {what} statistics are not finite")
+        return found
 
     def to_statistics(self) -> dict[str, list[Any]]:
         """Inverse of :meth:`from_statistics`."""

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from embodied.files import check_export, reading
+
 from ..shared.compiled import compile_blocks
-from ..shared.files import read_safetensors
+from ..shared.files import FORMATS, read_safetensors
 from ..shared.keys import bad
 from ..shared.lora import inject, load_adapter
 from ..shared.trained import choose_trained, lora_config
@@ -19,7 +21,7 @@ from .config import NetConfig
 from .initialize import initialize
 from .model import OpenVLAOFT
 from .normalization import Normalization, Statistics, action_block
-from .policy import FORMATS, OpenVLAOFTPolicy
+from .policy import OpenVLAOFTPolicy
 from .processing import PixelProcessor
 from .settings import Settings
 from .tokenizer import EMBEDDED, PromptTokenizer
@@ -117,8 +119,9 @@ def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> St
             raise bad("unnorm_key", settings.unnorm_key, reason, "set it to null, or set actor.model.model_path")
         return Statistics(normalization=Normalization.asked(settings.action_normalization))
     name, values = folder.statistics(settings.unnorm_key)
-    key, action = settings.action_normalization, action_block(name, values)
-    return Statistics.from_block(name, values, net, Normalization.of_checkpoint(folder, action, key, net))
+    with reading(folder.path / "dataset_statistics.json", f"the statistics '{name}' cannot be read"):
+        key, action = settings.action_normalization, action_block(name, values)
+        return Statistics.from_block(name, values, net, Normalization.of_checkpoint(folder, action, key, net))
 
 
 def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
@@ -126,7 +129,8 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
     config = lora_config(settings, settings.lora_targets, exclude=whole)
     inject(model, config, settings.seed, cast_input=settings.precision == "fp32")
     if settings.lora_path is not None:
-        load_adapter(model, adapter_folder(settings.lora_path), ignored(model.net))
+        check_export(folder := adapter_folder(settings.lora_path))
+        load_adapter(model, folder, ignored(model.net))
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:

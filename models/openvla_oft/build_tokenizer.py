@@ -13,7 +13,7 @@ import json
 from itertools import product
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from .processing import prompt
 from .tokenizer import EMBEDDED, SPACE
@@ -127,6 +127,10 @@ def build() -> Tokenizer:
     )
     final = _conventions(Tokenizer(model))
     final.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in [*SPECIAL, "<PAD>"]])
+    # Other programs take BOS from here, as from Llama 2's file. This library puts it in front itself.
+    final.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
     return final
 
 

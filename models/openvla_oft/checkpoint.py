@@ -16,6 +16,7 @@ programs' names for the same tensors are understood (:mod:`.names`). Without pol
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
+from embodied.files import check_export, reading
 
-from ..shared.files import read_json, read_pt, read_safetensors, read_shapes, weight_files
-from .config import NetConfig
+from ..shared.files import folder_of, read_json, read_pt, read_safetensors, read_shapes, weight_files
+from .config import NetConfig, check_plain
 from .film import FILM_FILE, FILM_LAYER, read_film
 from .names import released_name
-from .shapes import NO_HINTS, TowerHints, sizes_of
+from .shapes import NO_HINTS, TowerHints, count, sizes_of
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -72,14 +74,10 @@ class Folder:
         Raises:
             CheckpointError: it is no such folder, or token RL cannot start from it.
         """
-        path = Path(model_path).expanduser()
-        if not path.is_dir():
-            raise CheckpointError(
-                f"no folder {path} (actor.model.model_path)",
-                "nothing is downloaded here: run `hf download OWNER/NAME --local-dir DIR` and give DIR",
-            )
+        path = folder_of(model_path)
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} has no config.json", "set actor.model.model_path to a Hugging Face folder")
+        check_export(path)
         for pattern, (reason, fix) in REFUSED.items() if for_tokens else ():
             if found := next(path.glob(pattern), None):
                 raise CheckpointError(f"{path} cannot be used: {reason} (it has {found.name})", fix)
@@ -102,7 +100,14 @@ class Folder:
     def pixel_statistics(self) -> Sequence[Mapping[str, Any]] | None:
         """``tvf_normalize_params`` or None. ``means`` and ``stds`` are not read: training did not use them."""
         file = self.path / "preprocessor_config.json"
-        return read_json(file).get("tvf_normalize_params") if file.is_file() else None
+        found = read_json(file).get("tvf_normalize_params") if file.is_file() else None
+        if found is None:
+            return None
+        with reading(file, "tvf_normalize_params are not two times a mean and a std of three colours"):
+            numbers = [[float(number) for number in entry[name]] for entry in found for name in ("mean", "std")]
+            if [*map(len, numbers)] != [3] * 4 or not all(math.isfinite(n) for row in numbers for n in row):
+                raise ValueError(f"got {found!r:.200}")
+        return found
 
     def net_config(self, hints: Sequence[TowerHints] = NO_HINTS) -> NetConfig:
         """Sizes and conventions from policy.json; without that file, only the sizes.
@@ -123,24 +128,48 @@ class Folder:
                 "use an OpenVLA checkpoint with the fused DINOv2-SigLIP towers",
             )
         try:
-            return sizes_of(self.shapes(), self.config, hints)
+            with reading(self.path / "config.json"):
+                return sizes_of(self.shapes(), self.config, hints)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error.message}", error.remedy) from error
 
     def _recorded(self, values: dict[str, Any]) -> NetConfig:
         try:
-            return NetConfig.from_dict(values)
-        except (TypeError, KeyError) as error:
+            check_plain(values)
+            net = NetConfig.from_dict(values)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path}/policy.json does not describe a network: {error}", "copy it again, or remove it"
             ) from error
+        self._check_layers(net)
+        return net
+
+    def _check_layers(self, net: NetConfig) -> None:
+        """Layers are counted before any is built. Of a tower the last, which is never run, may be missing."""
+        shapes = self.shapes()
+        for prefix, layers, least in (
+            ("language_model.model.layers", net.num_hidden_layers, net.num_hidden_layers),
+            ("vision_backbone.featurizer.blocks", net.featurizer.depth, net.featurizer.depth - 1),
+            ("vision_backbone.fused_featurizer.blocks", net.fused_featurizer.depth, net.fused_featurizer.depth - 1),
+        ):
+            found = count(shapes, rf"{re.escape(prefix)}\.(\d+)\.")
+            if not least <= found <= layers:
+                raise CheckpointError(
+                    f"{self.path}/policy.json says {layers} {prefix}, the tensors are of {found}",
+                    "use a folder whose files belong together",
+                )
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
         """Name and statistics of one dataset. ``unnorm_key`` may lack the suffix ``_no_noops``."""
-        known: dict[str, Any] = dict(self.config.get("norm_stats") or {})
+        return choose_statistics(self.known_statistics(), unnorm_key, str(self.path))
+
+    def known_statistics(self) -> dict[str, Any]:
+        """Statistics of all datasets by name."""
+        with reading(self.path / "config.json", "norm_stats are no statistics by name"):
+            known: dict[str, Any] = dict(self.config.get("norm_stats") or {})
         if (self.path / "dataset_statistics.json").is_file():
             known |= read_json(self.path / "dataset_statistics.json")
-        return choose_statistics(known, unnorm_key, str(self.path))
+        return known
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its released name, memory-mapped. If two have the same name, the later one counts."""
@@ -191,13 +220,14 @@ def load_exact(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore:
     own = {name: parameter.shape for name, parameter in module.named_parameters()}
     given = {name: tensor for name, tensor in tensors if not any(p.match(name) for p in ignore)}
     missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    whole = [f"{name} {tensor.dtype}" for name, tensor in given.items() if not tensor.is_floating_point()]
     shapes = [
         f"{n} {tuple(given[n].shape)} ≠ {tuple(own[n])}"
         for n in sorted(own.keys() & given.keys())
         if given[n].shape != own[n]
     ]
-    if missing or unknown or shapes:
-        problems = {"missing": missing, "unknown": unknown, "of another shape": shapes}
+    if missing or unknown or shapes or whole:
+        problems = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of whole numbers": whole}
         raise CheckpointError(
             "the tensors do not fit the network: " + "; ".join(_listed(k, v) for k, v in problems.items() if v),
             _load_fix(missing, unknown),
@@ -222,9 +252,3 @@ def _load_fix(missing: list[str], unknown: list[str]) -> str:
         return "the checkpoint has FiLM layers: set actor.model.use_film=true"
     hint = did_you_mean(missing[0], unknown) if missing else ""
     return f"use a checkpoint of this architecture and of the sizes under actor.model.{hint}"
-
-
-def dead_tensors(folder: Folder, config: NetConfig) -> dict[str, Tensor]:
-    """Tensors that :func:`ignored` leaves out. The original code needs them to load an export."""
-    patterns = ignored(config)
-    return {name: tensor for name, tensor in folder.tensors() if any(p.match(name) for p in patterns)}

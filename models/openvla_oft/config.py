@@ -109,6 +109,33 @@ class NetConfig:
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
+MOST = 10_000_000  # above every size of a network
+MAY_BE_ZERO = ("proprio_dim", "prefix_tokens")
+WORDS = {"attention": ("bidirectional", "causal"), "decoding": ("parallel", "autoregressive")}
+
+
+def check_plain(values: dict[str, Any]) -> None:
+    """Check :meth:`NetConfig.to_dict` of a file. Raises ValueError, or KeyError for a tower that is missing."""
+    for kind, own in (
+        (NetConfig, values),
+        *((TowerConfig, values[name]) for name in ("featurizer", "fused_featurizer")),
+    ):
+        for one in fields(kind):
+            if one.name in own and not _plain(one.name, str(one.type), own[one.name]):
+                raise ValueError(f"{one.name} is {own[one.name]!r:.80}")
+
+
+def _plain(name: str, kind: str, value: Any) -> bool:
+    """Whether a value can be that of a field of this type."""
+    if kind == "int":
+        return type(value) is int and (0 if name in MAY_BE_ZERO else 1) <= value <= MOST
+    if kind == "float":
+        return type(value) in (int, float) and 0 <= value <= MOST
+    if kind == "bool":
+        return type(value) is bool
+    return value in WORDS[name] if kind == "str" else isinstance(value, dict)
+
+
 OPENVLA_7B = NetConfig(
     image_size=224,
     patch_size=14,

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from embodied.files import reading
+
 from ..shared.files import read_pt
 from .names import released_name
 
@@ -25,7 +27,8 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 def read_film(file: Path) -> dict[str, Tensor]:
     """Tensors of ``file`` under the network's names. Raises CheckpointError if the file cannot be read."""
-    return _merged({released_name(name): tensor for name, tensor in read_pt(file).items()})
+    with reading(file, "its adapters do not fit its layers"):
+        return _merged({released_name(name): tensor for name, tensor in read_pt(file).items()})
 
 
 def film_file(towers: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ..shared.lora import sliced_linear
+from ..shared.precision import without_autocast
 from .config import N_BINS, NetConfig
 
 
@@ -82,7 +83,7 @@ class LanguageModel(nn.Module):
 
         They are always float32: near 10 the steps of bf16 are 0.06, as large as a policy update.
         """
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden.device):
             return sliced_linear(self.lm_head, hidden, self.action_rows)
 
     def rebuild_rotary(self) -> None:

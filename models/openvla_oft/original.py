@@ -28,13 +28,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..shared.prompts import padded
 from .action_tokenizer import EPS, ActionTokenizer, Range
 from .build import build_network
 from .checkpoint import Folder
 from .config import NetConfig
 from .model import Inputs, OpenVLAOFT
 from .settings import Settings
-from .tokenizer import LLAMA_SPACE, padded
+from .tokenizer import LLAMA_SPACE
 
 EOS = 2
 HINTS = ("vision_num_attention_heads", "vision_num_layers")

@@ -20,7 +20,9 @@ from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, N
 
 from ..shared import sampling as drawing
 from ..shared.compiled import bucket, filled
+from ..shared.files import FORMATS
 from ..shared.offload import activations_on_host
+from . import export as exporting
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
 from .config import N_BINS, NetConfig
 from .flops import forward_flops, training_flops
@@ -32,13 +34,15 @@ from .tokenizer import PromptTokenizer
 from .value_head import ValueHead
 
 MOST_PROMPTS = 1024  # rows of the prompt table at most: a server may see any number of sentences
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class OpenVLAOFTPolicy(nn.Module):
     """The OpenVLA-OFT policy, made by :func:`~embodied.models.openvla_oft.build_policy`. Call ``bind`` first."""
 
     _no_split_modules = ("LlamaDecoderLayer", "Block")  # units of sharding and recomputation
+
+    export_formats = exporting.KINDS  # see embodied.protocols.Exports
+    export = exporting.export
 
     prompts: Tensor
     present: Tensor
@@ -64,6 +68,7 @@ class OpenVLAOFTPolicy(nn.Module):
         self.padded = False  # whether the bound prompts differ in length
         self.attention_open = False  # whether the mask is a guess until the first observations settle it
         self.attention_probe: dict[str, float] = {}  # attention mask → nats, once it was probed (see .probe)
+        self.env: EnvSpec | None = None  # that it is bound to
         self._tasks: tuple[str, ...] = ()  # instructions of the bound env
         self._row: dict[str, int] = {}  # instruction → row of the table of prompts
         self._least = 0  # least tokens of a prompt, for envs whose sentences are not known beforehand
@@ -90,7 +95,7 @@ class OpenVLAOFTPolicy(nn.Module):
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""
         _check_fit(self.model.net, env)
-        self._tasks = tuple(dict.fromkeys(env.tasks))
+        self.env, self._tasks = env, tuple(dict.fromkeys(env.tasks))
         self._least = self.settings.max_prompt_length if "instruction" in env.obs else 0
         self._tokenise(self._tasks)
         self.action_range = self.statistics.action or self._env_range(env)

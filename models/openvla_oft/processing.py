@@ -6,7 +6,7 @@ Source of the constants: preprocessor_config.json of the released checkpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..shared.constants import constant
+from ..shared.precision import without_autocast
 
 CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
 # Per tower (DINOv2, SigLIP): mean and std of pixels in [0, 1]. The first are ImageNet's numbers rounded to bf16, as in
@@ -23,9 +24,12 @@ MEAN = ((0.484375, 0.455078125, 0.40625), (0.5, 0.5, 0.5))
 STD = ((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5))
 
 
+TEMPLATE = "In: What action should the robot take to {}?\nOut:"  # the instruction in lower case
+
+
 def prompt(instruction: str) -> str:
     """The text before the action. Tokenisation adds BOS in front and the token '▁' behind."""
-    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+    return TEMPLATE.format(instruction.lower())
 
 
 def centre_crop(images: Tensor, area: float = CROP_AREA) -> Tensor:
@@ -44,6 +48,26 @@ def resize(images: Tensor, size: int) -> Tensor:
     if images.shape[-2:] == (size, size):
         return images
     return F.interpolate(images, (size, size), mode="bicubic", antialias=True, align_corners=False).clamp(0.0, 255.0)
+
+
+def resize_by_products(images: Tensor, size: int) -> Tensor:
+    """Like :func:`resize`, as two products of matrices, for formats that have no such resizing. It sums in another
+    order: a level that lies at a half within rounding may become the next one."""
+    if images.shape[-2:] == (size, size):
+        return images
+    rows, columns = (bicubic_weights(length, size, images.device) for length in images.shape[-2:])
+    across = (images.double() @ columns.T).float()
+    return (rows @ across.double()).float().clamp(0.0, 255.0)
+
+
+@lru_cache(maxsize=16)
+def bicubic_weights(length: int, size: int, device: torch.device) -> Tensor:
+    """Weights of ``length`` old pixels in each of ``size`` new ones, as :func:`resize` has them: float64
+    [size, length]."""
+    with torch.inference_mode(False):
+        one_hot = torch.eye(length)[None, None]  # row i lights pixel i
+        weights = F.interpolate(one_hot, (size, length), mode="bicubic", antialias=True, align_corners=False)
+        return weights[0, 0].double().to(device)
 
 
 def resize_lanczos3(images: Tensor, size: int) -> Tensor:
@@ -97,6 +121,7 @@ class PixelProcessor(nn.Module):
         self.size = size
         self.crop = crop
         self.preset = preset
+        self.bicubic: Callable[[Tensor, int], Tensor] = resize
         mean = MEAN if statistics is None else [entry["mean"] for entry in statistics]
         std = STD if statistics is None else [entry["std"] for entry in statistics]
         self.register_buffer("mean", torch.tensor(mean).view(1, 6, 1, 1), persistent=False)
@@ -108,15 +133,15 @@ class PixelProcessor(nn.Module):
         The arithmetic is never in 16 bits, whatever the network's format: pixels would be off by several levels, and
         the crop's coordinates by half a pixel.
         """
-        with torch.autocast(images.device.type, enabled=False):
+        with without_autocast(images.device):
             levels = self._levels(images.flatten(0, 1).permute(0, 3, 1, 2).float())
         both = levels.div(255.0).repeat(1, 2, 1, 1)
-        return ((both - self.mean) / self.std).unflatten(0, (len(images), -1)).flatten(1, 2)
+        return ((both - self.mean) / self.std).unflatten(0, (images.shape[0], -1)).flatten(1, 2)
 
     def _levels(self, pixels: Tensor) -> Tensor:
         """Float [N, 3, H, W] in [0, 255] → [N, 3, size, size]."""
         if self.preset == "oft_libero":
             pixels = resize_lanczos3(pixels, self.size).round()
             return eight_bits(centre_crop(pixels)) if self.crop else pixels
-        pixels = resize(pixels, self.size).round()  # torchvision also rounds halves to even for uint8
+        pixels = self.bicubic(pixels, self.size).round()  # torchvision also rounds halves to even for uint8
         return centre_crop(pixels) if self.crop else pixels

@@ -28,7 +28,8 @@ class Settings:
     """Keyword arguments of :func:`build_policy`. ``null`` for a size means the preset's or the checkpoint's."""
 
     size: str | None = "tiny"  # preset: tiny or 7b; null = whatever the checkpoint has
-    model_path: str | None = None  # Hugging Face folder on this machine; null = random initialisation
+    # Hugging Face folder on this machine, or package:NAME/FOLDER of one in an installed package; null = random
+    model_path: str | None = None
     seed: int = 0  # of random initialisation: network, adapters, value head
     # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
     # trainer scales the loss (actor.grad_scaler)

@@ -58,7 +58,7 @@ def sizes_of(shapes: Shapes, config: Mapping[str, Any], hints: Sequence[TowerHin
         vocab_size=rows - config.get("pad_to_multiple_of", PADDED_BY),
         hidden_size=hidden,
         intermediate_size=_shape(shapes, "language_model.model.layers.0.mlp.gate_proj.weight")[0],
-        num_hidden_layers=_count(shapes, r"language_model\.model\.layers\.(\d+)\."),
+        num_hidden_layers=count(shapes, r"language_model\.model\.layers\.(\d+)\."),
         num_attention_heads=text.get("num_attention_heads", LLAMA_HEADS),
         proprio_dim=shapes["proprio_projector.fc1.weight"][1] if "proprio_projector.fc1.weight" in shapes else 0,
         film="vision_backbone.featurizer.blocks.0.scale.weight" in shapes,
@@ -103,7 +103,7 @@ def _tower(shapes: Shapes, name: str, hint: TowerHints, released: TowerConfig) -
     registers = shapes.get(f"{prefix}.reg_token")
     return TowerConfig(
         width=width,
-        depth=hint.depth or _count(shapes, rf"vision_backbone\.{name}\.blocks\.(\d+)\."),
+        depth=hint.depth or count(shapes, rf"vision_backbone\.{name}\.blocks\.(\d+)\."),
         heads=hint.heads or released.heads,
         mlp_width=mlp_width,
         prefix_tokens=(f"{prefix}.cls_token" in shapes) + (registers[1] if registers else 0),
@@ -124,8 +124,8 @@ def _image_size(shapes: Shapes, config: Mapping[str, Any]) -> int:
     return size
 
 
-def _count(shapes: Shapes, pattern: str) -> int:
-    """1 + the highest index that ``pattern`` finds."""
+def count(shapes: Shapes, pattern: str) -> int:
+    """Count layers: 1 + the highest index that ``pattern`` finds."""
     return 1 + max((int(found[1]) for name in shapes if (found := re.match(pattern, name))), default=-1)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from embodied.errors import CheckpointError, SpecMismatchError
 
+from ..shared.prompts import PromptIds, padded, read_tokenizer
 from .config import OPENVLA_7B
 from .processing import prompt
 
@@ -23,7 +22,7 @@ SPACE = "▁"  # the last token of every prompt; a trailing space becomes it
 LLAMA_VOCAB, LLAMA_SPACE = OPENVLA_7B.vocab_size, 29871  # both of Llama 2
 
 
-class PromptTokenizer:
+class PromptTokenizer(PromptIds):
     """Turns instructions into prompt tokens.
 
     Args:
@@ -36,12 +35,10 @@ class PromptTokenizer:
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self.path = path
-        self.tokenizer = _read(path)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
-        self.bos_id, self.eos_id, self.space_id = (self._id(token) for token in ("<s>", "</s>", SPACE))
+        self.tokenizer = read_tokenizer(path)
+        bos_id, self.eos_id, self.space_id = (self._id(token) for token in ("<s>", "</s>", SPACE))
         pad_id = self.tokenizer.token_to_id("<PAD>")
-        self.pad_id = self.eos_id if pad_id is None else pad_id  # padding is masked, so any valid id works
+        super().__init__(self.tokenizer, prompt, bos_id, self.space_id, self.eos_id if pad_id is None else pad_id)
         self._check_vocabulary(vocab_size)
 
     def _check_vocabulary(self, vocab_size: int) -> None:
@@ -64,12 +61,6 @@ class PromptTokenizer:
         if index is None:
             raise CheckpointError(f"{self.path} has no token '{token}'", "use a tokenizer.json of the Llama 2 kind")
         return index
-
-    def encode(self, instruction: str) -> list[int]:
-        """Ids of the prompt: BOS, text, '▁'."""
-        ids = self.tokenizer.encode(prompt(instruction), add_special_tokens=False).ids
-        trailing = [] if ids[-1] == self.space_id else [self.space_id]
-        return [self.bos_id, *ids, *trailing]
 
     def table(
         self, instructions: Sequence[str], limit: int | None = None, least: int = 0
@@ -96,31 +87,3 @@ class PromptTokenizer:
                 f"shorten it, or set actor.model.max_prompt_length={longest} (each token costs time in every task)",
             )
         return padded(rows, self.pad_id, least)
-
-
-def padded(rows: Sequence[Sequence[int]], pad_id: int, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad rows that begin with BOS to the longest, or to ``least``: ids int64 [B, L], present bool [B, L].
-
-    Padding stands after BOS, where the images go: the text keeps its place relative to the actions.
-    """
-    longest = max(least, *map(len, rows))
-    ids = torch.full((len(rows), longest), pad_id)
-    present = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        start = longest - len(row) + 1
-        ids[index, 0], ids[index, start:] = row[0], torch.tensor(row[1:])
-        present[index, 0] = present[index, start:] = True
-    return ids, present
-
-
-def _read(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise CheckpointError(
-            f"no tokenizer at {path}", "copy tokenizer.json from the checkpoint's source into the folder"
-        )
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers has no more specific error
-        raise CheckpointError(
-            f"{path} is not a tokenizer.json: {error}", "copy it again from the checkpoint's source"
-        ) from error

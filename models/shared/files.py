@@ -1,12 +1,13 @@
 """Files of a Hugging Face checkpoint folder: weights in one safetensors file or several, JSON, state dicts of torch.
 
-Reading names a file that is damaged.
+Reading names a file that is damaged, and reads no file that lies outside of the folder (:mod:`embodied.files`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,60 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from embodied.errors import CheckpointError
+from embodied.errors import AssetsMissingError, CheckpointError
+from embodied.files import inside, reading
+from embodied.files import read_json as read_json
+
+from .keys import PACKAGE
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Number formats by their names in the configuration."""
+
+
+def folder_of(model_path: str) -> Path:
+    """The folder that ``model_path`` names: a path, or ``package:NAME/FOLDER`` for one within an installed package.
+
+    Raises:
+        AssetsMissingError: the package is not installed.
+        CheckpointError: there is no such folder.
+    """
+    name, _, inner = model_path.removeprefix(PACKAGE).partition("/")
+    path = _within(name, inner) if model_path.startswith(PACKAGE) else Path(model_path).expanduser()
+    if not path.is_dir():
+        raise CheckpointError(
+            f"no folder {path} (actor.model.model_path)",
+            "nothing is downloaded here: run `hf download OWNER/NAME --local-dir DIR` and give DIR",
+        )
+    return path
+
+
+def _within(package: str, folder: str) -> Path:
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):  # a package around it is missing, or it is no name
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise AssetsMissingError(
+            f"the Python package '{package}' of actor.model.model_path is not installed",
+            f"pip install {package.partition('.')[0].replace('_', '-')}, or set actor.model.model_path to a folder",
+        )
+    return Path(spec.submodule_search_locations[0]) / folder
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Lists ``model.safetensors``, or all files of the index. Raises CheckpointError if one is missing."""
-    if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise CheckpointError(f"{folder} lacks {', '.join(missing)}", "download the folder again")
-    return [folder / name for name in names]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises CheckpointError if the file cannot be read."""
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise _damaged(path, error) from error
+    """Lists ``model.safetensors``, or all files of the index. Raises CheckpointError if one is missing, or if a name
+    is none of a file in the folder."""
+    names = ["model.safetensors"]
+    if (index := inside(folder, INDEX)).is_file():
+        with reading(index, "it has no map from tensors to files"):
+            names = sorted(set(read_json(index)["weight_map"].values()))
+    files = [inside(folder, name) for name in names]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise CheckpointError(f"{folder} lacks {', '.join(missing) or 'weights'}", "download the folder again")
+    return files
 
 
 def read_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -69,6 +100,8 @@ def read_pt(file: Path) -> dict[str, Tensor]:
     """
     try:
         values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if others := [name for name, value in values.items() if not isinstance(value, Tensor)]:
+            raise TypeError(f"{others[0]} is no tensor")
         return {name.removeprefix("module."): tensor for name, tensor in values.items()}
     except Exception as error:  # a cut file raises whatever its reader stumbles over
         raise _damaged(file, error) from error
@@ -77,6 +110,17 @@ def read_pt(file: Path) -> dict[str, Tensor]:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes an indented JSON object."""
     path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def cast(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Casts the tensor called ``name``. Raises CheckpointError if a number of it is too large for ``dtype``."""
+    if value.dtype == dtype:
+        return value
+    cast_value = value.to(dtype)
+    if value.isfinite().all() and not cast_value.isfinite().all():
+        largest = value.abs().max().item()
+        raise CheckpointError(f"{name} has numbers up to {largest:g}, too large for {dtype}", "write bf16 or fp32")
+    return cast_value
 
 
 def write_weights(state: dict[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:

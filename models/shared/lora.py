@@ -5,8 +5,10 @@ An adapted layer computes ``W x + s · B A x`` (Hu et al., arXiv 2106.09685, eq.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,11 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
+from embodied.files import inside
 
 from .files import read_json, read_safetensors
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def inject(model: nn.Module, config: LoraConfig, seed: int, cast_input: bool) -> None:
@@ -81,12 +85,16 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Gives a float32 state dict under the names without adapters, with their deltas added.
+    """Gives a float32 state dict on the CPU under the names without adapters, with their deltas added."""
+    return {name: tensor.cpu().contiguous() for name, tensor in merged_tensors(model)}
+
+
+def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields each tensor of the state dict in float32 under its name without adapters, with their deltas added.
 
     ``model`` itself is not touched: merging in place and in bf16 destroys a small delta.
     """
     layers = lora_layers(model)
-    state: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
         if ".lora_" in name:
             continue
@@ -95,8 +103,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
         if owner and leaf == "weight":
             for adapter in layers[owner].active_adapters:
                 tensor = tensor + layers[owner].get_delta_weight(adapter).detach().float()  # type: ignore[attr-defined]
-        state[name.replace(".base_layer.", ".")] = tensor.cpu().contiguous()
-    return state
+        yield name.replace(".base_layer.", "."), tensor
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
@@ -107,15 +114,27 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Writes a folder that peft and ``lora_path`` read. For adapted models only."""
+def save_adapter(
+    model: nn.Module, folder: Path, base: str | None = None, whole: Mapping[str, Tensor] = NONE
+) -> None:  # fmt: skip
+    """Writes a folder that peft and ``lora_path`` read. For adapted models only.
+
+    Args:
+        base: where the network below lies, for peft's configuration.
+        whole: tensors of modules that were trained in full, by name; peft calls them ``modules_to_save``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(adapter_state(model), str(folder / ADAPTER_FILE), metadata={"format": "pt"})
-    model.peft_config["default"].save_pretrained(str(folder))  # type: ignore[index, union-attr]
+    state = adapter_state(model) | {_PREFIX + name: t.detach().cpu().contiguous() for name, t in whole.items()}
+    save_file(state, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
+    config: LoraConfig = copy.copy(model.peft_config["default"])  # type: ignore[index, assignment]
+    config.base_model_name_or_path = base or config.base_model_name_or_path
+    config.modules_to_save = sorted({name.rpartition(".")[0] for name in whole}) or None
+    config.save_pretrained(str(folder))
 
 
 def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
-    """Fills the injected adapters from a peft folder. Every adapter is filled, every tensor of the file is used.
+    """Fills the injected adapters from a peft folder, and modules that it holds in full. Every adapter is filled, every
+    tensor of the file is used.
 
     Args:
         ignore: compiled patterns of base names that are not built (dead modules).
@@ -123,15 +142,21 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
     Raises:
         CheckpointError: no such file, other layers, or another rank.
     """
-    path = folder / ADAPTER_FILE
+    path = inside(folder, ADAPTER_FILE)
     if not path.is_file():
         raise CheckpointError(
             f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null"
         )
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors(path)}
     given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
-    _check_adapter(path, given, {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()})
+    own = {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()}
+    plain = {
+        name: p.shape for name, p in model.named_parameters() if ".lora_" not in name and ".base_layer." not in name
+    }
+    _check_adapter(path, given, own | {name: shape for name, shape in plain.items() if name in given})
     _check_scales(folder / "adapter_config.json", model.peft_config["default"])  # type: ignore[index, arg-type]
+    for name in plain.keys() & given.keys():  # not into its present format, which may have fewer bits
+        model.get_parameter(name).data = given.pop(name).float().clone()
     renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
     model.load_state_dict(renamed, strict=False)
 

@@ -34,13 +34,14 @@ class EntropyTerm:
 
     @classmethod
     def make(cls, setup: Setup) -> Self | None:
-        """None if the policy gives no entropies.
+        """None if the policy gives no entropies, or nobody asks for them.
 
         Raises:
             ConfigError: there is a bonus for entropies that the policy does not give.
         """
         if setup.spec.entropy:
-            return cls(setup)
+            asked = setup.algorithm.calculate_entropy or setup.algorithm.entropy_bonus
+            return cls(setup) if asked else None
         if setup.algorithm.entropy_bonus:
             raise ConfigError(
                 f"algorithm.entropy_bonus is {setup.algorithm.entropy_bonus}, and the policy gives no entropies",

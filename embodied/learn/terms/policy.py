@@ -11,6 +11,7 @@ from torch import Tensor
 from embodied.algorithms.importance import off_policy, sequence_level
 from embodied.algorithms.metrics import logprob_gap, policy_stats, sum_and_count
 from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
+from embodied.learn.batch import RECORDED
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
 
 
@@ -27,9 +28,10 @@ class PolicyTerm:
 
     def __init__(self, setup: Setup) -> None:
         algorithm = setup.algorithm
-        self._layout, self._options = setup.layout, setup.options(Options)
+        self._layout, self._options, self._recomputed = setup.layout, setup.options(Options), setup.recompute
         self._loss = make_loss(algorithm.loss_type, dict(algorithm), algorithm.loss)
-        needs = {Anchor.SEQUENCE: {Need.DRIFT}, Anchor.PROXIMAL: {Need.PROXIMAL}}.get(self._loss.anchor, set())
+        before = set() if self._recomputed else {Need.PROXIMAL}  # recomputed log-probs are those before the update
+        needs = {Anchor.SEQUENCE: {Need.DRIFT}, Anchor.PROXIMAL: before}.get(self._loss.anchor, set())
         masks = self._options.off_policy_masking_delta is not None
         self.needs = frozenset(needs | ({Need.DRIFT} if masks else set()))
 
@@ -60,15 +62,22 @@ class PolicyTerm:
             return sequence_level(seen.new, batch.drift), None
         if self._loss.anchor is Anchor.ACTING:
             return seen.old, None
-        assert batch.proximal is not None
-        proximal = self._layout.reduce(batch.proximal, batch.counts, self._options.logprob_type)
-        return proximal, self._loss.importance(proximal, seen.old)
+        if self._recomputed:
+            proximal, acting = seen.old, self._reduced(seen.records[RECORDED], batch)
+        else:
+            assert batch.proximal is not None
+            proximal, acting = self._reduced(batch.proximal, batch), seen.old
+        return proximal, self._loss.importance(proximal, acting)
+
+    def _reduced(self, logprobs: Tensor, batch: OptimizerBatch) -> Tensor:
+        """[m, M₀] → [m, M]."""
+        return self._layout.reduce(logprobs, batch.counts, self._options.logprob_type)
 
     def _measured(self, loss: Tensor, policy: PolicyLoss, importance: Tensor | None, seen: Forward) -> Share:
         mask, means, largest = seen.batch.mask, {}, {}
         if importance is not None:
             means["train/behaviour_weight_mean"] = sum_and_count(importance, mask)
-        if seen.untrained:
+        if seen.untrained and not self._recomputed:  # else it was measured while they were recomputed
             new = seen.new.detach()
             largest["train/logprob_gap"] = logprob_gap(new, seen.old, mask)
             means["train/logprob_gap_mean"] = sum_and_count((new - seen.old).abs(), mask)

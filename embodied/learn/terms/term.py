@@ -19,6 +19,7 @@ from embodied.algorithms import aggregation
 from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Counts, Layout
 from embodied.algorithms.metrics import PolicyStats
+from embodied.algorithms.rewards import Rewards
 from embodied.schema import AlgorithmConfig
 from embodied.types import Evaluation, PolicySpec
 
@@ -42,16 +43,23 @@ class Setup:
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
         kl_coefficient: the present weight of the KL, which ``algorithm.kl_ctrl`` may change between updates.
+        recompute: the trainer computes the old log-probs anew (``rollout.recompute_logprobs``).
+
+    Raises:
+        ConfigError: the policy's decisions have no rewards of ``algorithm.reward_type``.
     """
 
     spec: PolicySpec
     algorithm: AlgorithmConfig
     max_steps: int
     kl_coefficient: Coefficient
+    recompute: bool = False
     layout: Layout = field(init=False)
+    rewards: Rewards = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout(self.spec.elements, self.spec.num_action_chunks))
+        object.__setattr__(self, "rewards", Rewards(self.layout, self.algorithm.reward_type))
 
     def options(self, kind: type[Options]) -> Options:
         """The dataclass ``kind`` with the values of ``algorithm``'s keys of the same names."""
@@ -114,7 +122,7 @@ class Forward:
     result: Evaluation
     reference: Evaluation | None  # None: no term needs it, or the value head warms up
     new: Tensor  # float32 [m, M], log-probs now
-    old: Tensor  # float32 [m, M], log-probs at action time
+    old: Tensor  # float32 [m, M], log-probs at action time: as recorded, or as the trainer has recomputed them
     untrained: bool  # the weights are still those that the update began with
 
 

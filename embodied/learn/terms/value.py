@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms import aggregation
-from embodied.algorithms.layout import reward_mask
+from embodied.algorithms.rewards import Rewards
 from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
@@ -21,7 +21,6 @@ class Options:
     """Keys of ``algorithm``."""
 
     adv_type: str
-    reward_type: str
     value_loss: str
     value_clip: float | None
     huber_delta: float
@@ -36,8 +35,8 @@ class ValueTerm:
     needs = frozenset({Need.VALUES})
 
     def __init__(self, setup: Setup) -> None:
-        self._options, self._num_actions = setup.options(Options), setup.layout.num_actions
-        _check_value_head(setup.spec, self._options)
+        self._options, self._rewards = setup.options(Options), setup.rewards
+        _check_value_head(setup.spec, self._options.adv_type, setup.rewards)
         self._loss = make_value_loss(self._options.value_loss, self._options.value_clip, self._options.huber_delta)
 
     @classmethod
@@ -46,8 +45,7 @@ class ValueTerm:
 
     def weights(self, batch: OptimizerBatch) -> Tensor:
         """Float32 [n, V]."""
-        mask = reward_mask(batch.counts.num_steps, self._num_actions, self._options.reward_type)
-        return aggregation.weights(mask, batch.sequence_ids, "token-mean")
+        return aggregation.weights(self._rewards.mask(batch.counts), batch.sequence_ids, "token-mean")
 
     def carries_gradient(self, batch: OptimizerBatch, weights: Tensor) -> Tensor:
         return torch.ones(len(batch), dtype=torch.bool)
@@ -61,17 +59,16 @@ class ValueTerm:
         return Share(total, per_batch={"train/value_loss": total.detach()})
 
 
-def _check_value_head(spec: PolicySpec, options: Options) -> None:
+def _check_value_head(spec: PolicySpec, adv_type: str, rewards: Rewards) -> None:
     if "value" not in spec.decision:
         raise ConfigError(
-            f"algorithm.adv_type {options.adv_type} needs values, and the policy has no value head",
+            f"algorithm.adv_type {adv_type} needs values, and the policy has no value head",
             "set actor.model.value_head=true (algorithm=ppo does), or another algorithm.adv_type",
         )
-    expected = 1 if options.reward_type == "chunk_level" else spec.num_action_chunks
     (got,) = spec.decision["value"].shape
-    if got != expected:
+    if got != rewards.width:
         raise ConfigError(
-            f"the value head gives {got} values a record and algorithm.reward_type {options.reward_type} "
-            f"has {expected} rewards",
+            f"the value head gives {got} values a record and algorithm.reward_type {rewards.reward_type} "
+            f"has {rewards.width} rewards",
             "set actor.model.value_type=${algorithm.reward_type}",
         )

@@ -1,0 +1,64 @@
+"""``embodied VERB …``: one command for everything that ``python -m embodied.…`` does.
+
+Imports nothing heavy, so that ``embodied --help`` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from embodied import __version__
+from embodied.errors import did_you_mean
+
+
+class Verb(NamedTuple):
+    module: str
+    meaning: str
+    composed: bool = False  # it takes GROUP=NAME and KEY=VALUE
+
+
+VERBS = {
+    "train": Verb("embodied.train", "train a policy or a language model with reinforcement learning", composed=True),
+    "eval": Verb("embodied.eval", "evaluate: success with intervals, videos", composed=True),
+    "sft": Verb("embodied.sft", "learn from demonstrations or answers", composed=True),
+    "demos": Verb("embodied.tools.demos", "record demonstrations by an env's own expert", composed=True),
+    "compare": Verb("embodied.tools.compare", "say whether two evaluations differ, paired by start"),
+    "report": Verb("embodied.tools.report", "write runs and evaluations into one HTML file"),
+    "export": Verb("embodied.tools.export", "write a checkpoint for other programs"),
+    "serve": Verb("embodied.tools.serve", "serve a checkpoint or an export to a robot"),
+    "doctor": Verb("embodied.tools.doctor", "find what is wrong on this machine, with fixes", composed=True),
+    "bench": Verb("embodied.tools.bench", "time a configuration on this machine", composed=True),
+    "explain": Verb("embodied.tools.explain", "say what a key, a metric or an error is"),
+    "completion": Verb("embodied.tools.completion", "print the completion script of a shell"),
+}
+"""Each module has a ``main(argv) -> exit status``."""
+
+
+def usage() -> str:
+    """Returns the text of ``embodied --help``."""
+    width = max(map(len, VERBS))
+    lines = [f"  {name:<{width}}  {verb.meaning}" for name, verb in VERBS.items()]
+    return "\n".join(["usage: embodied VERB …", "", *lines, "", "embodied VERB --help says more"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a verb; returns its exit status, and 2 for a verb that is not known."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"embodied {__version__}")
+        return 0
+    if words[0] not in VERBS:
+        print(f"error: there is no 'embodied {words[0]}'.{did_you_mean(words[0], VERBS)}", file=sys.stderr)
+        print(f"  fix: use one of: {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    return int(import_module(VERBS[words[0]].module).main(words[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Folders that come from elsewhere, such as checkpoints: their files are read only where they belong, and only as they
+were written.
+
+    check_folder(folder)          links that leave the folder, pipes and devices are refused
+    inside(folder, name)          a name that stands in a file of the folder, e.g. in an index of weights
+    reading(file)                 what is in a file is not as expected: an error with the file's name
+    checksums, sealed             note what was written
+    check_checksums, check_seal   find what was changed
+    check_export(folder)          all of it, for a folder that an export has written
+
+Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import CheckpointError, DamagedCheckpointError
+
+EXPORT_FILE = "embodied.json"  # in a folder that embodied.tools.export has written
+MOST_JSON_BYTES = 1 << 28  # the largest known, an index or a tokenizer, has some 10 MB
+MOST_ENTRIES = 100_000  # files of a folder
+PIECE = 1 << 22  # bytes that are read at a time
+RESTED_NS = 2 * 10**9
+"""Age from which a file's times tell every later change: the coarsest clocks of file systems count 2 s."""
+AGAIN = "download or copy it again"
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def check_folder(folder: Path) -> None:
+    """Check every entry of a folder, and of the folders in it, before any file is read.
+
+    Links within the folder are fine, and so are those of a download folder of Hugging Face, whose files lie in
+    ``blobs`` beside its ``snapshots``.
+
+    Raises:
+        CheckpointError: a link leads out of the folder or nowhere, or something is neither file nor folder.
+    """
+    roots = _roots(folder)
+    for number, entry in enumerate(folder.rglob("*")):
+        if number >= MOST_ENTRIES:
+            raise CheckpointError(f"{folder} has more than {MOST_ENTRIES} files", "give the folder of one checkpoint")
+        if entry.is_symlink():
+            _check_target(entry, _resolved(entry), roots)
+        elif not stat.S_ISREG(mode := entry.stat().st_mode) and not stat.S_ISDIR(mode):
+            raise CheckpointError(f"{entry} is neither a file nor a folder", f"remove it, or {AGAIN}")
+
+
+def inside(folder: Path, name: Any) -> Path:
+    """The file that a name in another file means.
+
+    Raises:
+        CheckpointError: it is no name of a file in the folder, e.g. an absolute path or one with "..".
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or any(sign in name for sign in "/\\\0") or len(name) > 255:
+        raise CheckpointError(
+            f"{folder} names the file {str(name)[:80]!r}, expected one that lies in this folder",
+            f"{AGAIN}; if it comes from strangers, do not use it",
+        )
+    path = folder / name
+    if path.is_symlink():
+        _check_target(path, _resolved(path), _roots(folder))
+    return path
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Folders in which a checkpoint's files may lie."""
+    own = folder.resolve()
+    return [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
+
+
+def _resolved(link: Path) -> Path | None:
+    try:
+        return link.resolve(strict=True)
+    except (OSError, RuntimeError):  # it leads nowhere, or in a circle
+        return None
+
+
+def _check_target(link: Path, target: Path | None, roots: list[Path]) -> None:
+    if target is None or not any(target.is_relative_to(root) for root in roots) or not target.is_file():
+        where = "leads nowhere" if target is None else f"is a link to {target}, expected a file in this folder"
+        raise CheckpointError(f"{link} {where}", "copy the file itself into the folder")
+
+
+@contextmanager
+def reading(file: Path, what: str = "its content is not as expected") -> Iterator[None]:
+    """Turn what goes wrong while the content of ``file`` is taken apart into an error that names the file.
+
+    Raises:
+        DamagedCheckpointError: instead of the errors in :data:`UNREADABLE`, and of those of the file system.
+    """
+    try:
+        yield
+    except (*UNREADABLE, OSError) as error:
+        raise DamagedCheckpointError(f"{file} is damaged: {what} ({type(error).__name__}: {error})", AGAIN) from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        DamagedCheckpointError: it cannot be read, is no JSON object, or is too large for one.
+    """
+    with reading(file, "it is no JSON object"):
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ValueError("it is no file")
+        if (size := file.stat().st_size) > MOST_JSON_BYTES:
+            raise ValueError(f"it has {size} bytes, expected at most {MOST_JSON_BYTES}")
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise TypeError(f"it holds a {type(values).__name__}")
+    return values
+
+
+def check_export(folder: Path) -> dict[str, Any]:
+    """Check a folder that ``embodied.tools.export`` has written, and return what stands in its ``embodied.json``. Of a
+    folder without that file only its entries are checked, and the result is empty.
+
+    Raises:
+        CheckpointError: as :func:`check_folder`.
+        DamagedCheckpointError: a file is not what was written.
+    """
+    check_folder(folder)
+    file = inside(folder, EXPORT_FILE)
+    if not file.exists():
+        return {}
+    values = check_seal(file, read_json(file))
+    with reading(file):
+        noted = dict(values.get("files", {}))
+    check_checksums(folder, noted)
+    return values
+
+
+# -- checksums -------------------------------------------------------------------------------------------------------
+
+
+def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Size and checksum of files by name, as :func:`check_checksums` reads them. Names may have folders in them."""
+    return {name: _sum_of_file(folder / name) for name in names}
+
+
+def check_checksums(folder: Path, noted: Mapping[str, Any]) -> None:
+    """Compare files with what was noted of them.
+
+    A checksum finds damage. It does not tell who wrote a file.
+
+    Raises:
+        DamagedCheckpointError: a file is gone or has other bytes.
+    """
+    for name, wanted in noted.items():
+        file = folder
+        for part in name.split("/"):
+            file = inside(file, part)
+        got = _sum_of_file(file) if file.is_file() else "nothing"
+        if got != wanted:
+            raise DamagedCheckpointError(f"{file} is damaged: it has {got}, expected {wanted}", AGAIN)
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of JSON with a checksum of their own."""
+    return {**values, "checksum": _sum_of_values(values)}
+
+
+def check_seal(file: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The values that :func:`sealed` was given. Those without a checksum are returned as they are.
+
+    Raises:
+        DamagedCheckpointError: they are others.
+    """
+    if "checksum" not in values:
+        return values
+    own = {name: value for name, value in values.items() if name != "checksum"}
+    if (got := _sum_of_values(own)) != values["checksum"]:
+        raise DamagedCheckpointError(
+            f"{file} is damaged or was edited: its checksum is {got}, expected {values['checksum']}",
+            f"{AGAIN}; after an edit that you mean, remove the line 'checksum' from it",
+        )
+    return own
+
+
+def _sum_of_values(values: Mapping[str, Any]) -> str:
+    return f"crc32 {zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+
+
+def _sum_of_file(path: Path) -> str:
+    """Of a file that has rested for :data:`RESTED_NS` the sum is kept: the same bytes are not read twice."""
+    facts = path.stat()
+    changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
+    if time.time_ns() - changed < RESTED_NS:
+        return _sum(path)
+    return _kept_sum(path, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _kept_sum(path: Path, *_unchanged: int) -> str:
+    return _sum(path)
+
+
+def _sum(path: Path) -> str:
+    value, size = 0, 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            value, size = zlib.crc32(piece, value), size + len(piece)
+    return f"{size} bytes, crc32 {value:08x}"

@@ -1,0 +1,166 @@
+"""Folders that ``embodied.tools.export`` has written: what stands in their ``embodied.json``, and the policy in them.
+
+    {"format": "hf", "dtype": "fp32", "env_spec": {…}, "policy": {"num_action_chunks": 8, …},
+     "model": {"_target_": "embodied.models.openvla_oft.build_policy", "model_path": ".", …},
+     "source": {"checkpoint": …, "iteration": …, "weight_version": …}, "measured": {…}, "files": {…}}
+
+No simulator is needed, and no configuration of the run::
+
+    policy, env = open_export(Path("FOLDER"))
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from embodied.files import EXPORT_FILE, check_export, checksums, reading, sealed
+from embodied.learn.origin import Restored
+from embodied.protocols import ROUNDINGS
+from embodied.spec_json import from_json
+from embodied.targets import load_target
+from embodied.types import EnvSpec
+
+NOT_CHECKED = ("README.md", "verified.json", EXPORT_FILE)
+"""Files that may change after the export: the card, the result of ``--verify``."""
+TRUSTED = frozenset(
+    {
+        *("embodied.models.openvla_oft.build_policy", "embodied.models.causal_lm.build_policy"),
+        *("embodied.models.exported.build_policy", "embodied.testing.FakePolicy"),
+        *("embodied.testing.FakeTextPolicy", "embodied.testing.FlowPolicy"),
+    }
+)
+"""What a folder may name to build its policy. A folder could name any function, and have it called."""
+TRUST = "trust"
+"""Keyword argument of what runs machine code. The caller gives it, never the folder."""
+HERE = "."
+"""In a keyword argument of ``model``: the folder itself."""
+
+
+@dataclass(frozen=True)
+class ExportFile:
+    """``embodied.json``: values of JSON."""
+
+    format: str  # as --format named it
+    dtype: str  # of the tensors: fp32, bf16 or fp16
+    env_spec: Mapping[str, Any]  # embodied.spec_json
+    policy: Mapping[str, Any]  # num_action_chunks, and what the policy says of itself
+    model: Mapping[str, Any]  # ``_target_`` and keyword arguments; empty if nothing here builds a policy from it
+    source: Mapping[str, Any]  # the checkpoint, and how far it was trained
+    measured: Mapping[str, Any] = field(default_factory=dict)  # what the export has measured
+    rounding: str = "none"  # of weights or arithmetic against those of the run (embodied.protocols.ROUNDINGS)
+    files: Mapping[str, str] = field(default_factory=dict)  # name → size and checksum (embodied.files)
+
+
+def is_export(folder: Path) -> bool:
+    """Whether ``folder`` is one that an export has written."""
+    return (folder / EXPORT_FILE).exists()
+
+
+def with_files(facts: ExportFile, folder: Path) -> dict[str, Any]:
+    """Content of ``embodied.json`` for a folder whose other files are written."""
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    noted = checksums(folder, [name for name in names if name not in NOT_CHECKED])
+    return sealed({**asdict(facts), "files": noted})
+
+
+def read_export(folder: Path) -> ExportFile:
+    """Read ``embodied.json``, and check that every file is the one that was written.
+
+    Raises:
+        CheckpointError: no such folder, or one whose links leave it.
+        DamagedCheckpointError: a file is not what was written.
+    """
+    if not is_export(folder):
+        raise CheckpointError(
+            f"{folder} has no {EXPORT_FILE}, so no export has written it",
+            "give a folder that python -m embodied.tools.export has written, or a checkpoint (runs/NAME/checkpoints/…)",
+        )
+    values = check_export(folder)
+    with reading(folder / EXPORT_FILE):
+        facts = ExportFile(**values)
+    for one in fields(ExportFile):
+        value, kind = getattr(facts, one.name), str if one.name in ("format", "dtype", "rounding") else dict
+        if not isinstance(value, kind) or (one.name == "rounding" and value not in ROUNDINGS):
+            raise DamagedCheckpointError(
+                f"{folder / EXPORT_FILE} is damaged: {one.name} is {value!r:.80}", "export again"
+            )
+    return facts
+
+
+def open_export(
+    folder: Path, device: torch.device | str = "cpu", trust: bool = False
+) -> Restored:  # fmt: skip
+    """Build the policy in an exported folder, bound to the spec of the env that it was trained for.
+
+    Args:
+        trust: as in :func:`build`.
+
+    Raises:
+        CheckpointError, DamagedCheckpointError: as :func:`read_export`; or nothing here can read the format.
+        ConfigError: what builds the policy cannot be imported.
+    """
+    return build(read_export(folder), folder, device, trust=trust)
+
+
+def check_trusted(target: str, keys: Mapping[str, Any], folder: Path) -> None:
+    """Check what builds the policy of a folder that may come from a stranger.
+
+    Args:
+        keys: its keyword arguments. Those of a checkpoint hold :data:`TRUST` if its run trusted what it loaded.
+
+    Raises:
+        ConfigError: it is no model of this library, or machine code is to be run.
+    """
+    if target not in TRUSTED:
+        raise ConfigError(
+            f"{folder} wants '{target}' to be imported and called, which is no model of this library",
+            "if you trust the folder: embodied.tools.serve --trust, or in Python open_export(folder, trust=True)",
+        )
+    if keys.get(TRUST):
+        raise ConfigError(
+            f"{folder} says of itself that it is to be trusted ('{TRUST}' of '{target}')",
+            "do not use it if it comes from strangers; if it is your own: embodied.tools.serve --trust",
+        )
+
+
+def build(
+    facts: ExportFile, folder: Path, device: torch.device | str = "cpu", env: EnvSpec | None = None,
+    trust: bool = False,
+) -> Restored:  # fmt: skip
+    """As :func:`open_export`, of a file that was read already.
+
+    Args:
+        env: to bind to, if not the one that the policy was trained for.
+        trust: the folder is your own. Whatever it names builds its policy, and machine code in it is run.
+
+    Raises:
+        ConfigError: it wants more than a folder of a stranger may.
+    """
+    if "_target_" not in facts.model:
+        raise ConfigError(
+            f"{folder} has format {facts.format}, and its policy cannot be built from it alone",
+            "export its checkpoint with --format hf",
+        )
+    keys = dict(facts.model)
+    target = str(keys.pop("_target_"))
+    if TRUST in keys:
+        raise ConfigError(
+            f"{folder} says of itself that it is to be trusted ('{TRUST}' in {EXPORT_FILE}), which no export writes",
+            "do not use it if it comes from strangers; if it is your own, export its checkpoint again",
+        )
+    if not trust:
+        check_trusted(target, keys, folder)
+    make = load_target(target, "_target_")
+    own = {TRUST: True} if trust and TRUST in inspect.signature(make).parameters else {}
+    policy = make(**{name: str(folder) if value == HERE else value for name, value in keys.items()}, **own)
+    bound = from_json(facts.env_spec) if env is None else env
+    policy.to(device)
+    policy.bind(bound)
+    return Restored(policy, bound)

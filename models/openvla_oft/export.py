@@ -1,0 +1,38 @@
+"""Folders and programs for other programs (``embodied.tools.export``). What writes them is imported when it is asked
+for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodied.protocols import Examples, Exported
+
+if TYPE_CHECKING:
+    from .policy import OpenVLAOFTPolicy
+
+FOLDERS = {
+    "hf": "a Hugging Face folder in OpenVLA-OFT's own layout: weights with adapters merged, tokenizer, statistics",
+    "adapter": "a peft folder: the LoRA adapters, with the modules that were trained in full",
+}
+PROGRAMS = {
+    "torch_export": "a program of torch.export: one decision, without this library's code",
+    "onnx": "a program of ONNX for onnxruntime and others: one decision",
+    "aoti": "a program compiled by AOTInductor for this machine's CPU: one decision",
+}
+KINDS = {**FOLDERS, **PROGRAMS}
+
+
+def export(
+    policy: OpenVLAOFTPolicy, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+) -> Exported:  # fmt: skip
+    """See :meth:`embodied.protocols.Exports.export`."""
+    assert kind in KINDS
+    if kind in FOLDERS:
+        from .export_folder import export_folder
+
+        return export_folder(policy, kind, folder, dtype, examples, options)
+    from .export_program import export_program
+
+    return export_program(policy, kind, folder, dtype, examples, options)

@@ -1,0 +1,26 @@
+"""Number formats of the arithmetic."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+def rounding_of(dtype: str, precision: str, of_run: str) -> str:
+    """Returns what a folder of floating-point weights rounds (``Exported.rounding``).
+
+    Args:
+        dtype: of the tensors that were written.
+        precision: in which the folder is to be computed.
+        of_run: in which the run computed.
+    """
+    return "none" if dtype == "fp32" and precision == of_run else "16 bits"
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Context without autocast. Where there is none it does nothing, and leaves no trace in an exported program."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
