@@ -24,8 +24,19 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def _thread_ns(pid: int) -> int:
-    tasks = Path(f"/proc/{pid}/task")
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir())
+    try:
+        tasks = [*Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # it has ended since it was listed
+        return 0
+    return sum(int((read_proc(task / "schedstat") or "0").split()[0]) for task in tasks)
+
+
+def read_proc(path: Path) -> str:
+    """A file of a process or thread; empty if that has ended since it was listed."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def minor_faults(pids: Iterable[int]) -> int:
@@ -41,7 +52,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 def descendants(pid: int) -> list[int]:
     """``pid`` and all processes below it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children = read_proc(Path(f"/proc/{pid}/task/{pid}/children")).split()
     return [pid, *(found for child in children for found in descendants(int(child)))]
 
 

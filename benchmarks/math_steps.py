@@ -42,7 +42,7 @@ from pathlib import Path
 from statistics import median
 
 from _chains import prepare
-from _measure import cpu_seconds, descendants, judge, machine, save, spread
+from _measure import cpu_seconds, descendants, judge, machine, read_proc, save, spread
 
 BENCHMARKS = Path(__file__).parent
 TRL_SCRIPT, REWARDS = BENCHMARKS / "peers" / "trl_grpo.py", BENCHMARKS / "peers" / "trl_rewards.py"
@@ -167,7 +167,7 @@ class Watched:
 
     def peak_mb(self) -> float:
         """Sum of the processes' peaks of resident memory."""
-        status = [Path(f"/proc/{pid}/status").read_text().splitlines() for pid in descendants(self._process.pid)]
+        status = [read_proc(Path(f"/proc/{pid}/status")).splitlines() for pid in descendants(self._process.pid)]
         return sum(int(line.split()[1]) for text in status for line in text if line.startswith("VmHWM:")) / 1024
 
     def rows(self) -> list[dict[str, float]]:
@@ -286,7 +286,7 @@ def main(given: Sequence[str] | None = None) -> None:
     values = values_of(cells)
     result = {
         "machine": facts,
-        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()},
+        "settings": {name: value for name, value in vars(args).items() if name not in ("out", "peer_python")},
         "cells": {cell: {side: one.spreads() for side, one in sides.items()} for cell, sides in cells.items()},
         "ratios": values,
         "kept": judge(values, BARS),

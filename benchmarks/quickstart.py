@@ -103,6 +103,12 @@ def success(out: Path, name: str) -> dict[str, Any]:
     return {key: row[key] for key in ("successes", "episodes", "success_rate", "low", "high")}
 
 
+def fill(page: Path, begin: str, text: str) -> None:
+    """Writes what stands between ``begin`` and ``END`` of a page anew."""
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+
+
 def history(out: Path, name: str) -> list[dict[str, float]]:
     """Metrics of each iteration, and the minutes since the run began."""
     rows = [json.loads(line) for line in (out / "runs" / name / "metrics.jsonl").read_text().splitlines()]
@@ -245,9 +251,7 @@ def report(steps: Steps) -> None:
     DOCS.mkdir(parents=True, exist_ok=True)
     draw(result, DOCS / "quickstart.png")
     strips(out, record(steps), DOCS / "quickstart_episodes.png")
-    page = DOCS / "quickstart.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}")
+    fill(DOCS / "quickstart.md", BEGIN, tables(result))
     print(save("quickstart", result))
 
 

@@ -5,8 +5,9 @@
 
 One process, the same states for all variants, which take turns; medians over states of CPU time and of the ratio to
 ``everything``. ``culled`` is what the adapters do: no geometry outside the picture, and the same picture to the bit.
-LIBERO's ``no_antialiasing`` (one sample a pixel instead of four) is another picture: how many pixels differ, and by how
-much, stands beside it. ``copies`` is what it costs to turn the picture and to write it into the slab.
+LIBERO's ``no_antialiasing`` (one sample a pixel instead of four) and ``coarse`` (``init_params.mesh_cell`` of 1 cm) are
+other pictures: how many pixels differ, and by how much, stands beside them. ``copies`` is what it costs to turn the
+picture and to write it into the slab.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import yaml
 from _measure import machine, save
 
 CHUNK = 8
+COARSE = 0.01  # m
 PICTURES = 3  # of one state and variant, for one value
 QUICKSTART = Path(__file__).parents[1] / "config" / "env" / "quickstart_pullcube.yaml"
 MANISKILL = {  # name → task, init_params of its cameras
@@ -75,16 +77,19 @@ def libero(suite: str, size: int, states: int) -> dict[str, Any]:
     from embodied.types import Start
 
     params = {"camera_heights": size, "camera_widths": size}
-    envs = [LiberoEnv(suite, task_ids=[0], init_params=params, renderer="osmesa") for _ in range(2)]
+    envs = [
+        LiberoEnv(suite, task_ids=[0], init_params={**params, "mesh_cell": cell}, renderer="osmesa")
+        for cell in (0.0, 0.0, COARSE)
+    ]
     sims = []
-    for samples, env in zip((4, 0), envs, strict=True):
+    for samples, env in zip((4, 0, 4), envs, strict=True):
         env.prepare()
         env.reset(Start(0, 0, 0))
         sim = next(iter(env._simulators.values()))
         sim._model.vis.quality.offsamples = samples
         sim.render(env.spec.cameras[0])  # makes the GL context
         sims.append(sim)
-    smooth, rough = sims
+    smooth, rough, coarse = sims
     slab = np.zeros((size, size, 3), np.uint8)
     tables = {camera: Table() for camera in envs[0].spec.cameras}
     drawn = np.random.default_rng(0).uniform(-1, 1, (states * CHUNK, 7)).astype(np.float32)
@@ -94,6 +99,7 @@ def libero(suite: str, size: int, states: int) -> dict[str, Any]:
                 "everything": partial(libero_picture, smooth, camera, False),
                 "culled": partial(libero_picture, smooth, camera, True),
                 "no_antialiasing": partial(libero_picture, rough, camera, True),
+                "coarse": partial(libero_picture, coarse, camera, True),
                 "copies": partial(copies, slab),
             }
             table.measure(variants)
@@ -152,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--libero", nargs="*", default=["libero_10", "libero_object", "libero_spatial", "libero_goal"])
     parser.add_argument("--maniskill", nargs="*", default=list(MANISKILL), help="some of: " + "; ".join(MANISKILL))
-    parser.add_argument("--size", type=int, default=224, help="LIBERO's camera height and width, pixels")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[224, 64], help="LIBERO's pictures, pixels")
     parser.add_argument("--states", type=int, default=7)
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -161,7 +167,7 @@ def main() -> None:
     cells: dict[str, Any] = {}
     for found in (
         *(maniskill(name, args.states) for name in args.maniskill),
-        *(libero(suite, args.size, args.states) for suite in args.libero),
+        *(libero(suite, size, args.states) for suite in args.libero for size in args.sizes),
     ):
         cells |= found
     for cell, variants in cells.items():

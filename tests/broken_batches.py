@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from broken_envs import FailsOnce
+from broken_envs import FailsOnce, SlowToDraw
 
 from embodied.testing import FakeBatchEnv
 from embodied.testing.batch import FakeBatch
@@ -15,6 +15,10 @@ from embodied.types import Obs, Start, StepResult
 
 class FailsOnceTogether(FailsOnce, FakeBatchEnv):
     """The first of all workers whose slot comes to the fault fails."""
+
+
+class SlowToDrawTogether(SlowToDraw, FakeBatchEnv):
+    """Its observations take 5 ms each."""
 
 
 class Counted(FakeBatch):

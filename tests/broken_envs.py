@@ -36,6 +36,14 @@ class HangsInReset(FakeEnv):
         time.sleep(3600)
 
 
+class SlowToDraw(FakeEnv):
+    """Its observations take 5 ms each."""
+
+    def observe(self, out: Obs) -> None:
+        time.sleep(0.005)
+        super().observe(out)
+
+
 class UnwrittenField(FakeEnv):
     def observe(self, out: Obs) -> None:
         super().observe({**out, "state": out["state"].copy()})
@@ -103,6 +111,11 @@ class FloatFrame(FakeEnv):
 class RewardIsNan(FakeEnv):
     def step(self, action: np.ndarray) -> StepResult:
         return StepResult(float("nan"), False, False)
+
+
+class TellsMore(FakeEnv):
+    def step(self, action: np.ndarray) -> StepResult:
+        return super().step(action)._replace(info={"answer": 1})
 
 
 class TupleFromStep(FakeEnv):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -62,3 +63,12 @@ def shared_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
             return rigs[key]
 
         yield get
+
+
+@pytest.fixture
+def often_switching() -> Iterator[None]:
+    """Threads take turns 500 times as often as usual: what two must not do at the same time is soon seen."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 500)
+    yield
+    sys.setswitchinterval(usual)

@@ -19,7 +19,7 @@ from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.records import RecordStore
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
-from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.slab import Slab, info_fields, runtime_fields
 from embodied.testing import DecoderPort, FakeEnv, FakePolicy
 from embodied.types import EpisodeResult, Sampling
 
@@ -70,7 +70,8 @@ def open_rig(
     env = kind(**{name: value for name, value in env_kwargs.items() if name in known})
     net = net or FakePolicy(**(policy or {}))
     net.bind(env.spec)
-    slab = Slab.create({**env.spec.obs, **net.spec.decision, **runtime_fields(net.spec.num_action_chunks)}, rows)
+    own = runtime_fields(net.spec.num_action_chunks) | info_fields(env.spec.info)
+    slab = Slab.create({**env.spec.obs, **net.spec.decision, **own}, rows)
     config = PoolConfig(
         num_slots=slots, num_workers=workers, env_target=target, env_kwargs=env_kwargs,
         reward=reward or ShapedReward("dense"), deadlines=deadlines, log_dir=log_dir,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from logged import VARYING
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-VARYING = re.compile(r"time/|memory/|.*_per_s$|rollout/batch_size_mean$")
 CORRECTED = "rollout/action_bin_usage"  # of 16 bins where the fake policy acts, before as if it had 256
 FAKE = (
     "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=3", "runner.save_interval=1",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+from logged import VARYING
 
 from embodied import train
 from embodied.parallel.group import Group
@@ -22,7 +22,6 @@ FAST = (
     "env.train.total_num_envs=4", "env.eval.total_num_envs=3", "env.eval.max_episode_steps=6",
     "env.eval.video_cfg.save_video=false",
 )  # fmt: skip
-VARYING = re.compile(r"time/|memory/|.*_per_s$|rollout/batch_size_mean$")  # what a second run need not repeat
 
 
 @pytest.fixture(autouse=True)

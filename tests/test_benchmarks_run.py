@@ -153,3 +153,12 @@ def test_the_model_counts_what_it_is_given(model: ModuleType) -> None:
     assert (lockstep.seconds, lockstep.records, lockstep.policy_calls) == (3.0 + 4.0 + 6.0, 2, 1)
     ready = model.simulate(episodes, 2, 1, model.schedules(2)["ready"], lambda rows: 4.0)
     assert (ready.seconds, ready.records, ready.policy_calls) == (1.0 + 4.0 + 4.0 + 3.0, 2, 2)
+
+
+@pytest.mark.slow
+def test_serve(tmp_path: Path) -> None:
+    """Needs the package index, for openpi's client."""
+    result = run("serve", tmp_path, "--rounds", "1", "--requests", "20", "--seconds", "0.5")
+    assert set(result["bars_kept"]) <= set(result["figures"])
+    assert all(value > 0 for value in result["figures"].values())
+    assert len(result["rounds"]) == 1

@@ -11,8 +11,9 @@ import pytest
 
 from embodied import train
 from embodied.parallel.group import Group
-from embodied.run import preflight
 from embodied.run.conditions import Conditions
+from embodied.run.shares import slots_of
+from embodied.run.sides import make_side
 from embodied.schema.compose import compose
 
 CONFIG = str(Path(__file__).parent / "config")
@@ -66,7 +67,7 @@ NOT_HERE = {"maniskill_putonplate25", "math"}  # its code, and its problems, com
 
 @pytest.mark.parametrize("name", sorted({p.stem for p in (SHIPPED / "env").glob("*.yaml")} - NOT_HERE))
 def test_the_limits_of_shipped_env_files_are_the_env_s_own(name):
-    side = preflight._side("eval", compose([f"env={name}"], "eval").config.env.eval)
+    side = make_side("eval", compose([f"env={name}"], "eval").config.env.eval)
     assert side.max_steps == side.spec.max_episode_steps
 
 
@@ -91,9 +92,9 @@ def test_an_evaluation_hosts_the_slots_of_its_side_alone():
     composed = compose([*FAKE, "env.eval.total_num_envs=3", "env.train.total_num_envs=8"], "eval", [CONFIG])
     more_evaluated = compose([*FAKE, "env.eval.total_num_envs=3"], "train", [CONFIG])
     more_trained = compose([*FAKE, "env.train.total_num_envs=9"], "train", [CONFIG])
-    assert preflight.slots_of(composed.config, Group()) == 3
-    assert preflight.slots_of(more_evaluated.config, Group()) == 3
-    assert preflight.slots_of(more_trained.config, Group()) == 9
+    assert slots_of(composed.config, Group()) == 3
+    assert slots_of(more_evaluated.config, Group()) == 3
+    assert slots_of(more_trained.config, Group()) == 9
 
 
 def test_an_evaluation_alone_runs_whole_episodes_and_says_so(capsys):
@@ -104,7 +105,7 @@ def test_an_evaluation_alone_runs_whole_episodes_and_says_so(capsys):
         "weights": "random weights", "max_steps": 24, "env_max_steps": 24, "episodes_per_task": 3,
         "init_states_per_task": [4, 4], "use_fixed_reset_state_ids": True, "ignore_terminations": False,
         "reward_mode": "sparse", "reward_coef": 1.0, "use_rel_reward": False, "env_seed": 5, "seed": 1234,
-        "group_size": 1,
+        "group_size": 1, "held_out_states": 0,
         "sampling": {"do_sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
     }  # fmt: skip
     head = capsys.readouterr().out.partition("evaluation of random weights\n")[2].splitlines()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from killed_run import MOMENTS
+from logged import lasting_meta
 from test_run import FAST, HERE, lasting
 
 from embodied import train
@@ -36,10 +37,12 @@ def arguments(folder: Path, *overrides: str) -> list[str]:
 def outcome(folder: Path) -> dict[str, Any]:
     """All metrics that a second run must repeat, and the last checkpoint: weights, optimizer, generators, numbers."""
     checkpoint = folder / "run" / "checkpoints" / "000004"
-    meta = json.loads((checkpoint / "meta.json").read_text())
-    del meta["files"][".metadata"]  # knows its folder's name
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    return {"tensors": (checkpoint / "__0_0.distcp").read_bytes(), "meta": meta, "rows": lasting(rows)}
+    return {
+        "tensors": (checkpoint / "__0_0.distcp").read_bytes(),
+        "meta": lasting_meta(checkpoint),
+        "rows": lasting(rows),
+    }
 
 
 @pytest.fixture(scope="module")

@@ -65,13 +65,22 @@ def test_train_then_resume_then_evaluate(tmp_path: Path) -> None:
     assert all(not torch.equal(before[key], after[key]) for key in before if "lora_B" in key or "lm_head" in key)
 
     checkpoint = f"runner.ckpt_path=runs/{name}/checkpoints/000002"
-    said = start(tmp_path, "runner.experiment_name=judged", checkpoint, entry="eval")
+    held_to = ("protocol=held_out", "env.eval.episodes_per_task=1")
+    said = start(tmp_path, "runner.experiment_name=judged", checkpoint, *held_to, entry="eval")
     report = json.loads((tmp_path / "runs" / "judged" / "eval" / "000000.json").read_text())
     assert [(row["task_id"], row["episodes"]) for row in report["tasks"]] == [(0, 1), (-1, 1)]
     assert report["tasks"][0]["instruction"] in said
     under = report["conditions"]
     assert (under["max_steps"], under["env_max_steps"], under["init_states_per_task"]) == (10, 280, [50])
     assert "each episode cut at 10 of 280 control steps, so success is not the benchmark's" in said
+    held_to = report["protocol"]
+    assert held_to["changed"] == {"env.eval.max_episode_steps": 10, "env.eval.episodes_per_task": 1}
+    assert (held_to["held_out_in_training"], report["episodes"][0]["start"]["init_state_id"]) == (False, 40)
+    assert "these weights were trained on the initial states that are held out here" in said
+    simulator = held_to["keys"]["simulator"]
+    assert simulator["renderer"] in ("egl", "osmesa")
+    assert {"driver", "mujoco", "robosuite", "bddl"} < set(simulator)
+    assert report["failures"][0]["progress"] > 0
     video = iio.imread(tmp_path / report["episodes"][0]["video"])
     assert video.shape[0] == 11  # the start and ten control steps
     assert video.std() > 10

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from logged import rows_of
 
 from embodied import eval as evaluation
 from embodied import train
@@ -34,12 +35,6 @@ RUN = (
     "runner.num_threads=1", "runner.logger.log_val_generations=8", "env.train.reward_mode=dense",
     f"runner.first=[{','.join(json.dumps(one) for one in FIRST)}]",
 )  # fmt: skip
-VARYING = ("time/", "per_s", "memory/", "batch_size_mean")
-
-
-def rows_of(folder: Path) -> list[dict[str, float]]:
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in row.items() if not any(part in k for part in VARYING)} for row in found]
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,7 @@ def test_wheel_holds_everything_under_one_package(wheel: Path) -> None:
         "models/shared/lora.py",
         "config/train.yaml",
         "config/env/libero_10.yaml",
+        "report/assets/page.html",
     ):
         assert f"embodied/{file}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -10,30 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_run import HIDDEN, RUN
 
 from embodied import train
 from embodied.errors import CheckpointError
 from embodied.learn.origin import restore
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import Sampling
-
-HERE = Path(__file__).parent
-HIDDEN = (
-    "libero",
-    "robosuite",
-    "mujoco",
-    "mani_skill",
-    "sapien",
-    "gymnasium",
-    "embodied.envs",
-    "embodied.runtime.pool",
-)
-RUN = (
-    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=1", "runner.save_interval=1",
-    "runner.val_check_interval=-1", "algorithm.rollout_epoch=4", "env.train.max_episode_steps=10",
-    "env.train.reward_mode=dense", "env.num_workers=1", "env.eval.video_cfg.save_video=false",
-    "runner.experiment_name=run", "--config-dir", str(HERE / "config"),
-)  # fmt: skip
 
 ANSWERS = """
 import sys

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from logged import VARYING, lasting_meta
 
 from embodied import train
 from embodied.errors import CheckpointError, WorkerDiedError
@@ -36,7 +37,6 @@ FAST = (
     "runner.val_check_interval=-1", "algorithm.rollout_epoch=4", "env.train.max_episode_steps=10",
     "env.eval.max_episode_steps=6", "env.eval.video_cfg.save_video=false",
 )  # fmt: skip
-VARYING = re.compile(r"time/|memory/|.*_per_s$|rollout/batch_size_mean$")  # what a second run need not repeat
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,10 @@ def checkpoints(name: str = "run") -> list[str]:
 
 def checkpoint_bytes(iteration: int, name: str = "run") -> dict[str, bytes]:
     folder = Path("runs", name, "checkpoints", f"{iteration:06d}")
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".metadata"}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".metadata"}
+    meta = lasting_meta(folder)
+    del meta["origin"]["simulator"]  # another one may give the same numbers
+    return files | {"meta.json": json.dumps(meta).encode()}
 
 
 def children() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -173,7 +174,7 @@ def test_sigterm_ends_all_ranks_at_one_point_with_a_checkpoint(target):
 
 
 UPDATES = (
-    *USUAL, "actor.model._target_=slow_policies.Slow", "+actor.model.evaluate_s=0.2", "actor.micro_batch_size=1",
+    *USUAL, "actor.model._target_=slow_policies.Slow", "+actor.model.evaluate_s=0.08", "actor.micro_batch_size=1",
     "runner.stop_timeout_s=1", "runner.max_epochs=2", "runner.save_interval=-1",
 )  # fmt: skip
 
@@ -191,6 +192,7 @@ def test_sigterm_in_an_update_ends_all_ranks_between_two_passes(strategy, target
     assert "stopped: 1 iterations done" in Path("out").read_text()
     assert checkpoints() == ["000001"]
     assert "rank 1: SIGTERM: stopping within 1 s" in Path("error").read_text()
+    Path("hurry").touch()
     with started(*options) as process:
         assert finished(process) == 0
     with started(*options, name="whole") as process:
@@ -277,3 +279,20 @@ def test_what_two_processes_saved_in_parts_one_goes_on_with():
         assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
     for name, expected in weights(3, "one").items():
         torch.testing.assert_close(weights(3, "two")[name], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_evaluation_goes_on_although_rank_0_has_nothing_left():
+    options = (*USUAL, "env.eval.episodes_per_task=4", "env.eval.step_s=0.02")
+    assert run(*options, name="whole", entry="eval") == 0
+    parts = [Path(f"runs/run/.unfinished/000000.rank-{rank:02d}.jsonl") for rank in range(2)]
+    with started(*options, entry="eval") as process:
+        wait_for(lambda: lines(parts[1]) > 1, WAIT_S)
+        os.kill(pid_of_rank(process, 1), signal.SIGSTOP)
+        wait_for(lambda: lines(parts[0]) == 5, WAIT_S)
+    assert lines(parts[1]) < 5
+    with started(*options, entry="eval") as process:
+        assert finished(process) == 0
+    assert "4 of 4 episodes were run before" in Path("out").read_text()
+    found, whole = (json.loads(Path("runs", name, "eval/000000.json").read_text()) for name in ("run", "whole"))
+    assert found["episodes"] == whole["episodes"]

@@ -32,6 +32,15 @@ def test_model(name):
     assert compose([f"model={name}", PATH]).resolved["actor"]["model"]["_target_"]
 
 
+def test_smollm_is_judged_by_what_it_was_shown_and_trains_on():
+    cloned = compose(["experiment=math_smollm_sft"], "sft").resolved
+    trained = compose(["experiment=math_smollm"]).resolved
+    assert trained["actor"]["model"] == cloned["actor"]["model"]
+    shown, sides = cloned["data"]["options"], (trained["env"]["train"], trained["env"]["eval"])
+    assert [side["tasks"] for side in sides] == [shown["tasks"]] * 2
+    assert shown["dataset_seed"] > max(side["dataset_seed"] + side["count"] for side in sides)
+
+
 def test_the_quickstart_trains_with_the_moved_camera_what_it_cloned_with_the_other():
     cloned = compose(["experiment=quickstart_sft"], "sft").resolved
     for name in ("grpo", "ppo"):
@@ -44,3 +53,16 @@ def test_the_quickstart_trains_with_the_moved_camera_what_it_cloned_with_the_oth
         for side in ("train", "eval"):
             assert trained["env"][side]["init_params"]["camera_views"] == after
             assert trained["env"][side]["state"] == cloned["env"][side]["state"]
+
+
+def test_the_calculator_is_called_in_the_way_that_was_cloned():
+    cloned = compose(["experiment=math_calculator_sft"], "sft").resolved
+    trained = compose(["experiment=math_calculator"]).resolved
+    assert trained["actor"]["model"] == cloned["actor"]["model"]
+    assert cloned["data"]["options"]["call_share"] == 1.0  # one way to answer: there is no style to choose
+    assert trained["env"]["eval"] == {**cloned["env"]["eval"], "video_cfg": trained["env"]["eval"]["video_cfg"]}
+    for sampling in ("sampling_params", "val_sampling_params"):
+        assert trained["algorithm"][sampling]["stop"] == ["</calc>"]
+    for side in ("train", "eval"):
+        most = max(cloned["data"]["options"]["terms"])
+        assert min(trained["env"][side]["data_args"]["terms"]) > most

@@ -40,6 +40,12 @@ def test_specs_of_fakes_come_back_equal(env):
     assert same(again(env.spec), env.spec)
 
 
+def test_a_spec_of_an_earlier_version_tells_nothing_beside_rewards():
+    data = to_json(FakeTextEnv().spec)
+    assert data.pop("info") == ["answer"]
+    assert from_json(data) == replace(FakeTextEnv().spec, info=())
+
+
 SIMULATORS = {
     "libero": (
         "embodied.envs.libero",

@@ -47,6 +47,7 @@ def test_the_fake_policy_is_right(value_head):
         ("ForgetfulState", "after set_state(get_state())"),
         ("FloatFrame", "frame(): got float64 (16, 16, 3), expected uint8 [H, W, 3]"),
         ("RewardIsNan", "reward of step(): got nan, expected a finite number"),
+        ("TellsMore", "info of step(): got answer, expected nothing, as spec.info says"),
         ("TupleFromStep", "step(): got tuple, expected StepResult"),
     ],
 )
@@ -54,7 +55,7 @@ def test_a_broken_env_is_named_by_what_is_broken(env, message):
     with pytest.raises(SpecMismatchError) as failed:
         check_env(getattr(broken_envs, env)())
     assert message in failed.value.message
-    assert "embodied/protocols.py" in failed.value.remedy
+    assert "embodied/protocols/env.py" in failed.value.remedy
 
 
 @pytest.mark.parametrize(

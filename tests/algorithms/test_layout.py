@@ -86,14 +86,6 @@ def test_counts_are_taken_apart_and_keep_their_lengths():
     assert Counts(torch.tensor([1, 2])).at(torch.tensor([1])).lengths is None
 
 
-def test_rewards_of_a_chunk_are_summed_over_executed_steps():
-    # 0 + .5 + 1 = 1.5; .25 + 1 = 1.25, the NaN was never executed.
-    assert module.reduce_rewards(REWARDS, NUM_STEPS, "chunk_level").tolist() == [[1.5], [1.25]]
-    assert module.reduce_rewards(REWARDS, NUM_STEPS, "action_level").tolist() == [[0.0, 0.5, 1.0], [0.25, 1.0, 0.0]]
-    assert module.reward_mask(NUM_STEPS, 3, "chunk_level").tolist() == [[True], [True]]
-    assert module.reward_mask(NUM_STEPS, 3, "action_level").tolist() == [[True, True, True], [True, True, False]]
-
-
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
@@ -136,27 +128,6 @@ def test_three_advantages_do_not_fit_one_ratio():
 def test_a_chunk_of_one_action_has_one_advantage_whichever_way_it_is_named():
     single = Layout(Elements((1, 2), action_axis=0), 1)
     assert single.spread(torch.tensor([[4.0]]), "chunk_level").tolist() == [[4.0]]
-    assert single.sum_to_rewards(torch.tensor([[4.0]]), "chunk_level", "action_level").tolist() == [[4.0]]
-
-
-@pytest.mark.parametrize(
-    ("level", "reward_type", "expected"),
-    [
-        ("token_level", "chunk_level", [[-21], [-3.75]]),
-        ("token_level", "action_level", [[-3, -7, -11], [-0.75, -3, 0]]),
-        ("action_level", "action_level", [[-3, -7, -11], [-0.75, -3, 0]]),
-        ("chunk_level", "chunk_level", [[-21], [-3.75]]),
-    ],
-)
-def test_elements_add_up_to_their_rewards(level, reward_type, expected):
-    assert TOKENS.sum_to_rewards(TOKENS.reduce(LOGPROBS, COUNTS, level), level, reward_type).tolist() == expected
-
-
-def test_one_element_has_no_parts_for_several_rewards():
-    with pytest.raises(ValueError, match="one element a record, and K = 3 rewards"):
-        TOKENS.sum_to_rewards(torch.zeros(1, 1), "chunk_level", "action_level")
-    with pytest.raises(UnknownNameError, match=r"algorithm.reward_type"):
-        TOKENS.sum_to_rewards(torch.zeros(1, 1), "chunk_level", "token_level")
 
 
 @pytest.mark.parametrize(
@@ -179,10 +150,6 @@ def test_another_number_of_log_probs_is_a_broken_contract():
 
 
 def test_unknown_levels_name_their_own_key():
-    with pytest.raises(UnknownNameError, match=r"algorithm.reward_type"):
-        module.reduce_rewards(REWARDS, NUM_STEPS, "token_level")
-    with pytest.raises(UnknownNameError, match=r"algorithm.reward_type"):
-        module.reward_mask(NUM_STEPS, 3, "token_level")
     with pytest.raises(UnknownNameError, match=r"Did you mean 'token_level'(.|\n)*algorithm.logprob_type"):
         TOKENS.reduce(LOGPROBS, COUNTS, "token_levle")
     with pytest.raises(UnknownNameError, match=r"algorithm.entropy_type"):

@@ -8,6 +8,7 @@ import pytest
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, hold_out, order, spread
 from embodied.data.statistics import ranges
+from embodied.errors import ConfigError
 
 
 def episode(number: int, length: int, told: str = "push") -> Demonstration:
@@ -57,3 +58,14 @@ def test_ranges_of_actions_and_state():
     assert found["action"]["q99"] == pytest.approx([99, 99.5])
     assert (found["action"]["min"], found["action"]["max"]) == ([0, 0.5], [100, 100.5])
     assert found["proprio"] == {name: [0, 0, 0] for name in ("q01", "q99", "min", "max")}
+
+
+def test_samples_in_their_order_and_whole_passes():
+    assert order(5, 0, 3, 6, shuffle=False).tolist() == [3, 4, 0, 1, 2, 3]
+    steps = [order(5, 0, 2 * step, 2, shuffle=False, drop_last=True).tolist() for step in range(3)]
+    assert steps == [[0, 1], [2, 3], [0, 1]]
+    passes = [order(5, 7, first, 2, drop_last=True).tolist() for first in range(0, 80, 2)]
+    assert all(len({*one, *two}) == 4 for one, two in zip(passes[::2], passes[1::2], strict=True))
+    assert len({sample for one in passes for sample in one}) == 5  # another one is left out each time
+    with pytest.raises(ConfigError, match="leaves out all 5 samples: an optimizer step takes 6"):
+        order(5, 0, 0, 6, drop_last=True)

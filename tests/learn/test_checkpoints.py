@@ -16,11 +16,12 @@ import torch
 from learner import learner, save_and_wait, state, trained, update
 
 from embodied.errors import CheckpointError
-from embodied.learn import checkpoint, snapshot
+from embodied.learn import checkpoint, checkpoint_meta, snapshot
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.checkpoint_load import load, resume
 from embodied.learn.checkpoint_meta import read_meta
 from embodied.learn.state import load_optimizer, optimizer_tree
+from embodied.parallel import collectives
 from embodied.testing import FakePolicy
 
 
@@ -302,6 +303,16 @@ def test_content_that_cannot_be_read_is_an_error_and_changes_nothing(tmp_path):
     assert "remove this folder" in failed.value.remedy
     assert "Traceback" not in failed.value.message
     assert_same_bits(state(other), before)
+
+
+@pytest.mark.parametrize(("rank", "sums"), [(0, 2), (1, 0)])
+def test_one_rank_sums_the_bytes_that_all_resume_from(tmp_path, monkeypatch, rank, sums):
+    path = Checkpoints(tmp_path, 3).save(trained(), 1)
+    noted = []
+    monkeypatch.setattr(checkpoint_meta, "check_checksums", lambda _, names: noted.extend(names))
+    monkeypatch.setattr(collectives, "here", lambda: rank)
+    resume(path, trained(seed=1))
+    assert len(noted) == sums
 
 
 def test_an_unfinished_checkpoint_is_not_seen(tmp_path):

@@ -70,6 +70,17 @@ class Numbers(FakePolicy):
         self.spec = replace(self.spec, categories={})
 
 
+def test_dropout_does_not_disturb_a_validation(monkeypatch):
+    train, held_out = demonstrations()
+    cloner, seen = Cloner(FakePolicy(), FakeEnv().spec, bind(CONFIG), train, held_out, torch.device("cpu")), []
+    evaluate = cloner.policy.evaluate
+    monkeypatch.setattr(cloner.policy, "evaluate", lambda *a: seen.append(cloner.policy.training) or evaluate(*a))
+    cloner.validate()
+    assert seen
+    assert not any(seen)
+    assert cloner.policy.training
+
+
 def test_a_policy_without_categories_is_validated_by_its_loss_alone():
     train, held_out = demonstrations()
     cloner = Cloner(Numbers(), FakeEnv().spec, bind(CONFIG), train, held_out, torch.device("cpu"))

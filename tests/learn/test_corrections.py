@@ -12,6 +12,7 @@ from rig import CPU
 from embodied.algorithms import aggregation
 from embodied.algorithms.kl import full, k2
 from embodied.algorithms.layout import Layout
+from embodied.algorithms.rewards import Rewards
 from embodied.learn.score import gather_numbers, make_batch
 from embodied.learn.trainer import Trainer
 from embodied.learn.update_metrics import UpdateMetrics
@@ -137,6 +138,29 @@ def test_the_proximal_policy_is_that_before_the_first_step_of_all_epochs(collect
     three = trainer(env, policy=moved(bound(env)), loss_type="ppo", **options)
     three.update(on_policy, results, iteration=0)
     assert same_weights(two.policy, three.policy, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kl_beta": 0.5, "kl_penalty_type": "full"},
+        {"kl_beta": 0.5, "kl_penalty_type": "full", "use_kl_in_reward": True},
+        {"loss_type": "gspo"},
+        {"loss_type": "tis"},
+    ],
+)
+def test_dropout_disturbs_no_pass_that_only_measures(collected, monkeypatch, options):
+    env, arrays, results = collected
+    made, seen = trainer(env, **options), set()
+    evaluate = made.policy.evaluate
+
+    def spied(*given, **named):
+        seen.add((torch.is_grad_enabled(), made.policy.training))
+        return evaluate(*given, **named)
+
+    monkeypatch.setattr(made.policy, "evaluate", spied)
+    made.update(arrays, results, iteration=0)
+    assert seen == {(True, True), (False, False)}
 
 
 # -- KL ---------------------------------------------------------------------------------------------------------------
@@ -313,10 +337,10 @@ def test_the_order_of_groups_changes_no_advantage(collected):
     own = made._own(arrays, results)
     penalties = made._score._penalties(own, made._evaluate, 1000, UpdateMetrics(), unwatched)
     numbers = gather_numbers(arrays, results, penalties=penalties)
-    forward = make_batch(numbers, results, made._score.estimator, "chunk_level")
+    forward = make_batch(numbers, results, made._score.estimator, Rewards(LAYOUT, "chunk_level"))
     order = [6, 7, 2, 3, 0, 1, 4, 5]
     shuffled = [numbers[i] for i in order], [results[i] for i in order]
-    other = make_batch(*shuffled, made._score.estimator, "chunk_level")
+    other = make_batch(*shuffled, made._score.estimator, Rewards(LAYOUT, "chunk_level"))
     by_row = dict(zip(forward.rows.tolist(), forward.advantages[:, 0].tolist(), strict=True))
     assert by_row == dict(zip(other.rows.tolist(), other.advantages[:, 0].tolist(), strict=True))
 

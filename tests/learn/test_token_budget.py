@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from embodied import train
 from embodied.learn.batch import packed
+from embodied.testing import FakeTextPolicy
 
 HERE = Path(__file__).parents[1]
 
@@ -58,6 +59,24 @@ def test_a_budget_changes_no_sum(tmp_path, monkeypatch, loss):
         found.append([(row["train/loss"], row["train/grad_norm"], row["rollout/return_mean"]) for row in rows])
     for whole, budget in zip(*found, strict=True):
         assert budget == pytest.approx(whole, rel=1e-4, abs=1e-7)
+
+
+def test_passes_without_gradients_have_a_budget_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    budgets: list[tuple[int, bool]] = []  # tokens of each pass, and whether it has gradients
+
+    def counted(policy: FakeTextPolicy, records, sampling, distribution=False):
+        light = {"length": records["length"].numpy()}
+        budgets.append((int(policy.tokens(light).sum()), torch.is_grad_enabled()))
+        return evaluate(policy, records, sampling, distribution)
+
+    evaluate = FakeTextPolicy.evaluate
+    monkeypatch.setattr(FakeTextPolicy, "evaluate", counted)
+    dynamic = ("runner.enable_dynamic_batch_size=true", "runner.max_tokens_per_mbs=24")
+    options = ("algorithm.logprob_forward_max_tokens=64", "algorithm.loss_type=tis", "runner.max_epochs=1")
+    assert train.main([*RUN, *dynamic, *options, "runner.experiment_name=run"]) == 0
+    largest = [max(tokens for tokens, gradients in budgets if gradients is wanted) for wanted in (True, False)]
+    assert largest[0] <= 24 < largest[1] <= 64
 
 
 @pytest.mark.parametrize(

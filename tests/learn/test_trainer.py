@@ -209,6 +209,26 @@ def test_the_order_of_records_is_a_function_of_its_seed():
     assert order((1, 2, 3)) == order((1, 2, 3))
     assert len({tuple(order(seed)) for seed in ((1, 2, 3), (1, 2, 4), (1, 3, 3), (2, 2, 3))}) == 4
     assert [len(part) for part in optimizer_batches(17, 4, 0, 0, 0)] == [4, 4, 4, 4, 1]
+    assert torch.cat(list(optimizer_batches(17, 4, 1, 2, 3, shuffle=False))).tolist() == list(range(17))
+
+
+def test_records_are_taken_in_the_order_of_the_plan_if_that_is_asked_for(collected):
+    env, arrays, results = collected
+    shuffled, in_order = (
+        trainer(env, batch=5, micro=5, shuffle_rollout=shuffle).update(arrays, results, iteration=0)[0]
+        for shuffle in (True, False)
+    )
+    assert shuffled["train/optimizer_steps"] == in_order["train/optimizer_steps"]
+    assert shuffled["train/loss"] != in_order["train/loss"]
+
+
+def test_the_entropy_is_measured_if_somebody_asks_for_it(collected):
+    env, arrays, results = collected
+    for options, measured in (
+        ({}, True), ({"calculate_entropy": False}, False), ({"calculate_entropy": False, "entropy_bonus": 0.01}, True)
+    ):  # fmt: skip
+        metrics, _ = trainer(env, **options).update(arrays, results, iteration=0)
+        assert ("train/entropy" in metrics) == measured
 
 
 def test_an_update_that_is_not_finite_changes_nothing(collected):

@@ -34,21 +34,21 @@ def gathered(processes: Group, interrupted: int | None) -> dict[str, Any]:
     with StopSignal(20.0) as stop:
         stop.hold_from_now()
         try:
-            found: Any = gather_shares(processes, stop, work, lambda: events.append("stopped"), waiting)
+            found: Any = gather_shares(processes, stop, work, lambda: events.append("ended"), waiting)
         except Stopped:
             found = "stopped"
     return {"found": found, "events": events}
 
 
 def test_every_process_gets_all_shares_by_rank():
-    alike = {"found": ["share 0", "share 1"], "events": ["worked", "waits"]}
+    alike = {"found": ["share 0", "share 1"], "events": ["worked", "ended", "waits"]}
     assert on_ranks(gathered, None) == [alike, alike]
 
 
 def test_a_signal_in_one_process_stops_all_and_the_others_do_their_share():
     first, second = on_ranks(gathered, 0)
-    assert first == {"found": "stopped", "events": ["stopped", "waits"]}
-    assert second == {"found": "stopped", "events": ["worked", "waits"]}
+    assert first == {"found": "stopped", "events": ["ended", "waits"]}
+    assert second == {"found": "stopped", "events": ["worked", "ended", "waits"]}
 
 
 def test_a_signal_from_before_lets_no_work_begin():

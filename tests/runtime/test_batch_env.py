@@ -242,7 +242,7 @@ def test_two_stages_are_two_workers(make_rig):
     calls, answer = [], rig.policy.act
     rig.policy.act = lambda obs, uniform, sampling: (calls.append(len(uniform)), answer(obs, uniform, sampling))[1]
     sent, send = [], rig.pool.send
-    rig.pool.send = lambda command, video=None: (sent.append((len(calls), command)), send(command, video))
+    rig.pool.send = lambda command, *rest: (sent.append((len(calls), command)), send(command, *rest))
     rig.rollout(lockstep=True, stages=2, policy_batch=2).collect(make_plan(rig, episodes=4), rig.job())
     together: dict[int, set[int]] = {}
     for call, command in sent:
@@ -258,9 +258,9 @@ def kill_at(rig, number):
     """Kill worker 0 after the n-th command of the rollout."""
     send, count = rig.pool.send, 0
 
-    def sending(command, video=None):
+    def sending(command, *rest):
         nonlocal count
-        send(command, video)
+        send(command, *rest)
         count += 1
         if count == number:
             os.kill(rig.pool.pids[0], signal.SIGKILL)

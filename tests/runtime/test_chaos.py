@@ -98,6 +98,7 @@ def test_a_hundred_iterations_with_failures_leave_nothing(make_rig, start_method
     parents = [os.getpid()]
     if start_method == "forkserver":
         parents.append(request.getfixturevalue("fork_server").pid)
+    before = zombies(parents)  # other tests of this process may have left some
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=2, group_size=2)
     counts, rollout = [], rig.rollout()
     for iteration in range(100):
@@ -114,7 +115,7 @@ def test_a_hundred_iterations_with_failures_leave_nothing(make_rig, start_method
             counts.append((*descriptors(parents), threading.active_count(), zombies(parents)))
     assert rig.pool.restarts == 10
     assert set(counts) == {counts[0]}
-    assert counts[0][-1] == 0
+    assert counts[0][-1] <= before
 
 
 LAUNCHER = """

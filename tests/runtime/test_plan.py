@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embodied.errors import ConfigError
+from embodied.perturbations import Condition, Perturbation
 from embodied.random import Stream
-from embodied.runtime.plan import EVAL_SEEDS, eval_plan, noise, train_plan, video_name, with_videos
+from embodied.runtime.plan import (
+    EVAL_SEEDS,
+    eval_plan,
+    noise,
+    train_plan,
+    under_conditions,
+    video_name,
+    with_videos,
+)
 from embodied.types import DiscreteAction, EnvSpec, Noise
 
 STATES = (3, 2, 4)
@@ -95,6 +105,18 @@ def test_videos_are_spread_and_bounded(most, expected):
         assert named[-1].video == f"v/{video_name(episodes[-1])}"
 
 
+def test_the_name_of_a_video_says_how_its_episode_is_perturbed():
+    first = plan()[:1]
+    conditions = [Condition(kind, "mild", Perturbation(blur=0.1)) for kind in ("blur", "../my own: dusk", "long" * 80)]
+    names = [video_name(episode) for episode in under_conditions(first, conditions)]
+    start = f"task{first[0].start.task_id:02d}_start{first[0].start.init_state_id:02d}"
+    assert names[:3] == [
+        f"{start}_episode00000.mp4", f"{start}_episode00001_blur-mild.mp4",
+        f"{start}_episode00002_.._my_own__dusk-mild.mp4",
+    ]  # fmt: skip
+    assert len(names[3]) < 128, "file systems take 255"
+
+
 KEYS = st.tuples(
     st.integers(0, 2**32),
     st.sampled_from([Stream.TRAIN_NOISE, Stream.EVAL_NOISE]),
@@ -146,3 +168,26 @@ def test_a_refill_has_scenes_of_its_own_and_none_of_the_evaluation():
     seeds = [{episode.start.seed for episode in plan(sampling_round=number)} for number in range(3)]
     assert len(set.union(*seeds)) == sum(map(len, seeds)) == 9
     assert max(set.union(*seeds)) < EVAL_SEEDS <= min(e.start.seed for e in eval_plan(SPEC, episodes_per_task=2))
+
+
+def test_starts_in_their_order():
+    asked = [pair for i in range(3) for pair in pairs(plan(iteration=i, episodes=4, group_size=1, shuffle=False))]
+    assert asked == [*sorted(PAIRS), *sorted(PAIRS)[:3]]
+    assert pairs(plan(seed=2, episodes=4, group_size=1, shuffle=False)) == asked[:4]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_iteration_of_whole_passes_has_no_starts_of_two(shuffle):
+    passes = [
+        [
+            pair
+            for i in (2 * n, 2 * n + 1)
+            for pair in pairs(plan(iteration=i, group_size=3, drop_last=True, shuffle=shuffle)[::3])
+        ]
+        for n in range(4)
+    ]  # a pass has nine starts: two iterations of four, of three episodes each
+    for one in passes:
+        assert len(set(one)) == 8
+    assert (len({tuple(one) for one in passes}) == 1) is not shuffle
+    with pytest.raises(ConfigError, match="leaves out all 9 starts: an iteration takes 12"):
+        plan(episodes=12, group_size=1, drop_last=True)

@@ -108,10 +108,10 @@ def test_two_stages_answer_halves_while_the_other_half_works(shared_rig):
     rig = shared_rig(workers=2, slots=4)
     answered, send, act = [], rig.pool.send, rig.policy.act
 
-    def sending(command, video=None):
+    def sending(command, *rest):
         if command.kind == Kind.STEP:
             answered[-1].add(command.slot)
-        send(command, video)
+        send(command, *rest)
 
     rig.pool.send = sending
     rig.policy.act = lambda *args: (answered.append(set()), act(*args))[1]

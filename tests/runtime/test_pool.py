@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,10 @@ import pytest
 from rig import BOTH_STARTS, FAST
 
 from embodied.errors import EmbodiedError, RendererUnavailableError, WorkerDiedError, WorkerHungError
+from embodied.perturbations import Draws, Perturbation
+from embodied.random import Stream
 from embodied.runtime.channel import Command, Kind
+from embodied.runtime.messages import Outbox
 from embodied.runtime.pool import Deadlines, num_workers
 
 IMPATIENT = Deadlines(init=30.0, reset=10.0, step=0.5)
@@ -63,8 +67,9 @@ def wait_until(condition, seconds):
     return condition()
 
 
-def test_a_slot_resets_steps_and_ends(make_rig):
+def test_a_slot_resets_steps_and_ends(make_rig, monkeypatch):
     rig = make_rig(slots=3, workers=2)
+    monkeypatch.setattr(rig.pool, "_post", None)  # nothing goes over the sockets
     for slot in range(3):
         reset(rig, slot, slot, max_steps=6, task_id=slot % 2)
     assert sorted(done.slot for done in rig.pool.recv(3)) == [0, 1, 2]
@@ -141,6 +146,63 @@ def test_a_worker_that_died_is_named_when_a_video_is_announced_to_it(make_rig):
     rig.pool.send(command, video="somewhere.mp4")
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
         rig.pool.recv(1)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_busy_worker_gets_all_that_its_resets_need(make_rig, tmp_path, batch):
+    """It reads nothing for a while, and its socket holds less: of many messages, or of a large one."""
+    options = {"target": "embodied.testing.FakeBatchEnv", "pool": {"batch": True}} if batch else {}
+    rig = make_rig(slots=80, workers=1, rows=80, **options)
+    connection = rig.pool._by_slot[0].socket
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    os.kill(rig.pool.pids[0], signal.SIGSTOP)
+    began = time.monotonic()
+    for slot in range(80):
+        command = Command(Kind.RESET, slot, next_row=slot, task_id=0, init_state_id=0, max_steps=4, perturbed=True)
+        draws = Draws(Perturbation(brightness=slot / 100, latency=1), 0, int(Stream.EVAL_PERTURBATION), 0)
+        rig.pool.send(command._replace(video=slot == 60), str(tmp_path / "a.mp4") if slot == 60 else None, draws)
+        if not batch or slot == 79:
+            rig.pool.flush()
+    assert time.monotonic() - began < 1
+    assert connection.fileno() in rig.pool._by_fd, "some of it waits"
+    os.kill(rig.pool.pids[0], signal.SIGCONT)
+    answered = []
+    while len(answered) < 80:
+        answered += [done.slot for done in rig.pool.recv(1)]
+    assert sorted(answered) == [*range(80)]
+    steps = np.diff(rig.slab.arrays["images"].astype(int).mean(axis=(1, 2, 3, 4)))
+    assert (steps > 0).all() or (steps < 0).all(), "each slot has its own perturbation"
+    assert connection.fileno() not in rig.pool._by_fd
+
+
+def test_what_a_reset_needs_is_sent_without_waiting():
+    asked = []
+
+    class Connection:
+        timeout, room = 1.0, 0
+
+        def gettimeout(self):
+            return self.timeout
+
+        def setblocking(self, value):
+            asked.append(value)
+            self.timeout = 0.0
+
+        def send(self, data):
+            if not self.room:
+                raise BlockingIOError
+            return min(len(data), self.room)
+
+    connection = Connection()
+    outbox = Outbox(connection)
+    assert not outbox
+    outbox.put("a.mp4")
+    for room, sent in ((0, False), (0, False), (5, True)):
+        assert outbox
+        connection.room = room
+        assert outbox.flush() is sent
+    assert not outbox
+    assert asked == [False], "once"
 
 
 @BOTH_STARTS

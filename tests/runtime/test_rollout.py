@@ -155,7 +155,7 @@ def test_evaluation_and_training_give_the_same_episodes(rig):
 def spans(rig, plan, job):
     """For each episode of the plan, the commands of the run between which it ran, from what was sent to the pool."""
     sent, send = [], rig.pool.send
-    rig.pool.send = lambda command, video=None: (sent.append(command), send(command, video))
+    rig.pool.send = lambda command, *rest: (sent.append(command), send(command, *rest))
     try:
         rig.rollout().collect(plan, job)
     finally:
@@ -189,10 +189,10 @@ def test_a_slot_whose_episode_ended_is_being_reset_while_the_policy_answers_othe
     given = announced = ended = meanwhile = 0
     send, flush, recv, act = rig.pool.send, rig.pool.flush, rig.pool.recv, rig.policy.act
 
-    def sends(command, video=None):
+    def sends(command, *rest):
         nonlocal given
         given += command.kind == Kind.RESET
-        send(command, video)
+        send(command, *rest)
 
     def flushes():
         nonlocal announced

@@ -47,9 +47,9 @@ def on_send(rig, react):
     """``react(command, n)`` after the n-th command of a rollout was sent."""
     send, count = rig.pool.send, 0
 
-    def sending(command, video=None):
+    def sending(command, *rest):
         nonlocal count
-        send(command, video)
+        send(command, *rest)
         count += 1
         react(command, count)
 

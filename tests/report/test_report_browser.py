@@ -1,0 +1,85 @@
+"""The report in headless Chromium: charts are drawn, videos play, filters filter, and the console stays silent.
+
+Chromium comes from the system (``apt-get install chromium``): playwright's own cannot play H.264.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported_runs import TASKS, video, write_run, write_trace
+
+from embodied.tools import report
+
+HERE = Path(__file__).parent
+LIGHT, DARK = "rgb(255, 255, 255)", "rgb(15, 18, 22)"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    pytest.importorskip("vl_convert")
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium here (apt-get install chromium)")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of an environment with playwright."""
+    folder = tmp_path_factory.mktemp("browser")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    command = [folder / "bin" / "python", "-m", "pip", "install", "-q", "playwright"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"playwright cannot be installed: {done.stderr[-500:]}")
+    return folder / "bin" / "python"
+
+
+def browsed(python: Path, chromium: str, file: Path) -> dict[str, Any]:
+    command = [python, HERE / "browse.py", chromium, file.absolute(), file.parent.absolute()]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one run", "several runs"])
+def test_it_works_in_a_browser(
+    tmp_path: Path, python: Path, chromium: str, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recording = video(tmp_path)
+    hostile = "'<img src=x onerror=alert(1)> \"}{{ datum.x }} ' + alert(1) + '"
+    for name, seed in (("a.b[0]'\"", 1), ("b", 2), ("c", 3)):
+        tasks = (*TASKS, hostile)
+        write_trace(
+            write_run(Path(name), iterations=200, evaluations=(0, 200), tasks=tasks, seed=seed, recording=recording)
+        )
+    write_run(Path("d"), group_size=3, recording=recording)
+    names = ["a.b[0]'\"", "b", "c", "d"] if several else ["a.b[0]'\""]
+    assert report.main([*names, "--out", "page.html"]) == 0
+    for name, found in browsed(python, chromium, tmp_path / "page.html").items():
+        assert found["said"] == [], name
+        assert set(found["asked"]) <= {"file", "data", "blob"}
+        assert len(found["charts"]) >= 9
+        assert all(found["charts"])
+        assert all(found["names"])
+        assert found["plays"] == [256, True, None]
+        assert not found["too_wide"]
+        assert found["paper"] == (DARK if name == "dark" else LIGHT)
+        assert found["chosen"] == DARK  # the button: as the system, light, dark
+        assert {outcome for _, outcome in found["all"]} == {"success", "failure"}
+        assert {outcome for _, outcome in found["failures"]} == {"failure"}
+        assert len({task for task, _ in found["failures"]}) == 3
+        assert len({task for task, _ in found["of_a_task"]}) == 1
+        assert found["count"].startswith(f"{len(found['of_a_task'])} of {len(found['of_a_task'])} videos shown")
+        assert found["keys"].startswith("1 of ")
+        assert found["focus"] == "content"

@@ -1,0 +1,240 @@
+"""The page of the report as a file: what is in it, that nothing breaks out of it, its size, and the command."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import time
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported_runs import video, write_run, write_trace
+
+from embodied.report import charts, library, videos
+from embodied.report.page import in_script
+from embodied.report.reading import read
+from embodied.report.series import Chart, Line, Point
+from embodied.tools import report
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' {{ 7 * 7 }}"
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, text by element, and scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open == "script":
+            self.scripts[-1] += data
+        elif self._open != "style":
+            self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def specs(self) -> list[Any]:
+        found = zip(self.of("script"), self.scripts, strict=True)
+        return [json.loads(text) for attributes, text in found if attributes.get("type") == "application/json"]
+
+
+@pytest.fixture(autouse=True)
+def library_or_stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The charting library is a megabyte of no interest here."""
+    pytest.importorskip("jinja2")
+    monkeypatch.setattr(library, "check_installed", lambda: None)
+    monkeypatch.setattr(library, "javascript", lambda: "/* the charting library */")
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return video(tmp_path_factory.mktemp("recording"))
+
+
+def made(*names: object, expected: int = 0) -> Page:
+    assert report.main([str(name) for name in names]) == expected
+    folder = Path(str(names[0]))
+    return Page((folder / "report.html" if len(names) == 1 else Path("report.html")).read_text())
+
+
+def test_everything_is_on_the_page(tmp_path: Path, recording: Path) -> None:
+    folder = write_run(tmp_path / "a", recording=recording)
+    write_trace(folder)
+    page = made(folder)
+    assert [tag for tag, _ in page.elements if tag == "main"] == ["main"]
+    assert [one["id"] for one in page.of("h2") if "id" in one] == [
+        "curves", "success", "videos", "time", "configuration", "reproduce",
+    ]  # fmt: skip
+    for said in ("6/8 (75%)", "exact McNemar test: p = 0.0312", "python -m embodied.train env=fake", "2.13.0",
+                 "runner.max_epochs", "16 of 16 evaluation episodes were recorded"):  # fmt: skip
+        assert said in page.text
+    assert "missing" not in [one.get("id") for one in page.of("h2")]
+    assert len(page.of("video")) == 16
+    data = [text for one, text in zip(page.of("script"), page.scripts, strict=True) if one.get("type") == "text/plain"]
+    assert base64.b64decode(data[0]) == recording.read_bytes()
+    outcomes = {(one["data-task"], one["data-outcome"]) for one in page.of("li") if "data-task" in one}
+    assert len(outcomes) == 4
+
+
+def test_nothing_is_fetched_and_everything_has_a_name(tmp_path: Path, recording: Path) -> None:
+    page = made(write_run(tmp_path / "a", recording=recording))
+    for tag, attributes in page.elements:
+        assert not any(str(attributes.get(name, "")).startswith(("http", "//")) for name in ("src", "href"))
+        if tag == "video":
+            assert attributes["aria-label"]
+        if tag in ("select", "input"):
+            assert attributes["id"] in [one["for"] for one in page.of("label")]
+    policy = next(one["content"] for one in page.of("meta") if one.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    specs = [spec for spec in page.specs() if "$schema" in spec]
+    assert len(specs) == 9
+    assert all(spec["description"] for spec in specs)
+
+
+def test_several_runs_are_compared_with_the_first(
+    tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, seed in (("a", 1), ("b", 2)):
+        write_run(Path(name), seed=seed, recording=recording)
+    write_run(Path("c"), group_size=3, evaluations=(3,))
+    page = made("a", "b", "c")
+    assert "Against A, over all tasks" in page.text
+    assert "a (seed 1), b (seed 2)" in page.text
+    assert "C against A, by task: c after 3 iterations" in page.text
+    assert "what differs between the runs" in page.text
+
+
+def test_hostile_names_stay_texts(tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = write_run(Path("plain"), recording=recording)
+    folder = write_run(Path("<i>x&y"), tasks=(HOSTILE, "fine"), recording=recording, loss_type=HOSTILE)
+    line = {"command": HOSTILE, "time": HOSTILE, "versions": {HOSTILE: HOSTILE}}
+    (folder / "starts.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, HOSTILE: 1.0, "train/loss": 0.5}) + "\n")
+    for names in ((folder,), (plain, folder)):
+        page = made(*names)
+        scripts = [one.get("type") for one in page.of("script")]
+        assert scripts.count(None) == 2  # the library and ours
+        assert page.of("img") == []
+        assert page.of("i") == []
+        assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
+        assert HOSTILE in page.text
+        page.specs()
+
+
+def test_text_in_scripts() -> None:
+    text = in_script({"a": "</script><!--&\u2028", "b": [1, None]})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--&\u2028", "b": [1, None]}
+
+
+@pytest.mark.parametrize("name", ["a", "a/eval/000006.json"])
+def test_an_empty_or_damaged_run_still_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a/eval").mkdir(parents=True)
+    Path("a/eval/000006.json").write_text('{"tasks": [')
+    assert report.main([name]) == 0
+    page = Page(Path("report.html").read_text())  # not into a folder that is no run's: none could begin there
+    assert "What is missing" in page.text
+    assert "is damaged or half written" in page.text
+    assert not Path("a/report.html").exists()
+
+
+def test_videos_that_do_not_fit_are_left_out_and_counted(tmp_path: Path, recording: Path) -> None:
+    folder = write_run(tmp_path / "a", per_task=20, evaluations=(0, 3, 6), recording=recording)
+    made(folder)
+    whole = (folder / "report.html").stat().st_size
+    assert report.main([str(folder), "--size", str(whole / 1e6 / 3)]) == 0
+    assert (folder / "report.html").stat().st_size <= whole / 3
+    page = Page((folder / "report.html").read_text())
+    kept = [one for one in page.of("li") if "data-task" in one]
+    assert 4 <= len(kept) < 120
+    assert f"{len(kept)} of these are in this file, {120 - len(kept)} are left out" in page.text
+    newest = {(one["data-task"], one["data-outcome"]) for one in kept if one["data-iteration"] == "6"}
+    assert len(newest) == 4
+
+
+def test_files_that_are_no_videos_are_not_taken(tmp_path: Path, recording: Path) -> None:
+    folder = write_run(tmp_path / "a", recording=recording)
+    own = sorted((tmp_path / "videos").rglob("*.mp4"))
+    own[0].write_bytes(own[0].read_bytes()[:200])
+    own[1].unlink()
+    own[2].write_text("something else")
+    secret = tmp_path / "secret.txt"
+    secret.write_bytes(recording.read_bytes())
+    file = folder / "eval" / "000006.json"
+    found = json.loads(file.read_text())
+    found["episodes"][-1]["video"] = str(secret)
+    file.write_text(json.dumps(found))
+    run = read(str(folder))
+    chosen = videos.choose([run], 10**9)
+    assert (chosen.recorded, len(chosen.videos), chosen.missing, chosen.too_many) == (16, 12, 4, 0)
+
+
+def test_a_run_that_was_moved_with_its_videos(tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "here" / "a", recording=recording)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    monkeypatch.chdir("/")
+    assert len(videos.choose([read(str(tmp_path / "there" / "a"))], 10**9).videos) == 16
+
+
+def test_a_thousand_iterations_and_two_hundred_episodes(tmp_path: Path, recording: Path) -> None:
+    large = tmp_path / "large.mp4"
+    padding = 300_000
+    large.write_bytes(recording.read_bytes() + padding.to_bytes(4) + b"free" + bytes(padding - 8))
+    folder = write_run(tmp_path / "a", iterations=1000, evaluations=(0, 1000), per_task=50, recording=large)
+    began = time.monotonic()
+    made(folder)
+    assert time.monotonic() - began < 10
+    size = (folder / "report.html").stat().st_size
+    assert 28e6 < size <= 30e6
+
+
+def test_the_command_refuses_what_it_cannot_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = str(write_run(tmp_path / "a"))
+    for arguments, said in (
+        (["runs/nothing"], "there is no runs/nothing"),
+        ([folder, "--size", "0"], "--size is 0"),
+        ([folder] * 27, "got 27 runs"),
+        ([folder, "--out", str(tmp_path / "no" / "file.html")], "cannot write the report"),
+    ):
+        assert report.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert "\n  fix: " in error
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_the_only_point_of_a_line_is_drawn():
+    one, two = (Line(f"{count}", [Point(step, 0.5) for step in range(count)], 1) for count in (1, 2))
+    values = charts.of_lines(Chart("KL", "nats", False, "", [one, two]), "")["data"]["values"]
+    assert [row.get("m", False) for row in values] == [True, False, False]

@@ -1,0 +1,185 @@
+"""What the report reads of runs: whole ones, seeds of one experiment, and folders that are empty, damaged or old."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from reported_runs import TASKS, write_run, write_trace
+
+from embodied.errors import EvaluationError
+from embodied.report import series, settings, success, times
+from embodied.report.reading import Run, read
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    run = read(str(write_run(tmp_path / "a")))
+    assert run.problems == []
+    assert run.iterations == 6
+    assert run.starts[0]["command"] == "python -m embodied.train env=fake"
+    assert [sorted(run.evaluations), run.episodes] == [[0, 6], 16]
+    titles = [chart.title for chart in series.charts([run])]
+    assert titles == ["Success", "Return", "KL", "Clip share", "Entropy", "Staleness", "Loss"]
+    lines = {line.label: line for line in series.charts([run])[0].lines}
+    assert lines["training"].points[-1] == series.Point(6, 0.81, 0.81 - 0.1, 0.81 + 0.1)
+    assert [point.value for point in lines["evaluation"].points] == [0.0, 0.75]  # of the files: no metric says it
+    changed = {one.key for one in settings.settings([run]) if one.changed}
+    assert {"runner.seed", "runner.max_epochs"} <= changed
+    assert "runner.num_threads" not in changed
+
+
+def test_before_and_after_are_paired(tmp_path: Path) -> None:
+    found = success.of([read(str(write_run(tmp_path / "a")))])
+    assert [side.label for side in found.sides] == ["before training", "after 6 iterations"]
+    assert [row[:2] + row[3:4] for row in found.tables[0].rows] == [
+        [TASKS[0], "0/4 (0%)", "3/4 (75%)"], [TASKS[1], "0/4 (0%)", "3/4 (75%)"],
+        ["all tasks", "0/8 (0%)", "6/8 (75%)"],
+    ]  # fmt: skip
+    assert found.tables[0].starts == "8 of A's 8 starts and of B's 8 have a partner"
+    assert "exact McNemar test: p = 0.0312" in found.tables[0].said[0]
+
+
+def test_seeds_of_one_experiment_are_one_line_with_a_band(tmp_path: Path) -> None:
+    names = [write_run(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 3))]
+    other = write_run(tmp_path / "c", group_size=3)
+    runs = [read(str(folder)) for folder in (*names, other)]
+    assert [[run.name for run in group.runs] for group in series.groups(runs)] == [
+        [str(names[0]), str(names[1])], [str(other)],
+    ]  # fmt: skip
+    lines = series.charts(runs)[0].lines
+    assert [len(line.points) for line in lines] == [6, 6]
+    last = lines[0].points[-1]
+    assert (last.value, last.low, last.high) == pytest.approx((0.82, 0.81, 0.83))
+    assert lines[1].points[-1].low is None  # in one chart a band means one thing
+    differing = {one.key for one in settings.settings(runs) if one.varies}
+    assert differing == {"runner.seed", "runner.experiment_name", "algorithm.group_size"}
+    tables = success.of(runs).tables
+    assert [table.letter for table in tables] == ["B", "C"]
+    assert [row[5] for row in tables[1].rows] == ["+0.0%"] * 3
+
+
+def test_many_iterations_become_fewer_points(tmp_path: Path) -> None:
+    run = read(str(write_run(tmp_path / "a", iterations=1000)))
+    line = series.charts([run])[0].lines[0]
+    assert (len(line.points), line.together) == (334, 3)
+    assert line.points[-1].step == 1000
+    assert len(times.bars(run)) <= 3 * times.MOST_BARS
+
+
+def test_an_evaluation_alone_has_no_curves(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    run = read(f"{folder}@0")
+    assert (run.evaluation_alone, run.metrics, sorted(run.evaluations)) == (True, {}, [0])
+    assert success.of([run]).single[-1] == ["all tasks", "0/8 (0%)", "0% to 32%"]
+    assert run.config is not None
+
+
+def test_time_by_stage_and_the_timeline(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    write_trace(folder)
+    run = read(str(folder))
+    assert [(stage.name, stage.seconds) for stage in times.stages(run)] == [
+        ("rollout", 18.0), ("training", 6.0), (times.REST, 6.0),
+    ]  # fmt: skip
+    picture = times.picture(run)
+    assert picture is not None
+    assert {piece.lane for piece in picture.lanes} == {"policy", "slot 0", "slot 1"}
+    assert {piece.name for piece in picture.lanes} == {"policy", "step", "render"}
+    assert picture.seconds == pytest.approx(39.6e-3)
+    busy = sum((piece.ended - piece.began) * piece.share for piece in picture.lanes if piece.lane == "slot 0")
+    assert busy == pytest.approx(40 * 600e-6, rel=0.3)  # gaps within a column make it paler
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    run = read(str(tmp_path))
+    assert [line.split(":")[0] for line in run.problems] == [
+        "config.yaml is missing", "starts.jsonl is missing", "metrics.jsonl is missing", "there is no evaluation",
+    ]  # fmt: skip
+    assert series.charts([run]) == []
+    assert success.of([run]).sides == []
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="there is no"):
+        read(str(tmp_path / "nothing"))
+
+
+def half(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-30])
+
+
+def text(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (half("metrics.jsonl"), "metrics.jsonl: 1 of 6 lines are damaged or half written, left out"),
+        (half("eval/000006.json"), "000006.json is damaged or half written"),
+        (text("eval/000006.json", "{}"), "000006.json is none: an evaluation's file has 'tasks' and 'episodes'"),
+        (text("eval/000006.json", ""), "000006.json is empty"),
+        (text("config.yaml", "runner: [1"), "config.yaml is damaged"),
+        (text("config.yaml", "7"), "config.yaml is damaged or half written"),
+        (text("starts.jsonl", "x\n"), "starts.jsonl: 1 of 1 lines are damaged"),
+        (lambda folder: (folder / "starts.jsonl").unlink(), "starts.jsonl is missing"),
+        (lambda folder: (folder / "metrics.jsonl").unlink(), "metrics.jsonl is missing: there are no curves"),
+        (text("metrics.jsonl", "\x00\xff[]\n1\n"), "metrics.jsonl: 2 of 2 lines are damaged"),
+    ],
+)
+def test_what_is_damaged_is_said_and_the_rest_is_read(
+    tmp_path: Path, harm: Callable[[Path], object], said: str
+) -> None:
+    folder = write_run(tmp_path / "a")
+    harm(folder)
+    run = read(str(folder))
+    assert said in " ".join(run.problems)
+    assert run.evaluations
+    series.charts([run])
+    success.of([run])
+
+
+def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", iterations=1, evaluations=())
+    odd = '{"step": 2, "train/loss": NaN, "train/entropy": Infinity, "train/lr": "x", "made/up": 1%s}\n' % ("0" * 400)
+    (folder / "metrics.jsonl").write_text(odd + '{"step": -1}\n{"step": true}\n{"step": 3, "made/up": 2}\n')
+    run = read(str(folder))
+    assert run.metrics == {2: {}, 3: {"made/up": 2.0}}
+
+
+def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:4]))
+    assert any(line.startswith("4 of 6 iterations are there") for line in read(str(folder)).problems)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"traceEvents": [{"ph": "X"}]}',
+        '{"traceEvents": 3}',
+        '{"traceEvents": [{"ph": "X", "pid": 1, "tid": 0, "name": "a", "ts": 0, "dur": 1e30}]}',
+    ],
+)
+def test_a_damaged_timeline(tmp_path: Path, content: str) -> None:
+    folder = write_run(tmp_path / "a")
+    write_trace(folder)
+    (folder / "trace" / "000001-train.json").write_text(content)
+    run = read(str(folder))
+    assert times.picture(run) is None
+    assert "is damaged" in run.problems[-1]
+
+
+def test_metrics_of_other_versions_can_be_chosen(tmp_path: Path) -> None:
+    run = Run("a", tmp_path, metrics={1: {"old/metric": 1.0}, 2: {"old/metric": 2.0, "eval/task/3/success_rate": 0.5}})
+    assert series.others([run]) == {
+        "eval/task/3/success_rate": {"a": [(2, 0.5)]}, "old/metric": {"a": [(1, 1.0), (2, 2.0)]},
+    }  # fmt: skip
+    assert series.meaning("old/metric") == ""
+    assert series.meaning("eval/task/3/success_rate").startswith("share of the evaluation episodes")
+    assert json.dumps(series.others([run]))

@@ -1,0 +1,67 @@
+"""Where a training may copy to or from the device, or wait for it: all of it, each place with its reason.
+
+A place that is missing here fails ``on_gpu_runs.py``, and so does one that no run comes to any more.
+"""
+
+from __future__ import annotations
+
+from device import FROM_HOST, TO_HOST, WAITS
+
+NAMED = {
+    # once a run
+    (FROM_HOST, "embodied/run/build.py make_policy"): "the weights",
+    (FROM_HOST, "embodied/testing/policy.py FakePolicy.bind.<genexpr>"): "the fake policy's range of actions",
+    (FROM_HOST, "models/openvla_oft/policy.py OpenVLAOFTPolicy._tokenise"): "the table of prompts, with each binding",
+    (FROM_HOST, "models/shared/constants.py constant"): "constants, once each",
+    # once a call of the policy in a rollout
+    (FROM_HOST, "embodied/runtime/policy_port.py PolicyRows.observations.<dictcomp>"): "rows of the slab",
+    (FROM_HOST, "embodied/runtime/policy_port.py OnePass._answer"): "the noise",
+    (TO_HOST, "embodied/runtime/policy_port.py PolicyRows._read"): "decisions, into the slab",
+    # once a pass of an update
+    (FROM_HOST, "embodied/learn/batch.py gather.<dictcomp>"): "records of the slab",
+    (FROM_HOST, "embodied/learn/passes.py OwnRecords.gather.<dictcomp>"): "their instructions",
+    (FROM_HOST, "embodied/learn/terms/term.py OptimizerBatch.part.of"): "weights, masks and advantages",
+    (FROM_HOST, "embodied/algorithms/layout.py Counts.to"): "the executed steps",
+    (WAITS, "embodied/learn/trainer.py Trainer._micro_batch"): "the loss, after backward",
+    (WAITS, "embodied/learn/update_metrics.py UpdateMetrics.add"): "what the terms measured, after backward",
+    (TO_HOST, "embodied/learn/update_metrics.py UpdateMetrics._add_to_mean"): "the same",
+    # once a pass without gradients
+    (TO_HOST, "embodied/learn/score.py Scorer._with_proximal"): "log-probs of the proximal policy",
+    (TO_HOST, "embodied/learn/drift.py with_drift"): "sums of log-ratios",
+    (TO_HOST, "embodied/learn/reward_penalties.py RewardPenalties._kl_rewards"): "the KL in the rewards",
+    # once an optimizer step
+    (WAITS, "embodied/parallel/sharding.py Replicas.clip"): "the gradient's norm",
+    (WAITS, "embodied/learn/engine.py value_grad_norm"): "that of the value head",
+    # once an iteration
+    (TO_HOST, "embodied/learn/update_metrics.py on_cpu"): "once a step: ratios, if early_stop_imp_ratio asks for them",
+    (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",
+    (WAITS, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",
+    (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.quantile"): "their histogram",
+    # once a checkpoint
+    (TO_HOST, "embodied/learn/snapshot.py Stager.__call__"): "everything that is saved",
+    (WAITS, "embodied/learn/checkpoint.py Checkpoints._write"): "until it is on the host",
+}
+
+NAMED_SFT = {
+    **{one: NAMED[one] for one in NAMED if one[1].startswith(("embodied/testing", "embodied/parallel"))},
+    # once a run
+    (FROM_HOST, "embodied/testing/policy.py FakePolicy.use_statistics.<genexpr>"): "the fake policy's range of actions",
+    # once a pass
+    (
+        WAITS,
+        "embodied/learn/loss_scale.py LossScale.backward",
+    ): "backward of the index by a mask, which waits as the index does",
+    (FROM_HOST, "embodied/learn/cloning.py Cloner._logprobs.<dictcomp>"): "samples and their instructions",
+    (FROM_HOST, "embodied/learn/cloning.py Cloner._logprobs"): "which tokens count; the host waits for their number",
+    (WAITS, "embodied/learn/cloning.py Cloner._logprobs"): "which tokens count; the host waits for their number",
+    (FROM_HOST, "embodied/learn/augment.py Augmentation.__call__"): "how the pictures are changed",
+    (WAITS, "embodied/learn/cloning.py Cloner._step.backward"): "the loss, after backward",
+    (
+        WAITS,
+        "embodied/learn/terms/nll.py NllTerm.chosen",
+    ): "log-probs of the tokens that count: the host waits for their number",
+    # once a validation
+    (TO_HOST, "embodied/learn/cloning.py Cloner._measure"): "log-probs, and which tokens are the likeliest",
+    (TO_HOST, "embodied/learn/cloning.py Cloner._measure.<listcomp>"): "the same",
+}
+"""The same for supervised training."""

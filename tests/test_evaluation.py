@@ -1,0 +1,306 @@
+"""Evaluations: protocols, starts that training never sees, what their file holds, interruptions, the selftest."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embodied import train
+from embodied.errors import ConfigError, RunFolderError
+from embodied.run import evaluations, selftest, unfinished
+from embodied.run.folder import RunFolder
+from embodied.run.protocol import described, left_out_by, short_hash
+from embodied.run.unfinished import Unfinished
+from embodied.runtime.plan import EVAL_SEEDS, eval_plan, states_of_training, train_plan
+from embodied.schema import ProtocolConfig, defaults
+from embodied.schema.compose import compose
+from embodied.testing import FakeEnv
+from embodied.types import EpisodeResult, WorkerFacts
+
+CONFIG = str(Path(__file__).parent / "config")
+FAKE = (
+    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "env.eval.video_cfg.save_video=false",
+    "env.eval.max_episode_steps=8", "env.eval.success_distance=0.6", "env.train.success_distance=0.6",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def evaluate(name: str, *overrides: str) -> int:
+    return train.main([*FAKE, *overrides, f"runner.experiment_name={name}", "--config-dir", CONFIG], "eval")
+
+
+def report(name: str) -> dict[str, Any]:
+    return json.loads(Path("runs", name, "eval", "000000.json").read_text())
+
+
+# -- protocols -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "wait", "crop", "preset", "sampled"),
+    [
+        ("openvla_oft", 280, 10, True, "oft_libero", (False, 1.0)),
+        ("simplevla_rl", 512, 10, True, "oft_libero", (False, 1.0)),
+        ("rlinf", 512, 15, False, "rlinf", (True, 1.6)),
+    ],
+)
+def test_a_protocol_sets_the_conditions_of_others(name, steps, wait, crop, preset, sampled):
+    config = compose(["env=libero_object", "model=openvla_oft_tiny", f"protocol={name}"], "eval").config
+    side, model = config.env.eval, config.actor.model.model_extra
+    assert (side.max_episode_steps or 280, side.model_extra["wait_steps"]) == (steps, wait)
+    assert (model["center_crop"], model["image_preset"]) == (crop, preset)
+    assert (side.episodes_per_task, side.use_fixed_reset_state_ids) == (50, True)
+    drawn = config.algorithm.val_sampling_params
+    assert (drawn.do_sample, drawn.temperature) == sampled
+    assert config.runner.experiment_name.endswith(f"-eval-{name}"), "results of two protocols have two folders"
+    assert config.env.train.model_extra["wait_steps"] == 10, "training stays as it is"
+
+
+def test_a_key_of_the_command_line_comes_before_the_protocol():
+    config = compose(["env=libero_object", "protocol=rlinf", "env.eval.wait_steps=3", "env.eval.seed=4"], "eval").config
+    assert (config.env.eval.model_extra["wait_steps"], config.env.eval.max_episode_steps) == (3, 512)
+    with pytest.raises(ConfigError, match="protocol=rlinf is for"):
+        compose(["env=maniskill_pickcube", "protocol=rlinf"], "eval")
+
+
+def test_training_never_starts_from_the_states_that_are_held_out():
+    spec = FakeEnv(num_tasks=2, num_init_states=5).spec
+    assert states_of_training(spec, 2) == [3, 3]
+    trained = {(e.start.task_id, e.start.init_state_id) for i in range(9)
+               for e in train_plan(spec, seed=1, iteration=i, episodes=4, group_size=2, held_out=2)}  # fmt: skip
+    assert trained == {(task, state) for task in range(2) for state in range(3)}
+    plans = [eval_plan(spec, episodes_per_task=20, fixed_states=fixed, held_out=2) for fixed in (True, False)]
+    for plan in plans:
+        assert {(e.start.task_id, e.start.init_state_id) for e in plan} == {(t, s) for t in range(2) for s in (3, 4)}
+    single = FakeEnv(num_tasks=1, num_init_states=1).spec
+    (episode,) = eval_plan(single, episodes_per_task=1, held_out=2)
+    assert (episode.start.init_state_id, episode.start.seed) == (0, EVAL_SEEDS), "its seeds are other ones anyway"
+    assert states_of_training(single, 2) == [1]
+
+
+def test_states_that_are_not_there_are_not_held_out(capsys):
+    assert evaluate("run", "protocol.held_out_states=4", "runner.dry_run=true") == 2
+    assert "set protocol.held_out_states to 3 or less" in capsys.readouterr().err
+
+
+def test_what_workers_found_is_said_once_and_hashed():
+    facts = [WorkerFacts(number, "egl", "first", {}, "llvmpipe", {"mujoco": "3.3.7"}) for number in range(3)]
+    assert described(facts) == {"renderer": "egl", "driver": "llvmpipe", "mujoco": "3.3.7"}
+    other = WorkerFacts(4, "osmesa", "first", {}, "llvmpipe", {"mujoco": "3.3.7"})
+    assert described([*facts, other])["renderer"] == "egl / osmesa"
+    assert short_hash({"a": 1, "b": [2]}) == short_hash({"b": [2], "a": 1}) != short_hash({"a": 1, "b": [3]})
+    assert len(short_hash({})) == 12
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, capsys):
+    """The file of the one that was not interrupted is looked at, too."""
+    few = ("protocol=held_out", "protocol.held_out_states=2", "env.eval.episodes_per_task=3")
+    sampled = "algorithm.val_sampling_params.do_sample=true"
+    assert evaluate("whole", *few, sampled) == 0
+    said, found = capsys.readouterr().out, report("whole")
+    assert {episode["start"]["init_state_id"] for episode in found["episodes"]} == {2, 3}
+    assert "from the last 2 of 4 initial states, which are held out" in said
+    assert "whether training left out the initial states that are held out here is not known" in said
+    held_to = found["protocol"]
+    assert (held_to["name"], held_to["held_out_in_training"]) == ("held_out", None)
+    assert held_to["changed"] == {
+        "env.eval.max_episode_steps": 8, "env.eval.episodes_per_task": 3,
+        "algorithm.val_sampling_params.do_sample": True,
+    }  # fmt: skip
+    assert held_to["hash"] == short_hash(held_to["keys"])
+    assert held_to["keys"]["simulator"] == {"renderer": "none"}
+    assert f"protocol held_out ({held_to['hash']}), but env.eval.max_episode_steps=8" in said
+    solved = [one["steps_to_success"] for one in found["episodes"] if one["success"]]
+    assert solved == [one["steps"] for one in found["episodes"] if one["success"]], "success ends an episode"
+    assert solved, "else the medians are not looked at"
+    assert found["tasks"][-1]["steps_to_success"] == sorted(solved)[len(solved) // 2] or len(solved) % 2 == 0
+    assert found["tasks"][-1]["steps_mean"] == sum(one["steps"] for one in found["episodes"]) / 6
+    progress = [one["progress"] for one in found["failures"]]
+    assert progress == sorted(progress, reverse=True)
+    assert len(progress) == 6 - len(solved)
+    assert all(0 < one < 0.5 for one in progress), "the env's own reward, although reward_mode is sparse"
+
+    class Killed(Exception):
+        pass
+
+    class Dying(Unfinished):
+        def add(self, result: EpisodeResult, text: Any = None) -> None:
+            super().add(result, text)
+            if self.kept == 4:
+                raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embodied.run.evaluate.Unfinished", Dying)
+        with pytest.raises(Killed):
+            evaluate("killed", *few, sampled)
+    part = Path("runs/killed/.unfinished/000000.jsonl")
+    part.write_text(part.read_text() + '{"episode": 5, "result')  # a line that was being written
+    capsys.readouterr()
+    assert evaluate("killed", *few, sampled) == 0
+    assert "4 of 6 episodes were run before" in capsys.readouterr().out
+    assert report("killed") == found
+    assert not part.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr("embodied.run.evaluate.Unfinished", Dying)
+        with pytest.raises(Killed):
+            evaluate("other", *few, sampled)
+    assert evaluate("other", *few) == 0, "no result binds the folder to the keys of what was killed"
+    assert "were run before" not in capsys.readouterr().out
+
+
+def test_episodes_of_another_evaluation_are_not_taken(tmp_path):
+    plan = eval_plan(FakeEnv().spec, episodes_per_task=2)
+    one = Unfinished(tmp_path / ".unfinished" / "000000.jsonl", "this")
+    one.add(EpisodeResult(plan[1], (), 0.1 + 0.2, True, 7, True, False, info={"answer": 5}, progress=1.0, solved_at=7))
+    one.close()
+    for identity, known in (("this", [1]), ("that", [])):
+        again = Unfinished(tmp_path / ".unfinished" / "000000.jsonl", identity)
+        again.read(plan)
+        assert [*again.results] == known
+    again = Unfinished(tmp_path / ".unfinished" / "000000.jsonl", "this")
+    again.read(plan)
+    assert again.results[1] == EpisodeResult(
+        plan[1], (), 0.1 + 0.2, True, 7, True, False, info={"answer": 5}, progress=1.0, solved_at=7
+    )
+    file = tmp_path / ".unfinished" / "000000.jsonl"
+    for foreign in ("[]", '{"episode": 0, "result": {"surprise": 1}, "video": null, "info": {}, "text": null}'):
+        with file.open("a") as lines:
+            lines.write(f"{foreign}\n")
+        again = Unfinished(file, "this")
+        again.read(plan)
+        assert [*again.results] == [1], "what another version wrote is left"
+    again.add(EpisodeResult(plan[2], (), 0.0, False, 8, False, True))
+    again.close()
+    last = Unfinished(file, "this")
+    last.read(plan)
+    assert [*last.results] == [1, 2], "and what follows it is read again"
+
+
+def test_another_configuration_weights_or_data_are_another_evaluation(tmp_path):
+    (tmp_path / "w" / "lora").mkdir(parents=True)
+    (tmp_path / "w" / "lora" / "model").write_text("x")
+    before = unfinished.identity_of_files(str(tmp_path / "w"))
+    (tmp_path / "w" / "lora" / "model").write_text("yy")
+    assert unfinished.identity_of_files(str(tmp_path / "w")) != before
+    (data := tmp_path / "problems.jsonl").write_text("{}")
+    config = {"env": {"eval": {"data": [str(data)], "reward_mode": "sparse"}}, "runner": {"logger": {"log_path": "a"}}}
+    before = unfinished.identity_of_config(config)
+    data.write_text("{...}")
+    assert unfinished.identity_of_config(config) != before
+    before = unfinished.identity_of_config(config)
+    config["runner"]["logger"]["log_path"] = "b"
+    assert unfinished.identity_of_config(config) == before
+    config["env"]["eval"]["reward_mode"] = "dense"
+    assert unfinished.identity_of_config(config) != before
+
+
+def run_of(path: Path, held_out: int, **runner: Any) -> dict[str, Any]:
+    """Writes the configuration of a run, and returns it."""
+    data = runner.pop("data", [])
+    model = {"model_path": runner.pop("model_path", None)}
+    config = {
+        "runner": {"task_type": "embodied", "ckpt_path": None, **runner}, "actor": {"model": model},
+        "protocol": {"held_out_states": held_out}, "data": {"train_data_paths": data},
+    }  # fmt: skip
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    return config
+
+
+def test_all_training_behind_the_weights_must_have_left_the_states_out(tmp_path):
+    def behind(*names: str, held_out: int = 10, **first: Any) -> bool | None:
+        """Of runs that begin with each other's weights; the first is made with ``first``."""
+        before, config = None, {}
+        for name in names:
+            config = run_of(tmp_path / name, held_out, **({"ckpt_path": before} if before else first))
+            before = str(tmp_path / name / "checkpoints" / "000001")
+        return left_out_by({**config, "runner": {**config["runner"], "ckpt_path": before}}, 10, trains=False)
+
+    assert behind("a", "b") is True
+    assert behind("c", "d", held_out=9) is False
+    run_of(tmp_path / "seen", 0)
+    assert behind("e", "f", ckpt_path=str(tmp_path / "seen" / "checkpoints" / "000001")) is False
+    assert behind("g", model_path="weights/from/elsewhere") is None
+    assert behind("h", ckpt_path="nowhere/checkpoints/000001") is None
+    for name, held_out, said in (("held", 10, True), ("all", None, False)):
+        (tmp_path / "demos" / name).mkdir(parents=True)
+        facts = {"seed": 1} | ({"held_out_states": held_out} if held_out else {})
+        (tmp_path / "demos" / name / "config.yaml").write_text(yaml.safe_dump({"demos": facts}))
+        assert behind(f"sft-{name}", task_type="sft", data=[str(tmp_path / "demos" / name)]) is said
+    assert behind("sft-other", task_type="sft", data=["elsewhere"]) is None
+    new = run_of(tmp_path / "new", 10)
+    assert left_out_by(new, 10, trains=True) is True, "random weights have seen nothing"
+    assert left_out_by(new, 0, trains=True) is None
+
+
+def test_starts_that_differ_by_their_seeds_alone_are_no_held_out_states(capsys):
+    alone = ("env.train.num_init_states=1", "env.eval.num_init_states=1", "env.eval.episodes_per_task=1")
+    assert evaluate("plain", *alone) == 0
+    assert evaluate("held", *alone, "protocol.held_out_states=2") == 0
+    assert "held out" not in capsys.readouterr().out
+    assert report("held")["protocol"]["hash"] == report("plain")["protocol"]["hash"]
+
+
+def test_an_episode_that_cannot_be_run_counts_as_that(capsys):
+    """Every worker that gets one of task 0 dies."""
+    dies = ("env.eval.fault=kill", "env.max_worker_restarts=1", "env.eval.episodes_per_task=1")
+    assert evaluate("run", *dies) == 0
+    found, said = report("run"), capsys.readouterr().out
+    assert [one["success"] is None for one in found["episodes"]] == [True, False]
+    assert "not_run" in found["episodes"][0]
+    assert [(row["task_id"], row["episodes"], row["not_run"]) for row in found["tasks"]] == [(1, 1, 0), (-1, 1, 1)]
+    assert "1 planned episodes could not be run, and count neither as success nor as failure" in said
+    assert evaluations.read("runs/run").not_run == 1
+    assert evaluate("none", *dies, "env.eval.num_tasks=1") == 2
+    assert "none of 1 episodes could be run" in capsys.readouterr().err
+
+
+# -- selftest --------------------------------------------------------------------------------------------------------
+
+
+def test_the_selftest_finds_no_difference_on_a_cpu(capsys):
+    assert evaluate("run", "selftest=true", "env.eval.episodes_per_task=2", "env.eval.ignore_terminations=true") == 0
+    found = json.loads(Path("runs/run/selftest.json").read_text())
+    assert [row["name"].partition("=")[0] for row in found["runs"]] == ["env.eval.total_num_envs", "rollout.schedule"]
+    assert all(row["zero"] and row["episodes"] == 4 for row in found["runs"])
+    assert "no difference: each of 4 episodes gave the same numbers in 3 runs" in capsys.readouterr().out
+    assert train.main([*FAKE, "selftest=true", "--config-dir", CONFIG], "train") == 2
+
+
+def test_the_selftest_says_how_large_a_difference_is():
+    plan = eval_plan(FakeEnv().spec, episodes_per_task=2)
+    first = [EpisodeResult(episode, (), 1.0, True, 5, True, False) for episode in plan]
+    second = [*first[:3], EpisodeResult(plan[3], (), 0.25, False, 8, False, True)]
+    moved = [*first[:3], EpisodeResult(plan[3], (), 1.0, True, 5, True, False, progress=1e-9)]
+    row = selftest.difference("moved", first, moved)
+    assert (row.other_success, row.other_progress, row.largest_progress, row.zero) == (0, 1, 1e-9, False)
+    row = selftest.difference("other", first, second)
+    assert (row.successes, row.episodes, row.other_success, row.other_steps, row.other_return) == (3, 4, 1, 1, 1)
+    assert (row.largest_return, row.difference, row.zero) == (0.75, -0.25, False)
+    assert "1 of 4 episodes with another success (other)" in selftest.verdict([row])
+    lost = [EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run="gone") for episode in plan]
+    with pytest.raises(ConfigError, match="no episode could be run both ways"):
+        selftest.difference("other", first, lost)
+
+
+def test_a_run_of_before_there_were_protocols_goes_on(tmp_path):
+    resolved = {"runner": {"seed": 1}, "protocol": defaults(ProtocolConfig)}
+    with closing(RunFolder.open(tmp_path / "run", {"runner": {"seed": 1}})):
+        (tmp_path / "run" / "metrics.jsonl").touch()
+    with closing(RunFolder.open(tmp_path / "run", resolved)):
+        pass
+    held_out = {**resolved, "protocol": {**resolved["protocol"], "held_out_states": 10}}
+    with pytest.raises(RunFolderError, match=r"protocol.held_out_states: 0 there, 10 now"):
+        RunFolder.open(tmp_path / "run", held_out)

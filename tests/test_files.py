@@ -1,0 +1,40 @@
+"""Checksums of files that come from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from embodied import files
+from embodied.errors import DamagedCheckpointError
+
+
+def test_the_same_bytes_are_read_once_and_other_bytes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read = []
+
+    def counted(piece: bytes, value: int = 0) -> int:
+        read.append(len(piece))
+        return crc32(piece, value)
+
+    crc32 = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", counted)
+    file = tmp_path / "weights"
+    file.write_bytes(b"x" * 1000)
+    noted = files.checksums(tmp_path, ["weights"])
+    files.check_checksums(tmp_path, noted)
+    assert read == [1000, 1000], "it was written just now: a change in the same tick of the clock would not be seen"
+    monkeypatch.setattr(files, "RESTED_NS", 0)
+    for _ in range(3):
+        files.check_checksums(tmp_path, noted)
+    assert read == [1000] * 3
+    before = file.stat()
+    time.sleep(0.05)  # some ticks
+    file.write_bytes(b"y" * 1000)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # what a copying program may do
+    with pytest.raises(DamagedCheckpointError, match=r"weights is damaged: it has 1000 bytes, crc32 \w+, expected"):
+        files.check_checksums(tmp_path, noted)
+    assert read == [1000] * 4

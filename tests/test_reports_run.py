@@ -1,0 +1,114 @@
+"""Runs that have their report written: at evaluations, at the end, and when that cannot be done."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from embodied import train
+from embodied.observe.console import NullConsole
+from embodied.run import reports, starts
+from embodied.run.reports import Reports
+from embodied.runtime.signals import StopSignal
+
+RUN = (
+    "env=fake", "model=fake", "tracker=jsonl", "runner.logger.report=true", "runner.device=cpu", "runner.max_epochs=2",
+    "runner.save_interval=-1", "runner.val_check_interval=1", "algorithm.rollout_epoch=4", "env.num_workers=1",
+    "env.train.max_episode_steps=10", "env.eval.max_episode_steps=6", "env.eval.episodes_per_task=2",
+    "runner.experiment_name=run", "--config-dir", str(Path(__file__).parent / "config"),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Said(NullConsole):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def standing_in(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a script write the report; its first argument is the folder."""
+    program = Path("program")
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(reports, "PROGRAM", (str(program.absolute()),))
+    monkeypatch.setattr(reports, "find_spec", lambda name: object())
+
+
+def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("vl_convert")
+    assert train.main([*RUN]) == 0
+    page = Path("runs/run/report.html").read_text()
+    assert "python -m embodied.train env=fake" in page
+    assert "What is missing</h2>" not in page
+    assert len(re.findall(r"<video ", page)) == 8
+    assert re.search(r"report +runs/run/report.html", capfd.readouterr().out)
+    started = json.loads(Path("runs/run/starts.jsonl").read_text())
+    assert started["command"].startswith("python -m embodied.train env=fake model=fake")
+    assert started["processes"] == 1
+    assert {"embodied", "python", "torch"} <= set(started["versions"])
+    starts.record(Path("runs/run"), "the same again", 2)
+    assert len(Path("runs/run/starts.jsonl").read_text().splitlines()) == 2
+    starts.record(Path("not there"), "the same again", 2)
+
+
+def test_evaluations_and_the_end_refresh_it_and_its_failure_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    standing_in('echo "$(wc -l < $1/metrics.jsonl) $(ls $1/eval | wc -l)" >> written; echo "no space" >&2; exit 2',
+                monkeypatch)  # fmt: skip
+    assert train.main([*RUN]) == 0
+    assert "the report was not written: no space" in capfd.readouterr().out
+    written = Path("written").read_text().splitlines()
+    assert written[-1] == "2 2"
+    assert len(written) >= 2
+    monkeypatch.setattr(reports, "PROGRAM", ("./nothing",))
+    console = Said()
+    Reports(Path("runs/run"), True, console).finish(StopSignal())
+    assert console.lines[0].startswith("the report was not written: [Errno 2]")
+
+
+def test_a_report_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing_in("echo $$ > pid; exec sleep 60", monkeypatch)
+    monkeypatch.setattr(reports, "END_S", 0.5)
+    console = Said()
+    one = Reports(Path("runs/run"), True, console)
+    one.refresh()
+    one.refresh()  # the first is still being written
+    one.finish(StopSignal())
+    assert console.lines == [
+        "the report is not ready after 0.5 s and is left as it was: python -m embodied.tools.report runs/run writes it"
+    ]
+    assert not Path("/proc", Path("pid").read_text().strip()).exists()
+
+
+def test_without_the_extra_the_end_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "find_spec", lambda name: None)
+    console = Said()
+    one = Reports(Path("runs/run"), True, console)
+    one.refresh()
+    one.finish(StopSignal())
+    assert console.lines == [
+        "no report.html: pip install 'embodied-rl[report]', then python -m embodied.tools.report runs/run"
+    ]
+    silent = Said()
+    Reports(Path("runs/run"), False, silent).finish(StopSignal())
+    assert silent.lines == []
+
+
+def test_after_a_stop_signal_nothing_is_begun_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing_in("touch written", monkeypatch)
+    stop = StopSignal(timeout_s=1.0)
+    stop.number = 15
+    Reports(Path("runs/run"), True, Said()).finish(stop)
+    assert not Path("written").exists()

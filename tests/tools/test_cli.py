@@ -1,0 +1,134 @@
+"""The command ``embodied``: its verbs, completion in a real shell, and what ``explain`` says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from embodied import cli, errors
+from embodied.observe.metrics import METRICS
+from embodied.schema.table import keys
+from embodied.tools import explain
+from embodied.tools.completion import SCRIPTS, candidates
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_each_verb_says_what_it_does(verb, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([verb, "--help"])
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out
+    assert verb in cli.usage()
+
+
+def test_no_verb_and_an_unknown_one(capsys):
+    assert cli.main([]) == 2
+    assert cli.main(["trian", "env=libero_10"]) == 2
+    assert "there is no 'embodied trian'. Did you mean 'train'?" in capsys.readouterr().err
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("embodied 0.")
+
+
+def test_a_verb_gets_the_words_behind_it(capsys, monkeypatch):
+    monkeypatch.setattr(import_module("embodied.train"), "main", lambda words: print(words) or 130)
+    assert cli.main(["train", "env=libero_10", "runner.seed=3"]) == 130
+    assert capsys.readouterr().out == "['env=libero_10', 'runner.seed=3']\n"
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom embodied import cli\ncli.main(['--help'])\ncli.main(['completion', '--line', 'embodied t'])\n"
+        "assert not {'numpy', 'torch', 'hydra', 'pydantic', 'yaml'} & {*sys.modules}, [*sys.modules]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# -- completion ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("embodied ex", ["explain", "export"]),
+        ("embodied train env=libero_g", ["env=libero_goal"]),
+        ("embodied train env=libero_10 +perturb=robot_", ["+perturb=robot_random"]),
+        ("embodied train env=libero_10 runner.max_e", ["runner.max_epochs="]),
+        ("embodied explain train/approx", ["train/approx_kl"]),
+        ("embodied completion f", ["fish"]),
+        ("embodied bench env=libero_g", ["env=libero_goal"]),
+        ("embodied serve ", []),
+        ("embodied", []),
+        ("embodied train env=nothing_like_it", []),
+    ],
+)
+def test_what_may_follow(line, found):
+    assert candidates(line) == found
+
+
+def test_groups_come_before_keys():
+    assert "env=" in candidates("embodied train ")
+    assert not [one for one in candidates("embodied train ") if "." in one]
+
+
+@pytest.mark.parametrize(
+    ("line", "replies", "breaks"),
+    [
+        ("embodied ser", ["serve"], "="),
+        ("embodied train env=libero_sp", ["libero_spatial"], "="),  # bash takes what stands behind = as a word
+        ("embodied train env=libero_sp", ["env=libero_spatial"], ""),  # some have it otherwise, as zsh has
+        ("embodied train runner.max_e", ["runner.max_epochs="], "="),
+        ("embodied nothing such", [], "="),
+    ],
+)
+def test_bash_completes(line, replies, breaks, tmp_path):
+    if (bash := shutil.which("bash")) is None:
+        pytest.skip("there is no bash")
+    command = tmp_path / "embodied"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m embodied.cli "$@"\n')
+    command.chmod(0o755)
+    script = (
+        f'{SCRIPTS["bash"]}\nPATH="{tmp_path}:$PATH"\nCOMP_WORDBREAKS=" {breaks}"\n'
+        f'COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}\n'
+        "_embodied\n[ ${#COMPREPLY[@]} -eq 0 ] || printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, timeout=60, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == replies
+
+
+# -- explain ---------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_has_a_name_can_be_explained():
+    names = {entry.name for entry in explain.entries()}
+    assert {key.name for key in keys()} | {*METRICS} <= names
+    assert {"WorkerHungError", "ConfigError", "EmbodiedError"} <= names
+    assert all(entry.lines[0] for entry in explain.entries())
+
+
+def test_keys_metrics_and_errors_are_explained(capsys):
+    assert explain.main(["runner.seed=3", "rollout/success_rate", "WorkerDiedError"]) == 0
+    said = capsys.readouterr().out
+    assert "runner.seed (key)\n  Seed of the whole run" in said
+    assert "default: 1234" in said
+    assert f"rollout/success_rate (metric)\n  {METRICS['rollout/success_rate']}" in said
+    assert errors.WorkerDiedError.__doc__.partition("\n")[0] in said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("runner.sed", "Did you mean 'runner.seed'?"),
+        ("a", "names have 'a' in them"),
+        ("env.train.nothing_such", "the class that env.train._target_ names"),
+        ("", "nothing is called ''"),
+    ],
+)
+def test_names_that_are_not_known(name, said, capsys):
+    assert explain.main([name]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""Names of evaluations, and files that are broken, under ``python -m embodied.tools.compare``."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import as_json, below, changed, refused, without
+
+from embodied.tools import compare
+
+
+def test_names_of_evaluations(write, capsys):
+    run = write("run", below(1))
+    for step in (4, 10):
+        Path(run, "eval", f"{step:06d}.json").write_text(Path(run, "eval", "000000.json").read_text())
+    Path(run, "eval", "robustness.json").write_text("{}")
+    for folder in ("000004", "000010+003", "000020"):
+        Path(run, "checkpoints", folder).mkdir(parents=True)
+    for name, step in (
+        (run, 10), (f"{run}@4", 4), (f"{run}@000010", 10), (f"{run}/checkpoints/000004", 4), (f"{run}/eval", 10),
+        (f"{run}/eval/000004.json", 4), (f"./{run}/", 10),
+    ):  # fmt: skip
+        (found,) = as_json(capsys, f"{run}@0", name)
+        assert Path(found["second"]["file"]).name == f"{step:06d}.json"
+    for name, text in (
+        (f"{run}@5", "it has those after: 0, 4, 10"), (f"{run}@five", "no number of iterations"),
+        (f"{run}/checkpoints/000020", f"runner.ckpt_path={run}/checkpoints/000020"),
+        (f"{run}/checkpoints/000010+003", "saved within an iteration"), (f"{run}/checkpoints", "has no evaluation"),
+        ("run", "write runs/run"), ("run@4", "write runs/run@4"), ("runs/rum", "Did you mean 'runs/run'?"),
+        (f"{run}/eval/robustness.json", "name a file like"), ("nowhere", "name a run's folder"),
+    ):  # fmt: skip
+        assert text in refused(capsys, run, name)
+    assert "name two or more" in refused(capsys, run)
+    assert "from 0 on" in refused(capsys, run, run, "--seed", "-1")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (without("episodes"), "'tasks' and 'episodes'"),
+        (changed("conditions", "sampling", 3), "is damaged"),
+        (lambda found: found.update(conditions=None), "is damaged"),
+        (lambda found: found.update(env=3), "is damaged"),
+        (lambda found: found.update(episodes=[]), "no episode that was run"),
+        (lambda found: found.update(episodes=3), "is damaged"),
+        (lambda found: found.update(tasks=[{"task_id": 0}]), "no 'instruction'"),
+        (lambda found: found["episodes"][3].pop("start"), "no 'start'"),
+        (lambda found: found["episodes"][3].update(success=0.5), "'success' of episode 3 is 0.5"),
+        (lambda found: found["episodes"][3]["start"].update(seed="x"), "got 'x' where a whole number belongs"),
+        (lambda found: found["episodes"][3]["start"].update(task_id=9), "task 9, which is not among 'tasks'"),
+        (changed("conditions", "episodes_per_task", "x"), "is damaged"),
+        (lambda found: found.update(answers={}), "is damaged"),
+    ],
+)
+def test_damaged_files_are_refused(write, capsys, change, text):
+    assert text in refused(capsys, write("one"), write("other", change=change))
+
+
+def test_what_is_no_json_is_refused(write, capsys):
+    one, other = write("one"), write("other")
+    file = Path(other, "eval", "000000.json")
+    whole = file.read_bytes()
+    for content, text in (
+        (b"", "is empty"), (whole[: len(whole) // 2], "half written"), (b"\xff\xfe", "cannot be read"),
+        (b"[" * 100_000, "half written"), (b"[]", "is none"), (b'{"unperturbed": []}', "what perturbations cost"),
+    ):  # fmt: skip
+        file.write_bytes(content)
+        assert text in refused(capsys, one, other)
+
+
+def test_an_old_file_is_compared_and_says_what_it_does_not_know(write, capsys):
+    (found,) = as_json(capsys, write("one"), write("other", change=without("conditions", "env")))
+    assert found["paired"]
+    assert found["conditions_that_differ"] == []
+    assert [note.partition(" ")[0] for note in found["notes"]] == ["an", "on"]
+
+
+def test_mutated_files_are_compared_or_refused(write, capsys):
+    """Whatever a file has become: numbers, or an explained error."""
+    one, other = write("one", below(3), count=4), write("other", below(2), count=4)
+    file = Path(other, "eval", "000000.json")
+    whole, drawn = json.loads(file.read_text()), random.Random(0)
+    values = (None, True, -1, 0, 10**30, 0.5, float("nan"), "", "x", [], [[]], {}, {"a": {}})
+    for _ in range(400):
+        own = copy.deepcopy(whole)
+        place: Any = own
+        while True:
+            key = drawn.choice([*place] if isinstance(place, dict) else range(len(place)))
+            if not isinstance(place[key], (dict, list)) or not place[key] or drawn.random() < 0.2:
+                break
+            place = place[key]
+        place[key] = drawn.choice(values)
+        file.write_text(json.dumps(own))
+        status = compare.main([one, other, *drawn.choice([[], ["--json"], ["--unpaired"], ["--same-starts"]])])
+        said = capsys.readouterr()
+        assert status == 0 or (status == 2 and "\n  fix: " in said.err)
