@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,22 +20,33 @@ LOOK_S = 0.1  # between two looks at whether it has ended
 
 def cache_folder(name: str) -> Path:
     """Makes ``$XDG_CACHE_HOME`` (else ``~/.cache``) ``/embodied/name``, or a folder in the temporary one if it
-    cannot be written.
+    cannot be written. There anybody may have made one before, so one of another user or open to others is not taken:
+    compiled code is kept in it.
 
     Raises:
         AssetsMissingError: neither can be written.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    roots = (cache / "embodied", Path(tempfile.gettempdir()) / f"embodied-{os.getuid()}")
+    shared = Path(tempfile.gettempdir()) / f"embodied-{os.getuid()}"
+    roots = (cache / "embodied", shared)
     for root in roots:
         folder = root / name
         try:
+            if root == shared:
+                shared.mkdir(mode=0o700, exist_ok=True)
+                if not _is_ours_alone(shared):
+                    continue
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(folder, os.W_OK):
             return folder
     raise AssetsMissingError(f"no writable cache folder; tried {', '.join(map(str, roots))}", "set XDG_CACHE_HOME")
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 @contextmanager

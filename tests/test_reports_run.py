@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import stat
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,7 @@ from embodied import train
 from embodied.observe.console import NullConsole
 from embodied.run import reports, starts
 from embodied.run.reports import Reports
-from embodied.runtime.signals import StopSignal
+from embodied.runtime.signals import Stopped, StopSignal
 
 RUN = (
     "env=fake", "model=fake", "tracker=jsonl", "runner.logger.report=true", "runner.device=cpu", "runner.max_epochs=2",
@@ -34,6 +39,21 @@ class Said(NullConsole):
 
     def say(self, text: str) -> None:
         self.lines.append(text)
+
+
+def wait_for(lines: int) -> None:
+    until = time.monotonic() + 20.0
+    while not (Path("pids").exists() and len(Path("pids").read_text().split()) >= lines):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_running(pid: str) -> bool:
+    """A process that has ended may wait for its parent."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def standing_in(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +80,9 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
     starts.record(Path("runs/run"), "the same again", 2)
     assert len(Path("runs/run/starts.jsonl").read_text().splitlines()) == 2
     starts.record(Path("not there"), "the same again", 2)
+    starts.record(Path("runs/run"), "python run.name=\udcff api_key=abc", 2)  # an argument that is no UTF-8
+    last = json.loads(Path("runs/run/starts.jsonl").read_text().splitlines()[-1])
+    assert last["command"] == "python 'run.name=\udcff' 'api_key=(hidden)'"
 
 
 def test_evaluations_and_the_end_refresh_it_and_its_failure_stops_nothing(
@@ -79,17 +102,51 @@ def test_evaluations_and_the_end_refresh_it_and_its_failure_stops_nothing(
 
 
 def test_a_report_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    standing_in("echo $$ > pid; exec sleep 60", monkeypatch)
+    script = "sleep 60 & echo $! >> pids; echo $$ >> pids; touch $1/.report.html.$$.part; wait"
+    standing_in(script, monkeypatch)
     monkeypatch.setattr(reports, "END_S", 0.5)
+    Path("runs/run").mkdir(parents=True)
     console = Said()
     one = Reports(Path("runs/run"), True, console)
     one.refresh()
     one.refresh()  # the first is still being written
+    wait_for(2)
     one.finish(StopSignal())
-    assert console.lines == [
-        "the report is not ready after 0.5 s and is left as it was: python -m embodied.tools.report runs/run writes it"
-    ]
-    assert not Path("/proc", Path("pid").read_text().strip()).exists()
+    (line,) = console.lines
+    assert re.match(r"the report is not ready after 0\.5\d* s and is left as it was: ", line)
+    assert line.endswith(": python -m embodied.tools.report runs/run writes it")
+    pids = Path("pids").read_text().split()
+    assert len(pids) == 4  # the one that was being written had not seen the last numbers
+    assert not any(is_running(pid) for pid in pids)
+    assert list(Path("runs/run").iterdir()) == []
+
+
+def test_a_stop_signal_ends_the_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing_in("echo $$ >> pids; echo >> pids; exec sleep 60", monkeypatch)
+    stop = StopSignal(timeout_s=1.0)
+    sender = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    console, began = Said(), time.monotonic()
+    with stop, stop.hold():
+        sender.start()
+        with suppress(Stopped):
+            Reports(Path("runs/run"), True, console).finish(stop)
+        assert stop.wanted
+        assert time.monotonic() - began < 20.0  # of the 120 that it may take without a signal
+        stop.number = None
+    assert "is left as it was" in console.lines[0]
+    assert not is_running(Path("pids").read_text().split()[0])
+
+
+def test_a_machine_without_temporary_files_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing_in("touch written", monkeypatch)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reports.tempfile, "TemporaryFile", full)
+    console = Said()
+    Reports(Path("runs/run"), True, console).finish(StopSignal())
+    assert console.lines == ["the report was not written: [Errno 28] No space left on device"]
 
 
 def test_without_the_extra_the_end_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from embodied.cache import cache_folder
-from embodied.errors import ConfigError
-
-NEEDED = {"vl-convert-python": "vl_convert", "jinja2": "jinja2"}
-"""Distribution → module of what the extra ``report`` installs."""
+from embodied.errors import AssetsMissingError, ConfigError
+from embodied.run.reports import NEEDED
 
 NOTICE = (
     "Vega, Vega-Lite, Vega-Embed and Vega-Tooltip: Copyright (c) University of Washington Interactive Data Lab and "
@@ -47,14 +47,28 @@ def javascript() -> str:
     Raises:
         ConfigError: the package is missing, or cannot make the bundle.
     """
-    file = cache_folder("report") / f"vega-{_version('vl-convert-python')}.js"
-    if file.is_file() and file.stat().st_size > _LEAST:
-        return file.read_text(encoding="utf-8")
+    name = f"vega-{_version('vl-convert-python')}.js"
+    try:
+        file = cache_folder("report") / name
+        kept = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, AssetsMissingError):
+        kept = ""
+    if len(kept) > _LEAST:
+        return kept
     made = _made()
-    aside = file.with_name(f".{file.name}.{os.getpid()}.part")
-    aside.write_text(made, encoding="utf-8")
-    aside.rename(file)
+    with suppress(OSError, AssetsMissingError):  # without a cache the next report makes it again
+        _keep(cache_folder("report") / name, made)
     return made
+
+
+def _keep(file: Path, text: str) -> None:
+    """Writes the whole file or none."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.rename(file)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _made() -> str:

@@ -38,12 +38,12 @@ def write(runs: Sequence[Run], file: Path, most_mb: float = 30.0) -> videos.Chos
     script = library.javascript()
     facts = _facts(runs)
     bare = _html(facts | {"chosen": videos.Chosen([], 0, 0, 0, 0)}, script)
-    place = int(most_mb * MEGABYTE) - len(bare.encode())
+    place = int(most_mb * MEGABYTE) - len(bare)
     chosen = videos.choose(runs, place, MARKUP)
-    text = _html(facts | {"chosen": chosen}, script)
+    page = _html(facts | {"chosen": chosen}, script)
     aside = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(page)
         aside.rename(file)
     except OSError as error:
         aside.unlink(missing_ok=True)
@@ -57,7 +57,8 @@ MARKUP = 2500
 """Bytes around a video in the page, at most: its card with names and numbers."""
 
 
-def _html(facts: dict[str, Any], script: str) -> str:
+def _html(facts: dict[str, Any], script: str) -> bytes:
+    """Returns the page in UTF-8. Names of files that are none (lone surrogates) have question marks."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -68,9 +69,10 @@ def _html(facts: dict[str, Any], script: str) -> str:
     )  # fmt: skip
     environment.filters["json"] = lambda value: Markup(in_script(value))
     own = {name: Markup((room / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")}
-    return environment.get_template("page.html").render(
+    text = environment.get_template("page.html").render(
         facts, css=own["page.css"], js=own["page.js"], library=Markup(script), notice=library.NOTICE
     )
+    return text.encode("utf-8", errors="replace")
 
 
 def in_script(value: Any) -> str:
@@ -94,6 +96,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
         "groups": series.groups(runs), "lines": lines, "others": others,
         "first_other": next((name for name in others if not name.startswith("eval/")), ""),
         "meanings": {name: series.meaning(name) for name in others},
+        "perturbed": [(run.name, success.under_perturbations(run)) for run in runs if run.robustness],
         "success": found, "tasks": _task_chart(found), "rates": _rates(runs), **_TIMES, **pictures,
         "settings": settings.settings(runs), "with_config": [run for run in runs if run.config is not None],
         "problems": [(run.name, run.problems) for run in runs if run.problems],

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from embodied import hidden
 from embodied.errors import EvaluationError
 from embodied.run import evaluations
 from embodied.run.evaluations import Evaluation
@@ -19,6 +20,12 @@ from embodied.run.starts import FILE as STARTS
 
 MOST_BYTES = 1 << 30
 """Larger files are not read: no run writes them."""
+
+MOST = 1e300
+"""Larger numbers count as not finite: their sums are not."""
+
+MOST_STEP = 1 << 53
+"""Iterations from here on are no numbers of a chart."""
 
 Row = Mapping[str, float]
 """Metric → value, of one step."""
@@ -45,7 +52,7 @@ class Run:
     folder: Path
     evaluation_alone: bool = False
     config: dict[str, Any] | None = None
-    starts: list[dict[str, Any]] = field(default_factory=list)  # how it was started, each time
+    starts: list[dict[str, Any]] = field(default_factory=list)  # how it was started; equal ones in a row are one
     metrics: dict[int, Row] = field(default_factory=dict)  # step → row
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # iteration → what its file holds
     rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
@@ -85,7 +92,7 @@ def read(name: str) -> Run:
         EvaluationError: there is no such folder or file.
     """
     path = Path(name)
-    if path.is_dir() and path.absolute().parent.name != "checkpoints":
+    if path.is_dir() and not evaluations.is_checkpoint(path):
         found = Run(name, path)
         files = evaluations.written(path)
     else:
@@ -118,11 +125,18 @@ def _config(run: Run) -> dict[str, Any] | None:
 
 def _starts(run: Run) -> list[dict[str, Any]]:
     rows = _lines(run, STARTS, "command and versions are not known; older versions did not record them")
-    return [
-        {"time": str(row.get("time", "")), "processes": row.get("processes"), "command": row["command"],
-         "versions": _texts(row.get("versions"))}
-        for row in rows if isinstance(row.get("command"), str)
-    ]  # fmt: skip
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        if not isinstance(row.get("command"), str):
+            continue
+        same = {"command": hidden.in_command(row["command"]), "processes": row.get("processes"),
+                "versions": _texts(row.get("versions"))}  # fmt: skip
+        time = str(row.get("time", ""))
+        if found and same.items() <= found[-1].items():
+            found[-1] |= {"again": found[-1]["again"] + 1, "last": time}
+        else:
+            found.append({"time": time, "again": 0, "last": time, **same})
+    return found
 
 
 def _texts(found: object) -> dict[str, str]:
@@ -134,7 +148,7 @@ def _metrics(run: Run) -> dict[int, Row]:
     rows = _lines(run, "metrics.jsonl", "there are no curves" + _other_tracker(run))
     for row in rows:
         step = row.get("step")
-        if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
+        if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < MOST_STEP:
             numbers = {name: number for name, value in row.items() if (number := _number(value)) is not None}
             numbers.pop("step", None)
             found[step] = numbers  # of a step that stands there twice, the later row
@@ -156,7 +170,7 @@ def _number(value: object) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if math.isfinite(number) and abs(number) < MOST else None
 
 
 def _lines(run: Run, name: str, without: str) -> list[dict[str, Any]]:

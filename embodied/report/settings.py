@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from embodied import schema
+from embodied import hidden, schema
 from embodied.report.reading import Run
 
 UNSET = "—"
@@ -33,7 +33,7 @@ def settings(runs: Sequence[Run]) -> list[Setting]:
     known = _known()
     flat = [dict(_flat(run.config)) for run in runs if run.config is not None]
     return [
-        _setting(key, [text(one[key]) if key in one else UNSET for one in flat], known.get(key))
+        _setting(key, [text(hidden.in_value(key, one[key])) if key in one else UNSET for one in flat], known.get(key))
         for key in dict.fromkeys(key for one in flat for key in one)
     ]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embodied import hidden
 from embodied.errors import EvaluationError
 from embodied.report.reading import Run
 from embodied.run.compare import Comparison, Rate, compare, rates
@@ -104,7 +105,10 @@ def _table(side: Side, one: Comparison) -> Table:
         [row.task, *_cells(row.first), *_cells(row.second), f"{row.difference:+.1%}", interval(row)]
         for row in (*one.tasks, one.over_all)
     ]
-    differing = [[row.key, str(row.first), str(row.second), row.remark] for row in one.differing]
+    differing = [
+        [row.key, *(str(hidden.in_value(row.key, value)) for value in (row.first, row.second)), row.remark]
+        for row in one.differing
+    ]
     return Table(
         side.letter, side.label, rows, starts(one, side.letter), p_value(one.adjusted),
         [*protocols(one, side.letter), *lines(one, side.letter)], differing, list(one.notes),
@@ -113,6 +117,16 @@ def _table(side: Side, one: Comparison) -> Table:
 
 def _cells(rate: Rate) -> list[str]:
     return [f"{rate.successes}/{rate.episodes} ({rate.rate:.0%})", f"{rate.low:.0%} to {rate.high:.0%}"]
+
+
+def under_perturbations(run: Run) -> list[list[str]]:
+    """A row for each perturbation of the newest evaluation."""
+    return [
+        [row["kind"], row["strength"], f"{row['successes']:g}/{row['episodes']:g} ({row['success_rate']:.0%})",
+         f"{row['low']:.0%} to {row['high']:.0%}", f"{row['difference']:+.0%}",
+         f"{row['difference_low']:+.0%} to {row['difference_high']:+.0%}"]
+        for row in run.robustness
+    ]  # fmt: skip
 
 
 def over_all(evaluation: Evaluation) -> Rate:

@@ -169,7 +169,7 @@ class Evaluator:
         return Unfinished(self._part(iteration), protocol.short_hash([
             identity_of_config(composed.resolved), of_plan(plan), protocol.described(workers.pool.facts),
             identity_of_files(config.runner.ckpt_path), identity_of_files(model.get("model_path")),
-            starts.versions(), device.type, self._simulators.processes.size,
+            _versions(), device.type, self._simulators.processes.size,
         ]))  # fmt: skip
 
     def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:
@@ -300,3 +300,8 @@ def _not_run(lost: Sequence[EpisodeResult]) -> str | None:
         f"{len(lost)} planned episodes could not be run, and count neither as success nor as failure; the first: "
         f"{lost[0].not_run}"
     )
+
+
+def _versions() -> dict[str, str]:
+    """What the numbers of an evaluation may depend on; a newer kernel changes none."""
+    return {name: version for name, version in starts.versions().items() if name != "system"}

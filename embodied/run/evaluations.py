@@ -75,8 +75,13 @@ def find(name: str) -> Path:
     )
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint of a run, by where it lies. A run has a configuration, a checkpoint has none."""
+    return path.absolute().parent.name == "checkpoints" and not (path / "config.yaml").exists()
+
+
 def _in_folder(path: Path) -> Path:
-    if path.absolute().parent.name == "checkpoints":
+    if is_checkpoint(path):
         if not re.fullmatch(r"\d+", path.name):
             raise EvaluationError(f"{path} was saved within an iteration, where no run evaluates", _of_checkpoint(path))
         return _after(path.parent.parent, int(path.name), str(path), _of_checkpoint(path))
@@ -93,7 +98,7 @@ def _in_folder(path: Path) -> Path:
 def written(run: Path) -> list[Path]:
     """Returns the files of a run's evaluations, the newest last. ``run`` may be its ``eval`` folder as well."""
     files = [*(run / "eval").glob("*.json"), *(run.glob("*.json") if run.absolute().name == "eval" else [])]
-    return sorted((one for one in files if re.fullmatch(r"\d+", one.stem)), key=lambda one: int(one.stem))
+    return sorted((one for one in files if re.fullmatch(r"\d{1,15}", one.stem)), key=lambda one: int(one.stem))
 
 
 def _of_checkpoint(path: Path) -> str:

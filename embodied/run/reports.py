@@ -10,9 +10,12 @@ meant for the run reaches the other. A report that cannot be written is said, an
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -24,12 +27,13 @@ FILE = "report.html"
 """Its name in the run's folder."""
 
 PROGRAM = (sys.executable, "-m", "embodied.tools.report")
-NEEDED = ("vl_convert", "jinja2")
-"""Modules of the extra ``report``."""
+NEEDED = {"vl-convert-python": "vl_convert", "jinja2": "jinja2"}
+"""Distribution → module of what the extra ``report`` installs."""
 
 END_S = 120.0  # the first report of a machine bundles the charting library
 LOWEST = 19  # priority beside a run
 STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
+LOOK_S = 0.05  # between two looks at whether it is ready, or a stop signal has come
 
 
 class Reports:
@@ -42,7 +46,7 @@ class Reports:
 
     def __init__(self, folder: Path, wanted: bool, console: Console) -> None:
         self._folder, self._console = folder, console
-        self._wanted = wanted and all(find_spec(name) is not None for name in NEEDED)
+        self._wanted = wanted and all(find_spec(name) is not None for name in NEEDED.values())
         self._missing = wanted and not self._wanted
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
@@ -60,41 +64,46 @@ class Reports:
         if not self._wanted or not stop.grants(STOPPED_S):
             self.close()
             return
-        limit = STOPPED_S if stop.wanted else END_S
-        with self._console.progress("writing the report", brief=True):
-            if self._wait(limit):
+        try:
+            with self._console.progress("writing the report", brief=True):
                 self._begin(behind=False)
-                self._wait(limit)
-        self.close()
+                self._wait(stop)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Ends what is still being written: the report before stays as it is."""
         if self._running():
             assert self._process is not None
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its session, so what it has started as well
             self._process.wait()
+            with suppress(OSError):
+                (self._folder / f".{FILE}.{self._process.pid}.part").unlink(missing_ok=True)
         if self._said is not None:
             self._said.close()
         self._process = self._said = None
 
     def _begin(self, behind: bool) -> None:
-        """Starts to write.
+        """Starts to write, with what the run has left so far.
 
         Args:
             behind: other work has the cores first.
         """
         self.close()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         command = [*PROGRAM, str(self._folder)]
         try:
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said,
                 start_new_session=True,
             )  # fmt: skip
-            if behind:
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST)
         except OSError as error:
             self._console.say(f"the report was not written: {error}")
+            return
+        if behind:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST)
 
     def _running(self) -> bool:
         """Whether a report is being written. Says so if the last one failed."""
@@ -114,13 +123,16 @@ class Reports:
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return " ".join(line.strip() for line in lines[-2:]) or f"its process ended with status {status}"
 
-    def _wait(self, limit: float) -> bool:
-        """Waits for the report that is being written; returns whether none is any more."""
-        if self._process is not None:
-            try:
-                self._process.wait(limit)
-            except subprocess.TimeoutExpired:
-                self._console.say(f"the report is not ready after {limit:g} s and is left as it was: "
+    def _wait(self, stop: StopSignal) -> None:
+        """Waits for the report that is being written; after a stop signal only as long as may be."""
+        began = time.monotonic()
+        limit = END_S
+        while self._running():
+            waited = time.monotonic() - began
+            if stop.wanted:
+                limit = min(limit, waited + STOPPED_S) if limit == END_S else limit
+            if waited >= limit or not stop.grants(0.0):
+                self._console.say(f"the report is not ready after {waited:.3g} s and is left as it was: "
                                   f"python -m embodied.tools.report {self._folder} writes it")  # fmt: skip
-                return False
-        return not self._running()
+                return
+            time.sleep(LOOK_S)

@@ -12,10 +12,12 @@ import platform
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import embodied
+from embodied import hidden
 
 FILE = "starts.jsonl"
 PACKAGES = (
@@ -27,15 +29,21 @@ PACKAGES = (
 
 
 def record(folder: Path, command: str, processes: int) -> None:
-    """Appends a line to the file in ``folder``. What cannot be written is left out: no result depends on it."""
+    """Appends a line to the file in ``folder``, without the command's secrets. What cannot be written is left out: no
+    result depends on it."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    line = {"time": now, "command": command, "processes": processes, "versions": versions()}
+    line = {"time": now, "command": hidden.in_command(command), "processes": processes, "versions": versions()}
     with suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.write(json.dumps(line) + "\n")
 
 
 def versions() -> dict[str, str]:
     """Returns name → version of what runs here, as far as it is installed."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     found = {"embodied": embodied.__version__}
     if commit := _commit():
         found["commit of the checkout"] = commit

@@ -28,14 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = Path(given.out) if given.out else place(runs)
         chosen = report.write(runs, file, given.size)
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(_printable(f"error: {error}"), file=sys.stderr)
         return 2
     for run in runs:
         for line in run.problems:
-            print(f"{run.name}: {line}")
+            print(_printable(f"{run.name}: {line}"))
     left = f", {chosen.too_many} more do not fit in {given.size:g} MB (--size)" if chosen.too_many else ""
-    print(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {len(chosen.videos)} videos{left}")
+    print(_printable(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {len(chosen.videos)} videos{left}"))
     return 0
+
+
+def _printable(text: str) -> str:
+    """A name of a file may hold bytes that are no text."""
+    return text.encode("utf-8", errors="replace").decode()
 
 
 def place(runs: Sequence[Run]) -> Path:

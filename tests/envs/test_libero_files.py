@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import stat
 import subprocess
 import sys
 import zipfile
@@ -136,6 +137,27 @@ def test_cache_folder_falls_back_when_home_cannot_be_written(monkeypatch, tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     assert cache.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
+    assert stat.S_IMODE((tmp_path / f"embodied-{os.getuid()}").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("made", ["open to others", "a link", "of another user"])
+def test_cache_folder_that_another_user_may_have_made_is_not_taken(made, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    shared = tmp_path / f"embodied-{os.getuid()}"
+    if made == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        shared.symlink_to(tmp_path / "elsewhere")
+    else:
+        shared.mkdir()
+        shared.chmod(0o777 if made == "open to others" else 0o700)
+    if made == "of another user":
+        mine = os.getuid()
+        shared.rename(tmp_path / f"embodied-{mine + 1}")
+        monkeypatch.setattr(cache.os, "getuid", lambda: mine + 1)
+    with pytest.raises(AssetsMissingError, match="no writable cache folder"):
+        cache.cache_folder("x")
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

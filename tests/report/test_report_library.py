@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from reported_runs import write_run
 
-from embodied.errors import ConfigError
+from embodied.errors import AssetsMissingError, ConfigError
 from embodied.report import library
 from embodied.tools import report
 
@@ -66,3 +66,21 @@ def test_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 500_000 < len(script) < 2_000_000
     assert "vegaEmbed" in script
     assert "</script" not in script
+
+
+def test_without_a_cache_it_is_made_each_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 0, b";" * 200_000, b"")
+    monkeypatch.setattr(library.subprocess, "run", lambda *arguments, **options: done)
+
+    def none(name: str) -> Path:
+        raise AssetsMissingError("no writable cache folder", "set XDG_CACHE_HOME")
+
+    def full(self: Path, *arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        assert library.javascript() == ";" * 200_000
+    assert list(cache.iterdir()) == []
+    monkeypatch.setattr(library, "cache_folder", none)
+    assert library.javascript() == ";" * 200_000

@@ -12,6 +12,8 @@ from reported_runs import TASKS, write_run, write_trace
 from embodied.errors import EvaluationError
 from embodied.report import series, settings, success, times
 from embodied.report.reading import Run, read
+from embodied.run import evaluations
+from embodied.tools import report
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
@@ -183,3 +185,52 @@ def test_metrics_of_other_versions_can_be_chosen(tmp_path: Path) -> None:
     assert series.meaning("old/metric") == ""
     assert series.meaning("eval/task/3/success_rate").startswith("share of the evaluation episodes")
     assert json.dumps(series.others([run]))
+
+
+def test_numbers_and_texts_that_no_page_can_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "a")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 7, "rollout/return": 1e308, "rollout/success_rate": 0.5}) + "\n")
+        file.write(json.dumps({"step": 8, "rollout/return": -1.7e308}) + "\n")
+        file.write(json.dumps({"step": 2**64, "rollout/return": 1.0}) + "\n")
+    with (folder / "starts.jsonl").open("a") as file:
+        file.write(json.dumps({"time": "", "command": "python \udcff", "versions": {"x": "\udcff"}}) + "\n")
+    (folder / "eval" / f"{'9' * 40}.json").write_text("{}")
+    run = read(str(folder))
+    assert run.iterations == 8
+    assert run.metrics[7] == {"rollout/success_rate": 0.5}
+    pytest.importorskip("vl_convert")
+    assert report.main([str(folder)]) == 0
+    assert "python ?" in (folder / "report.html").read_text()
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    with (folder / "config.yaml").open("a") as file:
+        file.write("reward: {api_key: abc, url: 'http://me:pw@host', headers: {X: abc}}\n")
+    (folder / "starts.jsonl").write_text(json.dumps({"time": "now", "command": "python x.token=abc"}) + "\n")
+    run = read(str(folder))
+    found = {one.key: one.values[0] for one in settings.settings([run])}
+    assert found["reward.api_key"] == found["reward.headers.X"] == "(hidden)"
+    assert found["reward.url"] == "http://(hidden)@host"
+    assert run.starts[0]["command"] == "python 'x.token=(hidden)'"
+
+
+def test_equal_starts_in_a_row_are_one(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    lines = [
+        {"time": str(n), "command": "a" if n < 3 else "b", "processes": 1, "versions": {"x": "1"}} for n in range(5)
+    ]
+    (folder / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read(str(folder)).starts
+    assert [(one["command"], one["time"], one["again"], one["last"]) for one in found] == [
+        ("a", "0", 2, "2"), ("b", "3", 1, "4"),
+    ]  # fmt: skip
+
+
+def test_a_run_below_a_folder_named_checkpoints(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "checkpoints" / "a")
+    run = read(str(folder))
+    assert not run.evaluation_alone
+    assert run.iterations == 6
+    assert evaluations.find(str(folder)).name == "000006.json"

@@ -1,0 +1,59 @@
+"""Leaves secrets out of what is shown or sent on: values of keys like ``api_key``, and passwords within addresses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "(hidden)"
+_NAME = re.compile(
+    r"(^|[_-])(password|passwd|secret|api[_-]?key|access[_-]?key|authorization)$|^((hf|auth|access)_)?token$",
+    re.IGNORECASE,
+)
+_ADDRESS = re.compile(r"//[^/\s@\"']+@")  # user:password@ of a URL
+_EMPTY = (None, "", False)
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of a dotted key is a secret: by its last part, or because it stands below ``headers``."""
+    parts = key.lstrip("+~").split(".")
+    return _NAME.search(parts[-1]) is not None or any(part.lower() == "headers" for part in parts)
+
+
+def in_value(key: str, value: Any) -> Any:
+    """Returns the value of a dotted key without the secrets that are in it."""
+    if isinstance(value, Mapping):
+        return {name: in_value(f"{key}.{name}", one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_value(key, one) for one in value]
+    if is_secret(key) and value not in _EMPTY:
+        return HIDDEN
+    return in_text(value) if isinstance(value, str) else value
+
+
+def in_text(text: str) -> str:
+    """Returns a text without names and passwords of addresses: ``https://me:pw@host`` → ``https://(hidden)@host``."""
+    return _ADDRESS.sub(f"//{HIDDEN}@", text)
+
+
+def in_command(command: str) -> str:
+    """Returns a command line without the secrets among its ``key=value``; one that has none stays as it is."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote is open: it is no command line that a shell takes
+        return in_text(command)
+    shown = [_in_word(word) for word in words]
+    return command if shown == words else shlex.join(shown)
+
+
+def _in_word(word: str) -> str:
+    key, sign, value = word.partition("=")
+    if sign and value and is_secret(key):
+        return f"{key}={HIDDEN}"
+    return in_text(re.sub(r"(\b[\w-]+): *([^,}\]]+)", _in_mapping, word) if sign and value[:1] in "{[" else word)
+
+
+def _in_mapping(found: re.Match[str]) -> str:
+    return f"{found[1]}: {HIDDEN}" if is_secret(found[1]) else found[0]
