@@ -163,7 +163,8 @@ class Service:
         if self._process is None or self._off:
             return
         status = self._process.poll()
-        if status is not None and not (self._ending and status == 0) and self._reader_done.wait(1.0):
+        if status is not None and not (self._ending and status == 0):
+            self._reader_done.wait(1.0)
             if not self._said.empty():
                 return self._look()
             self._turn_off(f"its process ended with status {status}")
