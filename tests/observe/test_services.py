@@ -138,8 +138,10 @@ def test_one_that_takes_nothing_does_not_fill_the_memory(tmp_path, record, monke
     monkeypatch.setattr(services, "MOST_WAITING", 5)
     lines: list[str] = []
     made = make_trackers(["wandb"], tmp_path / "run", 0, say=lines.append)
+    began = time.monotonic()
     for step in range(2000):
         made.log(step, LOGGED)
+    assert time.monotonic() - began < 5.0, "the run waited for it"
     made.close()
     assert [line for line in lines if "it has not taken 5 messages" in line] == lines[-1:]
 
@@ -183,7 +185,7 @@ def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatc
 
     monkeypatch.setattr(Trackers, "log", stopping)
     assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=run", "runner.max_epochs=50"]) == 0
-    assert time.monotonic() - sent[0] < 15.0
+    assert time.monotonic() - sent[0] < 8.0  # a stop signal grants 10 s for work
     assert ended(record()[0]["pid"])
 
 
