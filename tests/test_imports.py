@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "embodied"
 
 LAYERS = {
-    "errors": -1, "perturbations": -1, "client": 0, "types": 0, "random": 0, "files": 0, "targets": 1,
+    "errors": -1, "perturbations": -1, "client": 0, "types": 0, "random": 0, "files": 0, "hidden": 0, "targets": 1,
     "instructions": 1, "spec_json": 1, "protocols": 1, "cache": 0, "rows": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,

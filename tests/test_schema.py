@@ -146,7 +146,7 @@ def test_a_target_that_cannot_be_imported(target):
         ("env.step_timeout_s=inf", "env.step_timeout_s = inf"),
         ("env.train.reward_coef=nan", "env.train.reward_coef = nan"),
         ("env.train=3", "env.train = 3"),
-        ("runner.logger.logger_backends=[jsonl,wandb]", "runner.logger.logger_backends.1 = 'wandb'"),
+        ("runner.logger.logger_backends=[jsonl,neptune]", "runner.logger.logger_backends.1 = 'neptune'"),
     ],
 )
 def test_a_wrong_value_is_shown_with_its_key(override, part):

@@ -1,4 +1,4 @@
-"""Trackers of metrics: a file of JSON lines, TensorBoard, or a user's own class.
+"""Trackers of metrics: a file of JSON lines, TensorBoard, a service (:mod:`embodied.observe.services`), a user's class.
 
 A run that is resumed from step s repeats the steps after s. Their old metrics are dropped, so that each step is there
 once.
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from embodied.errors import RunFolderError, unknown_name
 from embodied.observe import metrics as names
-from embodied.protocols import Tracker
+from embodied.observe.services import SERVICES, About, Service
+from embodied.protocols import Cell, TakesTables, TakesVideos, Tracker
 from embodied.targets import load_target
 
 
@@ -87,11 +88,19 @@ class TensorBoardTracker:
 
 
 class Trackers:
-    """Several trackers as one. Refuses undocumented metrics, also when it holds no tracker."""
+    """Several trackers as one. Refuses undocumented metrics, also when it holds no tracker.
 
-    def __init__(self, trackers: Sequence[Tracker] = (), named: Mapping[str, Tracker] | None = None) -> None:
+    Args:
+        optional: names of those whose errors end nothing: such a tracker is turned off, which ``say`` is told once.
+    """
+
+    def __init__(
+        self, trackers: Sequence[Tracker] = (), named: Mapping[str, Tracker] | None = None,
+        optional: Iterable[str] = (), say: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
         self._named = dict(named or {})
         self._trackers = (*trackers, *self._named.values())
+        self._optional, self._say = set(optional), say
 
     @property
     def run_ids(self) -> dict[str, str]:
@@ -103,13 +112,56 @@ class Trackers:
         """Log metrics. Raises ValueError for a name that is not in :data:`embodied.observe.metrics.METRICS`."""
         names.check(metrics)
         for tracker in self._trackers:
-            tracker.log(step, metrics)
+            with self._spared(tracker):
+                tracker.log(step, metrics)
+
+    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Hand a table to the trackers that take tables."""
+        for tracker in self._trackers:
+            if isinstance(tracker, TakesTables):
+                with self._spared(tracker):
+                    tracker.table(step, name, columns, rows)
+
+    def video(self, step: int, name: str, file: Path) -> None:
+        """Hand a video to the trackers that take videos."""
+        for tracker in self._trackers:
+            if isinstance(tracker, TakesVideos):
+                with self._spared(tracker):
+                    tracker.video(step, name, file)
+
+    def finish(self, patience: Callable[[float], bool]) -> None:
+        """Wait for the services to finish, each while ``patience`` of the seconds waited is True."""
+        services = [tracker for tracker in self._trackers if isinstance(tracker, Service)]
+        for service in services:
+            service.end()
+        for service in services:
+            service.close(patience)
 
     def close(self) -> None:
         """Close all trackers, even if one of them raises."""
         with ExitStack() as stack:
             for tracker in self._trackers:
-                stack.callback(tracker.close)
+                stack.callback(self._close, tracker)
+
+    def _close(self, tracker: Tracker) -> None:
+        with self._spared(tracker):
+            tracker.close()
+
+    @contextmanager
+    def _spared(self, tracker: Tracker) -> Iterator[None]:
+        """Turn ``tracker`` off if the block raises and it is an optional one."""
+        name = next((name for name, one in self._named.items() if one is tracker), None)
+        try:
+            yield
+        except Exception as error:
+            if name not in self._optional:
+                raise
+            self._trackers = tuple(one for one in self._trackers if one is not tracker)
+            self._say(_failed(str(name), error))
+
+
+def _failed(name: str, error: Exception) -> str:
+    return f"tracker {name} failed and is off; the run goes on: {type(error).__name__}: {error}"
 
 
 Maker = Callable[[Path, int | None, str | None], Tracker]  # run folder, step of the resumed checkpoint, run_id
@@ -121,30 +173,49 @@ _BACKENDS: dict[str, Maker] = {
 
 
 def make_trackers(
-    backends: Iterable[str], folder: Path, resume_step: int | None = None, run_ids: Mapping[str, str] | None = None
-) -> Trackers:
+    backends: Iterable[str], folder: Path, resume_step: int | None = None, run_ids: Mapping[str, str] | None = None,
+    about: About | None = None, say: Callable[[str], None] = print,
+) -> Trackers:  # fmt: skip
     """Make the trackers called ``backends`` (``runner.logger.logger_backends``). They write below ``folder``.
 
     Args:
-        backends: "jsonl", "tensorboard", or the dotted path of a :data:`Maker`, e.g. a user's class.
+        backends: "jsonl", "tensorboard", one of :data:`embodied.observe.services.SERVICES`, or the dotted path of a
+            :data:`Maker`, e.g. a user's class.
+        resume_step: after which the run goes on; None = it is not one that may be resumed.
         run_ids: :attr:`Trackers.run_ids` of the resumed run.
+        about: what services are told of the run.
+        say: is told of a service or a user's tracker that fails.
 
     Raises:
         UnknownNameError: a backend is unknown; nothing was opened.
         ConfigError: a dotted path cannot be imported; nothing was opened.
         RunFolderError: a file cannot be written.
     """
-    makers = {name: _maker(name) for name in backends}
-    ids = run_ids or {}
-    return Trackers(named={name: make(folder, resume_step, ids.get(name)) for name, make in makers.items()})
+    about, resumes = about or About(), resume_step is not None
+    named: dict[str, Tracker] = {}
+    for name, make in {name: _maker(name) for name in backends}.items():
+        run_id = (run_ids or {}).get(name)
+        try:
+            if make is None:
+                named[name] = Service(name, folder, resumes, run_id, about, say)
+            else:
+                named[name] = make(folder, resume_step, run_id)
+        except Exception as error:
+            if name in _BACKENDS:
+                raise
+            say(_failed(name, error))
+    return Trackers(named=named, optional=set(named) - set(_BACKENDS), say=say)
 
 
-def _maker(name: str) -> Maker:
+def _maker(name: str) -> Maker | None:
+    """What makes a tracker; nothing for a service."""
+    if name in SERVICES:
+        return None
     if name in _BACKENDS:
         return _BACKENDS[name]
     if "." in name:
         return load_target(name, _KEY)
-    raise unknown_name("logger backend", name, _BACKENDS, _KEY)
+    raise unknown_name("logger backend", name, (*_BACKENDS, *SERVICES), _KEY)
 
 
 @contextmanager

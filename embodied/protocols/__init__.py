@@ -18,8 +18,11 @@ from embodied.protocols.env import ReadsProblems as ReadsProblems
 from embodied.protocols.env import Restorable as Restorable
 from embodied.protocols.env import SafeStop as SafeStop
 from embodied.protocols.env import SaysHowLong as SaysHowLong
+from embodied.protocols.others import Cell as Cell
 from embodied.protocols.others import Reward as Reward
 from embodied.protocols.others import RewardModel as RewardModel
+from embodied.protocols.others import TakesTables as TakesTables
+from embodied.protocols.others import TakesVideos as TakesVideos
 from embodied.protocols.others import Tracker as Tracker
 from embodied.protocols.policy import Clonable as Clonable
 from embodied.protocols.policy import CountsFlops as CountsFlops

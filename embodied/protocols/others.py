@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from embodied.types import StepResult
 
 if TYPE_CHECKING:
     import torch
+
+Cell = str | int | float | bool | None
+"""A value in a table of a tracker."""
 
 
 class Reward(Protocol):
@@ -45,8 +49,37 @@ class RewardModel(Protocol):
 
 class Tracker(Protocol):
     """Receives a run's metrics. A tracker that knows the run by an id (of a web service) gives it in an attribute
-    ``run_id``. Checkpoints keep the id, and a resumed run hands it back."""
+    ``run_id``. Checkpoints keep the id, and a resumed run hands it back. It may be a :class:`TakesTables` and a
+    :class:`TakesVideos`, too."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class TakesTables(Protocol):
+    """A :class:`Tracker` may offer it: it gets the tables of evaluations."""
+
+    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Take a table of the evaluation after ``step`` iterations.
+
+        Args:
+            name: ``eval/success`` or ``eval/generations``; each step has another table of this name.
+            rows: one value for each column.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesVideos(Protocol):
+    """A :class:`Tracker` may offer it: it gets the videos of evaluations."""
+
+    def video(self, step: int, name: str, file: Path) -> None:
+        """Take a video of the evaluation after ``step`` iterations.
+
+        Args:
+            name: ``eval/video/…``, unique among those of the step.
+            file: an mp4 file; it stays where it is.
+        """
+        ...

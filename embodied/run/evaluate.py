@@ -13,6 +13,7 @@ from typing import Any
 from embodied.errors import EvaluationError, Stopped
 from embodied.instructions import FAILURES
 from embodied.observe.console import Console
+from embodied.observe.services import SERVICES
 from embodied.random import Stream
 from embodied.run import protocol, repeats, robustness, starts, successes, summary
 from embodied.run.answers import FileAnswers
@@ -22,7 +23,7 @@ from embodied.run.conditions import Conditions, conditions, env_of
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import add_up
 from embodied.run.engine import open_engine
-from embodied.run.generations import Generations, write
+from embodied.run.generations import Generations, generations_table, write
 from embodied.run.memory import plan_dry_run
 from embodied.run.metrics import of_problems
 from embodied.run.preflight import Checked
@@ -48,6 +49,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     runner = checked.config.runner
     with ExitStack() as opened:
         reporter = Reporter(console, checked.processes, runner)
+        opened.callback(reporter.close)
         folder = opened.enter_context(open_folder(checked))
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
         memory = plan_dry_run(checked, reporter)
@@ -63,8 +65,10 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
                 memory.say(console)
             return
         stop.hold_from_now()
-        evaluator.evaluate(0, 0, stop)
-        reporter.reports.finish(stop)
+        if services := [name for name in runner.logger.logger_backends if name in SERVICES]:
+            reporter.open_trackers(None, {}, checked.composed.resolved, services)
+        reporter.track(0, evaluator.evaluate(0, 0, stop))
+        reporter.finish(stop)
         console.table("where things are", summary.places(checked, folder.path))
 
 
@@ -102,6 +106,7 @@ class Evaluator:
         results, stats, kept, facts = self._collect(iteration, weight_version, stop, workers)
         if self._simulators.processes.is_main and kept:
             write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept)
+            self._reporter.table(iteration, *generations_table(kept))
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, facts)
         self._part(iteration).unlink(missing_ok=True)
@@ -261,7 +266,11 @@ class Evaluator:
                 console.table(f"robustness of {under.weights}, on the same starts", robustness.cells(results, compared))
                 missing = robustness.write(file.parent, iteration, under.weights, results, perturbed, compared)
                 console.say(missing or f"picture and table: {file.with_name(robustness.NAME)}.png, .md, .json")
-            if any(result.episode.video for result in chain(results, *perturbed.values())):
+            self._reporter.table(iteration, "eval/success", *successes.table(rows))
+            videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
+            for mp4 in videos:
+                self._reporter.video(iteration, f"eval/video/{mp4.stem}", mp4)
+            if videos:
                 console.say(f"videos: {self._videos(iteration)}")
         return successes.metrics(rows, results, under) | repeated | (robustness.metrics(compared) if compared else {})
 

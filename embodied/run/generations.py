@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from embodied import instructions
+from embodied.protocols import Cell
 from embodied.types import EnvSpec, EpisodeResult
 
 
@@ -55,3 +56,13 @@ def write(file: Path, kept: list[dict[str, Any]]) -> None:
     file.parent.mkdir(exist_ok=True)
     lines = [json.dumps(one, ensure_ascii=False) for one in sorted(kept, key=lambda one: one["episode"])]
     file.write_text("".join(f"{line}\n" for line in lines))
+
+
+def generations_table(kept: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:
+    """Returns answers as a table of trackers: its name, its columns, its rows. A conversation is written as JSON."""
+    columns = ["episode", "prompt", "response", "reward", "success"]
+    rows = []
+    for one in sorted(kept, key=lambda one: one["episode"]):
+        prompt = one["prompt"] if isinstance(one["prompt"], str) else json.dumps(one["prompt"], ensure_ascii=False)
+        rows.append([one["episode"], prompt, one["response"], one["reward"], one["success"]])
+    return "eval/generations", columns, rows

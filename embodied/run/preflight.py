@@ -9,6 +9,7 @@ from pathlib import Path
 
 from embodied import schema
 from embodied.errors import CheckpointError, ConfigError
+from embodied.observe.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
 from embodied.run import engine_process, perturbations, shares
@@ -50,6 +51,7 @@ class Rules:
     def __iter__(self) -> Iterator[Callable[[], object]]:
         config, processes = self.config, self.processes
         yield partial(_check_selftest, config.runner)
+        yield partial(check_installed, config.runner.logger.logger_backends)
         yield partial(shares.check, config, processes)
         for name, wanted in (("train", config.env.train), ("eval", config.env.eval)):
             yield partial(self._make_side, name, wanted)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter, process_time
+from typing import Any
 
 import torch
 
@@ -14,14 +15,19 @@ from embodied.learn.threads import training_threads
 from embodied.learn.watch import Passed, Watch
 from embodied.observe.console import Console
 from embodied.observe.progress import Phase
+from embodied.observe.services import About
 from embodied.observe.timing import Sections
 from embodied.observe.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
+from embodied.protocols import Cell
 from embodied.run.reports import Reports
+from embodied.runtime.signals import StopSignal
 from embodied.schema import RunnerConfig
 from embodied.types import EpisodeResult
 
 STARVED = 3.0  # wall time over CPU time of an update from which on the reporter says that others take the cores
+TRACKERS_S = 60.0  # that a service may take at the end of a run
+STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
 SHORT_S = 5.0  # shorter updates are never called starved
 
 
@@ -93,15 +99,23 @@ class Reporter:
             if alone and (text := starved(perf_counter() - wall, process_time() - cpu)):
                 self.console.say(text)
 
-    def open_trackers(self, last_step: int, ids: Mapping[str, str]) -> None:
+    def open_trackers(
+        self, last_step: int | None, ids: Mapping[str, str], config: Mapping[str, Any], backends: Sequence[str] = ()
+    ) -> None:
         """Opens the trackers, on rank 0. They drop what they hold of steps after ``last_step``.
 
         Args:
+            last_step: None = nothing is resumed.
             ids: under which they know the run.
+            config: the resolved configuration; services get it without its secrets.
+            backends: these; none = those of ``runner.logger``.
         """
         logger = self._runner.logger
         if self.processes.is_main:
-            self._trackers = make_trackers(logger.logger_backends, Path(logger.log_path), last_step, ids)
+            about = About(self._runner.experiment_name or "run", logger.project_name, logger.group_name, config)
+            self._trackers = make_trackers(
+                backends or logger.logger_backends, Path(logger.log_path), last_step, ids, about, self.console.say
+            )
 
     @property
     def run_ids(self) -> dict[str, str]:
@@ -116,6 +130,32 @@ class Reporter:
             self.console.iteration({**metrics, **place, "left_s": self._pace.left_s(iteration)})
             if any(name.startswith("eval/") for name in metrics):
                 self.reports.refresh()
+
+    def track(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs metrics to the trackers alone."""
+        if self._trackers is not None:
+            self._trackers.log(step, metrics)
+
+    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Hands a table to the trackers that take tables."""
+        if self._trackers is not None:
+            self._trackers.table(step, name, columns, rows)
+
+    def video(self, step: int, name: str, file: Path) -> None:
+        """Hands a video to the trackers that take videos."""
+        if self._trackers is not None:
+            self._trackers.video(step, name, file)
+
+    def finish(self, stop: StopSignal) -> None:
+        """Writes the report and lets services finish, after a stop signal only as long as may be."""
+        self.reports.finish(stop)
+
+        def patience(waited_s: float) -> bool:
+            return waited_s < (STOPPED_S if stop.wanted else TRACKERS_S) and stop.grants(0.0)
+
+        if self._trackers is not None:
+            with self.console.progress("finishing the trackers", brief=True):
+                self._trackers.finish(patience)
 
     def close(self) -> None:
         """Closes the trackers, and ends a report that is still being written."""

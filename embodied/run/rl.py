@@ -77,7 +77,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.say(summary.ending(checked, iterations, evaluated=not trainer.unlogged))
         if rows := gain(folder.path):
             console.table("success before and after, on the same starts", rows)
-        reporter.reports.finish(stop)
+        reporter.finish(stop)
         console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
 
 
@@ -128,7 +128,7 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
         saves.outdated()
     first = iteration == 0 and checked.config.runner.val_before_train  # step 0 is logged anew
     repeats = trainer.unlogged or first
-    reporter.open_trackers(iteration - bool(repeats), ids)
+    reporter.open_trackers(iteration - bool(repeats), ids, checked.composed.resolved)
     for line in what_to_expect(checked, trainer.policy.spec) if iteration == 0 else ():
         reporter.console.say(line)
     return iteration

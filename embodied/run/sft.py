@@ -56,7 +56,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         stop.hold_from_now()
         iterations = train(checked, cloner, evaluator, reporter, saves, stop)
         console.say(summary.ending(checked, iterations, cloner.steps_done))
-        reporter.reports.finish(stop)
+        reporter.finish(stop)
         console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
 
 
@@ -74,7 +74,7 @@ def train(
     config, runner = checked.config, checked.config.runner
     with stop.cut_short():
         iteration, ids = saves.resume()
-        reporter.open_trackers(iteration, ids)
+        reporter.open_trackers(iteration, ids, checked.composed.resolved)
     reporter.begin(iteration)
     with closing(evaluator), suppress(Stopped):
         while iteration < runner.max_epochs:

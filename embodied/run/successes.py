@@ -8,6 +8,7 @@ from statistics import mean, median
 from typing import Any
 
 from embodied.observe.statistics import wilson
+from embodied.protocols import Cell
 from embodied.run.conditions import Conditions
 from embodied.types import EpisodeResult, Start
 
@@ -127,6 +128,14 @@ def cells(rows: Sequence[TaskSuccess], steps: bool = True) -> list[list[str]]:
             ]
             for row in rows
         ),
+    ]
+
+
+def table(rows: Sequence[TaskSuccess]) -> tuple[list[str], list[list[Cell]]]:
+    """Returns the table of trackers: its columns, and a row for each task and one over all."""
+    columns = ["task", "instruction", "successes", "episodes", "success_rate", "low", "high", "not_run"]
+    return columns, [
+        ["all" if row.task_id < 0 else str(row.task_id), *(getattr(row, name) for name in columns[1:])] for row in rows
     ]
 
 

@@ -12,7 +12,7 @@ from embodied.errors import ConfigError
 from embodied.schema.base import Section
 from embodied.targets import load_target
 
-TRACKERS = ("jsonl", "tensorboard")
+TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 _BACKENDS_KEY = "runner.logger.logger_backends"
 
 
@@ -39,9 +39,22 @@ def _tracker(name: str) -> str:
 class LoggerConfig(Section):
     log_path: str = Field(description="Folder of one run: metrics, checkpoints, configuration, worker logs.")
     logger_backends: list[Annotated[str, AfterValidator(_tracker)]] = Field(
-        list(TRACKERS),
-        description="Trackers that metrics are written to: jsonl, tensorboard, or the dotted path of a class of yours "
+        ["jsonl", "tensorboard"],
+        description="Trackers that metrics are written to: jsonl, tensorboard, wandb, swanlab, mlflow, trackio "
+        "(docs/trackers.md; the last four need the extra of their name), or the dotted path of a class of yours "
         "(docs/how_to/add_a_tracker.md).",
+    )
+    project_name: str = Field(
+        "embodied",
+        min_length=1,
+        description="Project (mlflow: experiment) of the run in wandb, swanlab, mlflow and trackio; its name there is "
+        "runner.experiment_name.",
+    )
+    group_name: str | None = Field(
+        None,
+        min_length=1,
+        description="Group of runs in wandb, swanlab and trackio, and the tag 'group' in mlflow, e.g. one run with "
+        "several seeds; null = none.",
     )
     report: bool = Field(
         True,
@@ -52,7 +65,7 @@ class LoggerConfig(Section):
         0,
         ge=0,
         description="Text: answers of each evaluation that are written to generations/ in the run folder, with prompt "
-        "and reward.",
+        "and reward, and to the trackers that take tables (docs/trackers.md).",
     )
 
 

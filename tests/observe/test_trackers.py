@@ -11,6 +11,7 @@ import torch
 
 from embodied.errors import ConfigError, RunFolderError, UnknownNameError
 from embodied.observe import trackers
+from embodied.observe.services import SERVICES
 from embodied.observe.trackers import JsonlTracker, Trackers, make_trackers
 from embodied.schema.runner import TRACKERS, LoggerConfig
 
@@ -191,7 +192,7 @@ def test_what_cannot_be_a_tracker_is_refused_with_the_configuration(name, says):
 def test_the_configuration_takes_ours_and_the_user_s():
     names = [*TRACKERS, f"{__name__}.Own"]
     assert LoggerConfig(log_path="run", logger_backends=names).logger_backends == names
-    assert set(TRACKERS) == set(trackers._BACKENDS)
+    assert set(TRACKERS) == {*trackers._BACKENDS, *SERVICES}
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):

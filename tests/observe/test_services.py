@@ -1,0 +1,244 @@
+"""Services in processes of their own: what they are told, and that none stops a run or changes its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from logged import VARYING
+
+from embodied import train
+from embodied.errors import ConfigError
+from embodied.observe import services
+from embodied.observe.service_clients import flat, mlflow_name
+from embodied.observe.services import About
+from embodied.observe.trackers import Trackers, make_trackers
+from embodied.run import reporter
+
+HERE = Path(__file__).parent
+LOGGED = {"train/loss": 2.0, "eval/success_rate": 0.5}
+RUN = (
+    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2", "runner.save_interval=-1",
+    "runner.val_check_interval=2", "algorithm.rollout_epoch=4", "env.num_workers=1", "env.train.max_episode_steps=10",
+    "env.eval.max_episode_steps=6", "env.eval.episodes_per_task=2", "--config-dir", str(HERE.parent / "config"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
+    """Lets the recording package be found as wandb; a call gives what it was told."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    shutil.copy(HERE / "recording_wandb.py", packages / "wandb.py")
+    monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{HERE.parents[1]}")
+    monkeypatch.setenv("RECORD", str(tmp_path / "record.jsonl"))
+    monkeypatch.setattr(services, "version", lambda name: "1")
+    monkeypatch.chdir(tmp_path)
+    return lambda: [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def patient(waited_s: float) -> bool:
+    return waited_s < 20.0
+
+
+def test_a_service_gets_the_run_its_metrics_tables_and_videos_and_no_secret(tmp_path, record):
+    (tmp_path / "a.mp4").write_bytes(b"12345")
+    config = {"runner": {"seed": 3}, "judge": {"api_key": "sk-1234", "url": "https://me:pw@host/x"}}
+    lines: list[str] = []
+    made = make_trackers(["wandb"], tmp_path / "run", 0, None, About("a", "p", "g", config), lines.append)
+    made.table(0, "eval/success", ["task", "rate"], [["all", 0.5]])
+    made.video(0, "eval/video/a", Path("a.mp4"))
+    made.log(0, LOGGED)
+    made.finish(patient)
+    begun, *rest = record()
+    assert rest == [
+        {"step": 0, "eval/success": [["task", "rate"], [["all", 0.5]]]}, {"step": 0, "eval/video/a": 5},
+        {"step": 0, **LOGGED}, {"finished": True},
+    ]  # fmt: skip
+    assert (begun["name"], begun["project"], begun["group"]) == ("a", "p", "g")
+    assert begun["config"] == {
+        "runner": {"seed": 3}, "judge": {"api_key": "(hidden)", "url": "https://(hidden)@host/x"},
+    }  # fmt: skip
+    assert begun["id"] == made.run_ids["wandb"]
+    assert not any("sk-1234" in file.read_text() for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert lines == ["tracker wandb: https://example.invalid/run"]
+    assert ended(begun["pid"])
+
+
+def test_a_resumed_run_goes_on_in_the_same_one_and_sends_no_step_twice(tmp_path, record):
+    for last_step, given, steps in ((0, {}, (1, 2, 3)), (1, {"wandb": "another"}, (2, 3, 4)), (None, {}, (0, 1))):
+        made = make_trackers(["wandb"], tmp_path / "run", last_step, given)
+        for step in steps:
+            made.log(step, LOGGED)
+        made.finish(patient)
+    lines = record()
+    first, second, third = [line["id"] for line in lines if "id" in line]
+    assert first == second != third
+    assert [line["step"] for line in lines if "step" in line] == [1, 2, 3, 4, 0, 1]
+
+
+def test_the_id_of_a_checkpoint_serves_where_the_folder_has_none(tmp_path, record):
+    make_trackers(["wandb"], tmp_path / "run", 4, {"wandb": "id 7"}).finish(patient)
+    assert record()[0]["id"] == "id 7"
+
+
+@pytest.mark.parametrize("place", ["start", "log", "finish"])
+@pytest.mark.parametrize(
+    ("manner", "says"), [("raise", "ConnectionError: the service is gone at "), ("exit", "ended with status 7")]
+)
+def test_one_that_fails_is_said_once_and_off(tmp_path, record, monkeypatch, place, manner, says):
+    monkeypatch.setenv("FAIL", f"{manner} {place}")
+    lines: list[str] = []
+    made = make_trackers(["jsonl", "wandb"], tmp_path / "run", 0, say=lines.append)
+    for step in range(3):
+        made.log(step, LOGGED)
+    made.finish(patient)
+    made.log(3, LOGGED)
+    made.close()
+    (failed,) = [line for line in lines if "failed and is off" in line]
+    assert says in failed
+    assert "tracker-wandb.log" in failed
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("place", ["start", "log", "finish"])
+def test_one_that_hangs_is_waited_for_as_long_as_may_be_and_killed(tmp_path, record, monkeypatch, place):
+    monkeypatch.setenv("FAIL", f"hang {place}")
+    lines: list[str] = []
+    began = time.monotonic()
+    made = make_trackers(["wandb"], tmp_path / "run", 0, say=lines.append)
+    for step in range(3):
+        made.log(step, LOGGED)
+    until = time.monotonic() + 20.0
+    while not (tmp_path / "record.jsonl").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    made.finish(lambda waited_s: waited_s < 0.3)
+    assert time.monotonic() - began < 15.0
+    assert ["did not finish in 0.3" in line for line in lines if "failed" in line] == [True]
+    assert ended(record()[0]["pid"])
+
+
+def test_one_that_takes_nothing_does_not_fill_the_memory(tmp_path, record, monkeypatch):
+    monkeypatch.setenv("FAIL", "hang start")
+    monkeypatch.setattr(services, "MOST_WAITING", 5)
+    lines: list[str] = []
+    made = make_trackers(["wandb"], tmp_path / "run", 0, say=lines.append)
+    began = time.monotonic()
+    for step in range(2000):
+        made.log(step, LOGGED)
+    assert time.monotonic() - began < 5.0, "the run waited for it"
+    made.close()
+    assert [line for line in lines if "it has not taken 5 messages" in line] == lines[-1:]
+
+
+def outcome(name: str) -> tuple[list[dict[str, float]], bytes]:
+    folder = Path("runs", name)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lasting = [{key: value for key, value in row.items() if not VARYING.match(key)} for row in rows]
+    return lasting, (folder / "checkpoints" / "000002" / "__0_0.distcp").read_bytes()
+
+
+def test_a_run_gives_the_same_numbers_whatever_its_tracker_does(record, monkeypatch):
+    assert train.main([*RUN, "runner.experiment_name=without"]) == 0
+    assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=with"]) == 0
+    lines = record()
+    monkeypatch.setenv("FAIL", "raise log")
+    assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=failing"]) == 0
+    assert outcome("with") == outcome("without")
+    assert outcome("failing") == outcome("without")
+    (table,) = [line["eval/success"] for line in lines if "eval/success" in line]
+    assert [row[0] for row in table[1]] == ["0", "1", "all"]
+    rate = outcome("with")[0][-1]
+    of_all = dict(zip(table[0], table[1][-1], strict=True))
+    assert (of_all["success_rate"], of_all["low"]) == (rate["eval/success_rate"], rate["eval/success_low"])
+    assert sum(size for line in lines for name, size in line.items() if name.startswith("eval/video/")) == sum(
+        file.stat().st_size for file in Path("videos", "with").rglob("*.mp4")
+    )
+    assert lines[0]["config"]["runner"]["seed"] == 1234
+
+
+def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatch):
+    monkeypatch.setenv("FAIL", "hang finish")
+    monkeypatch.setattr(reporter, "STOPPED_S", 0.3)
+    log, sent = Trackers.log, []
+
+    def stopping(self: Trackers, step: int, metrics: dict[str, float]) -> None:
+        log(self, step, metrics)
+        if step == 1:
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trackers, "log", stopping)
+    assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=run", "runner.max_epochs=50"]) == 0
+    assert time.monotonic() - sent[0] < 8.0  # a stop signal grants 10 s for work
+    assert ended(record()[0]["pid"])
+
+
+def test_a_missing_package_is_refused_with_its_extra_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def absent(name: str) -> str:
+        raise services.PackageNotFoundError(name)
+
+    monkeypatch.setattr(services, "version", absent)
+    assert train.main([*RUN, "tracker=swanlab"]) == 2
+    assert "pip install 'embodied-rl[swanlab]'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    services.check_installed(["jsonl", "tensorboard", "some.Tracker"])
+    with pytest.raises(ConfigError, match="Python package trackio is not installed"):
+        services.check_installed(["jsonl", "trackio"])
+
+
+class OwnWithTables:
+    """A user's tracker."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def __init__(self, folder: Path, resume_step: int, run_id: str | None) -> None:
+        if folder.name == "refused":
+            raise OSError("no route")
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        if step == 2:
+            raise OSError("gone")
+        self.seen.append(step)
+
+    def table(self, step: int, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        self.seen.append((step, name))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_user_s_tracker_may_take_tables_and_may_fail(tmp_path):
+    lines: list[str] = []
+    name = f"{__name__}.OwnWithTables"
+    made = make_trackers([name], tmp_path, 0, say=lines.append)
+    made.video(1, "eval/video/a", Path("a.mp4"))  # which it does not take
+    made.table(1, "eval/success", [], [])
+    for step in (1, 2, 3):
+        made.log(step, LOGGED)
+    assert OwnWithTables.seen == [(1, "eval/success"), 1]
+    assert ["gone" in line for line in lines] == [True]
+    make_trackers([name], tmp_path / "refused", 0, say=lines.append).log(1, LOGGED)
+    assert "no route" in lines[1]
+
+
+def test_names_and_keys_as_mlflow_takes_them():
+    assert mlflow_name("eval/avg@8") == "eval/avg_at_8"
+    assert list(flat({"a": {"b": 1, "c": {}}, "d": [1, "x"]})) == [("a.b", 1), ("d", '[1, "x"]')]
