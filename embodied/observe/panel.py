@@ -18,7 +18,7 @@ from rich.text import Text
 
 from embodied.observe.progress import duration, shown_number
 
-WIDTH = 32
+WIDTH = 24
 """Most cells of a sparkline."""
 
 BESIDE = 5
@@ -44,8 +44,9 @@ def sparkline(values: Sequence[float], width: int = WIDTH, ascii_only: bool = Fa
     cells = _averaged(values, width)
     finite = _finite(cells)
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    scale = (len(steps) - 1) / (high - low) if high > low else 0.0
-    return "".join(steps[round((value - low) * scale)] if abs(value) < MOST else " " for value in cells)
+    scale = len(steps) / (high - low) if high > low else 0.0
+    places = [min(int((value - low) * scale), len(steps) - 1) if abs(value) < MOST else None for value in cells]
+    return "".join(" " if place is None else steps[place] for place in places)
 
 
 def _averaged(values: Sequence[float], width: int) -> list[float]:
@@ -85,6 +86,7 @@ class Panel:
         """Takes the metrics of an iteration, with ``iteration``, ``iterations`` and ``left_s``."""
         self._remember(summary)
         self._now = dict(summary)
+        self.outdated()
         left = summary.get("left_s", 0.0)
         self._left = (left, monotonic()) if left > 0 else None
 
@@ -115,7 +117,7 @@ class Panel:
             self.failed = error
 
     def _frame(self, width: int, height: int, ascii_only: bool) -> RenderableType:
-        rows = list(self.rows(ascii_only))[: height - BESIDE - 2]
+        rows = list(self.rows(ascii_only, width - _LABEL - 4))[: height - BESIDE - 2]
         if not rows:
             return Text("", end="")
         lines = []
@@ -135,13 +137,13 @@ class Panel:
             if seconds > 0:
                 yield f"about {duration(seconds)} left"
 
-    def rows(self, ascii_only: bool = False) -> Iterator[tuple[str, str]]:
-        """Label and text of each line."""
+    def rows(self, ascii_only: bool = False, width: int = 80) -> Iterator[tuple[str, str]]:
+        """Label and text of each line. Names of files lose their first parts where ``width`` cells are too few."""
         now = self._now
         if "rollout/success_rate" in now:
             yield "success", _success(now, "rollout") + self._line("rollout/success_rate", ascii_only, _percent)
         if self._evaluation:
-            at = f", after {self._evaluation[name]:.0f} iterations" if (name := _step(self._evaluation)) else ""
+            at = f" after {self._evaluation[name]:.0f}" if (name := _step(self._evaluation)) else ""
             line = self._line("eval/success_rate", ascii_only, _percent)
             yield "evaluation", _success(self._evaluation, "eval") + at + line
         for name, label in _CURVES.items():
@@ -154,7 +156,7 @@ class Panel:
             if shown:
                 yield label, "   ".join(shown)
         for label, file in self._files.items():
-            yield label, f"{file}{_age(file)}"
+            yield label, _ending(str(file), _age(file), width)
 
     def _line(self, name: str, ascii_only: bool, shown: Callable[[float], str]) -> str:
         past = self._past[name]
@@ -209,6 +211,11 @@ def _age(file: Path) -> str:
     return f", {duration(seconds)} ago" if seconds >= 1 else ", now"
 
 
+def _ending(name: str, age: str, width: int) -> str:
+    room = max(width - len(age), 8)
+    return (name if len(name) <= room else f"…{name[1 - room :]}") + age
+
+
 def _share(name: str) -> Callable[[float], str]:
     return lambda value: f"{name} {100 * value:.0f} %"
 
@@ -231,7 +238,7 @@ _OVER_TIME = ("rollout/success_rate", "eval/success_rate", *_CURVES)
 
 _LINES: Mapping[str, Mapping[str, Callable[[float], str]]] = {
     "KL": {
-        "train/approx_kl": _number(""), "train/kl_reference": _number("to the reference"),
+        "train/approx_kl": _number(""), "train/kl_reference": _number("reference"),
         "train/clip_share": lambda value: f"clip share {_percent(value)}",
     },
     "speed": {},
