@@ -164,6 +164,7 @@ def test_serve(tmp_path: Path) -> None:
     assert len(result["rounds"]) == 1
 
 
+@pytest.mark.slow
 def test_panel(tmp_path: Path) -> None:
     cells = run("panel", tmp_path, "--seconds", "0.7", "--rounds", "1")["cells"]
     assert 0 < cells["panel"]["threads_share"]["median"] < 0.3

@@ -7,11 +7,15 @@
   // -- the reader's place: what was open, chosen and in view before the page was loaded anew --------------------------
 
   const boxes = () => [...document.querySelectorAll("details")];
+  const headings = () => [...document.querySelectorAll("h2, h3")];
+  const topOf = (element) => element.getBoundingClientRect().top;
   const fields = () => [...document.querySelectorAll("select[id], input[id]")];
 
   function keep() {
+    const above = headings().filter((heading) => topOf(heading) < innerHeight / 2).at(-1);
     const place = {
       top: scrollY,
+      heading: above && scrollY > 0 ? { text: above.textContent, top: topOf(above) } : null,
       open: boxes().map((box) => box.open),
       values: fields().map((field) => [field.id, field.value]),
       theme: document.documentElement.dataset.theme ?? "",
@@ -43,7 +47,12 @@
     // Charts above grow while they are drawn; a reader who scrolls meanwhile goes where they want.
     let moved = false;
     for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(kind, () => { moved = true; }, { once: true });
-    for (const wait of [0, 100, 300, 800]) setTimeout(() => moved || scrollTo({ top: place.top, behavior: "instant" }), wait);
+    const heading = place.heading && headings().find((one) => one.textContent === place.heading.text);
+    const back = () => {
+      const top = heading ? scrollY + topOf(heading) - place.heading.top : place.top;
+      if (!moved) scrollTo({ top, behavior: "instant" });
+    };
+    for (const wait of [0, 100, 300, 800]) setTimeout(back, wait);
   }
   if (own > 0) restore();
 
