@@ -138,9 +138,12 @@ def test_a_dumb_terminal_has_plain_lines(terminal, monkeypatch, kind):
     assert terminal.getvalue() == "iteration 3\n"
 
 
-def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(terminal, monkeypatch):
+@pytest.mark.parametrize("by_the_run", [False, True])
+def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(terminal, monkeypatch, by_the_run):
     def fail(*_args):
-        raise RuntimeError("no such line")
+        if by_the_run == (threading.current_thread() is threading.main_thread()):
+            raise RuntimeError("no such line")
+        return []
 
     monkeypatch.setattr(Panel, "rows", fail)
     monkeypatch.setattr(screens, "DRAW_S", 0.01)
@@ -244,5 +247,6 @@ def test_a_real_run_on_a_terminal_and_ctrl_c(tmp_path):
     # Ctrl-C: the run saves and ends, and the terminal is as it was.
     assert (shown.status, shown.sane, shown.screen.cursor) == (0, True, True)
     assert "SIGINT: stopping within" in shown.screen.text
+    assert "\x1b[?25l" not in shown.output, "a run that is killed could not show the cursor again"
     assert "where things are" in shown.screen.text
     assert "╭─ run" not in shown.screen.text
