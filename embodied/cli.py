@@ -27,6 +27,7 @@ VERBS = {
     "demos": Verb("embodied.tools.demos", "record demonstrations by an env's own expert", composed=True),
     "compare": Verb("embodied.tools.compare", "say whether two evaluations differ, paired by start"),
     "report": Verb("embodied.tools.report", "write runs and evaluations into one HTML file"),
+    "watch": Verb("embodied.tools.watch", "serve the report of a run while it goes on"),
     "export": Verb("embodied.tools.export", "write a checkpoint for other programs"),
     "serve": Verb("embodied.tools.serve", "serve a checkpoint or an export to a robot"),
     "doctor": Verb("embodied.tools.doctor", "find what is wrong on this machine, with fixes", composed=True),

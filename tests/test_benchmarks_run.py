@@ -162,3 +162,11 @@ def test_serve(tmp_path: Path) -> None:
     assert set(result["bars_kept"]) <= set(result["figures"])
     assert all(value > 0 for value in result["figures"].values())
     assert len(result["rounds"]) == 1
+
+
+@pytest.mark.slow
+def test_panel(tmp_path: Path) -> None:
+    cells = run("panel", tmp_path, "--seconds", "0.7", "--rounds", "1")["cells"]
+    assert 0 < cells["panel"]["threads_share"]["median"] < 0.3
+    assert cells["panel"]["draw_ms"]["median"] > 0
+    assert cells["bars"]["threads_share"]["median"] > 0

@@ -9,6 +9,7 @@ import signal
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,11 +42,15 @@ class Said(NullConsole):
         self.lines.append(text)
 
 
+def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
 def wait_for(lines: int) -> None:
-    until = time.monotonic() + 20.0
-    while not (Path("pids").exists() and len(Path("pids").read_text().split()) >= lines):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert until(lambda: Path("pids").exists() and len(Path("pids").read_text().split()) >= lines)
 
 
 def is_running(pid: str) -> bool:
@@ -117,7 +122,7 @@ def test_a_report_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.endswith(": python -m embodied.tools.report runs/run writes it")
     pids = Path("pids").read_text().split()
     assert len(pids) == 4  # the one that was being written had not seen the last numbers
-    assert not any(is_running(pid) for pid in pids)
+    assert until(lambda: not any(is_running(pid) for pid in pids))  # a kill is obeyed a moment later
     assert list(Path("runs/run").iterdir()) == []
 
 
@@ -134,7 +139,8 @@ def test_a_stop_signal_ends_the_last_report(monkeypatch: pytest.MonkeyPatch) -> 
         assert time.monotonic() - began < 20.0  # of the 120 that it may take without a signal
         stop.number = None
     assert "is left as it was" in console.lines[0]
-    assert not is_running(Path("pids").read_text().split()[0])
+    (pid,) = Path("pids").read_text().split()
+    assert until(lambda: not is_running(pid))
 
 
 def test_a_machine_without_temporary_files_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,20 @@ phase is never silent for longer than half a minute.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import monotonic
 from typing import Protocol, TextIO
 
-from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from embodied.observe.panel import Panel
 from embodied.observe.progress import Phase, duration, shown_number
+from embodied.observe.screen import Look, Screen, Terminal
 
 PLAIN_INTERVAL_S = 30.0
 """Seconds between two lines of progress in a log file."""
@@ -47,15 +49,27 @@ class Console(Protocol):
         """
         ...
 
+    def panel(
+        self, title: str, look: Look, earlier: Sequence[Mapping[str, float]] = ()
+    ) -> AbstractContextManager[None]:
+        """Show the newest numbers of a run in a panel while entered; outside a terminal nothing.
+
+        Args:
+            look: finds the newest files, e.g. ``{"checkpoint": path}``.
+            earlier: rows of metrics from before, oldest first.
+        """
+        ...
+
     def iteration(self, summary: Mapping[str, float]) -> None:
-        """Print the summary of an iteration (see :func:`summary_line`)."""
+        """Print the summary of an iteration (see :func:`summary_line`), and show it in the panel."""
         ...
 
 
 def make_console(stream: TextIO | None = None) -> Console:
-    """A live display when ``stream`` (standard output) is a terminal, plain lines otherwise."""
+    """A live display when ``stream`` (standard output) is a terminal that moves its cursor, plain lines otherwise."""
     stream = sys.stdout if stream is None else stream
-    return TerminalConsole(stream) if stream.isatty() else PlainConsole(stream)
+    moves = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return TerminalConsole(stream) if stream.isatty() and moves else PlainConsole(stream)
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
@@ -99,12 +113,13 @@ def _percent(share: float) -> str:
 
 
 class TerminalConsole:
-    """Prints text above live bars. A bar is redrawn in place and vanishes with its phase."""
+    """Prints text above a live panel and bars. A bar is redrawn in place and vanishes with its phase."""
 
     def __init__(self, stream: TextIO) -> None:
         # Text of a run is data: brackets in an instruction are not markup, and digits need no colour.
-        self._rich = RichConsole(file=stream, markup=False, highlight=False)
-        self._display: Progress | None = None  # set while a phase is open: rich allows one display at a time
+        self._rich = Terminal(file=stream, markup=False, highlight=False)
+        self._display: Progress | None = None  # set while a phase or a panel is open: rich allows one display at a time
+        self._panel: Panel | None = None
 
     def say(self, text: str) -> None:
         self._rich.print(text)
@@ -137,19 +152,41 @@ class TerminalConsole:
         if self._display is not None:
             yield self._display
             return
+        try:
+            with self._bars() as self._display:
+                yield self._display
+        finally:
+            self._display = None
+
+    def _bars(self) -> Progress:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
         )
-        try:
-            with Progress(*columns, console=self._rich, transient=True) as self._display:
-                yield self._display
-        finally:
-            self._display = None
+        return Progress(*columns, console=self._rich, transient=True)
+
+    @contextmanager
+    def panel(self, title: str, look: Look, earlier: Sequence[Mapping[str, float]] = ()) -> Iterator[None]:
+        if self._display is not None:
+            yield
+            return
+        with ExitStack() as opened:
+            try:
+                panel, bars = Panel(title, earlier), self._bars()
+                opened.enter_context(Screen(self._rich, panel, bars, look))
+                self._panel, self._display = panel, bars
+            except Exception as error:  # noqa: BLE001 (a display ends no run)
+                self.say(f"there is no panel: {type(error).__name__}: {error}; the run goes on")
+            try:
+                yield
+            finally:
+                self._panel = self._display = None
 
     def iteration(self, summary: Mapping[str, float]) -> None:
+        if self._panel is not None:
+            self._panel.take(summary)
         self.say(summary_line(summary))
 
 
@@ -203,6 +240,11 @@ class PlainConsole:
                 lines.show_if_due()
             wait_s = max(0.01, self._interval_s - lines.silent_s) if innermost else self._interval_s
 
+    def panel(
+        self, title: str, look: Look, earlier: Sequence[Mapping[str, float]] = ()
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def iteration(self, summary: Mapping[str, float]) -> None:
         self.say(summary_line(summary))
 
@@ -245,6 +287,11 @@ class NullConsole:
     @contextmanager
     def progress(self, phase: str, total: int | None = None, done: int = 0, brief: bool = False) -> Iterator[Phase]:
         yield Phase(phase, total, done=done)
+
+    def panel(
+        self, title: str, look: Look, earlier: Sequence[Mapping[str, float]] = ()
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def iteration(self, summary: Mapping[str, float]) -> None:
         pass

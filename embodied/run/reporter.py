@@ -15,11 +15,13 @@ from embodied.learn.threads import training_threads
 from embodied.learn.watch import Passed, Watch
 from embodied.observe.console import Console
 from embodied.observe.progress import Phase
+from embodied.observe.screen import Look
 from embodied.observe.services import About
 from embodied.observe.timing import Sections
 from embodied.observe.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
 from embodied.protocols import Cell
+from embodied.run.newest import earlier
 from embodied.run.reports import Reports
 from embodied.runtime.signals import StopSignal
 from embodied.schema import RunnerConfig
@@ -48,8 +50,21 @@ class Reporter:
         self._pace = Pace(0, runner.max_epochs)
         self.reports = Reports(Path(runner.logger.log_path), runner.logger.report and processes.is_main, console)
 
+    @contextmanager
+    def running(self, iteration: int, look: Look) -> Iterator[None]:
+        """Starts times and estimates of a run that has done ``iteration`` iterations, and shows its panel while it
+        goes on.
+
+        Args:
+            look: finds the newest files of the run.
+        """
+        self.begin(iteration)
+        rows = earlier(Path(self._runner.logger.log_path), iteration) if self.processes.is_main else []
+        with self.console.panel(str(self._runner.experiment_name), look, rows):
+            yield
+
     def begin(self, iteration: int) -> None:
-        """Starts times and estimates of a run that has done ``iteration`` iterations."""
+        """Starts times and estimates anew, after ``iteration`` iterations."""
         self.sections.reset()
         self._pace = Pace(iteration, self._runner.max_epochs)
 

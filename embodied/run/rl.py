@@ -30,6 +30,7 @@ from embodied.run.evaluate import Evaluator
 from embodied.run.gain import gain
 from embodied.run.memory import plan_dry_run
 from embodied.run.model_reward import make_model_reward
+from embodied.run.newest import newest_of
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
@@ -96,7 +97,7 @@ def train(
     runner = checked.config.runner
     with stop.cut_short():
         iteration = _resume(checked, trainer, reporter, saves)
-    with closing(collector), suppress(Stopped):
+    with reporter.running(iteration, newest_of(checked)), closing(collector), suppress(Stopped):
         if iteration < runner.max_epochs or trainer.unlogged:
             collector.open(stop)
         reporter.begin(iteration)

@@ -19,6 +19,7 @@ from embodied.run.build import Model, open_folder, open_model, origin_of
 from embodied.run.engine import open_engine
 from embodied.run.evaluate import Evaluator
 from embodied.run.memory import plan_dry_run
+from embodied.run.newest import newest_of
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
@@ -75,8 +76,7 @@ def train(
     with stop.cut_short():
         iteration, ids = saves.resume()
         reporter.open_trackers(iteration, ids, checked.composed.resolved)
-    reporter.begin(iteration)
-    with closing(evaluator), suppress(Stopped):
+    with reporter.running(iteration, newest_of(checked)), closing(evaluator), suppress(Stopped):
         while iteration < runner.max_epochs:
             reporter.sections.reset()
             steps = config.sft.steps_per_iteration - cloner.steps_done

@@ -1,0 +1,252 @@
+"""The panel of a run: what stands on a real terminal, that a stopped terminal stops nothing, and Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pty
+import re
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from terminals import Screen, run_on_terminal
+
+from embodied.observe import screen as screens
+from embodied.observe.console import PlainConsole, TerminalConsole, make_console
+from embodied.observe.panel import Panel, sparkline, useful_samples_per_s
+from embodied.run.newest import earlier, newest_checkpoint, newest_video
+
+CONFIG = Path(__file__).parents[1] / "config"
+ROOT = Path(__file__).parents[2]
+ROW = {
+    "iteration": 3, "iterations": 10, "left_s": 7200.0, "rollout/success_rate": 0.25, "rollout/success_low": 0.1,
+    "rollout/success_high": 0.5, "rollout/return_mean": 0.75, "rollout/env_steps_per_s": 812.4,
+    "train/approx_kl": 0.0123, "train/clip_share": 0.034, "train/samples_per_s": 50.0, "time/train_s": 2.0,
+    "time/iteration_s": 10.0, "time/policy_share": 0.4, "time/env_wait_share": 0.3, "memory/pss_gb": 1.5,
+}  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}.items():
+        monkeypatch.setenv(name, value)
+    return Terminal()
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([0, 1, 2, 7], "_.-@"),
+        ([0.5, 0.5], "__"),
+        ([1.0, math.nan, math.inf, 0.0], "@  _"),
+        ([], ""),
+        ([*range(48)], "".join(char * 3 for char in "_.-=+*#@")),
+        ([math.nan] * 40 + [1.0] * 40, " " * 12 + "_" * 12),
+        ([1e308, -1e308, 3.0, 4.0], "  _@"),
+    ],
+)
+def test_a_sparkline_goes_from_the_lowest_to_the_highest(values, line):
+    assert sparkline(values, ascii_only=True) == line
+
+
+def test_a_row_is_what_was_measured_and_nothing_else():
+    panel = Panel("run")
+    assert dict(panel.rows()) == {}
+    panel.take(ROW | {"rollout/success_rate": 0.0})
+    panel.take(ROW)
+    assert dict(panel.rows(ascii_only=True)) == {
+        "success": "25.0 % (10.0 % to 50.0 %)   _@ 0.0 % to 25.0 %", "return": "0.75   __ 0.75 to 0.75",
+        "KL": "0.0123   clip share 3.4 %", "speed": "812 env-steps/s   10 useful samples/s",
+        "waits": "policy 40 %   env workers 30 %", "memory": "1.5 GB",
+    }  # fmt: skip
+    panel.take({"iteration": 4, "sft/loss": 0.5, "sft/samples_per_s": 30.0})
+    assert dict(panel.rows()) == {"loss": "0.5", "speed": "30 samples/s"}
+
+
+def test_a_language_run_has_tokens_and_no_env_steps():
+    panel = Panel("run")
+    panel.take(ROW | {"rollout/tokens_per_s": 4000.0})
+    assert dict(panel.rows())["speed"] == "4000 tokens/s   10 useful samples/s"
+
+
+def test_an_evaluation_stays_until_the_next():
+    panel = Panel("run", rows=[{"step": 2, "eval/success_rate": 0.5}, {"step": 3, "rollout/success_rate": 0.0}])
+    panel.take(ROW)
+    rows = dict(panel.rows(ascii_only=True))
+    assert rows["evaluation"] == "50.0 % after 2"
+    assert "_@ 0.0 % to 25.0 %" in rows["success"], "the iterations before this process count"
+
+
+def test_useful_samples_are_a_second_of_the_whole_iteration():
+    assert useful_samples_per_s(ROW) == pytest.approx(50 * 2 / 10)
+    assert useful_samples_per_s({"train/samples_per_s": 50.0}) is None
+
+
+def test_the_panel_stands_below_the_text_and_is_gone_at_the_end(terminal):
+    console = make_console(terminal)
+    with console.panel("my run", dict):
+        console.iteration(ROW)
+        with console.progress("rollout", 4) as bar:
+            bar.advance(2)
+            print("a library speaks")
+            time.sleep(screens.DRAW_S + 0.3)
+            during = Screen()
+            during.take(terminal.getvalue().replace("\n", "\r\n"))
+    lines = [line for line in during.text.splitlines() if line]
+    assert lines[0].startswith("iteration 3/10  success 25.0 %")
+    assert lines[lines.index("a library speaks") + 1].startswith("╭─ my run · iteration 3/10 done · about 2.0 h left ─")
+    assert lines[-1].startswith("rollout")
+    assert "2/4" in lines[-1]
+    after = Screen()
+    after.take(terminal.getvalue().replace("\n", "\r\n"))
+    assert "my run" not in after.text
+    assert "a library speaks" in after.text
+    assert after.cursor
+    assert not isinstance(sys.stdout, Terminal)
+
+
+def test_colours_are_left_out_where_they_are_not_wanted(terminal, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    console = make_console(terminal)
+    with console.panel("my run", dict), console.progress("rollout", 4):
+        console.iteration(ROW)
+    assert "my run" in terminal.getvalue()
+    assert not re.search(r"\x1b\[[0-9;]*(3|4)[0-9][0-9;]*m", terminal.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["dumb", "unknown"])
+def test_a_dumb_terminal_has_plain_lines(terminal, monkeypatch, kind):
+    assert isinstance(make_console(terminal), TerminalConsole)
+    monkeypatch.setenv("TERM", kind)
+    console = make_console(terminal)
+    assert isinstance(console, PlainConsole)
+    with console.panel("my run", dict):
+        console.iteration({"iteration": 3})
+    assert terminal.getvalue() == "iteration 3\n"
+
+
+@pytest.mark.parametrize("by_the_run", [False, True])
+def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(terminal, monkeypatch, by_the_run):
+    def fail(*_args):
+        if by_the_run == (threading.current_thread() is threading.main_thread()):
+            raise RuntimeError("no such line")
+        return []
+
+    monkeypatch.setattr(Panel, "rows", fail)
+    monkeypatch.setattr(screens, "DRAW_S", 0.01)
+    console = make_console(terminal)
+    with console.panel("my run", dict):
+        for iteration in range(5):
+            console.iteration(ROW | {"iteration": iteration})
+            time.sleep(0.05)
+    assert terminal.getvalue().count("the panel is not drawn any more: RuntimeError: no such line") == 1
+    assert "iteration 4/10" in terminal.getvalue()
+
+
+def test_a_run_goes_on_where_there_can_be_no_panel(terminal, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no threads")))
+    console = make_console(terminal)
+    with console.panel("my run", dict):
+        console.iteration(ROW)
+    assert "there is no panel: RuntimeError: no threads; the run goes on" in terminal.getvalue()
+    assert "iteration 3/10" in terminal.getvalue()
+
+
+def test_a_terminal_that_takes_no_text_holds_nothing_up(terminal, monkeypatch):
+    monkeypatch.setattr(screens, "END_S", 0.1)
+    ours, theirs = pty.openpty()  # nobody reads, so that it is full after some kilobytes
+    stream = os.fdopen(theirs, "w")
+    console, began = make_console(stream), time.monotonic()
+    with console.panel("my run", dict):
+        for _ in range(200):
+            console.iteration(ROW)
+        with console.progress("rollout", 4) as bar:
+            bar.advance(1)
+        took = time.monotonic() - began
+    assert took < 5
+    assert time.monotonic() - began - took < 2
+    os.close(ours)
+    with suppress(OSError):
+        stream.close()
+
+
+def test_the_newest_files_are_whole_ones(tmp_path):
+    assert newest_checkpoint(tmp_path / "checkpoints") is newest_video({tmp_path / "videos"}) is None
+    for name, whole in (("000002", True), ("000010", True), ("000010+3", True), ("000012", False)):
+        folder = tmp_path / "checkpoints" / name
+        folder.mkdir(parents=True)
+        if whole:
+            (folder / "meta.json").touch()
+    assert newest_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "000010+3"
+    for age, name in enumerate(("000009/.c.part.mp4", "000009/b.mp4", "000009/a.mp4", "000003/z.mp4")):
+        file = tmp_path / "videos" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (1000 - age, 1000 - age))
+        os.utime(file.parent, (1000 - age, 1000 - age))
+    os.utime(tmp_path / "videos" / "000009", (1000, 1000))
+    assert newest_video({tmp_path / "videos"}) == tmp_path / "videos" / "000009" / "b.mp4"
+
+
+def test_a_long_name_loses_its_beginning(tmp_path):
+    panel = Panel("run")
+    panel.found({"checkpoint": Path("a" * 40, "checkpoints/000003")})
+    assert dict(panel.rows(width=30)) == {"checkpoint": "…aaaaaaaaaa/checkpoints/000003"}
+    assert dict(panel.rows())["checkpoint"] == "a" * 40 + "/checkpoints/000003"
+
+
+def test_earlier_rows_are_those_of_whole_lines(tmp_path):
+    assert earlier(tmp_path, 5) == []
+    rows = [{"step": step, "rollout/success_rate": step / 10} for step in range(1, 8)]
+    text = "".join(json.dumps(row) + "\n" for row in rows[:2]) + '{"step": 3, "roll\n\xff\n[1]\n' + json.dumps(rows[3])
+    (tmp_path / "metrics.jsonl").write_text(text, encoding="latin-1")
+    assert [row["step"] for row in earlier(tmp_path, 3)] == [1, 2]
+    assert [row["step"] for row in earlier(tmp_path, 4)] == [1, 2, 4]
+    assert earlier(tmp_path, 0) == []
+
+
+def test_a_real_run_on_a_terminal_and_ctrl_c(tmp_path):
+    command = [
+        sys.executable, "-m", "embodied.train", "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu",
+        "runner.max_epochs=500", "runner.save_interval=1", "algorithm.rollout_epoch=4", "runner.logger.report=false",
+        "runner.val_check_interval=-1",
+        "env.train.max_episode_steps=10", "env.train.reward_mode=dense", "env.num_workers=1",
+        f"runner.output_dir={tmp_path}", "runner.experiment_name=run", "--config-dir", str(CONFIG),
+    ]  # fmt: skip
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        environment.pop(name, None)
+    ready = re.compile(r"run · iteration \d+/500 done · about .* left .*checkpoint  [^\n]*/\d{6}, ", re.DOTALL)
+    shown = run_on_terminal(command, environment, lambda seen: bool(ready.search(seen)))
+    assert shown.seen, shown.output[-3000:]
+    place = shown.seen.rindex("╭─ run · iteration")
+    panel = shown.seen[place : shown.seen.index("╯", place)]
+    done = int(re.search(r"iteration (\d+)/500 done", panel)[1])
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    row = rows[done - 1]
+    low, high = (100 * row[f"rollout/success_{end}"] for end in ("low", "high"))
+    assert f"success     {100 * row['rollout/success_rate']:.1f} % ({low:.1f} % to {high:.1f} %)" in panel
+    assert f"{row['rollout/env_steps_per_s']:.0f} env-steps/s" in panel
+    assert f"waits       policy {100 * row['time/policy_share']:.0f} %" in panel
+    for label in ("return", "KL", "stages", "memory", "checkpoint"):
+        assert f"│ {label} " in panel
+    assert "video" not in panel, "there was none"
+    # Ctrl-C: the run saves and ends, and the terminal is as it was.
+    assert (shown.status, shown.sane, shown.screen.cursor) == (0, True, True)
+    assert "SIGINT: stopping within" in shown.screen.text
+    assert "\x1b[?25l" not in shown.output, "a run that is killed could not show the cursor again"
+    assert "where things are" in shown.screen.text
+    assert "╭─ run" not in shown.screen.text
