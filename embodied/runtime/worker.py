@@ -160,7 +160,8 @@ class Worker:
         return Singles(slots, rows, self._channel.completions, self._next_message)
 
     def _experts(self, first: Env, job: ExpertJob) -> Experts:
-        return Experts(self._envs(first), job, self._slab, self._channel.completions)
+        slots = {index: (env, self._slot(env, env.frame)) for index, env in self._envs(first).items()}
+        return Experts(slots, job, self._slab, self._channel.completions, self._next_message)
 
     def _rounds(self, env: Env) -> Rounds:
         assert isinstance(env, Batched)
