@@ -28,7 +28,7 @@ def rescheduled(earlier: Mapping[str, Any] | None, config: Config, iteration: in
     return (
         f"runner.max_epochs was {before} and is {now}, and the schedule of the learning rate (actor.lr_sched) refers "
         f"to it: it spans {now} iterations from here on. After iteration {iteration} the rate of the policy is "
-        f"{are:.3g}; with {before} iterations it was {were:.3g}.{again} The iterations that are done had other rates, so this is "
-        f"not the run that {now} iterations from the start would have been. For that, start a new run "
+        f"{are:.3g}; with {before} iterations it was {were:.3g}.{again} The iterations that are done had other rates, "
+        f"so this is not the run that {now} iterations from the start would have been. For that, start a new run "
         "(runner.experiment_name). With lr_decay_iters and lr_warmup_iters no schedule depends on max_epochs"
     )
