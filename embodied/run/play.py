@@ -21,6 +21,7 @@ import torch
 from embodied.errors import ConfigError
 from embodied.instructions import messages
 from embodied.observe.console import Console
+from embodied.observe.window import Window
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import Expert, Policy
 from embodied.run.build import Model, open_model
@@ -66,6 +67,7 @@ class Choice:
     state: int | None = None
     seed: int | None = None
     out: Path | None = None
+    live: bool = False  # show it in a window, too
 
 
 def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) -> None:
@@ -93,9 +95,9 @@ def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) ->
     if checked.config.runner.dry_run:
         return
     if choice.actor == "expert":
-        result, texts = _by_expert(checked, episode, folder, console), list[dict[str, Any]]()
+        result, texts = _by_expert(checked, episode, folder, console, choice.live), list[dict[str, Any]]()
     else:
-        result, texts = _by_rollout(checked, episode, folder, console, choice.actor == "random")
+        result, texts = _by_rollout(checked, episode, folder, console, choice)
     for line in said(result, texts):
         print(line)
 
@@ -157,6 +159,10 @@ def _refuse(checked: Checked, choice: Choice) -> None:
             raise ConfigError(f"one episode is played, and {what}", "leave it out, or run embodied eval")
     if text and choice.out is not None:
         raise ConfigError(f"--out {choice.out}: an env of texts has no video", "leave it out: the texts are printed")
+    if text and choice.live:
+        raise ConfigError("--live: an env of texts has no pictures", "leave it out: the texts are printed")
+    if choice.live:
+        Window("embodied play").close()
     if choice.out is not None and choice.out.suffix != ".mp4":
         raise ConfigError(f"--out {choice.out} is no name of an mp4 file", f"write {choice.out.with_suffix('.mp4')}")
     if choice.actor == "expert" and (text or not isinstance(side.env, Expert)):
@@ -178,10 +184,10 @@ def _name(start: Start, actor: str) -> str:
 
 
 def _by_rollout(
-    checked: Checked, episode: Episode, folder: Path, console: Console, random: bool
+    checked: Checked, episode: Episode, folder: Path, console: Console, choice: Choice
 ) -> tuple[EpisodeResult, list[dict[str, Any]]]:
     """Plays with the policy or with random actions; returns the result, and what was said in an env of texts."""
-    side, config = checked.eval, checked.config
+    side, config, random = checked.eval, checked.config, choice.actor == "random"
     with ExitStack() as opened:
         reporter = Reporter(console, checked.processes, config.runner)
         server = opened.enter_context(open_fork_server(checked, folder, console))
@@ -190,7 +196,7 @@ def _by_rollout(
             console.say(UNTRAINED)
         engine = None if random else opened.enter_context(open_engine(checked, model, folder, console))
         simulators = Simulators(checked, model, folder, server, reporter, engine)
-        workers = opened.enter_context(closing(simulators.open(side, rows=2, own_slots=1)))
+        workers = opened.enter_context(closing(simulators.open(side, rows=2, own_slots=1, live=choice.live)))
         most = episode.episode_id + 1 if isinstance(side.spec.action, TextAction) else 0
         texts = Generations(side.spec, workers.slab.arrays, most)
         opened.enter_context(explained(model.device, checked, "rollout"))
@@ -206,14 +212,14 @@ def _random(checked: Checked) -> Iterator[Model]:
         yield Model(stand_in, torch.device("cpu"), Replicas(stand_in, checked.processes.of("train")))
 
 
-def _by_expert(checked: Checked, episode: Episode, folder: Path, console: Console) -> EpisodeResult:
+def _by_expert(checked: Checked, episode: Episode, folder: Path, console: Console, live: bool) -> EpisodeResult:
     """Lets the env's expert play, without noise, in a worker of its own."""
     side, config, start = checked.eval, checked.config, episode.start
     with ExitStack() as opened:
         own = Slab.create(expert_fields(side.spec), 1, f"{config.env.channel.name}.slab")
         slab = opened.enter_context(closing(own))
         usual = pool_config(side, 1, config, folder / "logs", checked.processes)
-        wanted = replace(usual, num_workers=1, batch=False, expert=ExpertJob(config.runner.seed, 0.0))
+        wanted = replace(usual, num_workers=1, batch=False, expert=ExpertJob(config.runner.seed, 0.0), live=live)
         with console.progress("starting an env worker", brief=True):
             pool = opened.enter_context(closing(Pool(wanted, slab, console.say)))
         opened.enter_context(console.progress("the expert plays", brief=True))

@@ -142,7 +142,7 @@ class Worker:
         return env, env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
 
     def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
-        return Slot(env.spec, replace(self._setup.reward), frame, self._setup.info_on_video)
+        return Slot(env.spec, replace(self._setup.reward), frame, self._setup.info_on_video, self._setup.live)
 
     def _make_host(self, first: Env) -> Singles | Rounds | Experts:
         if self._setup.expert is not None:

@@ -57,6 +57,7 @@ def arguments() -> argparse.ArgumentParser:
     actor.add_argument("--random", action="store_const", const="random", dest="actor", help="random actions")
     parser.set_defaults(actor="policy")
     parser.add_argument("--out", type=Path, metavar="FILE.mp4", help="where the video goes (default: below videos/)")
+    parser.add_argument("--live", action="store_true", help="show it in a window, too, as fast as it is simulated")
     parser.add_argument("--cfg", action="store_true", help="print the composed configuration and exit")
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="folder with more group files")
     return parser
@@ -86,7 +87,7 @@ def overrides(words: Sequence[str]) -> list[str]:
 def _play(given: argparse.Namespace, checked: Checked, console: Console, stop: StopSignal) -> None:
     from embodied.run import play
 
-    choice: Choice = play.Choice(given.actor, given.task, given.state, given.seed, given.out)
+    choice: Choice = play.Choice(given.actor, given.task, given.state, given.seed, given.out, given.live)
     play.run(checked, console, stop, choice)
 
 

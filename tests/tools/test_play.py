@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +17,11 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 import pytest
+from PIL import ImageGrab
 
 from embodied import cli, train
 from embodied.errors import RendererUnavailableError
+from embodied.observe.window import Window
 from embodied.run.random_actions import RandomActions
 from embodied.runtime.policy_port import Request
 from embodied.runtime.slab import Slab
@@ -133,6 +140,70 @@ def test_texts_are_printed(capsys):
 def test_what_cannot_be_played_is_refused(words, says, capsys):
     assert play(*FAKE, *words) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_window_without_a_display_is_refused(monkeypatch, capsys):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    assert play(*FAKE, "--live") == 2
+    said = capsys.readouterr().err
+    assert "no window can be opened" in said
+    assert "leave out --live" in said
+    assert not Path("videos").exists()
+
+
+@pytest.fixture
+def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A display in memory."""
+    pytest.importorskip("tkinter")
+    if (xvfb := shutil.which("Xvfb")) is None:
+        pytest.skip("there is no Xvfb")
+    reads, writes = os.pipe()
+    command = [xvfb, "-displayfd", str(writes), "-screen", "0", "640x480x24"]
+    with subprocess.Popen(command, pass_fds=[writes], stderr=subprocess.DEVNULL) as server:
+        os.close(writes)
+        with os.fdopen(reads) as numbers:
+            name = f":{numbers.readline().strip()}"
+        monkeypatch.setenv("DISPLAY", name)
+        yield name
+        server.terminate()
+
+
+def test_a_window_shows_the_pictures(display, capsys):
+    window = Window("some")
+    picture = np.full((100, 120, 3), (200, 30, 40), np.uint8)
+    window.show(picture)
+    until, found = time.monotonic() + 20, 0
+    while found != 100 * 120 and time.monotonic() < until:
+        seen = np.asarray(ImageGrab.grab(xdisplay=display).convert("RGB"))
+        found = (seen == picture[0, 0]).all(-1).sum()
+    assert found == 100 * 120
+    window._viewer.kill()  # as a display that goes away does
+    window._viewer.wait()
+    window.show(picture)
+    window.show(picture)
+    window.close()
+    assert capsys.readouterr().err.count("the window was closed") == 1
+
+
+@pytest.mark.slow
+def test_a_live_episode_is_seen_and_the_same_one(display):
+    lit, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            lit.append(int(np.asarray(ImageGrab.grab(xdisplay=display)).any(-1).sum()))
+
+    words = (*FAKE, "env.eval.max_episode_steps=60", "env.eval.success_distance=0.01", "--random")
+    assert play(*words, "--out", "still.mp4") == 0
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        assert play(*words, "--live", "--out", "live.mp4") == 0
+    finally:
+        ended.set()
+        watcher.join()
+    assert max(lit) > 100 * 100
+    assert Path("live.mp4").read_bytes() == Path("still.mp4").read_bytes()
 
 
 @pytest.mark.sim
