@@ -193,7 +193,7 @@ def test_a_live_episode_is_seen_and_the_same_one(display):
         while not ended.is_set():
             lit.append(int(np.asarray(ImageGrab.grab(xdisplay=display)).any(-1).sum()))
 
-    words = (*FAKE, "env.eval.max_episode_steps=60", "env.eval.success_distance=0.01", "--random")
+    words = (*FAKE, "env.eval.max_episode_steps=300", "env.eval.success_distance=0.01", "--random")
     assert play(*words, "--out", "still.mp4") == 0
     watcher = threading.Thread(target=watch)
     watcher.start()
