@@ -158,7 +158,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if (xvfb := shutil.which("Xvfb")) is None:
         pytest.skip("there is no Xvfb")
     reads, writes = os.pipe()
-    command = [xvfb, "-displayfd", str(writes), "-screen", "0", "640x480x24"]
+    command = [xvfb, "-displayfd", str(writes), "-noreset", "-screen", "0", "640x480x24"]
     with subprocess.Popen(command, pass_fds=[writes], stderr=subprocess.DEVNULL) as server:
         os.close(writes)
         with os.fdopen(reads) as numbers:
