@@ -23,6 +23,7 @@ class Verb(NamedTuple):
 VERBS = {
     "train": Verb("embodied.train", "train a policy or a language model with reinforcement learning", composed=True),
     "eval": Verb("embodied.eval", "evaluate: success with intervals, videos", composed=True),
+    "play": Verb("embodied.tools.play", "play one episode into a video", composed=True),
     "sft": Verb("embodied.sft", "learn from demonstrations or answers", composed=True),
     "demos": Verb("embodied.tools.demos", "record demonstrations by an env's own expert", composed=True),
     "compare": Verb("embodied.tools.compare", "say whether two evaluations differ, paired by start"),

@@ -20,7 +20,7 @@ import yaml
 from embodied.doctor.findings import Finding, gib, of_error
 from embodied.errors import AssetsMissingError, EmbodiedError
 from embodied.protocols import NeedsOfMachine
-from embodied.run.metrics import proportional_memory
+from embodied.runtime.memory import proportional_memory
 from embodied.schema import load_target, target_kwargs
 from embodied.schema.compose import compose_unchecked, group_options
 from embodied.types import SimulatorNeeds

@@ -60,6 +60,17 @@ class Schedule:
         self._warmup = config.lr_warmup_iters or config.lr_warmup_fraction * iterations
         self._end = iterations if config.lr_decay_iters is None else config.lr_decay_iters
 
+    @property
+    def warmup(self) -> float:
+        """Iteration at which the warm-up ends."""
+        return self._warmup
+
+    def same_from(self, position: float, other: Schedule) -> bool:
+        """Whether another schedule of the same keys gives the same rates from ``position`` on."""
+        if self._config.lr_decay_style != "constant":
+            return (self._warmup, self._end) == (other._warmup, other._end)
+        return self._warmup == other._warmup or max(self._warmup, other._warmup) <= position
+
     def factor(self, position: float) -> float:
         """Share of the base rate at ``position``: straight up from ``lr_warmup_init``, then ``lr_decay_style``."""
         if position < self._warmup:

@@ -37,12 +37,17 @@ class VideoWriter:
         fps: control steps per second.
         instruction: what the robot was told, written under the frames.
         info: write instruction, step, return and success; without it the frames are kept as they are.
+        show: given each picture of the video, uint8 [H, W, 3].
 
     Raises:
         RunFolderError: the folder cannot be made or written.
     """
 
-    def __init__(self, path: Path, fps: float, instruction: str, info: bool = True) -> None:
+    def __init__(
+        self, path: Path, fps: float, instruction: str, info: bool = True,
+        show: Callable[[np.ndarray], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._show = show
         self._path = path
         self._aside = path.with_name(f".{path.stem}.part{path.suffix}")
         self._fps = fps
@@ -76,7 +81,10 @@ class VideoWriter:
             if self._strip is None:
                 self._strip = _Strip(frame.shape[1], self._instruction)
             frame = np.concatenate([frame, self._strip.draw(step, self._return, self._success)])
-        self._write(pad_to_even(frame))
+        frame = pad_to_even(frame)
+        if self._show is not None:
+            self._show(frame)
+        self._write(frame)
 
     def close(self) -> None:
         """Finish the file and give it its name. Without frames there is no file. A second call does nothing.

@@ -192,27 +192,15 @@ class Evaluator:
         return started
 
     def _plan(self, iteration: int) -> list[Episode]:
-        side, config = self._checked.eval, self._checked.config
-        assert isinstance(side.config, EnvEvalConfig)
-        plan = self._answers.plan if self._answers else eval_plan(
-            side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
-            fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
-            group_size=config.algorithm.val_group_size, held_out=config.protocol.held_out_states,
-        )  # fmt: skip
+        side = self._checked.eval
         video = side.config.video_cfg
-        plan = under_conditions(plan, side.conditions)
+        plan = under_conditions(self._answers.plan if self._answers else planned(self._checked), side.conditions)
         return with_videos(plan, self._videos(iteration), video.max_videos) if video.save_video else plan
 
     def _job(self, weight_version: int) -> Job:
-        side, config = self._checked.eval, self._checked.config
-        return Job(
-            sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE, weight_version,
-            side.max_steps, keep_records=False,
-            num_slots=self._simulators.processes.divide(side.config.total_num_envs),
-            ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
-            retry_safe=side.spec.retry_safe,
-            gives_up_after=None if self._answers else max(1, config.env.max_worker_restarts),
-        )  # fmt: skip
+        slots = self._simulators.processes.divide(self._checked.eval.config.total_num_envs)
+        job = job_of(self._checked, weight_version, slots)
+        return replace(job, gives_up_after=None) if self._answers else job
 
     def _videos(self, iteration: int) -> Path:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
@@ -222,8 +210,8 @@ class Evaluator:
     ) -> dict[str, float]:
         """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions; perturbed episodes
         have files of their own."""
-        planned, perturbed = robustness.split(everything)
-        results, lost = _ran(planned)
+        unperturbed, perturbed = robustness.split(everything)
+        results, lost = ran(unperturbed)
         spec, config = self._checked.eval.spec, self._checked.config
         writes = isinstance(spec.action, TextAction)
         origin = successes.problem_of if writes else successes.start_of
@@ -237,7 +225,7 @@ class Evaluator:
             found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
             found |= {"env": env_of(self._checked.eval), "tasks": [asdict(row) for row in rows]}
             found |= {"rates": repeated, **answered, "failures": failed}
-            found |= {"episodes": [successes.facts(result) for result in planned]}
+            found |= {"episodes": [successes.facts(result) for result in unperturbed]}
             file = self._folder / "eval" / f"{iteration:06d}.json"
             found |= {"robustness": [asdict(row) for row in compared]} if compared else {}
             file.parent.mkdir(exist_ok=True)
@@ -287,19 +275,41 @@ class Evaluator:
         self._kept.close()
 
 
-def _ran(planned: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+def planned(checked: Checked) -> list[Episode]:
+    """Returns the episodes of the policy's evaluation, without perturbed ones and without videos."""
+    side, config = checked.eval, checked.config
+    assert isinstance(side.config, EnvEvalConfig)
+    return eval_plan(
+        side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
+        fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
+        group_size=config.algorithm.val_group_size, held_out=config.protocol.held_out_states,
+    )  # fmt: skip
+
+
+def job_of(checked: Checked, weight_version: int, slots: int) -> Job:
+    """Returns how episodes of the evaluation are run, on ``slots`` env slots of a process."""
+    side, config = checked.eval, checked.config
+    return Job(
+        sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE, weight_version,
+        side.max_steps, keep_records=False, num_slots=slots, ignore_terminations=side.config.ignore_terminations,
+        auto_reset=side.config.auto_reset, retry_safe=side.spec.retry_safe,
+        gives_up_after=max(1, config.env.max_worker_restarts),
+    )  # fmt: skip
+
+
+def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
     """Splits the planned episodes into those that were run and those that could not be.
 
     Raises:
         EvaluationError: none was run.
     """
-    lost = [result for result in planned if result.not_run]
-    if len(lost) == len(planned):
+    lost = [result for result in episodes if result.not_run]
+    if len(lost) == len(episodes):
         raise EvaluationError(
-            f"none of {len(planned)} episodes could be run; the first: {lost[0].not_run}",
+            f"none of {len(episodes)} episodes could be run; the first: {lost[0].not_run}",
             "correct what that says; the workers' logs are in logs/ of the run folder",
         )
-    return [result for result in planned if not result.not_run], lost
+    return [result for result in episodes if not result.not_run], lost
 
 
 def _not_run(lost: Sequence[EpisodeResult]) -> str | None:

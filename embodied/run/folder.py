@@ -47,16 +47,15 @@ class RunFolder:
         RunFolderError: cannot be written, in use by another process, or of another configuration.
     """
 
-    def __init__(self, path: Path, lock: IO[str] | None) -> None:
+    def __init__(self, path: Path, lock: IO[str] | None, earlier: Mapping[str, Any] | None = None) -> None:
         self.path, self._lock = path, lock
+        self.earlier = earlier  # configuration of the run whose results it has; None = it has none
 
     @classmethod
     def look(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
         """Makes the checks of :meth:`open`, and makes, locks and writes nothing."""
         check_writable(path)
-        if path.is_dir():
-            _check_same(path, resolved)
-        return cls(path, None)
+        return cls(path, None, _check_same(path, resolved) if path.is_dir() else None)
 
     @classmethod
     def open(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
@@ -65,14 +64,14 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
         try:
-            _check_same(path, resolved)
+            earlier = _check_same(path, resolved)
         except BaseException:
             lock.close()
             raise
         aside = path / ".config.yaml.part"
         aside.write_text(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
         aside.rename(path / "config.yaml")
-        return cls(path, lock)
+        return cls(path, lock, earlier)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -121,7 +120,8 @@ def _lock(path: Path) -> IO[str]:
     return lock
 
 
-def _check_same(path: Path, resolved: Mapping[str, Any]) -> None:
+def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the configuration of the results in a folder; None if there are none."""
     saved = path / "config.yaml"
     if not saved.is_file():
         others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name != FIRST)
@@ -130,9 +130,9 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> None:
                 f"{path} is not empty and is no run folder (it holds {', '.join(others[:5])})",
                 "set runner.experiment_name or runner.output_dir to another folder",
             )
-        return
+        return None
     if not any((path / name).exists() for name in RESULTS):
-        return  # There is no result yet, so nothing can be lost or mixed up.
+        return None  # There is no result yet, so nothing can be lost or mixed up.
     try:
         before = yaml.safe_load(saved.read_text()) or {}
     except yaml.YAMLError as error:
@@ -148,6 +148,7 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> None:
             f"{path} holds a run of another configuration:\n{lines}",
             "set runner.experiment_name to a new name, or give that run's values to go on with it",
         )
+    return before
 
 
 _ABSENT = "(not set)"

@@ -19,6 +19,7 @@ from embodied.parallel.group import Group
 from embodied.protocols import Env, ReadsProblems
 from embodied.run.dynamic_sampling import Collected, add_up
 from embodied.run.simulators import Workers
+from embodied.runtime.memory import proportional_memory
 from embodied.runtime.rollout import RolloutStats
 from embodied.types import PolicySpec
 
@@ -193,13 +194,3 @@ def with_sft_times(metrics: Mapping[str, float], sections: Sections, samples: in
         **{f"{name}_s": value for name, value in seconds.items() if value},
         "time/iteration_s": sections.elapsed,
     }
-
-
-def proportional_memory(pid: int) -> int:
-    """Returns the bytes of memory that a process accounts for, shared pages divided among their users (PSS); 0 if it is
-    gone."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    except OSError:
-        return 0

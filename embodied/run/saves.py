@@ -14,7 +14,8 @@ from embodied.parallel import collectives
 from embodied.parallel.sharding import Parallel
 from embodied.run.folder import RunFolder
 from embodied.run.reporter import Reporter
-from embodied.schema import RunnerConfig
+from embodied.run.rescheduled import rescheduled
+from embodied.schema import Config, RunnerConfig
 
 
 class Saves:
@@ -24,10 +25,11 @@ class Saves:
     """
 
     def __init__(
-        self, folder: RunFolder, runner: RunnerConfig, learner: Learner, sharding: Parallel, reporter: Reporter,
+        self, folder: RunFolder, config: Config, learner: Learner, sharding: Parallel, reporter: Reporter,
         origin: Origin,
     ) -> None:  # fmt: skip
-        kept = runner.checkpoint
+        runner = config.runner
+        kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
         path = folder.path / "checkpoints"
         self.checkpoints = Checkpoints(path, kept.max_keep, kept.async_save, origin.as_json())
         self._folder, self._runner, self._learner, self._sharding = folder.path, runner, learner, sharding
@@ -50,6 +52,8 @@ class Saves:
             iteration, ids = meta.iteration, meta.trackers
             self._sharding.check()
             self._reporter.console.say(f"going on after iteration {iteration}, from {found}")
+            if text := rescheduled(self._earlier, self._config, iteration):
+                self._reporter.console.say(text)
             self._saved = (iteration, meta.steps)
         self._saved_at = monotonic()
         return iteration, ids

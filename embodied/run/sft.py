@@ -42,7 +42,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
         cloner = make_cloner(checked, model)
         saves = opened.enter_context(
-            closing(Saves(folder, runner, cloner, model.sharding, reporter, origin_of(checked)))
+            closing(Saves(folder, checked.config, cloner, model.sharding, reporter, origin_of(checked)))
         )
         opened.callback(reporter.close)
         own = folder_of_rank(folder.path, checked.processes.of("rollout"))

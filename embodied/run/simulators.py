@@ -91,8 +91,14 @@ class Simulators:
         self._said: set[str] = set()
         self._probed = False
 
-    def open(self, side: EnvSide, rows: int) -> Workers:
-        """Starts the workers of a side, with a slab of ``rows`` records."""
+    def open(self, side: EnvSide, rows: int, own_slots: int | None = None, live: bool = False) -> Workers:
+        """Starts the workers of a side, with a slab of ``rows`` records.
+
+        Args:
+            own_slots: env slots that they have; None = as many as the side is configured with. The policy is asked in
+                the configured batches either way, so that its answers are the same to the bit.
+            live: videos are shown in a window while they are recorded.
+        """
         config, processes, console = self.checked.config, self.processes, self.reporter.console
         model, fields = self.model, sizes(self.checked, self.model.policy).fields
         shared = self.checked.train.identity == self.checked.eval.identity
@@ -102,7 +108,8 @@ class Simulators:
         slots = slots_of(config, processes) if shared else processes.divide(side.config.total_num_envs)
         slab = Slab.create(fields, rows, f"{config.env.channel.name}.slab")
         try:
-            workers = replace(pool_config(side, slots, config, logs, processes), server=self._server)
+            usual = pool_config(side, own_slots or slots, config, logs, processes)
+            workers = replace(usual, server=self._server, live=live)
             with console.progress(f"starting {workers.num_workers} env workers", brief=True):
                 pool = Pool(workers, slab, console.say)
         except BaseException:

@@ -14,8 +14,9 @@ expert's. So the states are those that a policy with errors comes to, and the ac
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from embodied.protocols import Env, Expert
 from embodied.random import Stream, generator
 from embodied.runtime.channel import Command, Completion, Kind, Ring
 from embodied.runtime.slab import Slab
-from embodied.runtime.slot import start_of
+from embodied.runtime.slot import Slot, start_of
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
 MAX_STEPS = 32
@@ -71,9 +72,12 @@ def _step_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
 class Experts:
     """Serves the commands of slots that have an env with an expert each, one after another."""
 
-    def __init__(self, envs: Mapping[int, Env], job: ExpertJob, slab: Slab, completions: Ring) -> None:
-        self._attempts = {slot: _Attempt(env, job, slab) for slot, env in envs.items()}
-        self._completions = completions
+    def __init__(
+        self, envs: Mapping[int, tuple[Env, Slot]], job: ExpertJob, slab: Slab, completions: Ring,
+        next_message: Callable[[], Any],
+    ) -> None:  # fmt: skip
+        self._attempts = {number: _Attempt(env, slot, job, slab) for number, (env, slot) in envs.items()}
+        self._completions, self._next_message = completions, next_message
 
     def execute(self, commands: Sequence[Command | Completion]) -> None:
         for command in commands:
@@ -81,7 +85,7 @@ class Experts:
             began = time.monotonic()
             attempt = self._attempts[command.slot]
             if command.kind == Kind.RESET:
-                attempt.begin(command)
+                attempt.begin(command, self._next_message() if command.video else None)
                 done = Completion(Kind.RESET, command.slot, observed=False, began=began)
                 self._completions.put(done._replace(reset_s=time.monotonic() - began))
             else:
@@ -91,14 +95,15 @@ class Experts:
 
     def close(self) -> None:
         for attempt in self._attempts.values():
-            attempt.env.close()
+            attempt.close()
 
 
 class _Attempt:
     """An attempt of the expert in one slot."""
 
-    def __init__(self, env: Env, job: ExpertJob, slab: Slab) -> None:
+    def __init__(self, env: Env, slot: Slot, job: ExpertJob, slab: Slab) -> None:
         assert isinstance(env, Expert)
+        self._slot, self._shown = slot, False
         self.env, self._expert_of, self._job, self._arrays = env, env.expert, job, slab.arrays
         spec, action = env.spec, env.spec.action
         self._range = None
@@ -110,8 +115,11 @@ class _Attempt:
         self._expert: Iterator[np.ndarray] | None = None  # made in the first step, under its deadline
         self._steps = self._max_steps = 0
 
-    def begin(self, command: Command) -> None:
+    def begin(self, command: Command, video: str | None) -> None:
         self.env.reset(start_of(command))
+        self._shown = video is not None
+        if self._shown:
+            self._slot.begin(command, video)
         self._random = generator(self._job.seed, Stream.EXPERT_NOISE, command.attempt)
         self._steps, self._max_steps = 0, command.max_steps
         self._expert = None
@@ -119,6 +127,19 @@ class _Attempt:
     def act(self, row: int) -> tuple[int, bool]:
         """Let the expert act for as many control steps as the row takes. Returns how many it made, and whether the
         attempt has ended: by success, by the env, by the step limit, or because the expert gave up."""
+        if self._shown:
+            self._slot.begin_chunk(len(self._arrays["rewards"][row]))
+        steps, ended = self._act(row)
+        if self._shown and ended:
+            self._slot.end()
+        return steps, ended
+
+    def close(self) -> None:
+        """Close the env; a video that has not ended is deleted."""
+        self._slot.discard_video()
+        self.env.close()
+
+    def _act(self, row: int) -> tuple[int, bool]:
         arrays = self._arrays
         if self._expert is None:
             self._expert = self._expert_of()
@@ -132,6 +153,8 @@ class _Attempt:
             result = self.env.step(executed)
             arrays["rewards"][row, k], arrays["successes"][row, k] = result.reward, result.success
             self._steps += 1
+            if self._shown:
+                self._slot.count(result)
             if result.success or result.terminated or self._steps == self._max_steps:
                 return k + 1, True
         return most, False

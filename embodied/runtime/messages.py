@@ -36,6 +36,7 @@ class WorkerSetup:
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
     cores: tuple[int, ...] = ()  # to run on; empty = any
     expert: ExpertJob | None = None  # the env's expert acts in place of a policy
+    live: bool = False  # videos are shown in a window, too
     guarded: bool = False  # it has a robot, whose guardian ends it if the launcher is killed
 
 

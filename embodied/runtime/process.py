@@ -58,6 +58,7 @@ class PoolConfig:
     deadlines: Deadlines
     log_dir: Path
     info_on_video: bool = True
+    live: bool = False  # videos are shown in a window while they are recorded
     env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
     rollout_channel: tuple[str, str, int] = ("embodied", "action_buffer", 0)
     max_restarts: int = 0  # restarts of one worker in a row, without a finished episode in between
@@ -275,6 +276,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
         slab_fd=slab_fd, slab_fields=slab.fields, slab_rows=slab.rows,
         channel=replace(handles, memory_fd=memory_fd, go_fd=go_fd, done_fd=done_fd),
         info_on_video=config.info_on_video,
+        live=config.live,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
         expert=config.expert, guarded=guardian is not None,

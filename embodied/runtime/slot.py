@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied.observe.video import VideoWriter
+from embodied.observe.window import Window
 from embodied.protocols import Reward
 from embodied.runtime.channel import Command
 from embodied.runtime.perturb import Disturbance
@@ -23,9 +24,14 @@ class Slot:
     Args:
         reward: the slot's own; turns the env's reward into the recorded one.
         frame: gives a picture of the slot as it is, uint8 [H, W, 3].
+        live: videos are shown in a window, too, while they are recorded.
     """
 
-    def __init__(self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool) -> None:
+    def __init__(
+        self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool, live: bool = False
+    ) -> None:
+        self._live = live
+        self._window: Window | None = None
         self._spec, self._reward, self._frame, self._info = spec, reward, frame, info_on_video
         self._video: VideoWriter | None = None
         self._steps = self._max_steps = 0
@@ -43,7 +49,10 @@ class Slot:
         self.video_s = 0.0
         if video:
             instruction = self._spec.tasks[command.task_id]
-            self._video = VideoWriter(Path(video), self._spec.control_hz, instruction, info=self._info)
+            if self._live and self._window is None:
+                self._window = Window(instruction)
+            show = self._window.show if self._window else None
+            self._video = VideoWriter(Path(video), self._spec.control_hz, instruction, self._info, show)
             self._record(0.0, False)
 
     def begin_chunk(self, length: int) -> None:

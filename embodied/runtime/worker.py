@@ -142,7 +142,7 @@ class Worker:
         return env, env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
 
     def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
-        return Slot(env.spec, replace(self._setup.reward), frame, self._setup.info_on_video)
+        return Slot(env.spec, replace(self._setup.reward), frame, self._setup.info_on_video, self._setup.live)
 
     def _make_host(self, first: Env) -> Singles | Rounds | Experts:
         if self._setup.expert is not None:
@@ -160,7 +160,8 @@ class Worker:
         return Singles(slots, rows, self._channel.completions, self._next_message)
 
     def _experts(self, first: Env, job: ExpertJob) -> Experts:
-        return Experts(self._envs(first), job, self._slab, self._channel.completions)
+        slots = {index: (env, self._slot(env, env.frame)) for index, env in self._envs(first).items()}
+        return Experts(slots, job, self._slab, self._channel.completions, self._next_message)
 
     def _rounds(self, env: Env) -> Rounds:
         assert isinstance(env, Batched)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from embodied.schema.base import OpenSection, Section
+from embodied.schema.names import Names
 
 
 def _losses() -> tuple[str, ...]:
@@ -103,7 +104,7 @@ class AlgorithmConfig(Section):
     critic_warmup_steps: int = Field(
         0, ge=0, description="gae: optimizer steps at the start of a run that train the value head alone."
     )
-    loss_type: str = Field(
+    loss_type: Annotated[str, Names(LOSSES)] = Field(
         "ppo",
         description=f"Policy loss: {', '.join(LOSSES)} (the files of embodied/algorithms/losses), or the dotted path "
         "of one of yours (docs/how_to/add_a_loss.md).",

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from embodied.schema.names import choices, in_known_case
 
 
 class Section(BaseModel):
-    """A part of the configuration. Unknown keys are errors, and values cannot change after composition."""
+    """A part of the configuration. Unknown keys are errors, and values cannot change after composition. Names of
+    choices are taken in any case."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_in_any_case(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        changed = dict(given)
+        for name, field in cls.model_fields.items():
+            key = field.alias or name
+            if key in changed and (known := choices(field.annotation, field.metadata)):
+                changed[key] = in_known_case(changed[key], known)
+        return changed
 
 
 class OpenSection(Section):

@@ -15,6 +15,7 @@ from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.schema.actor import ModelConfig
 from embodied.schema.base import OpenSection
 from embodied.schema.config import Config
+from embodied.schema.names import choices, in_known_case
 from embodied.targets import load_target
 
 
@@ -106,6 +107,9 @@ def _of_type(annotation: Any, names: dict[str, Any], value: Any, key: str) -> An
         adapter = TypeAdapter(hints["value"])
     except (NameError, PydanticSchemaGenerationError):
         return value
+    kinds = (hints["value"], *get_args(hints["value"]))
+    if str not in kinds:  # else any text will do
+        value = in_known_case(value, choices(hints["value"]))
     try:
         return adapter.validate_python(value)
     except ValidationError as error:

@@ -23,6 +23,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from embodied import schema
 from embodied.errors import ConfigError, did_you_mean
 from embodied.schema.links import derived, with_changes
+from embodied.schema.names import in_known_case
 from embodied.schema.protocol import asked, not_given
 
 
@@ -69,7 +70,7 @@ def compose_unchecked(
     overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()
 ) -> Composed:  # fmt: skip
     """Does what :func:`compose` does, but for refusing combinations that cannot work (``schema.rules``)."""
-    raw = _hydra(_expand(overrides, config_name), config_name, config_dirs)
+    raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
@@ -110,12 +111,15 @@ SHORT = {
 """Short form → key. ``data=PATH`` is a list of one path."""
 
 
-def _expand(overrides: Sequence[str], config_name: str) -> list[str]:
+def _expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] = ()) -> list[str]:
     """Rewrites the short forms into hydra's own. ``+perturb=NAME`` is for what the command does: episodes of training,
     or those of evaluations."""
     expanded: list[str] = []
     for override in overrides:
         key, equals, value = override.partition("=")
+        if (group := key.lstrip("+").partition("@")[0]) in GROUPS:
+            value = in_known_case(value, group_options(group, folders))
+            override = f"{key}{equals}{value}"
         if not equals and not key.startswith("~"):
             raise ConfigError(
                 f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2"

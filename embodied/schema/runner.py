@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from embodied.errors import ConfigError
 from embodied.schema.base import Section
+from embodied.schema.names import Names
 from embodied.targets import load_target
 
 TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
@@ -38,7 +39,7 @@ def _tracker(name: str) -> str:
 
 class LoggerConfig(Section):
     log_path: str = Field(description="Folder of one run: metrics, checkpoints, configuration, worker logs.")
-    logger_backends: list[Annotated[str, AfterValidator(_tracker)]] = Field(
+    logger_backends: list[Annotated[str, Names(TRACKERS), AfterValidator(_tracker)]] = Field(
         ["jsonl", "tensorboard"],
         description="Trackers that metrics are written to: jsonl, tensorboard, wandb, swanlab, mlflow, trackio "
         "(docs/trackers.md; the last four need the extra of their name), or the dotted path of a class of yours "
@@ -183,7 +184,7 @@ class RunnerConfig(Section):
     max_bad_updates: int = Field(
         3, ge=1, description="Updates in a row that may be skipped for a loss or gradient that is not finite."
     )
-    device: str = Field(
+    device: Annotated[str, Names(("auto", "cpu", "cuda"))] = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="Where the policy runs: auto (a GPU if there is one), cpu, cuda, cuda:1 …",

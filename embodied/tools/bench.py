@@ -3,7 +3,8 @@
 Takes the same overrides as ``embodied.train``. Runs one env worker and the policy at a few batch sizes; trains nothing
 and leaves no files. The worker runs alone: neighbours that share memory bandwidth or a GPU are not measured. The
 proposal is simple: workers until cores or memory are used up, a second slot for each worker that would otherwise wait
-for the policy, and the smallest batch at which the policy keeps up with all workers.
+for the policy, and the smallest batch at which the policy keeps up with all workers. What needs torch is imported when
+it is used, so that ``--help`` and a refused key answer at once.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from embodied.errors import ConfigError, EmbodiedError
 from embodied.observe.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.build import build_policy, sampling
-from embodied.run.metrics import proportional_memory
+from embodied.run.pools import pool_config
 from embodied.run.preflight import Checked, check
-from embodied.run.simulators import policy_batch, pool_config
 from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.memory import proportional_memory
 from embodied.runtime.pool import Pool
 from embodied.runtime.slab import Slab, available_memory, info_fields, runtime_fields
 from embodied.schema import Config
@@ -107,6 +107,8 @@ def run(checked: Checked, console: Console) -> None:
             f"{checked.train.config.target} hosts all slots of a worker in one simulator, and this measures one slot",
             "set env.num_workers to 1 or 2 a GPU, and env.train.total_num_envs as large as its memory allows",
         )
+    from embodied.run.build import build_policy
+
     policy, device = build_policy(checked)
     with tempfile.TemporaryDirectory() as folder:
         console.say("one env worker: starting, building the simulator, two episodes' beginnings …")
@@ -197,6 +199,8 @@ def measure_policy(
     """Measures the seconds of a policy call by its rows: the median of at least three."""
     import torch
 
+    from embodied.run.build import sampling
+
     policy.bind(checked.train.spec)
     drawn = sampling(checked.config.algorithm.sampling_params)
     noise = policy.spec.noise.shape
@@ -284,6 +288,8 @@ def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) ->
 
     A call has at most ``rollout.policy_batch`` rows. It is filled up if its shape is fixed.
     """
+    from embodied.run.simulators import policy_batch
+
     most = policy_batch(config.rollout, slots)
     whole, rest = divmod(rows, most)
     return whole * _seconds(calls, most) + (_seconds(calls, most if _filled_up(config) else rest) if rest else 0.0)
@@ -332,6 +338,8 @@ def time_rows(
 
 
 def _rows_said(config: Config, proposal: Proposal) -> str:
+    from embodied.run.simulators import policy_batch
+
     most = policy_batch(config.rollout, proposal.total_num_envs)
     filled = _filled_up(config) and proposal.min_batch % most
     return f"{proposal.min_batch}, filled up to whole calls of {most}" if filled else f"{proposal.min_batch}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodied.learn.checkpoint_meta import Meta
 from embodied.protocols import Exported
+
+if TYPE_CHECKING:
+    from embodied.learn.checkpoint_meta import Meta
 
 
 def run_of(checkpoint: Path) -> Path:

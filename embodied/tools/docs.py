@@ -18,7 +18,8 @@ def configuration() -> str:
         "",
         "Generated from `embodied/schema/` by `make docs`. Set a key on the command line (`runner.max_epochs=20`) or "
         "in a YAML file of a group (`config/`, or a folder of yours with `--config-dir`). `python -m embodied.train … "
-        "--cfg` prints all values of a run. A key that is not listed is refused.",
+        "--cfg` prints all values of a run. A key that is not listed is refused. Names of choices are taken in any "
+        "case: `GRPO` is `grpo`.",
         "",
         "Under `env.train`, `env.eval`, `actor.model` and `reward.model` there are also the keyword arguments of the "
         "class that `_target_` names; its docstring says what they mean (`embodied.envs.libero.LiberoEnv`, "

@@ -5,7 +5,8 @@
                                        └─ a few observations of its env
 
 Which formats there are the policy says (:class:`embodied.protocols.Exports`). The card has the checkpoint's evaluation,
-if its run made one after the same iteration. The folder appears when it is whole.
+if its run made one after the same iteration. The folder appears when it is whole. What
+needs torch is imported when it is used, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -19,24 +20,21 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, unknown_name
 from embodied.files import EXPORT_FILE
 from embodied.instructions import of_messages
-from embodied.learn.checkpoint_meta import Meta, read_meta
-from embodied.learn.exported import ExportFile, with_files
-from embodied.learn.origin import origin_of, restore
 from embodied.observe.console import Console, make_console
-from embodied.parallel.modes import without_dropout
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
-from embodied.run.observations import observe
-from embodied.run.verify_export import Asked, Verdict, asked, verify
 from embodied.spec_json import to_json
 from embodied.tools.card import card, run_of, verification
 from embodied.types import EnvSpec, TextAction
+
+if TYPE_CHECKING:
+    from embodied.learn.checkpoint_meta import Meta
+    from embodied.learn.exported import ExportFile
+    from embodied.run.verify_export import Asked, Verdict
 
 VERIFIED = "verified.json"
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -90,6 +88,8 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
     options = {"max_shard_size": size, "quantize": given.quantize}
     evaluation: AbstractContextManager[Asked | None] = nullcontext()
     if given.verify:
+        from embodied.run.verify_export import asked
+
         evaluation = asked(given.verify, given.config_dir)
     with evaluation as wanted:
         for line in run(checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console):
@@ -99,6 +99,8 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
 
 def _verified(checkpoint: Path, out: Path, wanted: Asked, console: Console, device: str) -> int:
     """Evaluates what was written; returns the exit status."""
+    from embodied.run.verify_export import verify
+
     verdict = verify(checkpoint, out, wanted, console, device)
     add_verdict(out, verdict)
     print(*verdict.lines, sep="\n")
@@ -129,6 +131,11 @@ def run(
         CheckpointError: there is no checkpoint, or ``out`` holds files already.
         ConfigError: the policy cannot be exported so.
     """
+    from embodied.learn.checkpoint_meta import read_meta
+    from embodied.learn.exported import with_files
+    from embodied.learn.origin import restore
+    from embodied.parallel.modes import without_dropout
+
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty", "give a new folder in --out; nothing is overwritten")
     meta = read_meta(checkpoint)
@@ -163,6 +170,8 @@ def facts_of(
     checkpoint: Path, kind: str, meta: Meta, written: Exported, policy: Policy, env: EnvSpec
 ) -> ExportFile:  # fmt: skip
     """Returns what ``embodied.json`` says of an export."""
+    from embodied.learn.exported import ExportFile
+
     source = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}  # type: ignore[dict-item]
     told = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
@@ -176,6 +185,11 @@ def examples_of(
     checkpoint: Path, meta: Meta, policy: Policy, count: int, device: str, console: Console
 ) -> tuple[Examples, list[str]]:  # fmt: skip
     """Returns what an export may measure on; and why there are no observations, if there are none."""
+    import torch
+
+    from embodied.learn.origin import origin_of
+    from embodied.run.observations import observe
+
     prompts, origin = prompts_of(checkpoint), origin_of(checkpoint, meta)
     if isinstance(origin.env.action, TextAction):
         return Examples(prompts), []

@@ -48,6 +48,28 @@ def test_help_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_the_help_of_no_verb_imports_torch():
+    code = (
+        "import sys\nfrom embodied import cli\n"
+        "for verb in cli.VERBS:\n"
+        "    try: cli.main([verb, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "    assert 'torch' not in sys.modules, verb"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: ") == len(cli.VERBS)
+    entry = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "embodied.train", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in entry.stderr.splitlines()}
+    assert "embodied.run.command" in imported
+    assert not {"torch", "hydra", "embodied.learn"} & imported
+
+
 # -- completion ------------------------------------------------------------------------------------------------------
 
 

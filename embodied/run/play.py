@@ -1,0 +1,246 @@
+"""The recipe of ``embodied play``: one episode of an evaluation, to look at.
+
+    Choice ─▶ episode_of: a start, and its place in the evaluation's plan
+                 ├─ policy, random actions ─▶ Rollout ─┐
+                 └─ the env's expert ─▶ a worker ──────┴─▶ a video or a conversation, success, return, steps
+
+An episode that the evaluation has, too, is the same to the bit: same start, same noise, same batches of the policy. No
+run folder is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from embodied.errors import ConfigError
+from embodied.instructions import messages
+from embodied.observe.console import Console
+from embodied.observe.window import Window
+from embodied.parallel.sharding import Replicas
+from embodied.protocols import Expert, Policy
+from embodied.run.build import Model, open_model
+from embodied.run.device_memory import explained
+from embodied.run.engine import open_engine
+from embodied.run.evaluate import job_of, planned, ran
+from embodied.run.generations import Generations
+from embodied.run.pools import pool_config
+from embodied.run.preflight import Checked
+from embodied.run.random_actions import RandomActions
+from embodied.run.reporter import Reporter
+from embodied.run.simulators import Simulators, open_fork_server
+from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.expert import ExpertJob, expert_fields
+from embodied.runtime.plan import EVAL_SEEDS, states_of_training
+from embodied.runtime.pool import Pool
+from embodied.runtime.ports import Lost
+from embodied.runtime.reward import ShapedReward
+from embodied.runtime.signals import StopSignal
+from embodied.runtime.slab import Slab
+from embodied.types import Episode, EpisodeResult, Start, StepResult, TextAction
+
+UNTRAINED = (
+    "the policy is untrained: its weights are random. Name the folder of a checkpoint in the command, e.g. "
+    "runs/NAME/checkpoints/000004"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line asks for.
+
+    Args:
+        actor: "policy", "expert" or "random".
+        task: the number of the task; None = 0.
+        state: the initial state; None = the first that an evaluation of the task takes.
+        seed: of the start; None = that of the evaluation's episode with this start.
+        out: the file of the video; None = one below ``env.eval.video_cfg.video_base_dir``.
+    """
+
+    actor: str = "policy"
+    task: int | None = None
+    state: int | None = None
+    seed: int | None = None
+    out: Path | None = None
+    live: bool = False  # show it in a window, too
+
+
+def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) -> None:
+    """Plays the episode and says how it went.
+
+    Raises:
+        ConfigError: the start does not exist, the env has no expert, or a setting cannot be played.
+        EvaluationError: the episode could not be run.
+        WorkerError: the worker of the expert failed.
+        Stopped: a signal came.
+    """
+    _refuse(checked, choice)
+    episode, side = episode_of(checked, choice), checked.eval
+    folder = Path(side.config.video_cfg.video_base_dir) / "play"
+    if not isinstance(side.spec.action, TextAction):
+        episode = replace(episode, video=str(choice.out or folder / _name(episode.start, choice.actor)))
+    start, who = episode.start, {"expert": "the env's expert", "random": "random actions"}.get(choice.actor)
+    rows = [
+        ["task", f"{start.task_id}: {side.spec.tasks[start.task_id]}"],
+        ["start", f"initial state {start.init_state_id}, seed {start.seed}"],
+        ["played by", who or checked.config.runner.ckpt_path or "the policy that actor.model builds"],
+        ["limit", f"{side.max_steps} control steps"],
+    ]
+    console.table("one episode", rows)
+    if checked.config.runner.dry_run:
+        return
+    if choice.actor == "expert":
+        result, texts = _by_expert(checked, episode, folder, console, choice.live), list[dict[str, Any]]()
+    else:
+        result, texts = _by_rollout(checked, episode, folder, console, choice)
+    for line in said(result, texts):
+        print(line)
+
+
+def episode_of(checked: Checked, choice: Choice) -> Episode:
+    """Returns the episode of the evaluation's plan that begins as chosen; if it has none, one with a number of its own.
+
+    Raises:
+        ConfigError: there is no such task or initial state, or the seed is below 0.
+    """
+    spec, config, plan = checked.eval.spec, checked.config, planned(checked)
+    task = choice.task or 0
+    _check_range("--task", task, len(spec.tasks), "tasks")
+    states = spec.num_init_states[task]
+    if choice.state is not None:
+        _check_range("--state", choice.state, states, f"initial states of task {task}")
+    if choice.seed is not None and choice.seed < 0:
+        raise ConfigError(f"--seed {choice.seed} is below 0", "give 0 or more, e.g. a seed of eval/*.json of a run")
+    for episode in plan:
+        start = episode.start
+        if start.task_id == task and choice.state in (None, start.init_state_id) and choice.seed in (None, start.seed):
+            return episode
+    held_out = config.protocol.held_out_states
+    first = states_of_training(spec, held_out)[task] if held_out and states > 1 else 0
+    state = first if choice.state is None else choice.state
+    seed = EVAL_SEEDS + config.env.eval.seed + max(0, state - first) if choice.seed is None else choice.seed
+    return Episode(len(plan), len(plan), Start(task, state, seed))
+
+
+def said(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str]:
+    """Returns the lines that tell of an episode: its conversation or its video, and how it went."""
+    lines = []
+    for text in texts:
+        prompt = text["prompt"]
+        spoken = prompt if isinstance(prompt, list) else messages(prompt) or [{"role": "user", "content": prompt}]
+        for one in [*spoken, {"role": "assistant", "content": text["response"]}]:
+            lines += [f"--- {one['role']}", str(one["content"])]
+        lines.append("---")
+    return [
+        *lines,
+        f"success: {'yes' if result.success else 'no'}",
+        f"return:  {result.episode_return:.4g}",
+        f"steps:   {result.num_steps}",
+        *([f"video:   {result.episode.video}"] if result.episode.video else []),
+    ]
+
+
+def _refuse(checked: Checked, choice: Choice) -> None:
+    side, config = checked.eval, checked.config
+    text = isinstance(side.spec.action, TextAction)
+    wrong = {
+        "perturbations (perturb) are of whole evaluations": bool(side.conditions),
+        "a file of answers (runner.answers) has no policy": config.runner.answers is not None,
+        "runner.selftest evaluates several times": config.runner.selftest,
+        f"WORLD_SIZE is {checked.processes.size}, and one episode takes one process": checked.processes.size > 1,
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise ConfigError(f"one episode is played, and {what}", "leave it out, or run embodied eval")
+    if text and choice.out is not None:
+        raise ConfigError(f"--out {choice.out}: an env of texts has no video", "leave it out: the texts are printed")
+    if text and choice.live:
+        raise ConfigError("--live: an env of texts has no pictures", "leave it out: the texts are printed")
+    if choice.live:
+        Window("embodied play").close()
+    if choice.out is not None and choice.out.suffix != ".mp4":
+        raise ConfigError(f"--out {choice.out} is no name of an mp4 file", f"write {choice.out.with_suffix('.mp4')}")
+    if choice.actor == "expert" and (text or not isinstance(side.env, Expert)):
+        known = getattr(side.env, "experts", None)
+        raise ConfigError(
+            f"{side.config.target} has no expert for these tasks" + (f"; it has one for {known}" if known else ""),
+            "leave out --expert, or choose another env",
+        )
+
+
+def _check_range(option: str, given: int, count: int, what: str) -> None:
+    if not 0 <= given < count:
+        raise ConfigError(f"{option} {given}: there are {count} {what}", f"give a number from 0 to {count - 1}")
+
+
+def _name(start: Start, actor: str) -> str:
+    by = "" if actor == "policy" else f"_{actor}"
+    return f"task{start.task_id:02d}_start{start.init_state_id:02d}_seed{start.seed}{by}.mp4"
+
+
+def _by_rollout(
+    checked: Checked, episode: Episode, folder: Path, console: Console, choice: Choice
+) -> tuple[EpisodeResult, list[dict[str, Any]]]:
+    """Plays with the policy or with random actions; returns the result, and what was said in an env of texts."""
+    side, config, random = checked.eval, checked.config, choice.actor == "random"
+    with ExitStack() as opened:
+        reporter = Reporter(console, checked.processes, config.runner)
+        server = opened.enter_context(open_fork_server(checked, folder, console))
+        model = opened.enter_context(_random(checked) if random else open_model(checked, reporter))
+        if not random and model.policy.spec.random_weights and config.runner.ckpt_path is None:
+            console.say(UNTRAINED)
+        engine = None if random else opened.enter_context(open_engine(checked, model, folder, console))
+        simulators = Simulators(checked, model, folder, server, reporter, engine)
+        workers = opened.enter_context(closing(simulators.open(side, rows=2, own_slots=1, live=choice.live)))
+        most = episode.episode_id + 1 if isinstance(side.spec.action, TextAction) else 0
+        texts = Generations(side.spec, workers.slab.arrays, most)
+        opened.enter_context(explained(model.device, checked, "rollout"))
+        opened.enter_context(model.sharding.acting())
+        results, _ = workers.run([episode], job_of(checked, 0, 1), "episode", reporter, texts)
+    return ran(results)[0][0], texts.kept
+
+
+@contextmanager
+def _random(checked: Checked) -> Iterator[Model]:
+    stand_in = cast(Policy, RandomActions(checked.eval.spec, checked.config.runner.seed))  # its port answers
+    with checked.processes.connected(False, checked.config.cluster.timeout_s):
+        yield Model(stand_in, torch.device("cpu"), Replicas(stand_in, checked.processes.of("train")))
+
+
+def _by_expert(checked: Checked, episode: Episode, folder: Path, console: Console, live: bool) -> EpisodeResult:
+    """Lets the env's expert play, without noise, in a worker of its own."""
+    side, config, start = checked.eval, checked.config, episode.start
+    with ExitStack() as opened:
+        own = Slab.create(expert_fields(side.spec), 1, f"{config.env.channel.name}.slab")
+        slab = opened.enter_context(closing(own))
+        usual = pool_config(side, 1, config, folder / "logs", checked.processes)
+        wanted = replace(usual, num_workers=1, batch=False, expert=ExpertJob(config.runner.seed, 0.0), live=live)
+        with console.progress("starting an env worker", brief=True):
+            pool = opened.enter_context(closing(Pool(wanted, slab, console.say)))
+        opened.enter_context(console.progress("the expert plays", brief=True))
+        reward = ShapedReward(*side.reward)
+        reward.begin()
+        paid, steps, success = 0.0, 0, False
+        command = Command(
+            Kind.RESET, 0, task_id=start.task_id, init_state_id=start.init_state_id, seed=start.seed,
+            max_steps=side.max_steps, video=True, attempt=0,
+        )  # fmt: skip
+        pool.send(command, episode.video)
+        while True:
+            for event in pool.recv(1):
+                if isinstance(event, Lost):
+                    raise event.error
+                if not isinstance(event, Completion):
+                    continue
+                for k in range(event.num_steps if event.kind == Kind.EXPERT else 0):
+                    success |= bool(slab.arrays["successes"][0, k])
+                    got = StepResult(float(slab.arrays["rewards"][0, k]), False, bool(slab.arrays["successes"][0, k]))
+                    paid, steps = paid + reward(got), steps + 1
+                if event.ended:
+                    return EpisodeResult(episode, (), paid, success, steps, success, steps == side.max_steps)
+                pool.send(Command(Kind.EXPERT, 0, row=0))
