@@ -29,6 +29,7 @@ from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
 from embodied.run.unfinished import Unfinished, identity_of_config, identity_of_files, of_plan
+from embodied.run.videos import show_side_by_side
 from embodied.runtime.plan import eval_plan, under_conditions, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import StopSignal
@@ -105,6 +106,7 @@ class Evaluator:
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, facts)
         self._part(iteration).unlink(missing_ok=True)
+        self._show_videos(iteration, results, stop)
         return {**found, "eval/worker_restarts": stats.worker_restarts, **problems}
 
     def results(self, stop: StopSignal) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
@@ -196,7 +198,7 @@ class Evaluator:
         )  # fmt: skip
         video = side.config.video_cfg
         plan = under_conditions(plan, side.conditions)
-        return with_videos(plan, self._videos(iteration), video.max_videos) if video.save_video else plan
+        return with_videos(plan, self._videos(iteration), video.max_videos) if video.records else plan
 
     def _job(self, weight_version: int) -> Job:
         side, config = self._checked.eval, self._checked.config
@@ -208,6 +210,12 @@ class Evaluator:
             retry_safe=side.spec.retry_safe,
             gives_up_after=None if self._answers else max(1, config.env.max_worker_restarts),
         )  # fmt: skip
+
+    def _show_videos(self, iteration: int, results: Sequence[EpisodeResult], stop: StopSignal) -> None:
+        config = self._checked.eval.config
+        assert isinstance(config, EnvEvalConfig)
+        if config.video_cfg.grid and self._simulators.processes.is_main:
+            show_side_by_side(results, self._videos(iteration), self._reporter.console, stop)
 
     def _videos(self, iteration: int) -> Path:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"

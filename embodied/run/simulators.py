@@ -30,6 +30,7 @@ from embodied.runtime.policy_port import OffersPort, OnePass, PolicyPort
 from embodied.runtime.pool import Pool
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
+from embodied.runtime.shown import Shown
 from embodied.runtime.slab import Slab
 from embodied.types import Episode, EpisodeResult, WorkerFacts
 
@@ -102,7 +103,8 @@ class Simulators:
         slots = slots_of(config, processes) if shared else processes.divide(side.config.total_num_envs)
         slab = Slab.create(fields, rows, f"{config.env.channel.name}.slab")
         try:
-            workers = replace(pool_config(side, slots, config, logs, processes), server=self._server)
+            shown = Shown.of(model.policy.spec)
+            workers = replace(pool_config(side, slots, config, logs, processes), server=self._server, shown=shown)
             with console.progress(f"starting {workers.num_workers} env workers", brief=True):
                 pool = Pool(workers, slab, console.say)
         except BaseException:

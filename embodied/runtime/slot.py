@@ -23,10 +23,16 @@ class Slot:
     Args:
         reward: the slot's own; turns the env's reward into the recorded one.
         frame: gives a picture of the slot as it is, uint8 [H, W, 3].
+        info_on_video: write instruction, step, reward and decision onto videos.
+        decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
     """
 
-    def __init__(self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool) -> None:
+    def __init__(
+        self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool,
+        decision: Callable[[int], str] | None = None,
+    ) -> None:  # fmt: skip
         self._spec, self._reward, self._frame, self._info = spec, reward, frame, info_on_video
+        self._decision, self._decided = decision, ""
         self._video: VideoWriter | None = None
         self._steps = self._max_steps = 0
         self._ignore_terminations = False
@@ -43,11 +49,16 @@ class Slot:
         self.video_s = 0.0
         if video:
             instruction = self._spec.tasks[command.task_id]
-            self._video = VideoWriter(Path(video), self._spec.control_hz, instruction, info=self._info)
+            self._video = VideoWriter(
+                Path(video), self._spec.control_hz, instruction, self._info, notes=self._decision is not None
+            )
+            self._decided = ""
             self._record(0.0, False)
 
-    def begin_chunk(self, length: int) -> None:
-        """Begin a chunk of at most ``length`` control steps."""
+    def begin_chunk(self, length: int, row: int) -> None:
+        """Begin the chunk of at most ``length`` control steps that was decided in ``row``."""
+        if self._video is not None and self._info and self._decision is not None:
+            self._decided = self._decision(row)
         self._rewards = np.zeros(length, np.float32)
         self._done, self.video_s = 0, 0.0
         self._success = self._terminated = False
@@ -93,7 +104,7 @@ class Slot:
     def _record(self, reward: float, success: bool) -> None:
         assert self._video is not None
         started = time.perf_counter()
-        self._video.add(self._frame(), self._steps, reward, success)
+        self._video.add(self._frame(), self._steps, reward, success, self._decided)
         self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
 
     def end(self) -> None:
