@@ -25,14 +25,15 @@ class Slot:
         frame: gives a picture of the slot as it is, uint8 [H, W, 3].
         info_on_video: write instruction, step, reward and decision onto videos.
         decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
+        frame_interval: control steps between two pictures of a video. The first and the last are always there.
     """
 
     def __init__(
         self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool,
-        decision: Callable[[int], str] | None = None,
+        decision: Callable[[int], str] | None = None, frame_interval: int = 1,
     ) -> None:  # fmt: skip
         self._spec, self._reward, self._frame, self._info = spec, reward, frame, info_on_video
-        self._decision, self._decided = decision, ""
+        self._decision, self._decided, self._interval = decision, "", frame_interval
         self._video: VideoWriter | None = None
         self._steps = self._max_steps = 0
         self._ignore_terminations = False
@@ -50,10 +51,11 @@ class Slot:
         if video:
             instruction = self._spec.tasks[command.task_id]
             self._video = VideoWriter(
-                Path(video), self._spec.control_hz, instruction, self._info, notes=self._decision is not None
-            )
-            self._decided = ""
-            self._record(0.0, False)
+                Path(video), self._spec.control_hz / self._interval, instruction, self._info,
+                notes=self._decision is not None,
+            )  # fmt: skip
+            self._decided, self._unshown = "", 0.0
+            self._record()
 
     def begin_chunk(self, length: int, row: int) -> None:
         """Begin the chunk of at most ``length`` control steps that was decided in ``row``."""
@@ -79,9 +81,12 @@ class Slot:
             self._solved_at = self._steps
         self._told = result.info
         self._terminated = result.terminated and not self._ignore_terminations
+        goes_on = not self._terminated and self._steps < self._max_steps
         if self._video is not None:
-            self._record(reward, self._success)
-        return not self._terminated and self._steps < self._max_steps
+            self._unshown += reward
+            if not goes_on or self._steps % self._interval == 0:
+                self._record()
+        return goes_on
 
     @property
     def result(self) -> ChunkResult:
@@ -101,10 +106,11 @@ class Slot:
         if self.disturbance is not None:
             self.disturbance.show(out)
 
-    def _record(self, reward: float, success: bool) -> None:
+    def _record(self) -> None:
         assert self._video is not None
         started = time.perf_counter()
-        self._video.add(self._frame(), self._steps, reward, success, self._decided)
+        self._video.add(self._frame(), self._steps, self._unshown, self._solved_at > 0, self._decided)
+        self._unshown = 0.0
         self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
 
     def end(self) -> None:

@@ -144,7 +144,7 @@ class Worker:
     def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
         setup = self._setup
         decision = partial(setup.shown.text, self._slab.arrays) if setup.shown is not None else None
-        return Slot(env.spec, replace(setup.reward), frame, setup.info_on_video, decision)
+        return Slot(env.spec, replace(setup.reward), frame, setup.info_on_video, decision, setup.frame_interval)
 
     def _make_host(self, first: Env) -> Singles | Rounds | Experts:
         if self._setup.expert is not None:

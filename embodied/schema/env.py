@@ -19,6 +19,11 @@ class VideoConfig(Section):
         description="Write instruction, step and reward onto the video, with the policy's value (if it has a value "
         "head) and the probability of the chunk that is executed: the geometric mean of its tokens'.",
     )
+    frame_interval: int = Field(
+        1,
+        ge=1,
+        description="Control steps between two pictures of a video; more cost less. The video keeps the speed of life.",
+    )
     video_base_dir: str = Field(description="Folder of the videos.")
     max_videos: int = Field(
         10,
