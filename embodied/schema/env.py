@@ -12,7 +12,7 @@ from embodied.schema.perturb import PerturbConfig
 
 class VideoConfig(Section):
     save_video: bool = Field(
-        False, description="Record videos (costs one render a control step of the recorded episodes)."
+        False, description="Record videos (costs one render for each picture of a recorded episode)."
     )
     info_on_video: bool = Field(
         True,
