@@ -215,6 +215,7 @@ def test_videos_are_bounded_and_change_no_number(monkeypatch, capsys):
     assert capsys.readouterr().out.count("no grid of the videos: no encoder") == 1
     assert run(*kept, *recorded, "env.train.video_cfg.video_interval=2", name="second") == 0
     assert run(*kept, "env.train.video_cfg.save_video=true", "env.train.video_cfg.max_videos=0", name="none") == 0
+    assert "videos (train)" not in capsys.readouterr().out.rpartition("where things are")[2]
     counts = {str(folder): len(list(folder.glob("*.mp4"))) for folder in sorted(Path("videos").glob("*/train/*"))}
     place = "videos/{}/train/{:06d}".format
     assert counts == {place("every", 1): 2, place("every", 2): 2, place("second", 2): 2}
