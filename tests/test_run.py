@@ -24,6 +24,8 @@ from embodied import train
 from embodied.errors import CheckpointError, WorkerDiedError
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.trainer import Trainer
+from embodied.observe.grid import MOST_BYTES
+from embodied.run import videos
 from embodied.run.collector import Collector
 from embodied.run.folder import RunFolder, differences
 from embodied.run.reporter import Reporter
@@ -189,16 +191,42 @@ def test_evaluation_leaves_videos_as_named_in_its_report():
     assert report["tasks"][-1]["successes"] == sum(episode["success"] for episode in report["episodes"])
     named = [episode["video"] for episode in report["episodes"] if episode["video"]]
     assert len(report["episodes"]) == 4
-    assert sorted(named) == sorted(str(path) for path in Path("videos").rglob("*.mp4"))
+    grid = Path("videos/run/eval/000000/grid.mp4")
+    assert sorted([*named, str(grid)]) == sorted(str(path) for path in Path("videos").rglob("*.mp4"))
     assert len(named) == 3
+    assert codec(grid) == ("h264", "yuv420p", "20")
+    assert grid.stat().st_size <= MOST_BYTES
     assert {codec(Path(video)) for video in named} == {("h264", "yuv420p", "20")}
     assert not Path("runs/run/metrics.jsonl").exists()
     assert list(Path("videos").rglob(".*")) == [], "nothing half written stays"
 
 
-def test_training_videos_are_bounded():
-    assert run("env.train.video_cfg.save_video=true", "env.train.video_cfg.max_videos=2", "runner.max_epochs=1") == 0
-    assert len(list(Path("videos/run/train/000001").glob("*.mp4"))) == 2
+def test_videos_are_bounded_and_change_no_number(monkeypatch, capsys):
+    """In one run each iteration is recorded, in one every second, in one none; a grid that fails is said."""
+
+    def fails(*_: object) -> bool:
+        raise RuntimeError("no encoder")
+
+    monkeypatch.setattr(videos, "write_grid", fails)
+    kept = ("runner.save_interval=2", "actor.model.value_head=true")
+    recorded = ("env.train.video_cfg.save_video=true", "env.train.video_cfg.max_videos=2")
+    evaluated = ("runner.val_before_train=true", "env.eval.video_cfg.save_video=true")
+    assert run(*kept, *recorded, *evaluated, name="every") == 0
+    assert capsys.readouterr().out.count("no grid of the videos: no encoder") == 1
+    assert run(*kept, *recorded, "env.train.video_cfg.video_interval=2", name="second") == 0
+    assert run(*kept, "env.train.video_cfg.save_video=true", "env.train.video_cfg.max_videos=0", name="none") == 0
+    assert "videos (train)" not in capsys.readouterr().out.rpartition("where things are")[2]
+    counts = {str(folder): len(list(folder.glob("*.mp4"))) for folder in sorted(Path("videos").glob("*/train/*"))}
+    place = "videos/{}/train/{:06d}".format
+    assert counts == {place("every", 1): 2, place("every", 2): 2, place("second", 2): 2}
+    assert checkpoint_tensors("every") == checkpoint_tensors("second") == checkpoint_tensors("none")
+    own = [[{k: v for k, v in row.items() if not k.startswith("eval/")} for row in lasting(rows(name))]
+           for name in ("every", "second", "none")]  # fmt: skip
+    assert own[0][-2:] == own[1] == own[2]
+
+
+def checkpoint_tensors(name: str) -> dict[str, bytes]:
+    return {file: data for file, data in checkpoint_bytes(2, name).items() if file != "meta.json"}
 
 
 def test_evaluation_with_other_settings_has_workers_of_its_own():

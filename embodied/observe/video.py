@@ -38,13 +38,14 @@ class VideoWriter:
         instruction: what the robot was told, written under the frames.
         info: write instruction, step, return and success; without it the frames are kept as they are.
         show: given each picture of the video, uint8 [H, W, 3].
+        notes: leave a line for the notes of :meth:`add` below that.
 
     Raises:
         RunFolderError: the folder cannot be made or written.
     """
 
     def __init__(
-        self, path: Path, fps: float, instruction: str, info: bool = True,
+        self, path: Path, fps: float, instruction: str, info: bool = True, notes: bool = False,
         show: Callable[[np.ndarray], None] | None = None,
     ) -> None:  # fmt: skip
         self._show = show
@@ -52,7 +53,7 @@ class VideoWriter:
         self._aside = path.with_name(f".{path.stem}.part{path.suffix}")
         self._fps = fps
         self._instruction = instruction
-        self._info = info
+        self._info, self._notes = info, notes
         self._shape: tuple[int, ...] | None = None
         self._strip: _Strip | None = None
         self._encoder: Generator[None, np.ndarray | None, None] | None = None
@@ -60,7 +61,7 @@ class VideoWriter:
         self._success = False
         self._make_folder()
 
-    def add(self, frame: np.ndarray, step: int, reward: float, success: bool) -> None:
+    def add(self, frame: np.ndarray, step: int, reward: float, success: bool, note: str = "") -> None:
         """Append a picture.
 
         Args:
@@ -68,6 +69,7 @@ class VideoWriter:
             step: control step after which it was taken.
             reward: reward of this step; the strip shows the sum so far.
             success: whether the task is solved now; once shown, the mark stays.
+            note: a line that stands under this picture alone; needs ``notes``.
 
         Raises:
             SpecMismatchError: ``frame`` has another type, shape or size.
@@ -79,8 +81,8 @@ class VideoWriter:
         if self._info:
             frame = enlarge(frame)
             if self._strip is None:
-                self._strip = _Strip(frame.shape[1], self._instruction)
-            frame = np.concatenate([frame, self._strip.draw(step, self._return, self._success)])
+                self._strip = _Strip(frame.shape[1], self._instruction, self._notes)
+            frame = np.concatenate([frame, self._strip.draw(step, self._return, self._success, note)])
         frame = pad_to_even(frame)
         if self._show is not None:
             self._show(frame)
@@ -199,21 +201,21 @@ def is_whole(path: Path) -> bool:
 
 
 class _Strip:
-    """Picture under a frame: the wrapped instruction, and a line that changes with each step."""
+    """Picture under a frame: the wrapped instruction, and a line or two that change with each step."""
 
-    def __init__(self, width: int, instruction: str) -> None:
+    def __init__(self, width: int, instruction: str, notes: bool) -> None:
         from PIL import Image, ImageDraw, ImageFont
 
         self._font = ImageFont.load_default(size=min(28, max(14, width // 24)))
         lines = wrap(instruction, self._font.getlength, width - 2 * _MARGIN)
-        line = int(self._font.getbbox("Ág")[3]) + 3
+        line = self._line = int(self._font.getbbox("Ág")[3]) + 3
         self._top = _MARGIN + line * len(lines)
-        self._background: Image.Image = Image.new("RGB", (width, self._top + line + _MARGIN), _BACKGROUND)
+        self._background: Image.Image = Image.new("RGB", (width, self._top + (1 + notes) * line + _MARGIN), _BACKGROUND)
         draw = ImageDraw.Draw(self._background)
         for i, text in enumerate(lines):
             draw.text((_MARGIN, _MARGIN + i * line), text, font=self._font, fill=_TEXT)
 
-    def draw(self, step: int, episode_return: float, success: bool) -> np.ndarray:
+    def draw(self, step: int, episode_return: float, success: bool, note: str) -> np.ndarray:
         """Draw the strip: uint8 [h, W, 3]."""
         from PIL import ImageDraw
 
@@ -224,6 +226,8 @@ class _Strip:
         if success:
             left = _MARGIN + self._font.getlength(status)
             draw.text((left, self._top), "SUCCESS", font=self._font, fill=_SUCCESS)
+        if note:
+            draw.text((_MARGIN, self._top + self._line), note, font=self._font, fill=_TEXT)
         return np.asarray(picture)
 
 

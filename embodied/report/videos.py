@@ -1,4 +1,5 @@
-"""Which recorded episodes go into the page: as many as fit, from every evaluation, task and outcome in turn."""
+"""Which recorded episodes go into the page: as many as fit, from every evaluation, task and outcome in turn. The
+grid of the newest evaluation comes first."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embodied.observe.grid import NAME as GRID
 from embodied.observe.video import is_whole
 from embodied.report.reading import Recorded, Run
 
@@ -24,6 +26,15 @@ class Video:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """The recorded episodes of an evaluation side by side."""
+
+    run: str
+    iteration: int
+    base64: str
+
+
+@dataclass(frozen=True)
 class Chosen:
     """What of the recorded episodes is in the page."""
 
@@ -32,6 +43,7 @@ class Chosen:
     episodes: int  # all of the evaluations
     too_many: int  # left out because the page would be too large
     missing: int  # files that are gone, or no whole videos
+    grids: Sequence[Grid] = ()  # of the newest evaluations, one a run at most
 
 
 def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
@@ -51,6 +63,11 @@ def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
             else:
                 files.append((run, episode, file))
     chosen, left = [], most_bytes
+    grids = []
+    for grid, needed in _grids(runs, around):
+        if needed <= left:
+            left -= needed
+            grids.append(grid)
     for run, episode, file in _in_turns(files):
         try:
             needed = -(-file.stat().st_size // 3) * 4 + around + len(episode.task.encode()) * TIMES_TOLD
@@ -64,7 +81,23 @@ def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
         chosen.append(Video(run.name, episode, data))
     recorded = sum(len(run.recorded) for run in runs)
     ordered = sorted(chosen, key=lambda one: -one.episode.iteration)
-    return Chosen(ordered, recorded, sum(run.episodes for run in runs), recorded - missing - len(chosen), missing)
+    episodes, too_many = sum(run.episodes for run in runs), recorded - missing - len(chosen)
+    return Chosen(ordered, recorded, episodes, too_many, missing, grids)
+
+
+def _grids(runs: Sequence[Run], around: int) -> Iterator[tuple[Grid, int]]:
+    """Yields the grid of each run's newest evaluation that has videos, and the bytes that it takes of the page."""
+    for run in runs:
+        newest = max((episode.iteration for episode in run.recorded), default=None)
+        names = {str(Path(one.video).with_name(GRID)) for one in run.recorded if one.iteration == newest}
+        for file in filter(None, (find(run, name) for name in sorted(names))):
+            try:
+                data = base64.b64encode(file.read_bytes()).decode()
+            except OSError:
+                continue
+            assert newest is not None
+            yield Grid(run.name, newest, data), len(data) + around
+            break
 
 
 def find(run: Run, name: str) -> Path | None:

@@ -19,6 +19,7 @@ from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers
 from embodied.runtime.plan import randomised, train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
+from embodied.schema import EnvTrainConfig
 from embodied.types import Episode, EpisodeResult
 
 
@@ -121,8 +122,9 @@ class Collector:
         )  # fmt: skip
         if (perturb := side.config.perturb) is not None:
             plan = randomised(plan, side.conditions, perturb.unperturbed, config.runner.seed)
+        assert isinstance(side.config, EnvTrainConfig)
         video = side.config.video_cfg
-        if video.save_video and not sampling_round:
+        if video.records and not sampling_round and (iteration + 1) % video.video_interval == 0:
             plan = with_videos(plan, Path(video.video_base_dir) / f"{iteration + 1:06d}", video.max_videos)
         return plan
 

@@ -30,6 +30,7 @@ from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
 from embodied.run.unfinished import Unfinished, identity_of_config, identity_of_files, of_plan
+from embodied.run.videos import show_side_by_side
 from embodied.runtime.plan import eval_plan, under_conditions, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import StopSignal
@@ -110,6 +111,7 @@ class Evaluator:
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, facts)
         self._part(iteration).unlink(missing_ok=True)
+        self._show_videos(iteration, results, stop)
         return {**found, "eval/worker_restarts": stats.worker_restarts, **problems}
 
     def results(self, stop: StopSignal) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
@@ -195,12 +197,18 @@ class Evaluator:
         side = self._checked.eval
         video = side.config.video_cfg
         plan = under_conditions(self._answers.plan if self._answers else planned(self._checked), side.conditions)
-        return with_videos(plan, self._videos(iteration), video.max_videos) if video.save_video else plan
+        return with_videos(plan, self._videos(iteration), video.max_videos) if video.records else plan
 
     def _job(self, weight_version: int) -> Job:
         slots = self._simulators.processes.divide(self._checked.eval.config.total_num_envs)
         job = job_of(self._checked, weight_version, slots)
         return replace(job, gives_up_after=None) if self._answers else job
+
+    def _show_videos(self, iteration: int, results: Sequence[EpisodeResult], stop: StopSignal) -> None:
+        config = self._checked.eval.config
+        assert isinstance(config, EnvEvalConfig)
+        if config.video_cfg.grid and self._simulators.processes.is_main:
+            show_side_by_side(results, self._videos(iteration), self._reporter.console, stop)
 
     def _videos(self, iteration: int) -> Path:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"

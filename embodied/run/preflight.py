@@ -78,7 +78,7 @@ class Rules:
         yield partial(_check_checkpoint, config.runner.ckpt_path)
         yield partial(check_writable, Path(config.runner.logger.log_path))
         for side in self.sides.values():
-            if side.config.video_cfg.save_video:
+            if side.config.video_cfg.records:
                 yield partial(check_writable, Path(side.config.video_cfg.video_base_dir))
         if train and config.runner.task_type == "sft":
             yield partial(self._read_demonstrations, train)

@@ -30,6 +30,7 @@ from embodied.runtime.policy_port import OffersPort, OnePass, PolicyPort
 from embodied.runtime.pool import Pool
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
+from embodied.runtime.shown import Shown
 from embodied.runtime.slab import Slab
 from embodied.types import Episode, EpisodeResult, WorkerFacts
 
@@ -109,7 +110,7 @@ class Simulators:
         slab = Slab.create(fields, rows, f"{config.env.channel.name}.slab")
         try:
             usual = pool_config(side, own_slots or slots, config, logs, processes)
-            workers = replace(usual, server=self._server, live=live)
+            workers = replace(usual, server=self._server, live=live, shown=Shown.of(model.policy.spec))
             with console.progress(f"starting {workers.num_workers} env workers", brief=True):
                 pool = Pool(workers, slab, console.say)
         except BaseException:

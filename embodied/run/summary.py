@@ -146,7 +146,7 @@ def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> 
         rows.append(["checkpoint", str(checkpoints[-1])])
     for side in (checked.train, checked.eval):
         videos = side.config.video_cfg
-        if videos.save_video:
+        if videos.records:
             rows.append([f"videos ({side.name})", videos.video_base_dir])
     return rows
 

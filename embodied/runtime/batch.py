@@ -110,7 +110,7 @@ class Rounds:
         active[numbers] = True
         disturbed = {n: disturbance for n in numbers if (disturbance := self._slots[n].disturbance) is not None}
         for number in numbers:
-            self._slots[number].begin_chunk(len(chunks))
+            self._slots[number].begin_chunk(len(chunks), steps[number].row)
         for k in range(len(chunks)):
             results = self._env.step(actions[k], active)
             moved = np.flatnonzero(active).tolist()

@@ -16,6 +16,7 @@ from typing import Any
 from embodied.runtime.channel import ChannelHandles
 from embodied.runtime.expert import ExpertJob
 from embodied.runtime.reward import ShapedReward
+from embodied.runtime.shown import Shown
 from embodied.types import ArraySpec
 
 
@@ -33,6 +34,8 @@ class WorkerSetup:
     slab_rows: int
     channel: ChannelHandles
     info_on_video: bool
+    frame_interval: int  # control steps between two pictures of a video
+    shown: Shown | None  # how a decision is said on videos; None = it is not
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
     cores: tuple[int, ...] = ()  # to run on; empty = any
     expert: ExpertJob | None = None  # the env's expert acts in place of a policy

@@ -23,6 +23,7 @@ from embodied.runtime.messages import Outbox, Ready, WorkerSetup, receive, send
 from embodied.runtime.placement import START, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.safe_stop import Guardian, await_frozen
+from embodied.runtime.shown import Shown
 from embodied.runtime.slab import Slab
 from embodied.types import WorkerFacts
 
@@ -59,6 +60,8 @@ class PoolConfig:
     log_dir: Path
     info_on_video: bool = True
     live: bool = False  # videos are shown in a window while they are recorded
+    frame_interval: int = 1  # control steps between two pictures of a video
+    shown: Shown | None = None  # how a policy's decision is said on videos
     env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
     rollout_channel: tuple[str, str, int] = ("embodied", "action_buffer", 0)
     max_restarts: int = 0  # restarts of one worker in a row, without a finished episode in between
@@ -275,8 +278,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
         index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,
         slab_fd=slab_fd, slab_fields=slab.fields, slab_rows=slab.rows,
         channel=replace(handles, memory_fd=memory_fd, go_fd=go_fd, done_fd=done_fd),
-        info_on_video=config.info_on_video,
-        live=config.live,
+        live=config.live, info_on_video=config.info_on_video, frame_interval=config.frame_interval, shown=config.shown,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
         expert=config.expert, guarded=guardian is not None,

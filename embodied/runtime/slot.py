@@ -24,15 +24,20 @@ class Slot:
     Args:
         reward: the slot's own; turns the env's reward into the recorded one.
         frame: gives a picture of the slot as it is, uint8 [H, W, 3].
+        info_on_video: write instruction, step, reward and decision onto videos.
+        decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
+        frame_interval: control steps between two pictures of a video. The first and the last are always there.
         live: videos are shown in a window, too, while they are recorded.
     """
 
     def __init__(
-        self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool, live: bool = False
-    ) -> None:
+        self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool,
+        decision: Callable[[int], str] | None = None, frame_interval: int = 1, live: bool = False,
+    ) -> None:  # fmt: skip
         self._live = live
         self._window: Window | None = None
         self._spec, self._reward, self._frame, self._info = spec, reward, frame, info_on_video
+        self._decision, self._decided, self._interval = decision, "", frame_interval
         self._video: VideoWriter | None = None
         self._steps = self._max_steps = 0
         self._ignore_terminations = False
@@ -51,12 +56,17 @@ class Slot:
             instruction = self._spec.tasks[command.task_id]
             if self._live and self._window is None:
                 self._window = Window(instruction)
-            show = self._window.show if self._window else None
-            self._video = VideoWriter(Path(video), self._spec.control_hz, instruction, self._info, show)
-            self._record(0.0, False)
+            self._video = VideoWriter(
+                Path(video), self._spec.control_hz / self._interval, instruction, self._info,
+                notes=self._decision is not None, show=self._window.show if self._window else None,
+            )  # fmt: skip
+            self._decided, self._unshown = "", 0.0
+            self._record()
 
-    def begin_chunk(self, length: int) -> None:
-        """Begin a chunk of at most ``length`` control steps."""
+    def begin_chunk(self, length: int, row: int) -> None:
+        """Begin the chunk of at most ``length`` control steps that was decided in ``row``."""
+        if self._video is not None and self._info and self._decision is not None:
+            self._decided = self._decision(row)
         self._rewards = np.zeros(length, np.float32)
         self._done, self.video_s = 0, 0.0
         self._success = self._terminated = False
@@ -77,9 +87,12 @@ class Slot:
             self._solved_at = self._steps
         self._told = result.info
         self._terminated = result.terminated and not self._ignore_terminations
+        goes_on = not self._terminated and self._steps < self._max_steps
         if self._video is not None:
-            self._record(reward, self._success)
-        return not self._terminated and self._steps < self._max_steps
+            self._unshown += reward
+            if not goes_on or self._steps % self._interval == 0:
+                self._record()
+        return goes_on
 
     @property
     def result(self) -> ChunkResult:
@@ -99,10 +112,11 @@ class Slot:
         if self.disturbance is not None:
             self.disturbance.show(out)
 
-    def _record(self, reward: float, success: bool) -> None:
+    def _record(self) -> None:
         assert self._video is not None
         started = time.perf_counter()
-        self._video.add(self._frame(), self._steps, reward, success)
+        self._video.add(self._frame(), self._steps, self._unshown, self._solved_at > 0, self._decided)
+        self._unshown = 0.0
         self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
 
     def end(self) -> None:

@@ -86,7 +86,7 @@ class Singles:
         env, slot = self._envs[command.slot]
         actions = self._rows.actions(command.row)
         began, late_s, disturbance = time.monotonic(), 0.0, slot.disturbance
-        slot.begin_chunk(len(actions))
+        slot.begin_chunk(len(actions), command.row)
         for action in slot.executed(actions):
             goes_on = slot.count(env.step(action))
             if disturbance is not None and (late := disturbance.stepped(goes_on)) is not None:
@@ -142,7 +142,11 @@ class Worker:
         return env, env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
 
     def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
-        return Slot(env.spec, replace(self._setup.reward), frame, self._setup.info_on_video, self._setup.live)
+        setup = self._setup
+        decision = partial(setup.shown.text, self._slab.arrays) if setup.shown is not None else None
+        return Slot(
+            env.spec, replace(setup.reward), frame, setup.info_on_video, decision, setup.frame_interval, setup.live
+        )
 
     def _make_host(self, first: Env) -> Singles | Rounds | Experts:
         if self._setup.expert is not None:

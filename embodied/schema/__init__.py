@@ -46,6 +46,7 @@ from embodied.schema.env import ChannelConfig as ChannelConfig
 from embodied.schema.env import EnvConfig as EnvConfig
 from embodied.schema.env import EnvEvalConfig as EnvEvalConfig
 from embodied.schema.env import EnvSideConfig as EnvSideConfig
+from embodied.schema.env import EnvTrainConfig as EnvTrainConfig
 from embodied.schema.env import RolloutConfig as RolloutConfig
 from embodied.schema.env import VideoConfig as VideoConfig
 from embodied.schema.perturb import PerturbationConfig as PerturbationConfig

@@ -12,12 +12,42 @@ from embodied.schema.perturb import PerturbConfig
 
 class VideoConfig(Section):
     save_video: bool = Field(
-        False, description="Record videos (costs one render a control step of the recorded episodes)."
+        False, description="Record videos (costs one render for each picture of a recorded episode)."
     )
-    info_on_video: bool = Field(True, description="Write instruction, step and reward onto the video.")
+    info_on_video: bool = Field(
+        True,
+        description="Write instruction, step and reward onto the video, with the policy's value (if it has a value "
+        "head) and the probability of the chunk that is executed: the geometric mean of its tokens'.",
+    )
+    frame_interval: int = Field(
+        1,
+        ge=1,
+        description="Control steps between two pictures of a video; more cost less. The video keeps the speed of life.",
+    )
     video_base_dir: str = Field(description="Folder of the videos.")
     max_videos: int = Field(
-        10, ge=1, description="Recorded episodes of one evaluation or training iteration; spread over the tasks."
+        10,
+        ge=0,
+        description="Recorded episodes of one evaluation or training iteration, spread over the tasks; 0 = none.",
+    )
+
+    @property
+    def records(self) -> bool:
+        """Whether any video is recorded."""
+        return self.save_video and self.max_videos > 0
+
+
+class TrainVideoConfig(VideoConfig):
+    video_interval: int = Field(
+        1, ge=1, description="Training: record videos in each iteration whose number this divides, e.g. 10, 20, …."
+    )
+
+
+class EvalVideoConfig(VideoConfig):
+    grid: bool = Field(
+        True,
+        description="Write `grid.mp4` beside the videos of an evaluation: up to 16 of them side by side, each marked "
+        "as success or failure, at most 2 MB.",
     )
 
 
@@ -53,7 +83,12 @@ class EnvSideConfig(OpenSection):
     )
 
 
+class EnvTrainConfig(EnvSideConfig):
+    video_cfg: TrainVideoConfig
+
+
 class EnvEvalConfig(EnvSideConfig):
+    video_cfg: EvalVideoConfig
     episodes_per_task: int = Field(
         10, ge=1, description="Evaluation episodes of each task, over its first initial states."
     )
@@ -112,7 +147,7 @@ class EnvConfig(Section):
         "[] = leave it to the simulator. A worker finds its own in EMBODIED_RENDER_GPU and MUJOCO_EGL_DEVICE_ID.",
     )
     channel: ChannelConfig = ChannelConfig(queue_name="obs_buffer")
-    train: EnvSideConfig
+    train: EnvTrainConfig
     eval: EnvEvalConfig
 
 

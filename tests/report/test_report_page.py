@@ -204,6 +204,25 @@ def test_a_run_that_was_moved_with_its_videos(tmp_path: Path, recording: Path, m
     assert len(videos.choose([read(str(tmp_path / "there" / "a"))], 10**9).videos) == 16
 
 
+def test_the_grid_of_the_newest_evaluation_comes_first(tmp_path: Path, recording: Path) -> None:
+    folder = write_run(tmp_path / "a", recording=recording)
+    for iteration in (0, 6):
+        grid = recording.read_bytes() + (8).to_bytes(4) + (b"fre%d" % iteration)
+        (tmp_path / "videos" / "a" / f"{iteration:06d}" / "grid.mp4").write_bytes(grid)
+    run = read(str(folder))
+    chosen = videos.choose([run], 10**9)
+    assert [(one.run, one.iteration) for one in chosen.grids] == [(str(folder), 6)]
+    assert base64.b64decode(chosen.grids[0].base64) == grid
+    assert (chosen.recorded, len(chosen.videos), chosen.missing) == (16, 16, 0)
+    small = videos.choose([run], -(-len(grid) // 3) * 4)
+    assert (len(small.grids), len(small.videos), small.too_many) == (1, 0, 16)
+    page = made(folder)
+    assert [one["data-video"] for one in page.of("video")][:2] == ["grid-0", "video-0"]
+    assert "grid-0" in [one.get("id") for one in page.of("script")]
+    (tmp_path / "videos" / "a" / "000006" / "grid.mp4").write_bytes(grid[:200])
+    assert videos.choose([run], 10**9).grids == []
+
+
 def test_a_thousand_iterations_and_two_hundred_episodes(tmp_path: Path, recording: Path) -> None:
     large = tmp_path / "large.mp4"
     padding = 300_000

@@ -91,7 +91,7 @@ def test_evaluation_runs_the_first_states_of_every_task():
     assert len({(e.start.task_id, e.start.init_state_id, e.start.seed) for e in episodes}) == 9
 
 
-@pytest.mark.parametrize(("most", "expected"), [(1, 1), (3, 3), (12, 12), (50, 12)])
+@pytest.mark.parametrize(("most", "expected"), [(0, 0), (1, 1), (3, 3), (12, 12), (50, 12)])
 def test_videos_are_spread_and_bounded(most, expected):
     episodes = plan()
     named = with_videos(episodes, Path("v"), most)

@@ -111,28 +111,28 @@
   // -- videos ----------------------------------------------------------------------------------------------------------
 
   const AT_ONCE = 24;
+  const load = (video) => {
+    const text = document.getElementById(video.dataset.video).textContent;
+    const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+    video.addEventListener("error", () => {
+      const said = document.createElement("p");
+      said.className = "note";
+      said.textContent = "This browser cannot play the video (H.264 in mp4).";
+      video.after(said);
+    }, { once: true });
+    video.preload = "metadata";
+    video.src = URL.createObjectURL(new Blob([bytes], { type: "video/mp4" }));
+  };
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries.filter((one) => one.isIntersecting)) {
+      seen.unobserve(entry.target);
+      load(entry.target);
+    }
+  }, { rootMargin: "300px" });
+  document.querySelectorAll("video[data-video]").forEach((video) => seen.observe(video));
   const cards = [...document.querySelectorAll("#cards > li")];
   const filters = document.getElementById("filters");
   if (filters) {
-    const load = (video) => {
-      const text = document.getElementById(video.dataset.video).textContent;
-      const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-      video.addEventListener("error", () => {
-        const said = document.createElement("p");
-        said.className = "note";
-        said.textContent = "This browser cannot play the video (H.264 in mp4).";
-        video.after(said);
-      }, { once: true });
-      video.preload = "metadata";
-      video.src = URL.createObjectURL(new Blob([bytes], { type: "video/mp4" }));
-    };
-    const seen = new IntersectionObserver((entries) => {
-      for (const entry of entries.filter((one) => one.isIntersecting)) {
-        seen.unobserve(entry.target);
-        load(entry.target);
-      }
-    }, { rootMargin: "300px" });
-    cards.forEach((card) => seen.observe(card.querySelector("video")));
     const more = document.getElementById("more");
     let most = AT_ONCE;
     const apply = () => {
