@@ -128,7 +128,7 @@ class _Attempt:
         """Let the expert act for as many control steps as the row takes. Returns how many it made, and whether the
         attempt has ended: by success, by the env, by the step limit, or because the expert gave up."""
         if self._shown:
-            self._slot.begin_chunk(len(self._arrays["rewards"][row]))
+            self._slot.begin_chunk(len(self._arrays["rewards"][row]), row)
         steps, ended = self._act(row)
         if self._shown and ended:
             self._slot.end()
