@@ -67,9 +67,6 @@ class EnvSideConfig(OpenSection):
     max_episode_steps: int | None = Field(
         None, ge=1, description="Step limit of an episode in control steps; null = the env's own."
     )
-    seed: int = Field(
-        0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state."
-    )
     reward_mode: Literal["sparse", "dense"] = Field(
         "sparse", description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress."
     )
@@ -85,10 +82,22 @@ class EnvSideConfig(OpenSection):
 
 class EnvTrainConfig(EnvSideConfig):
     video_cfg: TrainVideoConfig
+    seed: int | None = Field(
+        None,
+        ge=0,
+        description="Offset of the starts' seeds, for envs that randomise beyond the initial state; null = another for "
+        "each runner.seed (0 for its default).",
+    )
 
 
 class EnvEvalConfig(EnvSideConfig):
     video_cfg: EvalVideoConfig
+    seed: int = Field(
+        0,
+        ge=0,
+        description="Offset of the starts' seeds, for envs that randomise beyond the initial state; the same whatever "
+        "runner.seed is, so that trainings of several seeds are evaluated from the same starts.",
+    )
     episodes_per_task: int = Field(
         10, ge=1, description="Evaluation episodes of each task, over its first initial states."
     )
