@@ -137,6 +137,7 @@ class Collector:
             num_slots=self._simulators.processes.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
             value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,
+            info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,
         )  # fmt: skip
 
     def close(self) -> None:
