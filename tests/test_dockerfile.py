@@ -78,8 +78,7 @@ def test_steps_of_the_cpu_target_install_a_library_that_runs(tmp_path: Path) -> 
     commands = dockerfile.carry_out(STAGES, "cpu", ROOT, tmp_path, environ)
     assert "pip wheel" in commands
     assert "-m venv" in commands
-    work = tmp_path / "work"
-    work.mkdir()
+    work = tmp_path / "work"  # of WORKDIR
     embodied = tmp_path / "venv" / "bin" / "embodied"
     said = subprocess.run([embodied, "--help"], cwd=work, env=environ, capture_output=True, text=True, check=True)
     assert "train" in said.stdout
