@@ -61,6 +61,8 @@ class Scorer:
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
             algorithm.normalize_advantages,
         )  # fmt: skip
+        bounds = algorithm.advantage_clip_low, algorithm.advantage_clip_high
+        self._bounds = None if bounds == (None, None) else bounds
         self._penalties, self._rewards = RewardPenalties(setup, reward.overlong_penalty), setup.rewards
         values = Need.VALUES in objective.needs
         self._recompute = Recomputer(setup, values) if setup.recompute else None
@@ -95,13 +97,14 @@ class Scorer:
         penalties = self._penalties(own, evaluate, self._size, metrics, watch)
         with_values, group = Need.VALUES in self._objective.needs, own.parallel.group
         numbers = gather_numbers(own.arrays, results, with_values, penalties, group)
-        batch = make_batch(numbers, results, self.estimator, self._rewards, baselines)
+        batch = make_batch(numbers, results, self.estimator, self._rewards, baselines, self._bounds)
         if not kept:
             return Scored(batch, None, own)
         trained = batch
         if len(kept) < len(results):
             some = [results[index] for index in kept]
-            trained = make_batch([numbers[index] for index in kept], some, self.estimator, self._rewards, baselines)
+            of_kept = [numbers[index] for index in kept]
+            trained = make_batch(of_kept, some, self.estimator, self._rewards, baselines, self._bounds)
         if self._recompute is not None and not self._recompute_first:
             chosen = self._read_by_the_loss(trained)
             own = self._recompute(own, trained.ranks, chosen, trained.rows, evaluate, self._size, metrics, watch)
@@ -168,7 +171,7 @@ def gather_numbers(
 
 def make_batch(
     episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult], estimator: Estimator, rewards: Rewards,
-    baselines: Mapping[Start, float] | None = None,
+    baselines: Mapping[Start, float] | None = None, bounds: tuple[float | None, float | None] | None = None,
 ) -> Batch:  # fmt: skip
     """Advantages from the records' rewards (and values), in the order of the plan; the same on all ranks.
 
@@ -177,6 +180,7 @@ def make_batch(
             advantages are made of them; whether a return is positive is asked without them.
         rewards: where a record's rewards stand (``algorithm.reward_type``); its advantages stand there, too.
         baselines: the return of a greedy episode from each start; for ``remax``.
+        bounds: least and largest advantage (``advantage_clip_low``, ``advantage_clip_high``); None = all are kept.
     """
     numbers = {name: torch.from_numpy(np.concatenate([e[name] for e in episodes])) for name in episodes[0]}
     lengths = torch.tensor([len(result.rows) for result in results])
@@ -195,6 +199,8 @@ def make_batch(
     if "penalty" in numbers:
         experience = replace(task, rewards=task.rewards + numbers["penalty"][mask])
     estimate = estimator(experience)
+    if bounds is not None:
+        estimate = replace(estimate, values=estimate.values.clamp(*bounds))
     targets, explained = None, None
     if experience.values is not None and estimate.value_targets is not None:
         targets = _spread(estimate.value_targets, mask)

@@ -13,7 +13,7 @@ from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
 from embodied.schema.fixed import check_fixed
-from embodied.schema.rollout_checks import check_engine, check_schedule_of_rollouts
+from embodied.schema.rollout_checks import check_engine, check_generation, check_schedule_of_rollouts
 from embodied.schema.runner import RunnerConfig
 from embodied.schema.text_checks import check_lengths, check_order, check_unused
 
@@ -56,6 +56,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(check_unused, config)
     yield partial(check_schedule_of_rollouts, config)
     yield partial(check_engine, config)
+    yield partial(check_generation, config)
     yield partial(_check_evaluation, algorithm)
     yield partial(_check_answers, config.runner)
     if config.runner.only_eval or config.runner.task_type == "demos":
