@@ -146,6 +146,7 @@ def _check_no_text(config: schema.Config) -> None:
         "rollout.backend": config.rollout.backend != "native",
         "reward.use_reward_model": config.reward.use_reward_model,
         "runner.answers": runner.answers is not None,
+        "algorithm.min_filter_prefix_tokens": algorithm.min_filter_prefix_tokens is not None,
         "rollout.print_outputs": config.rollout.print_outputs,
     }
     for name in ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision"):

@@ -164,6 +164,13 @@ class AlgorithmConfig(Section):
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
     group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
+    min_filter_prefix_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Text: first answers of a group that begin with the same tokens, more than this many, and have "
+        "different returns: what they have in common does not count in the losses, because it is both right and "
+        "wrong. null = off.",
+    )
     filter_rewards: bool = Field(
         False,
         description="Train only on groups whose mean return lies between the two bounds; the others leave the "

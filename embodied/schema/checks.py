@@ -136,6 +136,12 @@ def _check_levels(algorithm: AlgorithmConfig) -> None:
 
 
 def _check_filter(algorithm: AlgorithmConfig) -> None:
+    if algorithm.min_filter_prefix_tokens is not None and algorithm.logprob_type != "token_level":
+        raise ConfigError(
+            "algorithm.min_filter_prefix_tokens leaves out tokens, and algorithm.logprob_type "
+            f"{algorithm.logprob_type} has one ratio for several",
+            "set algorithm.logprob_type=token_level, or leave algorithm.min_filter_prefix_tokens out",
+        )
     if algorithm.filter_rewards and algorithm.rewards_lower_bound > algorithm.rewards_upper_bound:
         raise ConfigError(
             f"algorithm.rewards_lower_bound {algorithm.rewards_lower_bound} is above rewards_upper_bound "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError
@@ -148,13 +148,13 @@ def without_neutral(mapping: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: one of them has a value that asks for what is not there.
     """
-    taken = {path: _taken(mapping, path) for path in _MODELS}
+    takes = {path: _takes(mapping, path) for path in _MODELS}
     found = dict(mapping)
     for key, neutral in NEUTRAL.items():
         if (value := at(mapping, key)) is MISSING:
             continue
         section, _, name = key.rpartition(".")
-        if name in taken.get(section, ()):
+        if section in takes and takes[section](name):
             continue
         if value is not None and not any(_same(value, one) for one in neutral.values):
             raise _refused(key, value, neutral, at(mapping, f"{section}._target_"))
@@ -181,15 +181,17 @@ def _same(value: Any, one: Any) -> bool:
     return isinstance(value, bool) == isinstance(one, bool) and value == one
 
 
-def _taken(mapping: Mapping[str, Any], path: str) -> frozenset[str]:
-    """The keyword arguments that the model of a section takes itself; of one that cannot be imported none."""
+def _takes(mapping: Mapping[str, Any], path: str) -> Callable[[str], bool]:
+    """Whether the model of a section takes a keyword argument itself; one that cannot be imported takes none."""
     target = at(mapping, f"{path}._target_")
     if not isinstance(target, str):
-        return frozenset()
+        return lambda name: False
     try:
-        return frozenset(inspect.signature(load_target(target, f"{path}._target_")).parameters)
+        parameters = inspect.signature(load_target(target, f"{path}._target_")).parameters
     except (ConfigError, TypeError, ValueError):
-        return frozenset()
+        return lambda name: False
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return lambda name: takes_any or name in parameters
 
 
 def _without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class Settings:
     # fields of the network's config.json. Without model_path they are the sizes of a Llama, or of the architecture that
     # ``model_type`` names
     override_config: Mapping[str, Any] = field(default_factory=dict)
-    hidden_size: int | None = None  # short for override_config.hidden_size; a checkpoint has to have it
+    # wins over override_config.hidden_size; a checkpoint has to have it
+    hidden_size: int | None = None
     vocab_size: int | None = None  # the same
     # ids of tokens that end a text, in place of the tokenizer's; the first is appended to demonstrated answers
     end_tokens: int | Sequence[int] | None = None
@@ -116,11 +117,9 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
         for key in ("hidden_size", "vocab_size"):
-            value, other = getattr(self, key), self.override_config.get(key)
+            value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
                 raise bad(key, value, "it counts something", "set it to a whole number of at least 1, or remove it")
-            if value is not None and other not in (None, value):
-                raise bad(key, value, f"override_config has {other}", "remove one of the two")
         if any(type(token) is not int or token < 0 for token in self.ends or ()) or self.ends == ():
             raise bad("end_tokens", self.end_tokens, "these are ids of tokens", "set rollout.eos to one or to several")
         if not isinstance(self.seed, int) or self.seed < 0:
