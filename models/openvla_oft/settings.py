@@ -330,13 +330,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 def _with_overrides(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The keys with those of ``override_config`` in place of the keys of that name."""
-    given = kwargs.get("override_config") or {}
-    for key, value in given.items():
+    for key, value in (given := kwargs.get("override_config") or {}).items():
         if key not in SIZES:
             known = f"known keys: {', '.join(SIZES)}"
             raise UnknownKeyError(f"unknown key 'actor.model.override_config.{key}'.{did_you_mean(key, SIZES)}", known)
         if kwargs.get(key) not in (None, value):
-            raise bad(f"override_config.{key}", value, f"actor.model.{key} is {kwargs[key]}", "remove one of the two")
+            raise bad(f"override_config.{key}", value, f"actor.model.{key} is {kwargs[key]}", "remove one of them")
     return {**kwargs, **given}
 
 
