@@ -60,7 +60,8 @@ class GymEnv:
         success: source that is true when the task is solved, or a comparison (``return>=475``, ``info.distance<0.05``);
             null = info.is_success, info.success, or the registered reward threshold as a return.
         end_on_success: an episode ends when the task is solved.
-        progress: source of the reward that ``reward_mode=dense`` reads.
+        progress: source of the reward that ``reward_mode=dense`` reads. A return with ``use_rel_reward=true`` is the
+            sum of the rewards, as Gymnasium means it. What says how far an episode is may be read in either way.
         progress_range: two numbers of it that stand for 0 and 1, clipped in between; solved is then 1. null = as it is.
         expert: dotted path of a scripted policy for demonstrations: a function of the observation that gives an action,
             or a class with ``get_action`` or ``__call__``, made anew for each episode. A parameter ``env`` of either
@@ -73,8 +74,8 @@ class GymEnv:
         python: the workers' interpreter (``${env.python}``), which is asked what the env has.
 
     Raises:
-        ConfigError, UnknownKeyError, UnknownNameError: a key, an id, or a mapping that does not fit; what the env has is
-            listed with its shapes.
+        ConfigError, UnknownKeyError, UnknownNameError: a key, an id, or a mapping that does not fit; what the env has
+            is listed with its shapes.
         AssetsMissingError: gymnasium, or a module of ``imports``, is not installed.
     """
 
@@ -85,7 +86,7 @@ class GymEnv:
         instruction: str | None = None, instruction_from: str | None = None, instruction_bytes: int = 256,
         images: Sequence[str] | None = None, image_size: int | Sequence[int] | None = None,
         rotate_images: bool = False, state: Sequence[str] | None = None, success: str | None = None,
-        end_on_success: bool = True, progress: str = "reward", progress_range: Sequence[float] | None = None,
+        end_on_success: bool = True, progress: str = "return", progress_range: Sequence[float] | None = None,
         expert: str | None = None, num_init_states: int | None = None, remake: bool = False, repeatable: bool = True,
         kept_envs: int = 10, control_hz: float | None = None, python: str | None = None,
     ) -> None:  # fmt: skip

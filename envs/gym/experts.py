@@ -40,10 +40,11 @@ def _policy(path: str, env: Any) -> Callable[[Any], Any]:
     if not inspect.isclass(target):
         return (lambda obs: target(obs, env=env)) if _takes_env(target) else target
     made = target(env=env) if _takes_env(target) else target()
-    act = getattr(made, "get_action", None) or made
+    act: Any = getattr(made, "get_action", None) or made
     if not callable(act):
         raise ConfigError(
-            f"{KEY}.expert: {path} has neither get_action nor __call__", "name a function of the observation, or such a class"
+            f"{KEY}.expert: {path} has neither get_action nor __call__",
+            "name a function of the observation, or such a class",
         )
     return (lambda obs: act(obs, env=env)) if _takes_env(act) else act
 

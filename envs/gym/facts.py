@@ -22,7 +22,7 @@ from embodied.errors import ConfigError
 
 from .settings import KEY, Making
 
-_FORMAT = 1
+_FORMAT = 2
 _TIMEOUT_S = 300.0
 _ANSWER = "EMBODIED_GYM="
 _CODE = f"""

@@ -31,7 +31,7 @@ class Wanted:
     instruction_from: str | None = None
     instruction_bytes: int = 256
     success: str | None = None
-    progress: str = "reward"
+    progress: str = "return"
     progress_range: Sequence[float] | None = None
 
 
@@ -89,7 +89,7 @@ class Mapped:
             numbers = np.concatenate(parts)
             if len(numbers) != self.state_dim:
                 raise SpecMismatchError(
-                    f"the state has {len(numbers)} numbers, expected {self.state_dim} as in the env's first observation",
+                    f"the state has {len(numbers)} numbers, expected {self.state_dim} as in the first observation",
                     f"leave entries whose shape changes out of {KEY}.state, or pad them with a wrapper",
                 )
             out["state"][:] = numbers
@@ -138,7 +138,9 @@ def mapping_of(wanted: Wanted, facts: GymFacts) -> Mapped:
 def _images(wanted: Wanted, facts: GymFacts) -> tuple[Source, ...]:
     key = f"{KEY}.images"
     if wanted.images is None:
-        return tuple(Source(name) for name, kind in facts.entries.items() if name.startswith("obs") and _is_picture(kind))
+        return tuple(
+            Source(name) for name, kind in facts.entries.items() if name.startswith("obs") and _is_picture(kind)
+        )
     _check_list(key, wanted.images, "[render]")
     found = []
     for text in wanted.images:
@@ -230,9 +232,8 @@ def _success(wanted: Wanted, facts: GymFacts) -> Rule:
 
 
 def _number(source: Source, key: str, facts: GymFacts) -> Source:
-    if source.name not in OF_A_STEP:
-        if source.name == RENDER or _known(source, key, facts)[1] == TEXT:
-            raise ConfigError(f"{key} names {source.name}, which is no number", f"there are: {listed(facts.entries)}")
+    if source.name not in OF_A_STEP and (source.name == RENDER or _known(source, key, facts)[1] == TEXT):
+        raise ConfigError(f"{key} names {source.name}, which is no number", f"there are: {listed(facts.entries)}")
     return source
 
 

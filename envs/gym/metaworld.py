@@ -23,7 +23,7 @@ def make(
 ) -> gymnasium.Env:  # fmt: skip
     """Makes a task's env.
 
-    Observation: 39 numbers, of now and of one step before: hand (m, 3), gripper (1), objects (14); then the goal (m, 3).
+    Observation [39]: of now and of one step before: hand (m, 3), gripper (1), objects (14); then the goal (m, 3).
 
     Args:
         task: e.g. "reach-v3".
@@ -43,9 +43,7 @@ def make(
     if camera_name not in CAMERAS:
         raise unknown_name("Meta-World camera", camera_name, CAMERAS, "env.train.make_kwargs.camera_name")
     if not 1 <= max_steps <= 500:
-        raise ConfigError(
-            f"env.train.make_kwargs.max_steps is {max_steps}, expected 1 to 500", "set it to 500 or less"
-        )
+        raise ConfigError(f"env.train.make_kwargs.max_steps is {max_steps}, expected 1 to 500", "set it to 500 or less")
     env = ALL_V3_ENVIRONMENTS[task](render_mode=render_mode, camera_name=camera_name, width=width, height=height)
     env.model.vis.quality.shadowsize = shadow_size
     env._partially_observable = not goal_in_observation

@@ -83,6 +83,7 @@ def _describe(making: Making, number: int, remake: bool) -> dict[str, Any]:
     frame, no_frame = None, "it has no render_mode rgb_array"
     seen = _play(simulator, 0)
     space, spec = simulator.env.action_space, getattr(simulator.env, "spec", None)
+    limit = getattr(spec, "max_episode_steps", None) or _time_limit(simulator.env)
     action = action_facts(space, task.name)
     if simulator.env.render_mode in ("rgb_array", "rgb_array_list"):
         try:
@@ -96,9 +97,18 @@ def _describe(making: Making, number: int, remake: bool) -> dict[str, Any]:
     found |= {name: kind for step in reversed(seen) for name, kind in entries("info", step["info"]).items()}
     simulator.close()
     return {
-        "entries": found, "action": action, "max_steps": int(getattr(spec, "max_episode_steps", None) or 0), "fps": fps,
+        "entries": found, "action": action, "max_steps": limit, "fps": fps,
         "threshold": getattr(spec, "reward_threshold", None), "frame": frame, "no_frame": no_frame, "differs": differs,
     }  # fmt: skip
+
+
+def _time_limit(env: Any) -> int:
+    """The limit of the outermost gymnasium.wrappers.TimeLimit; 0 without one."""
+    while env is not None:
+        if type(env).__name__ == "TimeLimit":
+            return int(env._max_episode_steps)
+        env = getattr(env, "env", None)
+    return 0
 
 
 def _makes_pictures(making: Making) -> bool:
@@ -126,7 +136,9 @@ def _play(simulator: Simulator, seed: int) -> list[dict[str, Any]]:
 def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(entry) for key, entry in value.items()}
-    return tuple(map(_copied, value)) if isinstance(value, tuple) else np.copy(value) if hasattr(value, "shape") else value
+    return (
+        tuple(map(_copied, value)) if isinstance(value, tuple) else np.copy(value) if hasattr(value, "shape") else value
+    )
 
 
 def _difference(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> str:

@@ -57,7 +57,12 @@ def making_of(
     """
     _check_list("imports", imports, "[metaworld]")
     _check_list("wrappers", wrappers, "[gymnasium.wrappers.ClipAction]")
-    common = {"id": id, "entry_point": entry_point, "make_kwargs": dict(make_kwargs), "instruction": instruction}
+    common: dict[str, Any] = {
+        "id": id,
+        "entry_point": entry_point,
+        "make_kwargs": dict(make_kwargs),
+        "instruction": instruction,
+    }
     if tasks is None:
         found = [_task(common, KEY)]
     else:
@@ -70,7 +75,7 @@ def making_of(
 
 
 def _joined(common: Mapping[str, Any], task: str | Mapping[str, Any], number: int) -> dict[str, Any]:
-    own = {"id": task} if isinstance(task, str) else dict(task)
+    own: dict[str, Any] = {"id": task} if isinstance(task, str) else dict(task)
     _check_keys(own, _TASK_KEYS, f"{KEY}.tasks[{number}]")
     joined = {**common, **own, "make_kwargs": {**common["make_kwargs"], **(own.get("make_kwargs") or {})}}
     for name, other in (("id", "entry_point"), ("entry_point", "id")):
@@ -91,7 +96,7 @@ def _task(found: Mapping[str, Any], key: str) -> Task:
 
 
 def _wrapper(entry: Any, number: int) -> Mapping[str, Any]:
-    given = {"target": entry} if isinstance(entry, str) else dict(entry)
+    given: dict[str, Any] = {"target": entry} if isinstance(entry, str) else dict(entry)
     _check_keys(given, ("target", "kwargs"), f"{KEY}.wrappers[{number}]")
     if not isinstance(given.get("target"), str):
         raise ConfigError(

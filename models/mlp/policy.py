@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,8 @@ _LEVELS = ("chunk_level", "action_level")
 
 
 class MLPPolicy(nn.Module):
-    """State [S] and instruction → logits of K·A tokens, each one of ``bins`` values evenly over an action's range; of an
-    env of N discrete actions K tokens, each one of N.
+    """State [S] and instruction → logits of K·A tokens, each one of ``bins`` values evenly over an action's range. Of
+    an env of N discrete actions it chooses K tokens, each one of N.
 
     The sizes S, A and N are those of the env: the layers are made when the policy is bound to its first one. A new
     instruction has a row of the table of instructions that its checksum gives. Pictures are not read.
@@ -85,8 +86,14 @@ class MLPPolicy(nn.Module):
         """See :meth:`embodied.protocols.Policy.bind`. Raises :class:`SpecMismatchError`: the env has no state, takes
         text, or has other sizes than the one before."""
         if isinstance(env.action, TextAction) or "state" not in env.obs:
-            lacks = "takes text" if isinstance(env.action, TextAction) else "has no state, and this policy sees nothing else"
-            raise SpecMismatchError(f"the env {lacks}", "choose another model, or map a state (env=gym: env.train.state)")
+            lacks = (
+                "takes text"
+                if isinstance(env.action, TextAction)
+                else "has no state, and this policy sees nothing else"
+            )
+            raise SpecMismatchError(
+                f"the env {lacks}", "choose another model, or map a state (env=gym: env.train.state)"
+            )
         sizes = env.obs["state"].shape[0], str(env.action.field(1))
         discrete = isinstance(env.action, DiscreteAction)
         if self._made_for is None:
@@ -126,7 +133,7 @@ class MLPPolicy(nn.Module):
 
     def _stack(self, state: int) -> nn.Sequential:
         sizes = [state + 16, *[self._hidden] * self._layers]
-        pairs = zip(sizes, sizes[1:], strict=False)
+        pairs = itertools.pairwise(sizes)
         return nn.Sequential(*(part for a, b in pairs for part in (nn.Linear(a, b), nn.LayerNorm(b), nn.SiLU())))
 
     def _set_range(self, low: Sequence[float], high: Sequence[float]) -> None:
