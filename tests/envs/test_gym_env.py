@@ -76,7 +76,7 @@ def test_an_env_is_asked_in_a_process_of_its_own_and_a_file_keeps_the_answer(tmp
         {"id": "CartPole-v1"},
         {"id": "Pendulum-v1", "success": "return>=-200"},
         {"id": SEEN, "success": "info.solved"},
-        {"id": SEEN, "success": "info.gap<0.2", "images": ["render", "obs.top"], "image_size": 20, "state": ["obs.arm.mark"]},
+        {"id": SEEN, "success": "info.gap<0.2", "images": ["render", "obs.top"], "image_size": 20, "state": []},
         {"id": SEEN, "success": "info.solved", "make_kwargs": {"discrete": True}, "instruction_from": "obs.mission"},
         {"id": SEEN, "success": "info.solved", "expert": "small_gym_envs.towards", "state": ["obs.arm.place[0:1]"]},
         {"tasks": [{"make_kwargs": {"far": 0.1}, "instruction": "near"}, SEEN], "id": SEEN, "success": "info.solved"},
