@@ -77,9 +77,10 @@ def test_meta_world_s_experts_demonstrate_from_another_interpreter(tmp_path, mon
     env = ("env=quickstart_metaworld", f"env.python={pythons('metaworld')}")
     assert demos.main((*env, "episodes=4", "demos.path=shown", "env.num_workers=1", "noise_std=0.1")) == 0
     sft = (
-        *env, "model=mlp", "tracker=jsonl", "runner.device=cpu", "data=shown", "runner.max_epochs=1", "env.num_workers=1",
-        "sft.steps_per_iteration=30", "sft.val_samples=16", "actor.global_batch_size=32", "actor.micro_batch_size=32",
-        "runner.experiment_name=sft", "runner.val_check_interval=1", "env.eval.episodes_per_task=1",
+        *env, "model=mlp", "tracker=jsonl", "runner.device=cpu", "data=shown", "env.num_workers=1",
+        "runner.max_epochs=1", "sft.steps_per_iteration=30", "sft.val_samples=16", "actor.global_batch_size=32",
+        "actor.micro_batch_size=32", "runner.experiment_name=sft", "runner.val_check_interval=1",
+        "env.eval.episodes_per_task=1",
     )  # fmt: skip
     assert train.main(sft, "sft") == 0
     (row,) = map(json.loads, Path("runs/sft/metrics.jsonl").read_text().splitlines())
