@@ -36,11 +36,11 @@ def actions_of(path: str, simulator: Simulator) -> Iterator[np.ndarray]:
 
 
 def _policy(path: str, env: Any) -> Callable[[Any], Any]:
-    target = load_target(path, f"{KEY}.expert")
-    if not inspect.isclass(target):
-        return (lambda obs: target(obs, env=env)) if _takes_env(target) else target
-    made = target(env=env) if _takes_env(target) else target()
-    act: Any = getattr(made, "get_action", None) or made
+    target: Any = load_target(path, f"{KEY}.expert")
+    is_class, act = inspect.isclass(target), target
+    if is_class:
+        made = act(env=env) if _takes_env(act) else act()
+        act = getattr(made, "get_action", None) or made
     if not callable(act):
         raise ConfigError(
             f"{KEY}.expert: {path} has neither get_action nor __call__",
