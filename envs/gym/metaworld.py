@@ -63,7 +63,11 @@ class Seeded(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self.unwrapped.seed(seed)  # type: ignore[attr-defined]
-        return self.env.reset(options=dict(options or {}))
+        found = self.env.reset(options=dict(options or {}))
+        task: Any = self.unwrapped
+        for name, position in task._target_site_config:  # else pictures show the goal of a draw before, until a step
+            task._set_pos_site(name, position)
+        return found
 
 
 class Expert:

@@ -110,6 +110,7 @@ class Simulator:
         self._made.move_to_end(task_id)
         self.env = self._made[task_id]
         self._from_action = from_action(self.env.action_space)
+        _make_current(self.env)
         obs, info = self.env.reset(seed=seed)
         self.values = {"obs": obs, "info": info, "reward": 0.0, "return": 0.0, "terminated": False, "truncated": False}
         self.ended = False
@@ -119,6 +120,7 @@ class Simulator:
         if self.ended:
             self.values = {**self.values, "reward": 0.0}
             return
+        _make_current(self.env)  # a wrapper may draw in a step
         obs, reward, terminated, truncated, info = self.env.step(self._from_action(action))
         total = self.values["return"] + float(reward)
         self.values = {
@@ -129,6 +131,7 @@ class Simulator:
 
     def render(self) -> np.ndarray:
         """A picture: uint8 [H, W, 3]. Raises :class:`ConfigError` if the env gives none."""
+        _make_current(self.env)
         picture = self.env.render()
         if isinstance(picture, list):  # rgb_array_list: since the last call
             picture = picture[-1]
@@ -139,6 +142,17 @@ class Simulator:
             env.close()
         self._made.clear()
         self.env = None
+
+
+def _make_current(env: Any) -> None:
+    """Chooses the GL context of an env that draws with Gymnasium's MuJoCo renderer.
+
+    The renderer leaves the context as it is, so of two envs in one process one would draw into the other's.
+    """
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    for viewer in getattr(renderer, "_viewers", {}).values():
+        if hasattr(viewer, "make_context_current"):
+            viewer.make_context_current()
 
 
 def check_picture(picture: Any, name: str) -> np.ndarray:
