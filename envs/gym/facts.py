@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import embodied
 from embodied import errors
 from embodied.cache import cache_folder
 from embodied.errors import ConfigError
@@ -113,7 +112,7 @@ def _ask_process(making: Making, remake: bool, python: str | None) -> GymFacts:
     if python is not None:  # our packages may be built for another version
         roots = {os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
         folders = [f for f in folders if "-packages" not in f and not any(f.startswith(root) for root in roots)]
-    package = str(Path(embodied.__file__).parent)
+    package = str(Path(errors.__file__).parent)
     request = {"folders": folders, "package": package, "making": asdict(making), "remake": remake}
     what = ", ".join(dict.fromkeys(task.name for task in making.tasks))
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
