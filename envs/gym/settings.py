@@ -89,8 +89,8 @@ def _task(found: Mapping[str, Any], key: str) -> Task:
         given = "both an id and an entry_point" if found["id"] else "neither an id nor an entry_point"
         raise ConfigError(
             f"{key} has {given}",
-            f"set {KEY}.id to a registered env, e.g. env=gym env.train.id=CartPole-v1, or entry_point to the dotted path "
-            "of a function that makes one",
+            f"set {KEY}.id to a registered env, e.g. env=gym env.train.id=CartPole-v1, or entry_point to the "
+            "dotted path of a function that makes one",
         )
     return Task(found["id"], found["entry_point"], found["make_kwargs"], found["instruction"])
 
