@@ -95,7 +95,7 @@ def test_a_model_cannot_be_left_out():
 @pytest.mark.parametrize(
     ("overrides", "message", "remedy"),
     [
-        (["env=fakee"], "unknown env 'fakee'. Did you mean 'fake'?", "fake_text, libero_10"),
+        (["env=fakee"], "unknown env 'fakee'. Did you mean 'fake'?", "fake_text, gym, gym_aloha"),
         (["model=openvla_ofd"], "unknown model 'openvla_ofd'. Did you mean 'openvla_oft'?", "openvla_oft"),
         (["experiment=none"], "unknown experiment 'none'.", "laptop"),
         (["mdel=fake"], "unknown group or section 'mdel'. Did you mean 'model'?", ", ".join(GROUPS)),

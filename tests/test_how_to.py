@@ -68,6 +68,33 @@ def test_the_env_s_page_says_what_check_env_finds(tmp_path: Path) -> None:
         run(commands("add_an_env.md")[0], tmp_path)
 
 
+@pytest.mark.slow
+def test_a_robot_task_of_the_user_s_is_demonstrated_learnt_evaluated_and_filmed(tmp_path: Path) -> None:
+    assert write_files("add_a_robot_task.md", tmp_path) == ["my_tasks.py", "my/env/marks.yaml"]
+    look, demonstrate, clone, train, evaluate = commands("add_a_robot_task.md")
+    assert "state float32[6]" in run(look, tmp_path)
+    assert "60 of 60 demonstrations" in run(demonstrate, tmp_path)
+    run(clone, tmp_path)
+    (cloned,) = rows(tmp_path / "runs" / "cloned")
+    assert cloned["eval/success_rate"] >= 0.5
+    assert "2 iterations done" in run(train, tmp_path)
+    assert rows(tmp_path / "runs" / "trained")[0]["rollout/success_rate"] > 0.3
+    said = run(evaluate, tmp_path)
+    assert "go to the blue mark" in said
+    (grid,) = (tmp_path / "videos" / "judged" / "eval").rglob("grid.mp4")
+    assert grid.stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_the_robot_task_s_page_says_what_a_wrong_mapping_gets(tmp_path: Path) -> None:
+    write_files("add_a_robot_task.md", tmp_path)
+    look = commands("add_a_robot_task.md")[0]
+    with pytest.raises(
+        AssertionError, match=r"(?s)obs.gren, which the env does not have.*'obs.green'.*obs.hand float32"
+    ):
+        run(look + " env.train.state=[obs.gren]", tmp_path)
+
+
 def test_a_tracker_of_the_user_s_gets_the_metrics_and_goes_on_after_a_resume(tmp_path: Path) -> None:
     write_files("add_a_tracker.md", tmp_path)
     for command in commands("add_a_tracker.md"):
@@ -133,5 +160,5 @@ def test_the_policy_s_page_says_what_check_policy_finds(tmp_path: Path) -> None:
 
 
 def test_every_page_is_run() -> None:
-    pages = {"add_a_loss.md", "add_a_policy.md", "add_a_tracker.md", "add_an_env.md"}
+    pages = {"add_a_loss.md", "add_a_policy.md", "add_a_robot_task.md", "add_a_tracker.md", "add_an_env.md"}
     assert {page.name for page in PAGES.glob("*.md")} == pages

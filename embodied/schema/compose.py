@@ -38,7 +38,14 @@ def _subtract(whole: float | None, part: float) -> float | None:
     return None if whole is None else whole - part
 
 
-for _name, _function in (("first", _first), ("subtract", _subtract)):
+def _as_in_training(default: Any, *, _node_: Any, _root_: Any) -> Any:
+    """Of a key of ``env.eval`` the value that ``env.train`` has for it, else the default."""
+    side, _, key = _node_._get_full_key(None).removeprefix("env.").partition(".")
+    found = OmegaConf.select(_root_, f"env.train.{key}") if side == "eval" else None
+    return default if found is None else found
+
+
+for _name, _function in (("first", _first), ("subtract", _subtract), ("as_in_training", _as_in_training)):
     OmegaConf.register_new_resolver(_name, _function, replace=True)  # ${first:${data.seed},0} in YAML files
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rig import FAST
 
+from embodied.observe.video import Video
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.pool import Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
@@ -61,7 +62,7 @@ def test_chunks_do_what_the_env_does_by_itself(tmp_path, batch, options):
                     Kind.RESET, slot, next_row=slot, task_id=slot, init_state_id=1, seed=5, max_steps=steps,
                     video=slot == 0,
                 ),
-                video if slot == 0 else None,
+                Video(video) if slot == 0 else None,
             )  # fmt: skip
         got = pool.recv(SLOTS)
         for number in range(2):

@@ -16,6 +16,7 @@ import pytest
 from rig import BOTH_STARTS, FAST
 
 from embodied.errors import EmbodiedError, RendererUnavailableError, WorkerDiedError, WorkerHungError
+from embodied.observe.video import Video
 from embodied.perturbations import Draws, Perturbation
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Kind
@@ -143,7 +144,7 @@ def test_a_worker_that_died_is_named_when_a_video_is_announced_to_it(make_rig):
     os.kill(rig.pool.pids[0], signal.SIGKILL)
     assert wait_until(lambda: not alive(rig.pool.pids[0]), 5)
     command = Command(Kind.RESET, 0, next_row=0, max_steps=4, video=True)
-    rig.pool.send(command, video="somewhere.mp4")
+    rig.pool.send(command, video=Video("somewhere.mp4"))
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
         rig.pool.recv(1)
 
@@ -160,7 +161,7 @@ def test_a_busy_worker_gets_all_that_its_resets_need(make_rig, tmp_path, batch):
     for slot in range(80):
         command = Command(Kind.RESET, slot, next_row=slot, task_id=0, init_state_id=0, max_steps=4, perturbed=True)
         draws = Draws(Perturbation(brightness=slot / 100, latency=1), 0, int(Stream.EVAL_PERTURBATION), 0)
-        rig.pool.send(command._replace(video=slot == 60), str(tmp_path / "a.mp4") if slot == 60 else None, draws)
+        rig.pool.send(command._replace(video=slot == 60), Video(str(tmp_path / "a.mp4")) if slot == 60 else None, draws)
         if not batch or slot == 79:
             rig.pool.flush()
     assert time.monotonic() - began < 1

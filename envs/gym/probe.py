@@ -1,0 +1,177 @@
+"""Makes the env of each task once and says what it offers. Runs in a process of its own (:mod:`.facts`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import ConfigError, EmbodiedError
+
+from .facts import GymFacts
+from .settings import KEY, Making
+from .simulator import Simulator, action_facts, make, prepare, to_action
+from .sources import entries, listed
+
+_STEPS = 4
+_TRIAL = "import mujoco; c = mujoco.GLContext(64, 64); c.make_current(); print('works', flush=True)"
+
+
+def answer(making: Mapping[str, Any], remake: bool) -> dict[str, Any]:
+    """Gives the facts, or an error, as values of JSON."""
+    try:
+        return asdict(describe(Making.of_json(making), remake))
+    except EmbodiedError as error:
+        return {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
+
+
+def describe(making: Making, remake: bool) -> GymFacts:
+    """Makes, resets and steps each task's env. Raises :class:`EmbodiedError` if two tasks differ."""
+    chosen = _gl(making)
+    making = replace(making, variables={**making.variables, **chosen})
+    prepare(making)
+    import gymnasium
+
+    found = [_describe(making, number, remake) for number in range(len(making.tasks))]
+    first = found[0]
+    for task, other in zip(making.tasks, found, strict=True):
+        for what, got, expected in (
+            ("observations", _of(other, "obs"), _of(first, "obs")),
+            ("actions", other["action"], first["action"]),
+            ("pictures", other["frame"], first["frame"]),
+        ):
+            if got != expected:
+                raise ConfigError(
+                    f"the tasks of {KEY}.tasks have different {what}: {task.name} {_say(got)}, "
+                    f"{making.tasks[0].name} {_say(expected)}",
+                    "give them the same shapes with make_kwargs or wrappers, or train on them one by one",
+                )
+    return GymFacts(
+        entries={name: kind for facts in reversed(found) for name, kind in facts["entries"].items()},
+        action=first["action"],
+        max_steps=max(facts["max_steps"] for facts in found),
+        fps=first["fps"],
+        threshold=first["threshold"] if len({facts["threshold"] for facts in found}) == 1 else None,
+        frame=first["frame"],
+        no_frame=first["no_frame"],
+        differs=next((facts["differs"] for facts in found if facts["differs"]), ""),
+        variables=making.variables,
+        version=gymnasium.__version__,
+    )
+
+
+def _of(facts: Mapping[str, Any], root: str) -> dict[str, Any]:
+    return {name: kind for name, kind in facts["entries"].items() if name.split(".")[0] == root}
+
+
+def _say(what: Any) -> str:
+    listable = isinstance(what, Mapping) and all(isinstance(kind, tuple) for kind in what.values())
+    return listed(what) if listable else str(what)
+
+
+def _describe(making: Making, number: int, remake: bool) -> dict[str, Any]:
+    task = making.tasks[number]
+    one = replace(making, tasks=(task,))
+    render = "render_mode" not in task.make_kwargs and _makes_pictures(one)
+    simulator = Simulator(one, render, remake=remake)
+    frame, no_frame = None, "it has no render_mode rgb_array"
+    seen = _play(simulator, 0)
+    space, spec = simulator.env.action_space, getattr(simulator.env, "spec", None)
+    limit = getattr(spec, "max_episode_steps", None) or _time_limit(simulator.env)
+    action = action_facts(space, task.name)
+    if simulator.env.render_mode in ("rgb_array", "rgb_array_list"):
+        try:
+            frame, no_frame = simulator.render().shape, ""
+        except Exception as error:  # noqa: BLE001 (drivers and libraries raise anything)
+            no_frame = " ".join(f"{type(error).__name__}: {error}".split())
+    fps = float(simulator.env.metadata.get("render_fps") or 0)
+    _play(simulator, 1)
+    differs = _difference(seen, _play(simulator, 0))
+    found = {name: kind for step in seen for name, kind in entries("obs", step["obs"]).items()}
+    found |= {name: kind for step in reversed(seen) for name, kind in entries("info", step["info"]).items()}
+    simulator.close()
+    return {
+        "entries": found, "action": action, "max_steps": limit, "fps": fps,
+        "threshold": getattr(spec, "reward_threshold", None), "frame": frame, "no_frame": no_frame, "differs": differs,
+    }  # fmt: skip
+
+
+def _time_limit(env: Any) -> int:
+    """The limit of the outermost gymnasium.wrappers.TimeLimit; 0 without one."""
+    while env is not None:
+        if type(env).__name__ == "TimeLimit":
+            return int(env._max_episode_steps)
+        env = getattr(env, "env", None)
+    return 0
+
+
+def _makes_pictures(making: Making) -> bool:
+    """Whether the env can be made with pictures; envs say so in many ways, so it is tried."""
+    try:
+        make(making.tasks[0], making, render=True).close()
+    except Exception:  # noqa: BLE001 (without pictures it is made again, and raises if that was not it)
+        return False
+    return True
+
+
+def _play(simulator: Simulator, seed: int) -> list[dict[str, Any]]:
+    """A short episode of random actions, the same each time."""
+    simulator.reset(0, seed)
+    space = simulator.env.action_space
+    space.seed(seed)
+    seen = [simulator.values]
+    for _ in range(_STEPS):
+        if not simulator.ended:
+            simulator.step(to_action(space, space.sample()))
+            seen.append(simulator.values)
+    return [{name: _copied(value) for name, value in step.items()} for step in seen]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return (
+        tuple(map(_copied, value)) if isinstance(value, tuple) else np.copy(value) if hasattr(value, "shape") else value
+    )
+
+
+def _difference(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> str:
+    """How two episodes differ in observations and rewards; "" if they do not."""
+    for number, (a, b) in enumerate(zip(one, two, strict=False)):
+        if a["reward"] != b["reward"]:
+            return f"the reward of step {number} is {a['reward']} and then {b['reward']}"
+        for name in entries("obs", a["obs"]):
+            left, right = (np.asarray(_value(step["obs"], name)) for step in (a, b))
+            if left.shape != right.shape or not np.array_equal(left, right):
+                return f"{name} differs after {number} steps"
+    return ""
+
+
+def _value(obs: Any, name: str) -> Any:
+    from .sources import Source
+
+    return Source(name).read({"obs": obs})
+
+
+def _gl(making: Making) -> dict[str, str]:
+    """Chooses what MuJoCo renders with, where nobody has and there is no display."""
+    if "MUJOCO_GL" in {**os.environ, **making.variables} or os.environ.get("DISPLAY") or find_spec("mujoco") is None:
+        return {}
+    for name in ("egl", "osmesa"):
+        variables = {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", _TRIAL],
+                env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            continue
+        if "works" in done.stdout:
+            return variables
+    return {}

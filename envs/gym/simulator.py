@@ -1,0 +1,210 @@
+"""A Gymnasium env with its wrappers, driven by seeds. Only for the process that has it: imports gymnasium when used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
+from embodied.targets import load_target
+
+from .settings import KEY, Making, Task
+
+
+def prepare(making: Making) -> None:
+    """Sets the environment variables that are not set yet, and imports the modules that register envs.
+
+    Raises:
+        AssetsMissingError: gymnasium, or a module of ``imports``, is not installed here.
+    """
+    for name, value in making.variables.items():
+        os.environ.setdefault(name, value)
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame
+    for name in ("gymnasium", *making.imports):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            package = error.name or name
+            install = "pip install 'embodied-rl[gym]'" if package == "gymnasium" else f"pip install {package}"
+            raise AssetsMissingError(
+                f"{KEY}.imports: cannot import '{name}': there is no module '{package}' here",
+                f"{install} (some packages have another name than their module), or set env.python to the Python of an "
+                "environment that has it",
+            ) from error
+
+
+def make(task: Task, making: Making, render: bool) -> Any:
+    """Makes the env of a task, in its wrappers.
+
+    Args:
+        render: ask for pictures (``render_mode=rgb_array``), unless ``make_kwargs`` says otherwise.
+
+    Raises:
+        UnknownNameError: there is no such id.
+        ConfigError: the entry point or a wrapper cannot be imported, or does not take its arguments.
+    """
+    import gymnasium
+
+    kwargs = {**({"render_mode": "rgb_array"} if render else {}), **task.make_kwargs}
+    try:
+        if task.entry_point is not None:
+            env = load_target(task.entry_point, f"{KEY}.entry_point")(**kwargs)
+        else:
+            env = gymnasium.make(str(task.id), disable_env_checker=True, **kwargs)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise AssetsMissingError(
+            f"{task.name} needs a package that is not installed here: {_said(error)}",
+            "install it, or set env.python to the Python of an environment that has it",
+        ) from error
+    except gymnasium.error.Error as error:
+        raise UnknownNameError(
+            f"gymnasium.make does not make '{task.id}': {_said(error)}",
+            f"correct {KEY}.id; an env of another package needs the package, and the module that registers it: "
+            f"{KEY}.imports=[MODULE]",
+        ) from error
+    except TypeError as error:
+        raise ConfigError(
+            f"{task.name} does not take what it is given: {error}", f"correct {KEY}.make_kwargs (given: {kwargs})"
+        ) from error
+    for number, wrapper in enumerate(making.wrappers):
+        key = f"{KEY}.wrappers[{number}]"
+        try:
+            env = load_target(wrapper["target"], f"{key}.target")(env, **wrapper["kwargs"])
+        except (TypeError, AssertionError) as error:
+            raise ConfigError(
+                f"{wrapper['target']} does not fit to {task.name}: {error}", f"correct {key}.kwargs, or leave it out"
+            ) from error
+    return env
+
+
+class Simulator:
+    """One slot's envs, of which one runs.
+
+    Args:
+        kept: envs that stay open, those that were used last; every further task's is made anew.
+        remake: make the env anew for each episode.
+    """
+
+    def __init__(self, making: Making, render: bool, kept: int = 1, remake: bool = False) -> None:
+        self._making, self._render, self._kept, self._remake = making, render, kept, remake
+        self._made: OrderedDict[int, Any] = OrderedDict()
+        self.env: Any = None  # of the episode that runs
+        self.values: dict[str, Any] = {}  # what sources read
+        self.ended = False  # the env's own episode has
+        self._from_action: Callable[[np.ndarray], Any] = np.asarray
+
+    def reset(self, task_id: int, seed: int) -> None:
+        """Begins an episode, which is a function of task and seed."""
+        if self._remake and task_id in self._made:
+            self._made.pop(task_id).close()
+        if task_id not in self._made:
+            while len(self._made) >= self._kept:
+                self._made.popitem(last=False)[1].close()
+            self._made[task_id] = make(self._making.tasks[task_id], self._making, self._render)
+        self._made.move_to_end(task_id)
+        self.env = self._made[task_id]
+        self._from_action = from_action(self.env.action_space)
+        _make_current(self.env)
+        obs, info = self.env.reset(seed=seed)
+        self.values = {"obs": obs, "info": info, "reward": 0.0, "return": 0.0, "terminated": False, "truncated": False}
+        self.ended = False
+
+    def step(self, action: np.ndarray) -> None:
+        """Makes one step. After the end of the env's own episode nothing moves any more."""
+        if self.ended:
+            self.values = {**self.values, "reward": 0.0}
+            return
+        _make_current(self.env)  # a wrapper may draw in a step
+        obs, reward, terminated, truncated, info = self.env.step(self._from_action(action))
+        total = self.values["return"] + float(reward)
+        self.values = {
+            "obs": obs, "info": info, "reward": float(reward), "return": total,
+            "terminated": bool(terminated), "truncated": bool(truncated),
+        }  # fmt: skip
+        self.ended = bool(terminated or truncated)
+
+    def render(self) -> np.ndarray:
+        """A picture: uint8 [H, W, 3]. Raises :class:`ConfigError` if the env gives none."""
+        _make_current(self.env)
+        picture = self.env.render()
+        if isinstance(picture, list):  # rgb_array_list: since the last call
+            picture = picture[-1]
+        return check_picture(picture, "render()")
+
+    def close(self) -> None:
+        for env in self._made.values():
+            env.close()
+        self._made.clear()
+        self.env = None
+
+
+def _make_current(env: Any) -> None:
+    """Chooses the GL context of an env that draws with Gymnasium's MuJoCo renderer.
+
+    The renderer leaves the context as it is, so of two envs in one process one would draw into the other's.
+    """
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    for viewer in getattr(renderer, "_viewers", {}).values():
+        if hasattr(viewer, "make_context_current"):
+            viewer.make_context_current()
+
+
+def check_picture(picture: Any, name: str) -> np.ndarray:
+    """Returns a picture as an array uint8 [H, W, 3]. Raises :class:`ConfigError` for anything else."""
+    array = np.asarray(picture)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise ConfigError(
+            f"{name} is {array.dtype} {array.shape}, expected uint8 (H, W, 3)",
+            f"name another source in {KEY}.images, or bring it into this form with a wrapper",
+        )
+    return array
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def action_facts(space: Any, name: str) -> Mapping[str, Any]:
+    """Says an action space: ``{"low": […], "high": […]}`` or ``{"n": N}``.
+
+    Raises:
+        ConfigError: it is another space, or a Box without bounds.
+    """
+    import gymnasium
+
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return {"n": int(space.n)}
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise ConfigError(
+            f"{name} takes actions of {space}, expected Box or Discrete",
+            f"name a gymnasium.ActionWrapper in {KEY}.wrappers that turns it into one of them",
+        )
+    low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ConfigError(
+            f"{name} takes actions of {space}, which has no bounds",
+            f"name a wrapper in {KEY}.wrappers whose action_space has finite low and high",
+        )
+    return {"low": low.tolist(), "high": high.tolist()}
+
+
+def from_action(space: Any) -> Callable[[np.ndarray], Any]:
+    """Returns what turns an action of ours into one of the env's."""
+    if hasattr(space, "n"):
+        first = int(space.start)
+        return lambda action: first + int(action)
+    shape, dtype, low, high = space.shape, space.dtype, space.low, space.high
+    return lambda action: np.clip(np.asarray(action).reshape(shape).astype(dtype), low, high)
+
+
+def to_action(space: Any, action: Any) -> np.ndarray:
+    """Turns an action of the env's into one of ours: float32 [A] or int32 []."""
+    if hasattr(space, "n"):
+        return np.asarray(int(action) - int(space.start), np.int32)
+    return np.clip(np.asarray(action, np.float32).reshape(-1), space.low.reshape(-1), space.high.reshape(-1))

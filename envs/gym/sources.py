@@ -1,0 +1,120 @@
+"""Sources: texts that name where a value of a Gymnasium env comes from.
+
+``obs`` is the whole observation, ``obs.agent.pos`` an entry of a nested one, ``info.success`` an entry of ``info``,
+``render`` a rendered picture; ``obs[0:4]`` are the first four numbers of what stands before it. ``reward``, ``return``
+(the sum of an episode's rewards so far), ``terminated`` and ``truncated`` are of the last step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embodied.errors import ConfigError
+
+TEXT = "text"  # stands in place of a dtype
+RENDER = "render"
+OF_A_STEP = ("reward", "return", "terminated", "truncated")
+_SLICED = re.compile(r"^(.*?)\[(\d*):(\d*)\]$")
+_RULE = re.compile(r"^(.+?)\s*(>=|<=|>|<)\s*(-?[0-9.]+(?:e-?[0-9]+)?)$")
+_HOLDS = {
+    ">=": lambda got, bound: got >= bound,
+    "<=": lambda got, bound: got <= bound,
+    ">": lambda got, bound: got > bound,
+    "<": lambda got, bound: got < bound,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source without its text: ``name`` is an entry as :func:`entries` names them, of which ``part`` is taken."""
+
+    name: str
+    part: slice | None = None
+
+    @classmethod
+    def of(cls, text: str, key: str) -> Source:
+        """Reads a text. Raises :class:`ConfigError`, naming ``key``."""
+        name, part = text, None
+        if found := _SLICED.match(text):
+            name = found[1]
+            first, last = (int(number) if number else None for number in found.groups()[1:])
+            part = slice(first, last)
+        if name.split(".")[0] not in ("obs", "info", RENDER, *OF_A_STEP):
+            raise ConfigError(
+                f"{key} is {text!r}, which names no source",
+                f"write obs, obs.KEY, obs[0:4], info.KEY, {', '.join(OF_A_STEP)} or render",
+            )
+        return cls(name, part)
+
+    def read(self, values: Mapping[str, Any]) -> Any:
+        """Takes the value out of ``{"obs": …, "info": …, "reward": …}``. Raises KeyError if it is not there."""
+        root, _, path = self.name.partition(".")
+        value = _walk(values[root], path.split(".") if path else [])
+        return value if self.part is None else np.asarray(value).reshape(-1)[self.part]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A source that must be true, or compared with a number: ``info.success``, ``return >= 475``."""
+
+    source: Source
+    compare: str | None = None
+    bound: float = 0.0
+
+    @classmethod
+    def of(cls, text: str, key: str) -> Rule:
+        """Reads a text. Raises :class:`ConfigError`, naming ``key``."""
+        found = _RULE.match(text)
+        if found is None:
+            return cls(Source.of(text, key))
+        return cls(Source.of(found[1], key), found[2], float(found[3]))
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether it holds; not where its entry is missing, as in the ``info`` of some envs' first steps."""
+        try:
+            got = float(np.asarray(self.source.read(values)).reshape(-1)[0])
+        except (KeyError, IndexError, TypeError, ValueError):
+            return False
+        return bool(_HOLDS[self.compare](got, self.bound)) if self.compare else bool(got)
+
+
+def _walk(value: Any, path: list[str]) -> Any:
+    if not path:
+        return value
+    for length in range(1, len(path) + 1):  # a key may have dots of its own
+        key: Any = ".".join(path[:length])
+        if isinstance(value, Mapping) and key in value:
+            return _walk(value[key], path[length:])
+        if isinstance(value, tuple) and key.isdigit() and int(key) < len(value):
+            return _walk(value[int(key)], path[length:])
+    raise KeyError(".".join(path))
+
+
+def entries(root: str, value: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Lists what a value holds: name → shape and dtype. Entries that are neither numbers nor text are left out.
+
+    >>> entries("obs", {"agent": {"pos": np.zeros(2)}, "mission": "go"})
+    {'obs.agent.pos': ((2,), 'float64'), 'obs.mission': ((), 'text')}
+    """
+    if isinstance(value, Mapping):
+        found = (entries(f"{root}.{key}", entry) for key, entry in value.items())
+        return {name: kind for some in found for name, kind in some.items()}
+    if isinstance(value, tuple):
+        return entries(root, {str(index): entry for index, entry in enumerate(value)})
+    if isinstance(value, str):
+        return {root: ((), TEXT)}
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return {}
+    return {root: (array.shape, str(array.dtype))} if array.dtype.kind in "biuf" else {}
+
+
+def listed(found: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
+    """Says entries for a message: ``obs.image uint8 (64, 64, 3), info.success bool ()``."""
+    return ", ".join(f"{name} {dtype} {tuple(shape)}" for name, (shape, dtype) in found.items()) or "nothing"

@@ -1,0 +1,107 @@
+"""Gymnasium envs of the tests, in the forms that envs of others come in. Importing this registers ``tests/Seen-v0``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Seen(gymnasium.Env):
+    """A dot on a line goes to a mark. The observation is nested: a picture, numbers, a sentence, a signed number."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012 (as Gymnasium has it)
+
+    def __init__(
+        self, far: float = 0.2, discrete: bool = False, side: int = 12, render_mode: str | None = None
+    ) -> None:
+        self.far, self.render_mode, self._side = far, render_mode, side
+        box = gymnasium.spaces.Box
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "top": box(0, 255, (side, side, 3), np.uint8),
+                "arm": gymnasium.spaces.Dict({"place": box(-1, 1, (2,)), "mark": box(-1, 1, (1,))}),
+                "mission": gymnasium.spaces.Text(64),
+            }
+        )
+        low, high = np.array([[-2, -1]], np.float32), np.array([[2, 1]], np.float32)
+        self.action_space = gymnasium.spaces.Discrete(3, start=-1) if discrete else box(low, high)
+        self.got: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.mark = np.zeros(2), self.np_random.uniform(0.3, 0.9)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.got.append(action)
+        move = float(np.reshape(action, -1)[0])
+        self.place = np.clip(self.place + np.array([0.1 * move, self.np_random.normal()]), -1, 1)
+        gap = abs(self.mark - self.place[0])
+        return (
+            self._obs(),
+            -gap,
+            bool(self.place[0] < -0.9),
+            False,
+            {"gap": gap, "solved": gap < self.far, "note": "hm"},
+        )
+
+    def _obs(self) -> dict[str, Any]:
+        arm = {"place": self.place.astype(np.float32), "mark": np.array([self.mark], np.float32)}
+        return {"top": self._drawn(self._side), "arm": arm, "mission": f"go to {self.mark:.2f}"}
+
+    def _drawn(self, side: int) -> np.ndarray:
+        picture = np.zeros((side, side, 3), np.uint8)
+        picture[0, :, 0] = int(100 + 100 * self.place[0])
+        picture[-1, :, 1] = int(200 * self.mark)
+        return picture
+
+    def render(self) -> np.ndarray:
+        return self._drawn(2 * self._side)
+
+
+class Leaves(Seen):
+    """Each reset leaves the place where it was."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        before = getattr(self, "place", np.zeros(2))
+        super().reset(seed=seed)
+        self.place = before
+        return self._obs(), {}
+
+
+class Push(gymnasium.ActionWrapper):
+    """Adds to each action."""
+
+    def __init__(self, env: gymnasium.Env, by: float) -> None:
+        super().__init__(env)
+        self._by = by
+
+    def action(self, action: Any) -> Any:
+        return action + np.float32(self._by)
+
+
+def towards(obs: Any) -> np.ndarray:
+    """A scripted policy: a function of the observation."""
+    gap = float(obs["arm"]["mark"][0] - obs["arm"]["place"][0])
+    return np.array([[np.clip(10 * gap, -2, 2), 0]], np.float32)
+
+
+class Towards:
+    """A scripted policy of discrete actions, which asks the env."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        self._env = env.unwrapped
+
+    def get_action(self, obs: Any) -> int:
+        return 1 if self._env.mark > self._env.place[0] else -1  # type: ignore[attr-defined]
+
+
+def nonsense(obs: Any) -> str:
+    """No policy."""
+    return "left"
+
+
+if "tests/Seen-v0" not in gymnasium.registry:
+    gymnasium.register("tests/Seen-v0", entry_point=Seen, max_episode_steps=30)
