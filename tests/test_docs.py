@@ -1,5 +1,6 @@
 """Generated pages are current, links and anchors lead somewhere, the site has every page, each error has its entry."""
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -70,6 +71,31 @@ def test_each_error_has_an_entry_under_troubleshooting(name: str) -> None:
 def test_troubleshooting_has_no_error_that_is_gone() -> None:
     entries = re.findall(r"^### (\w+)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
     assert {name for name in entries if name.endswith("Error")} <= set(ERRORS)
+
+
+def result(name: str, *path: str) -> float:
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    for key in path:
+        found = found[key]
+    return float(found)
+
+
+def test_the_comparison_has_the_measured_numbers() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    outside, inside = ("ratios", "chunk/original"), ("ratios", "chunk/original_chunk")
+    frames = ("cells", "peers-free", "found")
+    times = [
+        f"{result('rollout_libero_10', *outside, 'env_steps_per_s'):.1f}",
+        f"{result('rollout_libero_10', *inside, 'env_steps_per_s'):.2f}",
+        f"{result('rollout_libero_10_stub_camera', *inside, 'env_steps_per_s'):.2f}",
+        f"{result('maniskill_PickCube-v1', *outside, 'env_steps_per_s'):.1f}",
+    ]
+    ours = [
+        f"{result('transport_peers', *frames, name, 'frames_per_s', 'median'):.0f}"
+        for name in ("slab", "slab, 1 worker")
+    ]
+    missing = [number for number in times if f"| {number} times the peer |" not in page]
+    assert not missing + [number for number in ours if f"| {number} |" not in page]
 
 
 def test_make_targets_of_readme_exist() -> None:
