@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     pool = Pool(
         PoolConfig(
             args.workers, args.workers, target, kwargs, ShapedReward("dense"), Deadlines(180, 300, 300), folder,
-            shown=Shown.of(policy.spec), frame_interval=args.frame_interval,
+            shown=Shown.of(policy.spec),
         ),
         slab, print,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         rollout = Rollout(pool, port, RecordStore(slab), args.chunk, Schedule(False, 1), Sections())
         job = Job(
             Sampling(), 7, Stream.EVAL_NOISE, 0, args.steps, keep_records=False, num_slots=args.workers,
-            ignore_terminations=True,
+            ignore_terminations=True, frame_interval=args.frame_interval or None,
         )  # fmt: skip
         plan = eval_plan(
             spec, episodes_per_task=-(-args.episodes // len(spec.tasks)), env_seed=0, fixed_states=True, seed=0,
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--videos", type=int, default=4, help="recorded episodes of a rollout")
     parser.add_argument("--steps", type=int, default=48, help="control steps of an episode")
     parser.add_argument("--chunk", type=int, default=8, help="control steps of a chunk")
-    parser.add_argument("--frame-interval", type=int, default=1, help="control steps between two pictures")
+    parser.add_argument("--frame-interval", type=int, default=1, help="control steps between two pictures; 0: chunk")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(arguments)
     facts = machine(["imageio-ffmpeg", *ENVS[args.env][2]])
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "wall_s": {way: spread(own) for way, own in wall.items()},
         "cpu_s": {way: spread(own) for way, own in cpu.items()},
     }  # fmt: skip
-    every = "" if args.frame_interval == 1 else f"_every_{args.frame_interval}"
+    every = {0: "_chunk", 1: ""}.get(args.frame_interval, f"_every_{args.frame_interval}")
     print("wrote", save(f"videos_{args.env}{every}", result))
 
 

@@ -137,6 +137,18 @@ def test_what_is_printed_composes_to_the_same(tmp_path):
     assert (again["runner"]["seed"], again["actor"]["optim"]["adam_eps"]) == (5, 1e-5)
 
 
+def test_training_of_another_seed_has_other_scenes_and_the_same_evaluation():
+    def seeds(*overrides: str) -> tuple[int, int]:
+        config = compose([*FAKE, *overrides], "train", [HERE]).config
+        return config.start_seed, config.env.eval.seed
+
+    assert seeds() == (0, 0)
+    drawn = [seeds(f"runner.seed={seed}") for seed in (0, 1, 2, 1235, 10**9)]
+    assert len({start for start, _ in drawn}) == 5
+    assert all(0 < start < 2**30 and evaluated == 0 for start, evaluated in drawn)
+    assert seeds("runner.seed=5", "env.train.seed=0", "env.eval.seed=3") == (0, 3)
+
+
 def test_arguments_are_told_apart():
     assert parse_argv(["env=fake", "--config-dir", HERE, "--cfg", "runner.seed=1"], "train") == (
         ["env=fake", "runner.seed=1"], [HERE], True,

@@ -76,7 +76,7 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
     page = Path("runs/run/report.html").read_text()
     assert "python -m embodied.train env=fake" in page
     assert "What is missing</h2>" not in page
-    assert len(re.findall(r"<video ", page)) == 8
+    assert len(re.findall(r"<video ", page)) == 8 + 1  # all side by side
     assert re.search(r"report +runs/run/report.html", capfd.readouterr().out)
     started = json.loads(Path("runs/run/starts.jsonl").read_text())
     assert started["command"].startswith("python -m embodied.train env=fake model=fake")

@@ -127,6 +127,15 @@ def test_the_same_seed_is_the_same_run_whatever_the_workers_and_the_schedule():
     assert checkpoint_bytes(2, "a") != checkpoint_bytes(2, "c")
 
 
+def test_another_seed_trains_from_other_scenes(monkeypatch):
+    seen = []
+    plan = Collector.plan
+    monkeypatch.setattr(Collector, "plan", lambda *args: seen.append(plan(*args)) or seen[-1])
+    assert run("runner.max_epochs=1", name="a") == 0
+    assert run("runner.max_epochs=1", "runner.seed=1235", name="b") == 0
+    assert [episodes[0].start.seed for episodes in seen] == [0, 1_000_003]
+
+
 def test_a_resumed_run_equals_one_that_went_through(capsys):
     assert run("runner.max_epochs=4", name="whole") == 0
     assert run("runner.max_epochs=2", name="parts") == 0

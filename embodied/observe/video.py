@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,6 +25,15 @@ _MARGIN = 6
 
 # The encoder gets one thread: there may be as many workers as cores.
 _ENCODER = ["-preset", "veryfast", "-crf", "23", "-threads", "1"]
+
+
+@dataclass(frozen=True)
+class Video:
+    """How an episode is recorded."""
+
+    file: str
+    info: bool = True  # instruction, step, return and decision stand below the pictures
+    frame_interval: int | None = 1  # control steps between two pictures; None = those that the policy sees
 
 
 class VideoWriter:

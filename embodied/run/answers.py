@@ -29,6 +29,7 @@ from embodied.run.sides import EnvSide
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.runtime.policy_port import Draw, PolicyPort, Request
 from embodied.runtime.slab import Slab
+from embodied.schema import EnvEvalConfig
 from embodied.types import ArraySpec, Elements, EnvSpec, Episode, EpisodeResult, Noise, PolicySpec, Start, TextAction
 
 Place = tuple[int, int]
@@ -204,6 +205,7 @@ def _text(prompt: Any, where: str) -> str:
 def start_at(place: Place, side: EnvSide) -> Start:
     """Returns the start of a problem in an evaluation."""
     task, number = place
+    assert isinstance(side.config, EnvEvalConfig)
     return Start(task, number, EVAL_SEEDS + side.config.seed + number)
 
 

@@ -117,7 +117,7 @@ class Collector:
         plan = train_plan(
             side.spec, seed=config.data_seed, iteration=iteration, episodes=self._sizes.episodes,
             group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
-            env_seed=side.config.seed, sampling_round=sampling_round, shuffle=config.data.shuffle,
+            env_seed=config.start_seed, sampling_round=sampling_round, shuffle=config.data.shuffle,
             drop_last=config.data.drop_last, held_out=config.protocol.held_out_states,
         )  # fmt: skip
         if (perturb := side.config.perturb) is not None:
@@ -137,6 +137,7 @@ class Collector:
             num_slots=self._simulators.processes.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
             value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,
+            info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,
         )  # fmt: skip
 
     def close(self) -> None:

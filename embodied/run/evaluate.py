@@ -207,8 +207,10 @@ class Evaluator:
     def _show_videos(self, iteration: int, results: Sequence[EpisodeResult], stop: StopSignal) -> None:
         config = self._checked.eval.config
         assert isinstance(config, EnvEvalConfig)
-        if config.video_cfg.grid and self._simulators.processes.is_main:
-            show_side_by_side(results, self._videos(iteration), self._reporter.console, stop)
+        if not config.video_cfg.grid or not self._simulators.processes.is_main:
+            return
+        if file := show_side_by_side(results, self._videos(iteration), self._reporter.console, stop):
+            self._reporter.video(iteration, f"eval/video/{file.stem}", file)
 
     def _videos(self, iteration: int) -> Path:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
@@ -302,6 +304,7 @@ def job_of(checked: Checked, weight_version: int, slots: int) -> Job:
         side.max_steps, keep_records=False, num_slots=slots, ignore_terminations=side.config.ignore_terminations,
         auto_reset=side.config.auto_reset, retry_safe=side.spec.retry_safe,
         gives_up_after=max(1, config.env.max_worker_restarts),
+        info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,
     )  # fmt: skip
 
 

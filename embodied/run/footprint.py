@@ -25,7 +25,6 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 SIMULATOR = 3 * 2**28  # bytes; what a worker takes at the least once a simulator is imported and one scene is built
 PLAIN_WORKER = 20 * 2**20  # bytes of a worker without a simulator (benchmarks/results/start.json: 17 MB)
 CONTEXT = 3 * 2**28  # bytes of a GPU that CUDA and its libraries take; not measured, as there was no GPU
-LATER = 24 * 2**20  # bytes of what a run imports and starts after its policy is built: trackers, threads, the console
 LARGE = 2**31  # bytes of weights in files from which on a policy is not built to be counted
 
 

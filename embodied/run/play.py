@@ -21,6 +21,7 @@ import torch
 from embodied.errors import ConfigError
 from embodied.instructions import messages
 from embodied.observe.console import Console
+from embodied.observe.video import Video
 from embodied.observe.window import Window
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import Expert, Policy
@@ -230,7 +231,9 @@ def _by_expert(checked: Checked, episode: Episode, folder: Path, console: Consol
             Kind.RESET, 0, task_id=start.task_id, init_state_id=start.init_state_id, seed=start.seed,
             max_steps=side.max_steps, video=True, attempt=0,
         )  # fmt: skip
-        pool.send(command, episode.video)
+        assert episode.video is not None
+        video = side.config.video_cfg
+        pool.send(command, Video(episode.video, video.info_on_video, video.interval or 1))
         while True:
             for event in pool.recv(1):
                 if isinstance(event, Lost):

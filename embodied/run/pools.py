@@ -23,7 +23,6 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, pr
         num_slots=slots, num_workers=workers_of(side, config, slots, processes), env_target=side.config.target,
         env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
         deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
-        info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.frame_interval,
         env_channel=(completions.name, completions.queue_name, completions.queue_size),
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
         max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,

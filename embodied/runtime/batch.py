@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.observe.video import Video
 from embodied.protocols import BatchEnv
 from embodied.runtime.channel import Command, Completion, Kind, Ring
 from embodied.runtime.perturb import Disturbance
@@ -50,7 +51,7 @@ class Rounds:
         self._hold = spec.action.neutral()
         self._steps: dict[int, Command] = {}  # STEPs that wait for their round
         self._resets: dict[int, Command] = {}
-        self._videos: dict[int, str] = {}
+        self._videos: dict[int, Video] = {}
         self._disturbances: dict[int, Disturbance] = {}
         self._in_episode: set[int] = set()
 
@@ -86,11 +87,13 @@ class Rounds:
         self._observe(rest, seen)
         ended = time.monotonic()
         video_s = sum(self._slots[number].video_s for number in steps)
+        shown_s = sum(self._slots[number].shown_s for number in seen)
+        shown_of_steps = sum(self._slots[number].shown_s for number in steps)
         whole = Completion(
             Kind.RESET, -1, began=began, round_s=ended - began,
             reset_s=_share(was_reset - stepped, resets),
-            step_s=_share(stepped - began - early_s - video_s, steps),
-            render_s=_share(ended - was_reset + early_s, seen),
+            step_s=_share(stepped - began - early_s - video_s + shown_of_steps, steps),
+            render_s=_share(ended - was_reset + early_s - shown_s, seen),
         )  # fmt: skip
         for number, command in (*steps.items(), *resets.items()):
             self._complete(number, command, number in seen, whole)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from embodied.instructions import FAILURES
+from embodied.observe.video import Video
 from embodied.perturbations import Draws
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
@@ -39,6 +40,7 @@ class Job:
         retry_safe: True: an episode that was lost with its worker is redone; False: its loss ends the rollout.
         gives_up_after: after so many workers that an episode has ended, it counts as one that could not be run, and the
             others go on; None: it ends the rollout.
+        info_on_video, frame_interval: see :class:`embodied.runtime.messages.Video`.
     """
 
     sampling: Sampling
@@ -54,6 +56,8 @@ class Job:
     value_terminated: bool = False
     retry_safe: bool = True
     gives_up_after: int | None = None
+    info_on_video: bool = True
+    frame_interval: int | None = 1
 
     def rows_needed(self, chunk: int) -> int:
         """Slab rows that one episode may take, with ``chunk`` actions a record."""
@@ -151,8 +155,8 @@ class Episodes:
         """Whether an episode waits and there are rows for it."""
         return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
 
-    def start(self, slot: int, index: int) -> tuple[Command, str | None, Draws | None]:
-        """Begin ``pending[index]`` in ``slot``. Returns the command, the file of its video, and its perturbation."""
+    def start(self, slot: int, index: int) -> tuple[Command, Video | None, Draws | None]:
+        """Begin ``pending[index]`` in ``slot``. Returns the command, its video, and its perturbation."""
         episode = self.pending.pop(index)
         self._reserved += self._rows_needed
         running = self.running[slot] = Running(episode, next=self._lease(episode))
@@ -162,7 +166,10 @@ class Episodes:
             seed=start.seed, max_steps=self.job.max_steps, ignore_terminations=self.job.ignore_terminations,
             video=episode.video is not None, perturbed=episode.perturbed is not None,
         )  # fmt: skip
-        return command, episode.video, self._draws(episode)
+        job, video = self.job, None
+        if episode.video is not None:
+            video = Video(episode.video, job.info_on_video, job.frame_interval)
+        return command, video, self._draws(episode)
 
     def _draws(self, episode: Episode) -> Draws | None:
         if (perturbed := episode.perturbed) is None:

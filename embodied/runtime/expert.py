@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from embodied.data import pictures
+from embodied.observe.video import Video
 from embodied.protocols import Env, Expert
 from embodied.random import Stream, generator
 from embodied.runtime.channel import Command, Completion, Kind, Ring
@@ -115,7 +116,7 @@ class _Attempt:
         self._expert: Iterator[np.ndarray] | None = None  # made in the first step, under its deadline
         self._steps = self._max_steps = 0
 
-    def begin(self, command: Command, video: str | None) -> None:
+    def begin(self, command: Command, video: Video | None) -> None:
         self.env.reset(start_of(command))
         self._shown = video is not None
         if self._shown:

@@ -33,8 +33,6 @@ class WorkerSetup:
     slab_fields: Mapping[str, ArraySpec]
     slab_rows: int
     channel: ChannelHandles
-    info_on_video: bool
-    frame_interval: int  # control steps between two pictures of a video
     shown: Shown | None  # how a decision is said on videos; None = it is not
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
     cores: tuple[int, ...] = ()  # to run on; empty = any

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from embodied.errors import SafeStopError
+from embodied.observe.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime import ending, process
 from embodied.runtime.channel import Command, Completion
@@ -159,12 +160,12 @@ class Pool:
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
-    def send(self, command: Command, video: str | None = None, draws: Draws | None = None) -> None:
+    def send(self, command: Command, video: Video | None = None, draws: Draws | None = None) -> None:
         """Give a slot its next command. Its worker is woken by the next :meth:`flush` or :meth:`recv`, once for all its
         slots.
 
         Args:
-            video: the file that a RESET with ``video=True`` records to.
+            video: how a RESET with ``video=True`` records its episode.
             draws: the perturbation of a RESET with ``perturbed=True``.
         """
         worker = self._by_slot[command.slot]

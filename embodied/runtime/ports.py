@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embodied.errors import WorkerDiedError
+from embodied.observe.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion
 
@@ -90,11 +91,11 @@ class EnvPort(Protocol):
         another."""
         ...
 
-    def send(self, command: Command, video: str | None = None, draws: Draws | None = None) -> None:
+    def send(self, command: Command, video: Video | None = None, draws: Draws | None = None) -> None:
         """Give a slot its next command. Its worker may be woken only by the next :meth:`flush` or :meth:`recv`.
 
         Args:
-            video: the file that a RESET with ``video=True`` records to.
+            video: how a RESET with ``video=True`` records its episode.
             draws: the perturbation of the episode that a RESET with ``perturbed=True`` begins.
         """
         ...

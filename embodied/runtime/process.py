@@ -58,9 +58,7 @@ class PoolConfig:
     reward: ShapedReward
     deadlines: Deadlines
     log_dir: Path
-    info_on_video: bool = True
     live: bool = False  # videos are shown in a window while they are recorded
-    frame_interval: int = 1  # control steps between two pictures of a video
     shown: Shown | None = None  # how a policy's decision is said on videos
     env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
     rollout_channel: tuple[str, str, int] = ("embodied", "action_buffer", 0)
@@ -278,7 +276,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
         index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,
         slab_fd=slab_fd, slab_fields=slab.fields, slab_rows=slab.rows,
         channel=replace(handles, memory_fd=memory_fd, go_fd=go_fd, done_fd=done_fd),
-        live=config.live, info_on_video=config.info_on_video, frame_interval=config.frame_interval, shown=config.shown,
+        live=config.live, shown=config.shown,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
         expert=config.expert, guarded=guardian is not None,

@@ -28,6 +28,7 @@ from pathlib import Path
 from embodied.errors import ConfigError
 from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
+from embodied.observe.video import Video
 from embodied.perturbations import Draws
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
@@ -236,7 +237,7 @@ class Run:
             self._send(*self.episodes.start(slot, self._built.pick(slot, self.episodes.pending, others)))
         self._envs.flush()
 
-    def _send(self, command: Command, video: str | None = None, draws: Draws | None = None) -> None:
+    def _send(self, command: Command, video: Video | None = None, draws: Draws | None = None) -> None:
         self._working.add(command.slot)
         self.timeline.sent(command.slot)
         self._envs.send(command, video, draws)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embodied.observe.video import VideoWriter
+from embodied.observe.video import Video, VideoWriter
 from embodied.observe.window import Window
 from embodied.protocols import Reward
 from embodied.runtime.channel import Command
@@ -24,26 +24,29 @@ class Slot:
     Args:
         reward: the slot's own; turns the env's reward into the recorded one.
         frame: gives a picture of the slot as it is, uint8 [H, W, 3].
-        info_on_video: write instruction, step, reward and decision onto videos.
+        chunk: control steps of a whole chunk.
         decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
-        frame_interval: control steps between two pictures of a video. The first and the last are always there.
         live: videos are shown in a window, too, while they are recorded.
     """
 
     def __init__(
-        self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], info_on_video: bool,
-        decision: Callable[[int], str] | None = None, frame_interval: int = 1, live: bool = False,
+        self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], chunk: int,
+        decision: Callable[[int], str] | None = None, live: bool = False,
     ) -> None:  # fmt: skip
         self._live = live
         self._window: Window | None = None
-        self._spec, self._reward, self._frame, self._info = spec, reward, frame, info_on_video
-        self._decision, self._decided, self._interval = decision, "", frame_interval
+        self._spec, self._reward, self._frame, self._chunk = spec, reward, frame, chunk
+        self._decision, self._decided = decision, ""
+        self._interval: int | None = 1  # see Video
+        self._pictured: tuple[int, ...] | None = None  # control step and size of the last picture of the video
         self._video: VideoWriter | None = None
+        self._says = False  # the decision stands on the video
+        self.video_s = self.shown_s = 0.0  # of the chunk: of its video, and of these those of show()
         self._steps = self._max_steps = 0
         self._ignore_terminations = False
         self.disturbance: Disturbance | None = None  # of the episode; None = it is not perturbed
 
-    def begin(self, command: Command, video: str | None, disturbance: Disturbance | None = None) -> None:
+    def begin(self, command: Command, video: Video | None, disturbance: Disturbance | None = None) -> None:
         """Begin the episode of ``command``; the env has just been reset for it, and its cameras were moved."""
         self.discard_video()
         self.disturbance = disturbance
@@ -51,24 +54,29 @@ class Slot:
         self._steps, self._max_steps = 0, command.max_steps
         self._progress, self._solved_at = 0.0, 0
         self._ignore_terminations = command.ignore_terminations
-        self.video_s = 0.0
-        if video:
+        self.video_s = self.shown_s = 0.0
+        self._pictured = None
+        if video is not None:
             instruction = self._spec.tasks[command.task_id]
             if self._live and self._window is None:
                 self._window = Window(instruction)
+            self._interval, self._says = video.frame_interval, video.info and self._decision is not None
             self._video = VideoWriter(
-                Path(video), self._spec.control_hz / self._interval, instruction, self._info,
+                Path(video.file), self._spec.control_hz / (self._interval or self._chunk), instruction, video.info,
                 notes=self._decision is not None, show=self._window.show if self._window else None,
             )  # fmt: skip
             self._decided, self._unshown = "", 0.0
-            self._record()
+            if self._interval is not None:
+                self._record(self._frame)
 
     def begin_chunk(self, length: int, row: int) -> None:
         """Begin the chunk of at most ``length`` control steps that was decided in ``row``."""
-        if self._video is not None and self._info and self._decision is not None:
+        if self._video is not None and self._says:
+            assert self._decision is not None
             self._decided = self._decision(row)
         self._rewards = np.zeros(length, np.float32)
-        self._done, self.video_s = 0, 0.0
+        self._done = 0
+        self.video_s = self.shown_s = 0.0
         self._success = self._terminated = False
         self._told = NO_INFO
 
@@ -90,8 +98,8 @@ class Slot:
         goes_on = not self._terminated and self._steps < self._max_steps
         if self._video is not None:
             self._unshown += reward
-            if not goes_on or self._steps % self._interval == 0:
-                self._record()
+            if self._interval is not None and (not goes_on or self._steps % self._interval == 0):
+                self._record(self._frame)
         return goes_on
 
     @property
@@ -109,19 +117,28 @@ class Slot:
 
     def show(self, out: Obs) -> None:
         """Make ``out`` what the policy sees."""
+        if self._video is not None and self._interval is None:
+            before = self.video_s
+            undisturbed = "images" in out and self.disturbance is None
+            self._record(lambda: out["images"][0] if undisturbed else self._frame())
+            self.shown_s = self.video_s - before
         if self.disturbance is not None:
             self.disturbance.show(out)
 
-    def _record(self) -> None:
+    def _record(self, frame: Callable[[], np.ndarray]) -> None:
         assert self._video is not None
         started = time.perf_counter()
-        self._video.add(self._frame(), self._steps, self._unshown, self._solved_at > 0, self._decided)
-        self._unshown = 0.0
+        picture = frame()
+        if self._pictured is None or picture.shape == self._pictured[1:]:
+            self._video.add(picture, self._steps, self._unshown, self._solved_at > 0, self._decided)
+            self._unshown, self._pictured = 0.0, (self._steps, *picture.shape)
         self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
 
     def end(self) -> None:
         """End the episode: finish its video."""
         if self._video is not None:
+            if self._pictured is not None and self._pictured[0] != self._steps:
+                self._record(self._frame)  # no observation shows the end
             started = time.perf_counter()
             self._video.close()
             self._video = None

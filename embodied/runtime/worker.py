@@ -113,7 +113,7 @@ class Singles:
         if (target := slot.target(out)) is not None:
             env.observe(target)
         slot.show(out)
-        return time.perf_counter() - started
+        return time.perf_counter() - started - slot.shown_s
 
     def close(self) -> None:
         for env, slot in self._envs.values():
@@ -144,9 +144,8 @@ class Worker:
     def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
         setup = self._setup
         decision = partial(setup.shown.text, self._slab.arrays) if setup.shown is not None else None
-        return Slot(
-            env.spec, replace(setup.reward), frame, setup.info_on_video, decision, setup.frame_interval, setup.live
-        )
+        chunk = self._slab.arrays["rewards"].shape[1]
+        return Slot(env.spec, replace(setup.reward), frame, chunk, decision, setup.live)
 
     def _make_host(self, first: Env) -> Singles | Rounds | Experts:
         if self._setup.expert is not None:

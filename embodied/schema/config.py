@@ -12,7 +12,10 @@ from embodied.schema.base import Section
 from embodied.schema.data import DataConfig, DemosConfig, SftConfig
 from embodied.schema.env import EnvConfig, RolloutConfig
 from embodied.schema.protocol import ProtocolConfig
-from embodied.schema.runner import ClusterConfig, RunnerConfig
+from embodied.schema.runner import DEFAULT_SEED, ClusterConfig, RunnerConfig
+
+SEEDS_APART = 1_000_003
+"""Between the starts' seeds of two runs whose ``runner.seed`` differ by one: more starts than a run uses."""
 
 
 class Config(Section):
@@ -33,6 +36,12 @@ class Config(Section):
     def data_seed(self) -> int:
         """Seed of the order of problems and demonstrations."""
         return self.runner.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def start_seed(self) -> int:
+        """Offset of the seeds of the starts that training and demonstrations begin from."""
+        given = self.env.train.seed
+        return (self.runner.seed - DEFAULT_SEED) * SEEDS_APART % 2**30 if given is None else given
 
 
 def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:

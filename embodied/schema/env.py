@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,10 +19,10 @@ class VideoConfig(Section):
         description="Write instruction, step and reward onto the video, with the policy's value (if it has a value "
         "head) and the probability of the chunk that is executed: the geometric mean of its tokens'.",
     )
-    frame_interval: int = Field(
+    frame_interval: Annotated[int, Field(ge=1)] | Literal["chunk"] = Field(
         1,
-        ge=1,
-        description="Control steps between two pictures of a video; more cost less. The video keeps the speed of life.",
+        description="Control steps between two pictures of a video; more cost less. chunk = the pictures that the "
+        "policy sees, one a chunk, so that nothing is rendered for the video. The video keeps the speed of life.",
     )
     video_base_dir: str = Field(description="Folder of the videos.")
     max_videos: int = Field(
@@ -32,12 +32,20 @@ class VideoConfig(Section):
     )
 
     @property
+    def interval(self) -> int | None:
+        """Control steps between two pictures; None = those that the policy sees."""
+        return None if self.frame_interval == "chunk" else self.frame_interval
+
+    @property
     def records(self) -> bool:
         """Whether any video is recorded."""
         return self.save_video and self.max_videos > 0
 
 
 class TrainVideoConfig(VideoConfig):
+    frame_interval: Annotated[int, Field(ge=1)] | Literal["chunk"] = Field(
+        "chunk", description=VideoConfig.model_fields["frame_interval"].description
+    )
     video_interval: int = Field(
         1, ge=1, description="Training: record videos in each iteration whose number this divides, e.g. 10, 20, …."
     )
@@ -67,9 +75,6 @@ class EnvSideConfig(OpenSection):
     max_episode_steps: int | None = Field(
         None, ge=1, description="Step limit of an episode in control steps; null = the env's own."
     )
-    seed: int = Field(
-        0, ge=0, description="Offset of the starts' seeds, for envs that randomise beyond the initial state."
-    )
     reward_mode: Literal["sparse", "dense"] = Field(
         "sparse", description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress."
     )
@@ -85,10 +90,22 @@ class EnvSideConfig(OpenSection):
 
 class EnvTrainConfig(EnvSideConfig):
     video_cfg: TrainVideoConfig
+    seed: int | None = Field(
+        None,
+        ge=0,
+        description="Offset of the starts' seeds, for envs that randomise beyond the initial state; null = another for "
+        "each runner.seed (0 for its default).",
+    )
 
 
 class EnvEvalConfig(EnvSideConfig):
     video_cfg: EvalVideoConfig
+    seed: int = Field(
+        0,
+        ge=0,
+        description="Offset of the starts' seeds, for envs that randomise beyond the initial state; the same whatever "
+        "runner.seed is, so that trainings of several seeds are evaluated from the same starts.",
+    )
     episodes_per_task: int = Field(
         10, ge=1, description="Evaluation episodes of each task, over its first initial states."
     )

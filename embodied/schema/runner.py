@@ -14,6 +14,7 @@ from embodied.schema.names import Names
 from embodied.targets import load_target
 
 TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
+DEFAULT_SEED = 1234
 _BACKENDS_KEY = "runner.logger.logger_backends"
 
 
@@ -96,9 +97,10 @@ class RunnerConfig(Section):
     )
     output_dir: str = Field("runs", description="Folder that holds all runs.")
     seed: int = Field(
-        1234,
+        DEFAULT_SEED,
         ge=0,
-        description="Seed of the whole run: plan of episodes, sampling noise, initial weights, minibatch order.",
+        description="Seed of the whole run: plan of episodes, scenes of training, sampling noise, initial weights, "
+        "minibatch order.",
     )
     max_epochs: int = Field(10, ge=0, description="Iterations (collect → update) before training ends.")
     max_steps: int = Field(

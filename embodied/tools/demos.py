@@ -26,7 +26,6 @@ from embodied.run.folder import RunFolder
 from embodied.run.pools import pool_config
 from embodied.run.preflight import Checked
 from embodied.run.shares import render_gpus_of
-from embodied.run.sides import EnvSide
 from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.plan import states_of_training, train_plan
@@ -71,8 +70,8 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
     console.table(f"demonstrations of {config.runner.experiment_name}", _plan(checked, path))
     if config.runner.dry_run:
         return
-    with closing(RunFolder.open(path, {"env": {"train": _identity(side)}, "demos": _facts(checked)})):
-        writer = Writer(path, side.spec, {"env": _identity(side), **_facts(checked)})
+    with closing(RunFolder.open(path, {"env": {"train": _identity(checked)}, "demos": _facts(checked)})):
+        writer = Writer(path, side.spec, {"env": _identity(checked), **_facts(checked)})
         with suppress(Stopped):
             _record(checked, writer, path.with_name(f"{path.name}.logs"), stop, console)
         with suppress(Stopped), stop.hold():
@@ -126,7 +125,7 @@ def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitS
 def _start(checked: Checked, attempt: int) -> Start:
     config, side = checked.config, checked.train
     plan = train_plan(
-        side.spec, seed=config.runner.seed, iteration=attempt, episodes=1, group_size=1, env_seed=side.config.seed,
+        side.spec, seed=config.runner.seed, iteration=attempt, episodes=1, group_size=1, env_seed=config.start_seed,
         held_out=config.protocol.held_out_states,
     )  # fmt: skip
     return plan[0].start
@@ -143,8 +142,9 @@ def in_order(results: Iterator[tuple[int, Recording | None]], first: int) -> Ite
             due += 1
 
 
-def _identity(side: EnvSide) -> dict[str, Any]:
-    return {"_target_": side.config.target, **side.kwargs, "seed": side.config.seed}
+def _identity(checked: Checked) -> dict[str, Any]:
+    side = checked.train
+    return {"_target_": side.config.target, **side.kwargs, "seed": checked.config.start_seed}
 
 
 def _facts(checked: Checked) -> dict[str, Any]:

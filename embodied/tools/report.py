@@ -14,6 +14,7 @@ from pathlib import Path
 
 from embodied import report
 from embodied.errors import ConfigError, EmbodiedError
+from embodied.observe.console import make_console
 from embodied.report.reading import Run
 from embodied.run.reports import FILE
 
@@ -24,9 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not given.size > 0:
             raise ConfigError(f"--size is {given.size:g}", "give the most megabytes that the file may have, e.g. 30")
-        runs = [report.read(name) for name in given.runs]
+        console = make_console(sys.stderr)
+        with console.progress("reading", brief=True):
+            runs = [report.read(name) for name in given.runs]
         file = Path(given.out) if given.out else place(runs)
-        chosen = report.write(runs, file, given.size)
+        with console.progress("writing the report", brief=True):
+            chosen = report.write(runs, file, given.size)
     except EmbodiedError as error:
         print(_printable(f"error: {error}"), file=sys.stderr)
         return 2

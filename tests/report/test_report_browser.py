@@ -1,4 +1,5 @@
-"""The report in headless Chromium: charts are drawn, videos play, filters filter, and the console stays silent.
+"""The report in headless Chromium: charts are drawn, videos play, filters filter, and the console stays silent. Served
+while a run goes on, it is renewed and keeps the reader's place.
 
 Chromium comes from the system (``apt-get install chromium``): playwright's own cannot play H.264.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +85,41 @@ def test_it_works_in_a_browser(
         assert found["count"].startswith(f"{len(found['of_a_task'])} of {len(found['of_a_task'])} videos shown")
         assert found["keys"].startswith("1 of ")
         assert found["focus"] == "content"
+
+
+def test_a_page_that_follows_a_run_keeps_the_readers_place(tmp_path: Path, python: Path, chromium: str) -> None:
+    write_run(tmp_path / "run", iterations=40, evaluations=(0, 40))
+    with subprocess.Popen(
+        [sys.executable, "-m", "embodied.tools.watch", "run", "--port", "0"], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE,
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split(": ")[-1].strip()
+            metrics = tmp_path / "run" / "metrics.jsonl"
+            with subprocess.Popen(
+                [python, HERE / "browse_live.py", chromium, address, metrics], text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            ) as browser:  # fmt: skip
+                try:
+                    assert browser.stdin is not None
+                    assert browser.stdout is not None
+                    found = json.loads(browser.stdout.readline())
+                    server.send_signal(signal.SIGINT)
+                    assert server.wait(timeout=20) == 0
+                    browser.stdin.write("\n")
+                    browser.stdin.flush()
+                    assert "its server has ended" in json.loads(browser.stdout.readline())
+                finally:
+                    browser.kill()
+        finally:
+            server.kill()
+    first, second = found["pages"]
+    assert 0 < first < second
+    before, after = found["before"], found["after"]
+    assert abs(before.pop("top") - after.pop("top")) <= 2
+    assert before == after
+    assert before["theme"] == "light"
+    assert (before["search"], before["metric"]) == ("val_check_interval", "train/entropy")
+    assert found["said"] == []
+    assert all(url.startswith((address, "data:", "blob:")) for url in found["asked"])

@@ -120,14 +120,15 @@ def test_delayed_actions_move_the_point_exactly_as_later_ones(shared_rig):
     assert (ways[:-1] - ways[1:]) / 0.1 == pytest.approx(executed, abs=1e-4)
 
 
-def test_a_video_shows_the_scene_and_no_effect_of_pictures(make_rig, tmp_path: Path):
+@pytest.mark.parametrize("interval", [1, None])
+def test_a_video_shows_the_scene_and_no_effect_of_pictures(make_rig, tmp_path: Path, interval: int | None):
     """It is drawn from the env, whose camera may have been moved; light, noise and latency are not in it."""
-    rig = make_rig(slots=1, workers=1, size=32, pool={"info_on_video": False})
+    rig = make_rig(slots=1, workers=1, size=32)
     conditions = [CONDITIONS[1], CONDITIONS[4], CONDITIONS[0]]
     episodes = with_videos(plan(rig, conditions, 1), tmp_path, 4)
-    results, _ = rig.rollout().collect(episodes, rig.job())
+    results, _ = rig.rollout().collect(episodes, rig.job(info_on_video=False, frame_interval=interval))
     clean, pictures, everything, moved = (iio.imread(result.episode.video) for result in results)
-    assert len(clean) == 11
+    assert len(clean) == (11 if interval else 4)
     assert np.array_equal(clean, pictures)
     assert np.array_equal(clean, everything)
     assert np.abs(clean.astype(int) - moved).max() > 8

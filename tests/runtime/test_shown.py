@@ -66,9 +66,9 @@ def test_a_video_says_what_stands_in_the_row_and_changes_no_record(make_rig, tmp
 def test_with_fewer_pictures_a_video_has_the_same_end_speed_and_return(make_rig, tmp_path: Path):
     seen = {}
     for interval in (1, 4):
-        rig = make_rig(slots=1, workers=1, size=64, pool={"frame_interval": interval})
+        rig = make_rig(slots=1, workers=1, size=64)
         plan = with_videos(train_plan(rig.env.spec, seed=3, iteration=0, episodes=1, group_size=1), tmp_path, 1)
-        results, _ = rig.rollout().collect(plan, rig.job())
+        results, _ = rig.rollout().collect(plan, rig.job(frame_interval=interval))
         assert results[0].num_steps == 10
         with imageio.get_reader(results[0].episode.video) as reader:
             seen[interval] = reader.get_meta_data()["fps"], np.stack([frame for frame in reader])  # noqa: C416
@@ -79,3 +79,23 @@ def test_with_fewer_pictures_a_video_has_the_same_end_speed_and_return(make_rig,
         other = (np.abs(every[:, 256:].astype(int) - some[place, 256:]) > 90).sum(axis=(1, 2, 3))
         assert other[step] < 5
         assert min(np.delete(other, step)) > 10
+
+
+@pytest.mark.parametrize("target", ["embodied.testing.FakeEnv", "embodied.testing.FakeBatchEnv"])
+def test_a_video_of_what_the_policy_sees_has_a_picture_a_chunk_and_the_end(make_rig, tmp_path: Path, target: str):
+    seen, records = {}, []
+    for interval in (1, None):
+        rig = make_rig(slots=1, workers=1, size=64, target=target, pool={"batch": target.endswith("BatchEnv")})
+        plan = with_videos(train_plan(rig.env.spec, seed=3, iteration=0, episodes=1, group_size=1), tmp_path, 1)
+        (one,), stats = rig.rollout().collect(plan, rig.job(frame_interval=interval, info_on_video=False))
+        assert one.num_steps == 10
+        assert stats.video_s > 0
+        assert min(stats.step_s, stats.render_s) > 0
+        records.append([rig.slab.arrays[name][list(one.rows)].tobytes() for name in ("images", "actions", "rewards")])
+        with imageio.get_reader(one.episode.video) as reader:
+            seen[interval] = reader.get_meta_data()["fps"], np.stack([frame for frame in reader])  # noqa: C416
+    (fps, every), (slower, some) = seen[1], seen[None]
+    assert (fps, len(every)) == (20, 11)
+    assert (slower, len(some)) == (5, 4)  # after 0, 4 and 8 control steps, and the end
+    assert np.abs(every[[0, 4, 8, 10]].astype(int) - some).mean() < 8  # the encoder's
+    assert records[0] == records[1]

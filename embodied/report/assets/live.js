@@ -3,11 +3,13 @@
   const own = Number(document.currentScript.dataset.page);
   const KEY = "embodied-place";
   const EVERY_MS = 3000;
+  const DRAWN_MS = 20000; // by then a slow machine has drawn the charts
 
   // -- the reader's place: what was open, chosen and in view before the page was loaded anew --------------------------
 
   const boxes = () => [...document.querySelectorAll("details")];
   const headings = () => [...document.querySelectorAll("h2, h3")];
+  const alike = (text) => headings().filter((one) => one.textContent === text); // "Success" is a chart and a chapter
   const topOf = (element) => element.getBoundingClientRect().top;
   const fields = () => [...document.querySelectorAll("select[id], input[id]")];
 
@@ -15,7 +17,7 @@
     const above = headings().filter((heading) => topOf(heading) < innerHeight / 2).at(-1);
     const place = {
       top: scrollY,
-      heading: above && scrollY > 0 ? { text: above.textContent, top: topOf(above) } : null,
+      heading: above && scrollY > 0 ? { text: above.textContent, nth: alike(above.textContent).indexOf(above), top: topOf(above) } : null,
       open: boxes().map((box) => box.open),
       values: fields().map((field) => [field.id, field.value]),
       theme: document.documentElement.dataset.theme ?? "",
@@ -47,12 +49,15 @@
     // Charts above grow while they are drawn; a reader who scrolls meanwhile goes where they want.
     let moved = false;
     for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(kind, () => { moved = true; }, { once: true });
-    const heading = place.heading && headings().find((one) => one.textContent === place.heading.text);
+    const heading = place.heading && alike(place.heading.text)[place.heading.nth];
     const back = () => {
       const top = heading ? scrollY + topOf(heading) - place.heading.top : place.top;
       if (!moved) scrollTo({ top, behavior: "instant" });
     };
-    for (const wait of [0, 100, 300, 800]) setTimeout(back, wait);
+    back();
+    const grown = new ResizeObserver(back);
+    grown.observe(document.body);
+    setTimeout(() => grown.disconnect(), DRAWN_MS);
   }
   if (own > 0) restore();
 
