@@ -70,4 +70,6 @@ def _address(source: str) -> str:
     """Where a file of the repository lies in the site."""
     if source in PAGES:
         return PAGES[source]
+    if source == "README.md":
+        return "index.md"
     return source.removeprefix("docs/") if source.startswith("docs/") else f"source/{source}"

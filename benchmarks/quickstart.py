@@ -3,9 +3,9 @@
     python benchmarks/quickstart.py --out /tmp/quickstart            # everything, then the report
     python benchmarks/quickstart.py --out /tmp/quickstart --report   # the report of what is there
 
-Each step is a command of README's, printed before it runs, in a process of its own; a step that is complete is not run
-again, one that was interrupted goes on. Trainings run one after the other, each with all cores. The report is written
-to docs/results/ (curves, pictures of episodes, and the tables in quickstart.md) and benchmarks/results/.
+Each step is a command of docs/results/quickstart.md, printed before it runs, in a process of its own; a step that is
+complete is not run again, one that was interrupted goes on. Trainings run one after the other, each with all cores. The
+report is written to docs/results/ (curves, pictures of episodes, tables in quickstart.md) and benchmarks/results/.
 """
 
 from __future__ import annotations

@@ -299,6 +299,9 @@ class Sampling:
     min_new_tokens: int = 0  # before that many the end of the text is not sampled
     stop: tuple[str, ...] = ()  # the text ends with the first token that completes one of these
     ignore_eos: bool = False  # the tokenizer's end of text ends nothing
+    include_stop: bool = (
+        True  # the answer ends with the text of ``stop``; False: right before it. The tokens are the same
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from embodied.observe.metrics import METRICS
 from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import compose
 from embodied.schema.table import keys
-from embodied.tools import play
+from embodied.tools import docs, play
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -31,7 +31,8 @@ INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 VERBS = {verb.module: name for name, verb in cli.VERBS.items()}
 TORCHRUN = {"--standalone", "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
 TABLES = {"eval/generations"}  # what trackers get beside metrics
-OBJECTS = {"env.obs"}  # of README's Python example, no key
+OBJECTS = {"env.obs"}  # of an example in Python, no key
+OF_OTHERS = {line.split("\t")[1] for line in (ROOT / "embodied/schema/foreign_keys.tsv").read_text().splitlines()}
 OF_THE_CLASS = ("env.train.", "env.eval.", "actor.model.", "reward.model.")  # arguments of what _target_ names
 KEYS = {key.name for key in keys()}
 SECTIONS = {key.partition(".")[0] for key in KEYS}
@@ -211,13 +212,16 @@ def known(name: str) -> bool:
     return name in KEYS or inside or name.startswith(OF_THE_CLASS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+WRITTEN = [page for page in PAGES if page.name not in docs.PAGES]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
 def test_keys_metrics_and_commands_that_the_page_names_exist(page: Path) -> None:
     wrong = []
     for text in INLINE.findall(BLOCK.sub("", page.read_text())):
         if match := re.match(r"([a-z_]+(?:\.[a-z_]+)+)(?:=|$)", text):
             name = match[1]
-            no_key = name in OBJECTS or name.endswith((".py", ".yaml", ".json"))
+            no_key = name in OBJECTS | OF_OTHERS or name.endswith((".py", ".yaml", ".json"))
             if name.partition(".")[0] in SECTIONS and not no_key and not known(name):
                 wrong.append(f"{name}: no such key.{did_you_mean(name, KEYS)}")
         elif re.fullmatch(r"(?:rollout|train|eval|time|memory)/[a-z_]+", text):

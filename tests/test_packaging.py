@@ -1,13 +1,18 @@
 """The wheel, in an environment of its own, used from a folder whose own ``models/`` and ``envs/`` must not be taken."""
 
+import email
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import embodied
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,21 +54,35 @@ def run(command: list, folder: Path) -> str:
     return done.stdout
 
 
+def packed() -> set[str]:
+    """The files of the working tree that belong into a wheel, with the names that they have there."""
+    found = set()
+    for room, place in (("embodied", ""), ("envs", "envs/"), ("models", "models/"), ("config", "config/")):
+        files = [file for file in (ROOT / room).rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+        found |= {f"embodied/{place}{file.relative_to(ROOT / room)}" for file in files}
+    return found
+
+
+def files_of(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
 def test_wheel_holds_everything_under_one_package(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    top = {name.split("/")[0] for name in names}
-    assert {t for t in top if not t.endswith(".dist-info")} == {"embodied"}
-    for file in (
-        "envs/libero/env.py",
-        "envs/shared/machine.py",
-        "models/openvla_oft/__init__.py",
-        "models/shared/lora.py",
-        "config/train.yaml",
-        "config/env/libero_10.yaml",
-        "report/assets/page.html",
-    ):
-        assert f"embodied/{file}" in names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+    wanted = packed()
+    for file in ("envs/libero/env.py", "models/shared/lora.py", "config/env/libero_10.yaml", "report/assets/page.html"):
+        assert f"embodied/{file}" in wanted
+    assert files_of(wheel) == wanted
+    assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
+
+
+def test_version_is_the_same_everywhere(wheel: Path) -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert headings[1] == embodied.__version__
+    assert f"version: {embodied.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    archive = zipfile.ZipFile(wheel)
+    metadata = email.message_from_bytes(archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA"))))
+    assert metadata["Version"] == embodied.__version__
 
 
 def test_train_from_a_folder_with_decoys(environment: Path, project: Path) -> None:
@@ -81,3 +100,28 @@ def test_envs_and_models_come_from_the_wheel(environment: Path, project: Path) -
     for file in run([environment, "-c", code], project).split():
         assert "site-packages/embodied/" in file
         assert not file.startswith(str(ROOT))
+
+
+def test_the_command_answers(environment: Path, project: Path) -> None:
+    command = environment.parent / "embodied"
+    assert "train" in run([command, "--help"], project)
+    said = run([command, "explain", "algorithm.clip_ratio_c"], project)
+    assert "clip_ratio_c" in said
+
+
+@pytest.mark.slow
+def test_both_archives_pass_twine_and_hold_the_same(wheel: Path, tmp_path: Path) -> None:
+    run([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    done = subprocess.run([python, "-m", "pip", "install", "-q", "build", "twine"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"build and twine cannot be installed: {done.stderr[-500:]}")
+    run([python, "-m", "build", "-o", tmp_path / "dist", ROOT], tmp_path)  # the wheel from the sdist
+    archives = sorted((tmp_path / "dist").iterdir())
+    assert [file.suffix for file in archives] == [".whl", ".gz"]
+    run([python, "-m", "twine", "check", "--strict", *archives], tmp_path)
+    assert files_of(archives[0]) == files_of(wheel)
+    with tarfile.open(archives[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tree = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert set(tree) - names <= {".gitignore"}

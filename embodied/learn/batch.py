@@ -36,6 +36,7 @@ class Batch:
     value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
     explained_variance: float | None  # of the values at action time; None without values, or if targets are all equal
     proximal: Tensor | None = None  # float32 [N, M₀], log-probs when the update began; None if no term reads them here
+    shared: Tensor | None = None  # int64 [N], first elements that do not count (min_filter_prefix_tokens); None: all do
 
     def __len__(self) -> int:
         return len(self.rows)

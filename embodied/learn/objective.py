@@ -61,6 +61,8 @@ class Objective:
         """Masks and weights of the records ``chosen`` int64 [n]."""
         counts, ids = batch.counts.at(chosen), batch.sequence_ids[chosen]
         mask = self.layout.mask(counts, self._level)
+        if batch.shared is not None:
+            mask &= torch.arange(mask.shape[1]) >= batch.shared[chosen][:, None]
         made = OptimizerBatch(
             counts,
             ids,

@@ -19,8 +19,10 @@ from torch import Tensor
 from embodied.algorithms import filters
 from embodied.algorithms.estimators import Estimator, Experience, make_estimator
 from embodied.algorithms.layout import Counts
+from embodied.algorithms.prefixes import common_prefixes
 from embodied.algorithms.rewards import Rewards
 from embodied.algorithms.temporal import explained_variance
+from embodied.errors import ConfigError
 from embodied.learn.batch import Batch
 from embodied.learn.objective import Objective
 from embodied.learn.passes import Evaluator, OwnRecords, until_stopped
@@ -61,6 +63,8 @@ class Scorer:
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
             algorithm.normalize_advantages,
         )  # fmt: skip
+        bounds = algorithm.advantage_clip_low, algorithm.advantage_clip_high
+        self._bounds = None if bounds == (None, None) else bounds
         self._penalties, self._rewards = RewardPenalties(setup, reward.overlong_penalty), setup.rewards
         values = Need.VALUES in objective.needs
         self._recompute = Recomputer(setup, values) if setup.recompute else None
@@ -94,14 +98,16 @@ class Scorer:
             own = self._recompute(own, ranks, everything, rows, evaluate, self._size, metrics, watch)
         penalties = self._penalties(own, evaluate, self._size, metrics, watch)
         with_values, group = Need.VALUES in self._objective.needs, own.parallel.group
-        numbers = gather_numbers(own.arrays, results, with_values, penalties, group)
-        batch = make_batch(numbers, results, self.estimator, self._rewards, baselines)
+        least = self._algorithm.min_filter_prefix_tokens
+        numbers = gather_numbers(own.arrays, results, with_values, penalties, group, least is not None)
+        batch = make_batch(numbers, results, self.estimator, self._rewards, baselines, self._bounds, least)
         if not kept:
             return Scored(batch, None, own)
         trained = batch
         if len(kept) < len(results):
             some = [results[index] for index in kept]
-            trained = make_batch([numbers[index] for index in kept], some, self.estimator, self._rewards, baselines)
+            of_kept = [numbers[index] for index in kept]
+            trained = make_batch(of_kept, some, self.estimator, self._rewards, baselines, self._bounds, least)
         if self._recompute is not None and not self._recompute_first:
             chosen = self._read_by_the_loss(trained)
             own = self._recompute(own, trained.ranks, chosen, trained.rows, evaluate, self._size, metrics, watch)
@@ -142,7 +148,7 @@ class Scorer:
 
 def gather_numbers(
     arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], with_values: bool = False,
-    penalties: np.ndarray | None = None, group: Group | None = None,
+    penalties: np.ndarray | None = None, group: Group | None = None, with_texts: bool = False,
 ) -> list[EpisodeNumbers]:  # fmt: skip
     """What all ranks must know of each of ``results``. Pixels stay where they are.
 
@@ -151,7 +157,16 @@ def gather_numbers(
         with_values: the estimator reads values.
         penalties: added to the rewards, float32 [R, V] for all rows of the slab.
         group: the ranks that have the other records; all of them call it.
+        with_texts: the tokens of each episode's first answer are read, as ``text``.
+
+    Raises:
+        ConfigError: ``with_texts``, and records hold no text.
     """
+    if with_texts and not {"tokens", "length"} <= arrays.keys():
+        raise ConfigError(
+            "algorithm.min_filter_prefix_tokens is set, and the policy's records hold no tokens of texts",
+            "leave algorithm.min_filter_prefix_tokens out",
+        )
     group = group or Group()
     shared = arrays if penalties is None else {**arrays, "penalty": penalties}
     names = ["num_steps", "rewards", "version", *(["value"] if with_values else [])]
@@ -161,6 +176,9 @@ def gather_numbers(
         if result.rank == group.rank:
             numbers = {name: shared[name][list(result.rows)] for name in names}
             final = arrays["value"][result.final_row, 0] if with_values and result.final_row >= 0 else 0.0
+            if with_texts:
+                first = result.rows[0]
+                numbers["text"] = arrays["tokens"][first][: arrays["length"][first]]
             own[index] = {**numbers, "final_value": np.array([final], np.float64)}
     episodes = {index: numbers for part in group.gather(own) for index, numbers in part.items()}
     return [episodes[index] for index in range(len(results))]
@@ -168,7 +186,8 @@ def gather_numbers(
 
 def make_batch(
     episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult], estimator: Estimator, rewards: Rewards,
-    baselines: Mapping[Start, float] | None = None,
+    baselines: Mapping[Start, float] | None = None, bounds: tuple[float | None, float | None] | None = None,
+    least: int | None = None,
 ) -> Batch:  # fmt: skip
     """Advantages from the records' rewards (and values), in the order of the plan; the same on all ranks.
 
@@ -177,6 +196,8 @@ def make_batch(
             advantages are made of them; whether a return is positive is asked without them.
         rewards: where a record's rewards stand (``algorithm.reward_type``); its advantages stand there, too.
         baselines: the return of a greedy episode from each start; for ``remax``.
+        bounds: least and largest advantage (``advantage_clip_low``, ``advantage_clip_high``); None = all are kept.
+        least: tokens that texts of different returns may begin with in common (``min_filter_prefix_tokens``).
     """
     numbers = {name: torch.from_numpy(np.concatenate([e[name] for e in episodes])) for name in episodes[0]}
     lengths = torch.tensor([len(result.rows) for result in results])
@@ -195,6 +216,8 @@ def make_batch(
     if "penalty" in numbers:
         experience = replace(task, rewards=task.rewards + numbers["penalty"][mask])
     estimate = estimator(experience)
+    if bounds is not None:
+        estimate = replace(estimate, values=estimate.values.clamp(*bounds))
     targets, explained = None, None
     if experience.values is not None and estimate.value_targets is not None:
         targets = _spread(estimate.value_targets, mask)
@@ -211,7 +234,17 @@ def make_batch(
         groups=estimate.groups,
         value_targets=targets,
         explained_variance=explained,
+        shared=None if least is None else _shared(episodes, task, lengths, least),
     )
+
+
+def _shared(episodes: Sequence[EpisodeNumbers], task: Experience, lengths: Tensor, least: int) -> Tensor:
+    """How many first elements of each record do not count, int64 [N]: some of an episode's first answer."""
+    texts = [episode["text"] for episode in episodes]
+    found = torch.zeros(int(lengths.sum()), dtype=torch.int64)
+    common = common_prefixes(texts, task.group_ids.numpy(), task.returns.numpy(), least)
+    found[lengths.cumsum(0) - lengths] = torch.from_numpy(common)
+    return found
 
 
 def places_of(results: Sequence[EpisodeResult]) -> tuple[Tensor, np.ndarray]:

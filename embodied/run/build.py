@@ -134,6 +134,7 @@ def sampling(config: schema.SamplingConfig) -> Sampling:
     return Sampling(
         config.do_sample, config.temperature, config.top_k, config.top_p, config.repetition_penalty,
         config.max_new_tokens, config.min_new_tokens, tuple(config.stop), config.ignore_eos,
+        config.include_stop_str_in_output,
     )  # fmt: skip
 
 

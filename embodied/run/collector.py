@@ -104,12 +104,18 @@ class Collector:
 
     def _run(self, plan: Sequence[Episode], job: Job, title: str) -> tuple[list[EpisodeResult], RolloutStats]:
         """Runs episodes in this process; with a reward model, their rewards hold its scores."""
-        if self._model_reward is None:
+        printed = self._checked.config.rollout.print_outputs
+        if self._model_reward is None and not printed:
             return self.workers.run(plan, job, title, self._reporter)
         answers = Answers(self._checked.train.spec, self.workers.slab.arrays)
         results, stats = self.workers.run(plan, job, title, self._reporter, answers)
-        with self._reporter.console.progress(f"{title}, reward model", brief=True):
-            return self._model_reward(results, answers), stats
+        if self._model_reward is not None:
+            with self._reporter.console.progress(f"{title}, reward model", brief=True):
+                results = self._model_reward(results, answers)
+        if printed:
+            for result in results:
+                self._reporter.console.say(shown(result, *answers.found[result.episode.episode_id]))
+        return results, stats
 
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
         """Makes the plan of an iteration, or that of a refill."""
@@ -150,6 +156,12 @@ def in_order(plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]])
     """Returns the results of all processes, given by rank, in the plan's order."""
     found = {r.episode.episode_id: replace(r, rank=rank) for rank, share in enumerate(shares) for r in share}
     return [found[episode.episode_id] for episode in plan]
+
+
+def shown(result: EpisodeResult, prompt: str, answer: str) -> str:
+    """Returns an episode as ``rollout.print_outputs`` prints it."""
+    number, gain = result.episode.episode_id, result.episode_return
+    return f"episode {number}, return {gain:g}\nprompt: {prompt!r}\nanswer: {answer!r}"
 
 
 def _greedy(job: Job) -> Job:

@@ -77,23 +77,39 @@ def max_gap(rollout: schema.RolloutConfig, policy: Policy) -> float:
     return rollout.max_logprob_gap or MAX_GAP.get(policy.engine_facts.dtype, MAX_GAP_ROUNDED)
 
 
+def options(rollout: schema.RolloutConfig) -> dict[str, object]:
+    """Returns the arguments of the engine that the configuration leaves to it unless they are set."""
+    own = rollout.vllm
+    given = {
+        "block_size": own.block_size,
+        "max_num_batched_tokens": own.max_num_batched_tokens,
+        "enable_chunked_prefill": own.enable_chunked_prefill,
+        "swap_space": own.swap_space,
+        "attention_backend": rollout.attention_backend,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _config(checked: Checked, model: Model, served: ServedByEngine, folder: Path) -> EngineConfig:
     rollout, facts, on_gpu = checked.config.rollout, served.engine_facts, model.device.type == "cuda"
+    lanes = rollout.policy_batch or min(slots_of(checked.config, checked.processes), MAX_LANES)
     setup = {
         "folder": str(folder.resolve()),
         "dtype": facts.dtype,
         "max_model_len": facts.max_tokens,
-        "max_num_seqs": rollout.policy_batch or min(slots_of(checked.config, checked.processes), MAX_LANES),
-        "enforce_eager": rollout.enforce_eager,
+        "max_num_seqs": lanes,
+        "enforce_eager": rollout.eager(lanes),
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "tensor_parallel_size": rollout.tensor_parallel_size,
         "sleeps": rollout.enable_offload and on_gpu,
+        "options": options(rollout),
     }
     return EngineConfig(
         command=engine_process.command(rollout),
         setup=setup,
         environment=engine_process.environment(rollout, model.device.index if on_gpu else None),
         logs=folder.parent / "logs",
+        name=rollout.group_name,
         init_timeout_s=rollout.init_timeout_s,
         answer_timeout_s=rollout.answer_timeout_s,
         max_restarts=rollout.max_engine_restarts,

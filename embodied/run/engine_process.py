@@ -89,6 +89,8 @@ def environment(rollout: schema.RolloutConfig, gpu: int | None) -> dict[str, str
             its layers over several GPUs sees all of them.
     """
     found = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if (flashinfer := rollout.vllm.use_flashinfer_sampler) is not None:
+        found["VLLM_USE_FLASHINFER_SAMPLER"] = str(int(flashinfer))
     if rollout.python is not None:  # these are about the launcher's interpreter
         for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
             found.pop(name, None)

@@ -27,6 +27,6 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, pr
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
         max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
         gpus=render_gpus_of(config, processes), rank=processes.local_rank, ranks=processes.local_size,
-        batch=isinstance(side.env, Batched),
+        batch=isinstance(side.env, Batched), group_name=env.group_name,
         safe_stop_s=None if side.spec.retry_safe else env.safe_stop_timeout_s,
     )  # fmt: skip

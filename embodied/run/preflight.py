@@ -146,10 +146,19 @@ def _check_no_text(config: schema.Config) -> None:
         "rollout.backend": config.rollout.backend != "native",
         "reward.use_reward_model": config.reward.use_reward_model,
         "runner.answers": runner.answers is not None,
+        "algorithm.min_filter_prefix_tokens": algorithm.min_filter_prefix_tokens is not None,
+        "rollout.print_outputs": config.rollout.print_outputs,
     }
     for name in ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision"):
         asked[f"data.{name}"] = getattr(config.data, name) is not None
-    for name in ("repetition_penalty", "max_new_tokens", "min_new_tokens", "stop", "ignore_eos"):
+    for name in (
+        "repetition_penalty",
+        "max_new_tokens",
+        "min_new_tokens",
+        "stop",
+        "ignore_eos",
+        "include_stop_str_in_output",
+    ):
         for part in ("sampling_params", "val_sampling_params"):
             asked[f"algorithm.{part}.{name}"] = getattr(getattr(algorithm, part), name) != getattr(usual, name)
     if wrong := [key for key, given in asked.items() if given]:

@@ -135,13 +135,12 @@ class Simulators:
             return EnginePort(self.engine, model.policy, slab, side.spec, model.device, gap, self._probe_once)
         own = config.algorithm.val_rollout_batch_size_per_gpu if side.name == "eval" else None
         rows = own or rows_of_call(model.policy, config.rollout, slots)
+        eager = config.rollout.eager(rows)
         if isinstance(model.policy, Decodes):
-            eager = config.rollout.enforce_eager
             return Decoder(model.policy, slab, side.spec, model.device, rows, self._probe_once, eager)
         return OnePass(
             model.policy, slab, side.spec, model.device, rows,
-            fixed_shape=config.runner.deterministic or not config.rollout.enforce_eager,
-            enforce_eager=config.rollout.enforce_eager, before_act=self._probe_once,
+            fixed_shape=config.runner.deterministic or not eager, enforce_eager=eager, before_act=self._probe_once,
         )  # fmt: skip
 
     def gather(self, stop: Interruptible, work: Callable[[], T]) -> list[T]:

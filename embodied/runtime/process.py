@@ -71,6 +71,7 @@ class PoolConfig:
     ranks: int = 1
     server: ForkServer | None = None  # forks the workers; None = each starts as an interpreter of its own
     expert: ExpertJob | None = None  # slots take EXPERT instead of STEP; only without a batch
+    group_name: str = "worker"  # begins the names of the workers' logs
     safe_stop_s: float | None = None  # the env is a robot: limit of its safe-stop hook, before a worker is killed
 
 
@@ -255,7 +256,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     guardian = _guardian(config, config.log_dir / f"safe-stop-{name}")
     ours, theirs = socket.socketpair()
     channel = _make_channel(config, index, len(slots))
-    log = config.log_dir / f"worker-{name}"
+    log = config.log_dir / f"{config.group_name}-{name}"
     handles = channel.handles
     inherited = (theirs.fileno(), slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
     environment = worker_environment(index, config.gpus, config.python)

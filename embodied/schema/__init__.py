@@ -23,8 +23,6 @@ from embodied.schema.actor import TokenizerConfig as TokenizerConfig
 from embodied.schema.algorithm import LOSSES as LOSSES
 from embodied.schema.algorithm import AlgorithmConfig as AlgorithmConfig
 from embodied.schema.algorithm import KlControlConfig as KlControlConfig
-from embodied.schema.algorithm import OverlongPenaltyConfig as OverlongPenaltyConfig
-from embodied.schema.algorithm import RewardConfig as RewardConfig
 from embodied.schema.algorithm import SamplingConfig as SamplingConfig
 from embodied.schema.base import OpenSection as OpenSection
 from embodied.schema.base import Section as Section
@@ -52,6 +50,8 @@ from embodied.schema.env import VideoConfig as VideoConfig
 from embodied.schema.perturb import PerturbationConfig as PerturbationConfig
 from embodied.schema.perturb import PerturbConfig as PerturbConfig
 from embodied.schema.protocol import ProtocolConfig as ProtocolConfig
+from embodied.schema.reward import OverlongPenaltyConfig as OverlongPenaltyConfig
+from embodied.schema.reward import RewardConfig as RewardConfig
 from embodied.schema.runner import CheckpointConfig as CheckpointConfig
 from embodied.schema.runner import ClusterConfig as ClusterConfig
 from embodied.schema.runner import LoggerConfig as LoggerConfig

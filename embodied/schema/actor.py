@@ -18,6 +18,12 @@ class ModelConfig(OpenSection):
         "says so. A model that takes the key itself is given it as well.",
     )
 
+    external_lib: str | list[str] | None = Field(
+        None,
+        description="Modules that are imported before `_target_` is, such as a package of yours that registers "
+        "architectures with transformers.",
+    )
+
     @property
     def freeze_patterns(self) -> list[str]:
         """``freeze_pattern`` as a list."""

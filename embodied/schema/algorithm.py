@@ -1,4 +1,4 @@
-"""Sections of the algorithm and its rewards: ``algorithm.*`` and ``reward.*``."""
+"""Section of the algorithm: ``algorithm.*``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from embodied.schema.base import OpenSection, Section
+from embodied.schema.base import Section
 from embodied.schema.names import Names
 
 
@@ -43,6 +43,11 @@ class SamplingConfig(Section):
     )
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         [], description="Text: an answer ends with the first token that completes one of these."
+    )
+    include_stop_str_in_output: bool = Field(
+        True,
+        description="Text: the text that stop names stays at the end of an answer; false = env and verifiers get the "
+        "answer without it. The recorded tokens are the same.",
     )
     ignore_eos: bool = Field(False, description="Text: the tokenizer's end of text ends no answer.")
 
@@ -79,6 +84,12 @@ class AlgorithmConfig(Section):
     )
     normalize_advantages: bool = Field(
         False, description="Whiten the advantages over all elements of the iteration that count."
+    )
+    advantage_clip_low: float | None = Field(
+        None, le=0, description="Advantages below it, after normalize_advantages, become it; null = off."
+    )
+    advantage_clip_high: float | None = Field(
+        None, ge=0, description="Advantages above it, after normalize_advantages, become it; null = off."
     )
     gamma: float = Field(
         0.99,
@@ -153,6 +164,13 @@ class AlgorithmConfig(Section):
         "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = Field("seq-mean-token-mean", description="How token losses become one number, over the whole optimizer batch.")
     group_size: int = Field(8, ge=1, description="Episodes of one start whose returns are compared.")
+    min_filter_prefix_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Text: first answers of a group that begin with the same tokens, more than this many, and have "
+        "different returns: what they have in common does not count in the losses, because it is both right and "
+        "wrong. null = off.",
+    )
     filter_rewards: bool = Field(
         False,
         description="Train only on groups whose mean return lies between the two bounds; the others leave the "
@@ -256,75 +274,3 @@ class AlgorithmConfig(Section):
         description="Evaluation episodes of each start; more than 1 give eval/pass_at/K. env.eval.episodes_per_task "
         "counts the starts.",
     )
-
-
-class OverlongPenaltyConfig(Section):
-    enable: bool = Field(False, description="Take something from the last reward of episodes near the step limit.")
-    buffer_length: int = Field(
-        16,
-        ge=1,
-        description="Control steps before the step limit in which the penalty grows from 0; of texts tokens before "
-        "the longest text that there may be.",
-    )
-    factor: float = Field(1.0, gt=0, description="The penalty of an episode that reaches the step limit.")
-
-
-class RewardFunctionConfig(Section):
-    path: str | None = Field(
-        None,
-        min_length=1,
-        description="Text: file with a reward function of yours, in the signature of verl, TRL or Cosmos-RL; null = "
-        "none. Its number is the reward of both envs (reward_mode dense), and 1 or more is right.",
-    )
-    name: str = Field("compute_score", min_length=1, description="Text: name of that function.")
-
-
-class RemoteRewardConfig(Section):
-    enable: bool = Field(False, description="Text: a service judges the answers of both envs (verifier remote).")
-    url: str | None = Field(None, min_length=1, description="Text: address that it is asked at, with POST.")
-    score_key: str = Field("score", min_length=1, description="Text: where the score stands in its answer.")
-    scale: float = Field(1.0, description="Text: factor on that score.")
-
-
-class RewardModelConfig(OpenSection):
-    target: str = Field(
-        "embodied.models.causal_lm.build_reward_model",
-        alias="_target_",
-        description="What builds the reward model (embodied.protocols.RewardModel). Its keyword arguments are further "
-        "keys here, and its docstring says what they mean: model_path, tokenizer_path, max_length, micro_batch_size, "
-        "precision.",
-    )
-
-
-RewardType = str | dict[str, float] | list[str] | None
-
-
-class RewardConfig(Section):
-    reward_type: RewardType = Field(
-        None,
-        description="Text: the verifier of both envs, by name (math, boxed, gsm8k, choice, format, …), or several with "
-        "weights: {boxed: 1.0, format: 0.1}; zero = none, each answer is worth 0. Scores are the reward (reward_mode "
-        "dense), the first name decides on success. null = env.train.verifier, env.eval.verifier.",
-    )
-    val_reward_type: RewardType = Field(None, description="Text: the same of env.eval; null = reward_type.")
-    reward_scale: float | None = Field(
-        None, gt=0, description="Text: a right answer pays this, a wrong one as much less than nothing; null = the "
-        "verifier's score.",
-    )  # fmt: skip
-    num_workers: int | None = Field(
-        None,
-        ge=1,
-        description="Text: processes that verify answers, of each process that trains: sets env.num_workers; null = "
-        "that key says it.",
-    )
-    custom_reward_function: RewardFunctionConfig = RewardFunctionConfig()
-    remote: RemoteRewardConfig = RemoteRewardConfig()
-    overlong_penalty: OverlongPenaltyConfig = OverlongPenaltyConfig()
-    use_reward_model: bool = Field(
-        False,
-        description="Text: add the score of a learned reward model (reward.model) to the last reward of each episode "
-        "of a training, beside what the env pays (env.train.reward_coef). Filters and dynamic_sampling see the sum; "
-        "success and evaluations are the env's alone.",
-    )
-    reward_model_weight: float = Field(1.0, description="use_reward_model: factor on its score.")
-    model: RewardModelConfig = RewardModelConfig()

@@ -82,6 +82,8 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
         UnknownKeyError: the target does not take a key.
         ConfigError: the target cannot be imported, a required argument is missing, or a value is of another type.
     """
+    if isinstance(section, ModelConfig):
+        _import_first(section)
     signature = inspect.signature(load_target(section.target, f"{path}._target_"))
     given = dict(section.model_extra or {})
     own = [f.alias or name for name, f in type(section).model_fields.items()]
@@ -98,6 +100,19 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     names = importlib.import_module(section.target.rpartition(".")[0]).__dict__
     annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     return {name: _of_type(annotations.get(name, Any), names, value, f"{path}.{name}") for name, value in given.items()}
+
+
+def _import_first(model: ModelConfig) -> None:
+    """Imports what ``external_lib`` names. Raises :class:`ConfigError` if that fails."""
+    given = model.external_lib
+    for name in [given] if isinstance(given, str) else given or []:
+        try:
+            importlib.import_module(name)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"actor.model.external_lib: cannot import '{name}': {error}",
+                "install the package that has it, or correct the name",
+            ) from error
 
 
 def _of_type(annotation: Any, names: dict[str, Any], value: Any, key: str) -> Any:

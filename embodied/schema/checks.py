@@ -13,7 +13,7 @@ from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
 from embodied.schema.fixed import check_fixed
-from embodied.schema.rollout_checks import check_engine, check_schedule_of_rollouts
+from embodied.schema.rollout_checks import check_engine, check_generation, check_schedule_of_rollouts
 from embodied.schema.runner import RunnerConfig
 from embodied.schema.text_checks import check_lengths, check_order, check_unused
 
@@ -56,6 +56,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(check_unused, config)
     yield partial(check_schedule_of_rollouts, config)
     yield partial(check_engine, config)
+    yield partial(check_generation, config)
     yield partial(_check_evaluation, algorithm)
     yield partial(_check_answers, config.runner)
     if config.runner.only_eval or config.runner.task_type == "demos":
@@ -135,6 +136,12 @@ def _check_levels(algorithm: AlgorithmConfig) -> None:
 
 
 def _check_filter(algorithm: AlgorithmConfig) -> None:
+    if algorithm.min_filter_prefix_tokens is not None and algorithm.logprob_type != "token_level":
+        raise ConfigError(
+            "algorithm.min_filter_prefix_tokens leaves out tokens, and algorithm.logprob_type "
+            f"{algorithm.logprob_type} has one ratio for several",
+            "set algorithm.logprob_type=token_level, or leave algorithm.min_filter_prefix_tokens out",
+        )
     if algorithm.filter_rewards and algorithm.rewards_lower_bound > algorithm.rewards_upper_bound:
         raise ConfigError(
             f"algorithm.rewards_lower_bound {algorithm.rewards_lower_bound} is above rewards_upper_bound "

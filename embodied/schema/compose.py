@@ -24,6 +24,7 @@ from embodied import schema
 from embodied.errors import ConfigError, did_you_mean
 from embodied.schema.links import derived, with_changes
 from embodied.schema.names import in_known_case
+from embodied.schema.neutral import without_neutral
 from embodied.schema.protocol import asked, not_given
 
 
@@ -85,8 +86,9 @@ def compose_unchecked(
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
+    mapping = without_neutral(mapping)  # type: ignore[arg-type]
     given = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    mapping = with_changes(mapping, not_given(asked(mapping), given))  # type: ignore[arg-type]
+    mapping = with_changes(mapping, not_given(asked(mapping), given))
     config = schema.bind(mapping)
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))

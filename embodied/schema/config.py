@@ -7,11 +7,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from embodied.schema.actor import ActorConfig, CriticConfig
-from embodied.schema.algorithm import AlgorithmConfig, RewardConfig
+from embodied.schema.algorithm import AlgorithmConfig
 from embodied.schema.base import Section
 from embodied.schema.data import DataConfig, DemosConfig, SftConfig
 from embodied.schema.env import EnvConfig, RolloutConfig
 from embodied.schema.protocol import ProtocolConfig
+from embodied.schema.reward import RewardConfig
 from embodied.schema.runner import DEFAULT_SEED, ClusterConfig, RunnerConfig
 
 SEEDS_APART = 1_000_003

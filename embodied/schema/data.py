@@ -87,6 +87,11 @@ class DataConfig(Section):
     add_generation_prompt: bool = Field(
         True, description="Text: a prompt by the chat template ends with what opens the assistant's answer."
     )
+    continue_final_message: bool = Field(
+        False,
+        description="Text: a conversation that ends with a message of the assistant is continued within that message; "
+        "false = by the chat template as any other.",
+    )
     enable_thinking: bool | None = Field(
         None, description="Text: handed to the chat template, which may know it; null = not handed over."
     )

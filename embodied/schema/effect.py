@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
 from embodied.schema.links import MISSING, SIDES, at, own_of
+from embodied.schema.reward import RewardConfig
 
 _BOTH = ("env.train.{0}", "env.eval.{0}")
 LINKS: Mapping[str, tuple[str, ...]] = {
@@ -17,6 +18,8 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "data.data_source_key": _BOTH,
     "data.chat_template": ("actor.model.chat_template",),
     "data.add_generation_prompt": ("actor.model.add_generation_prompt",),
+    "data.continue_final_message": ("actor.model.continue_final_message",),
+    "rollout.eos": ("actor.model.end_tokens",),
     "data.enable_thinking": ("actor.model.enable_thinking",),
     "data.num_workers": ("env.num_workers",),
     "reward.num_workers": ("env.num_workers",),
@@ -57,6 +60,7 @@ def check_effect(config: Config) -> None:
     _check_reward(config)
     if not supervised:
         _check_options(config)
+    _check_clip(config.reward)
 
 
 def _check_reward(config: Config) -> None:
@@ -66,6 +70,8 @@ def _check_reward(config: Config) -> None:
         "reward.reward_type": reward.reward_type,
         "reward.val_reward_type": reward.val_reward_type,
         "reward.reward_scale": reward.reward_scale,
+        "reward.clip_min": reward.clip_min,
+        "reward.clip_max": reward.clip_max,
         "reward.custom_reward_function.path": reward.custom_reward_function.path,
         "reward.remote.enable": reward.remote.enable or None,
     }
@@ -74,6 +80,15 @@ def _check_reward(config: Config) -> None:
         raise ConfigError(
             f"{' and '.join(given)}: {config.env.train.target} takes no verifier",
             f"leave out {' and '.join(given)}, or choose an env of texts, e.g. env=math",
+        )
+
+
+def _check_clip(reward: RewardConfig) -> None:
+    """Refuses bounds that leave nothing between them."""
+    low, high = reward.clip_min, reward.clip_max
+    if low is not None and high is not None and low > high:
+        raise ConfigError(
+            f"reward.clip_min {low:g} is above reward.clip_max {high:g}", "exchange reward.clip_min and clip_max"
         )
 
 

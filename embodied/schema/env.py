@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from embodied.schema.actor import Precision
 from embodied.schema.base import OpenSection, Section
 from embodied.schema.perturb import PerturbConfig
+
+GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"  # a part of the name of a file
 
 
 class VideoConfig(Section):
@@ -126,6 +129,11 @@ class EnvConfig(Section):
         description="Env workers of each process that trains; null = one a slot, at most one a CPU core; of an env "
         "that hosts all slots of a worker in one simulator (GPU simulation) one a GPU.",
     )
+    group_name: str = Field(
+        "worker",
+        pattern=GROUP_NAME,
+        description="Name of the env workers' log files in logs/ of the run folder: worker-00.log.",
+    )
     init_timeout_s: float = Field(120.0, gt=0, description="Deadline for a worker to start and choose its renderer.")
     reset_timeout_s: float = Field(
         180.0, gt=0, description="Deadline for a reset; the first of a task builds its simulator."
@@ -168,6 +176,28 @@ class EnvConfig(Section):
     eval: EnvEvalConfig
 
 
+class VllmConfig(Section):
+    block_size: int | None = Field(
+        None, ge=1, description="backend vllm: tokens of a block of its cache; null = vLLM's own choice."
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="backend vllm: most tokens that it computes in one step; null = vLLM's own choice."
+    )
+    enable_chunked_prefill: bool | None = Field(
+        None, description="backend vllm: compute long prompts in pieces, beside other texts; null = vLLM's own choice."
+    )
+    swap_space: float | None = Field(
+        None,
+        ge=0,
+        description="backend vllm: host memory of each GPU for parts of its cache, GiB; null = vLLM's own choice. "
+        "Versions without it refuse it.",
+    )
+    use_flashinfer_sampler: bool | None = Field(
+        None, description="backend vllm: draw tokens with FlashInfer's kernels (VLLM_USE_FLASHINFER_SAMPLER); null = "
+        "vLLM's own choice.",
+    )  # fmt: skip
+
+
 class RolloutConfig(Section):
     backend: Literal["native", "vllm", "sglang"] = Field(
         "native",
@@ -184,6 +214,38 @@ class RolloutConfig(Section):
         0.5, gt=0, le=1, description="Share of a GPU's memory that the engine takes while it generates."
     )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs over which the engine splits each layer.")
+    attention_backend: str | None = Field(
+        None,
+        min_length=1,
+        description="backend vllm: its attention kernels, by vLLM's name, e.g. FLASH_ATTN or TRITON_ATTN; null = "
+        "vLLM's own choice.",
+    )
+    precision: Precision | None = Field(
+        None,
+        description="Number format of what generates. It is the network that learns, or an engine that is given its "
+        "weights as they are, so it has to be actor.model.precision; null = the same.",
+    )
+    group_name: str = Field(
+        "engine",
+        pattern=GROUP_NAME,
+        description="Name of the engine's log file in logs/ of the run folder: engine.log.",
+    )
+    eos: int | list[int] | None = Field(
+        None,
+        description="Text: ids of the tokens that end a text, in place of the tokenizer's and the checkpoint's; the "
+        "first is appended to demonstrated answers. null = theirs.",
+    )
+    print_outputs: bool = Field(
+        False,
+        description="Text: print the prompt, the answer and the return of each episode of a training when its rollout "
+        "has ended; for debugging.",
+    )
+    cuda_graph_max_bs: int | None = Field(
+        None,
+        ge=1,
+        description="enforce_eager false: largest batch (rollout.policy_batch) that is replayed as a CUDA graph; a "
+        "larger one is computed as if enforce_eager were true. null = any.",
+    )
     enable_offload: bool = Field(
         True,
         description="The engine sleeps while the policy is updated: its weights wait in host memory, its cache is "
@@ -250,4 +312,9 @@ class RolloutConfig(Section):
         "the network that is trained; false = those that were recorded. For decoders with another arithmetic. "
         "loss_type tis then weighs for the recorded ones; train/logprob_gap is the difference.",
     )
+    vllm: VllmConfig = VllmConfig()
     channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")
+
+    def eager(self, rows: int) -> bool:
+        """Whether calls of ``rows`` rows are computed without a CUDA graph."""
+        return self.enforce_eager or (self.cuda_graph_max_bs is not None and rows > self.cuda_graph_max_bs)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.schema.algorithm import RewardConfig, RewardType
 from embodied.schema.config import Config
 from embodied.schema.data import DataConfig
 from embodied.schema.env import EnvSideConfig
+from embodied.schema.reward import RewardConfig, RewardType
 from embodied.targets import load_target
 
 Changes = dict[str, Any]
@@ -208,13 +208,14 @@ def _verifier(reward: RewardConfig, side: str, own: Any, given: Sequence[str]) -
             "keep one of them; several verifiers with weights are env.train.verifier (docs/text.md)",
         )
     parts = asked[told[0]] if told else own
-    if reward.reward_scale is not None:
-        if not parts:
-            raise ConfigError(
-                "reward.reward_scale is set, and the env has a verifier of its own", "name one: reward.reward_type=…"
-            )
-        parts = [{**part, "scale": reward.reward_scale} for part in parts]
-    if not told and reward.reward_scale is None:
+    common = {"scale": reward.reward_scale, "clip_min": reward.clip_min, "clip_max": reward.clip_max}
+    common = {name: value for name, value in common.items() if value is not None}
+    if common and not parts:
+        named = " and ".join({"scale": "reward.reward_scale"}.get(name, f"reward.{name}") for name in common)
+        raise ConfigError(f"{named} is set, and the env has a verifier of its own", "name one: reward.reward_type=…")
+    if common:
+        parts = [{**part, **common} for part in parts or []]
+    if not told and not common:
         return {}
     return {"verifier": parts, "reward_mode": "dense"}
 
@@ -236,12 +237,15 @@ def _custom(reward: RewardConfig) -> list[Changes] | None:
 def _remote(reward: RewardConfig) -> list[Changes] | None:
     remote = reward.remote
     if not remote.enable:
+        if remote.functions is not None:
+            raise ConfigError("reward.remote.functions is set, and enable is false", "set reward.remote.enable=true")
         if remote.url is not None:
             raise ConfigError("reward.remote.url is set, and enable is false", "set reward.remote.enable=true")
         return None
+    more = {} if remote.functions is None else {"functions": remote.functions}
     if remote.url is None:
         raise ConfigError("reward.remote.enable is true, and reward.remote.url is not set", "set reward.remote.url")
-    return [{"name": "remote", "url": remote.url, "score_key": remote.score_key, "weight": remote.scale}]
+    return [{"name": "remote", "url": remote.url, "score_key": remote.score_key, "weight": remote.scale, **more}]
 
 
 def with_changes(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

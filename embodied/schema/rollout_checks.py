@@ -32,8 +32,25 @@ def check_schedule_of_rollouts(config: Config) -> None:
 
 OF_ENGINES = (
     "python", "gpu_memory_utilization", "tensor_parallel_size", "enable_offload", "init_timeout_s", "answer_timeout_s",
-    "max_engine_restarts", "max_logprob_gap",
+    "max_engine_restarts", "max_logprob_gap", "attention_backend", "group_name", "vllm",
 )  # fmt: skip
+
+
+def check_generation(config: Config) -> None:
+    """Refuses keys of what generates that contradict the policy, or have no effect."""
+    rollout, precision = config.rollout, config.actor.model.precision
+    if rollout.precision not in (None, precision):
+        raise ConfigError(
+            f"rollout.precision is {rollout.precision} and actor.model.precision {precision}: what generates has the "
+            "weights that are trained, in their format",
+            "leave rollout.precision out, or set actor.model.precision to the same",
+        )
+    if rollout.enforce_eager and rollout.cuda_graph_max_bs is not None:
+        raise ConfigError(
+            f"rollout.cuda_graph_max_bs is {rollout.cuda_graph_max_bs}, and rollout.enforce_eager true replays nothing "
+            "as a CUDA graph",
+            "set rollout.enforce_eager=false, or leave rollout.cuda_graph_max_bs out",
+        )
 
 
 def check_engine(config: Config) -> None:

@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from embodied.observe import metrics
+from embodied.schema.neutral import NEUTRAL, Neutral, told
 from embodied.schema.table import Key, keys
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -29,7 +30,28 @@ def configuration() -> str:
     for section, inner in groupby(keys(), lambda key: key.section):
         rows = [_row(key) for key in inner]
         parts += [f"## {section}", "", "| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+    rows = [f"| `{key}` | {_values(neutral)} | {_sentence(neutral)} |" for key, neutral in NEUTRAL.items()]
+    parts += [
+        "## Keys of machinery that is not there",
+        "",
+        "These keys of RLinf, verl, ROLL and Cosmos-RL are taken with a value that asks for nothing, or for what is "
+        "always so. Another value is refused with the reason. Keys under `actor.model` stand here for models that do "
+        "not take them themselves.",
+        "",
+        "| key | may be | why nothing else |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]
     return "\n".join(parts)
+
+
+def _values(neutral: Neutral) -> str:
+    return ", ".join(f"`{told(value)}`" for value in (None, *neutral.values))
+
+
+def _sentence(neutral: Neutral) -> str:
+    return f"{neutral.why[:1].upper()}{neutral.why[1:]}." + (f" Instead, {neutral.fix}." if neutral.fix else "")
 
 
 def metrics_page() -> str:

@@ -59,6 +59,7 @@ def prompt_counter(
     system_prompt: str | None = None,
     enable_thinking: bool | None = None,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> Callable[[Sequence[str]], list[int]]:
     """Makes a function that counts the tokens of prompts as the policy would, without its network. An env of texts
     leaves out prompts by it (``data.filter_overlong_prompts``). The arguments are the fields of Settings of that name.
@@ -75,6 +76,7 @@ def prompt_counter(
                 "model_path": model_path, "tokenizer_path": tokenizer_path, "gguf_file": gguf_file,
                 "characters": characters, "chat": chat, "chat_template": chat_template, "system_prompt": system_prompt,
                 "enable_thinking": enable_thinking, "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
             }
         )
     )  # fmt: skip
@@ -94,7 +96,7 @@ def prompt_counter_files(
 
 def build_reward_model(
     model_path: str, tokenizer_path: str | None = None, max_length: int = 2048, micro_batch_size: int = 16,
-    precision: str = "fp32",
+    precision: str = "fp32", offload_weight: bool = False,
 ) -> RewardModel:  # fmt: skip
     """Build a reward model on the CPU from a Hugging Face folder of a sequence classifier with one logit.
 
@@ -105,6 +107,7 @@ def build_reward_model(
         max_length: tokens that it reads; of a longer text the beginning is left out.
         micro_batch_size: texts of one forward pass.
         precision: fp32, bf16 or fp16. With 16 bits a score has three significant digits or fewer.
+        offload_weight: keep the weights in host memory but for the moment of scoring; slower by two copies.
 
     Raises:
         ConfigError: a value is impossible.
@@ -112,7 +115,7 @@ def build_reward_model(
     """
     from .reward_model import load
 
-    return load(model_path, tokenizer_path, max_length, micro_batch_size, precision)
+    return load(model_path, tokenizer_path, max_length, micro_batch_size, precision, offload_weight)
 
 
 # The configuration is checked against this signature. Taking it from the dataclass keeps one list of keys.

@@ -35,7 +35,7 @@ def build(settings: Settings) -> CausalLMPolicy:
     check_against_transformers(network, Trunk(network))
     policy = CausalLMPolicy(
         network,
-        TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer)),
+        TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer, settings.ends)),
         _value_head(settings, network.config.hidden_size) if settings.value_head else None,
         settings,
     )

@@ -249,10 +249,11 @@ class LaneDecoding:
         where = self._there(list(lanes))
         tokens, lengths = self._tokens[where], [self._made[lane] for lane in lanes]
         rows = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
+        said = (self._tokenizer.answer(row, self._sampling) for row in rows)
         fields = {
             "tokens": tokens.int(),
             "length": torch.tensor(lengths, dtype=torch.int32, device=tokens.device),
-            "actions": self._there(written(map(self._tokenizer.text, rows), len(rows), self._policy.max_bytes)),
+            "actions": self._there(written(said, len(rows), self._policy.max_bytes)),
             "logprobs": self._logprobs[where],
         }
         if self._values is not None:

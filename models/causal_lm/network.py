@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ def load_network(settings: Settings, tokenizer: Any) -> Any:
     # Frozen weights never exist in float32. The trained lora_modules_to_save therefore start rounded.
     dtype = FORMATS[settings.precision] if settings.is_lora else torch.float32
     network = _made(settings, tokenizer, dtype) if settings.model_path is None else _loaded(settings, tokenizer, dtype)
+    for key, wanted in settings.sizes.items():
+        if (found := getattr(network.config, key)) != wanted:
+            raise bad(key, wanted, f"the checkpoint's is {found}", "remove the key, which the checkpoint says itself")
     if len(tokenizer) > network.config.vocab_size:
         raise CheckpointError(
             f"the tokenizer has {len(tokenizer)} tokens, the network's vocabulary {network.config.vocab_size}",
@@ -93,7 +97,7 @@ def load_network(settings: Settings, tokenizer: Any) -> Any:
 
 
 def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
-    sizes = dict(settings.override_config)
+    sizes = {**settings.override_config, **settings.sizes}
     kind = sizes.pop("model_type", "llama")
     try:
         known = AutoConfig.for_model(kind).to_dict()
@@ -152,12 +156,18 @@ def _fresh(network: nn.Module, tokenizer: Any) -> Any:
     return fresh
 
 
-def end_tokens(network: Any, tokenizer: Any) -> list[int]:
-    """Ids that end a text: the tokenizer's first, then those of the checkpoint's generation_config.json.
+def end_tokens(network: Any, tokenizer: Any, given: Sequence[int] | None = None) -> list[int]:
+    """Ids that end a text: those that are given, else the tokenizer's first, then those of the checkpoint's
+    generation_config.json.
 
     Raises:
         CheckpointError: there is none.
+        ConfigError: one that is given is no token.
     """
+    if given is not None:
+        if (most := network.config.vocab_size) <= max(given):
+            raise bad("end_tokens", list(given), f"the network has {most} tokens", "set rollout.eos to ids below that")
+        return list(given)
     generation, config = network.generation_config, network.config
     theirs = [*_listed(generation.eos_token_id), *_listed(getattr(config, "eos_token_id", None))]
     given = [tokenizer.eos_token_id, *theirs]

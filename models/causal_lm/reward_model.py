@@ -26,20 +26,34 @@ class RewardModel:
         tokenizer: its own; with a chat template it gets conversations, else prompt and answer end to end.
         max_length: tokens; of a longer text the beginning is left out, because the score is read at the end.
         micro_batch_size: texts of one forward pass.
+        offload_weight: the network waits in host memory between two calls.
     """
 
-    def __init__(self, network: Any, tokenizer: Any, max_length: int, micro_batch_size: int) -> None:
+    def __init__(
+        self, network: Any, tokenizer: Any, max_length: int, micro_batch_size: int, offload_weight: bool = False
+    ) -> None:  # fmt: skip
         self._network, self._tokenizer = network.eval().requires_grad_(False), tokenizer
-        self._max_length, self._size = max_length, micro_batch_size
+        self._max_length, self._size, self._offload = max_length, micro_batch_size, offload_weight
+        self._device = torch.device("cpu")
 
     def to(self, device: torch.device) -> RewardModel:
-        """Moves the network to the device, in place."""
-        self._network.to(device)
+        """Moves the network to the device, in place; with ``offload_weight`` when it is called."""
+        self._device = device
+        if not self._offload:
+            self._network.to(device)
         return self
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """See :meth:`embodied.protocols.RewardModel.__call__`. Texts of like length share a pass."""
+        self._network.to(self._device)
+        try:
+            return self._all(prompts, responses)
+        finally:
+            if self._offload:
+                self._network.to("cpu")
+
+    def _all(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         texts = [self.tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
         found = [0.0] * len(texts)
@@ -114,7 +128,8 @@ class RewardModel:
 
 
 def load(
-    model_path: str, tokenizer_path: str | None, max_length: int, micro_batch_size: int, precision: str
+    model_path: str, tokenizer_path: str | None, max_length: int, micro_batch_size: int, precision: str,
+    offload_weight: bool = False,
 ) -> RewardModel:  # fmt: skip
     """See :func:`embodied.models.causal_lm.build_reward_model`."""
     for name, number in (("max_length", max_length), ("micro_batch_size", micro_batch_size)):
@@ -143,4 +158,4 @@ def load(
             f"{folder} has {network.config.num_labels} logits, expected the one of a reward model",
             "give a sequence classifier with num_labels 1",
         )
-    return RewardModel(network, tokenizer, max_length, micro_batch_size)
+    return RewardModel(network, tokenizer, max_length, micro_batch_size, offload_weight)

@@ -58,7 +58,7 @@ def decision(policy: CausalLMPolicy, texts: Sequence[EngineText], sampling: Samp
     for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
         tokens[row, :size] = torch.tensor(text.tokens[:size], dtype=torch.int32)
         logprobs[row, :size] = torch.tensor(text.logprobs[:size])
-    said = (tokenizer.text(text.tokens[:size]) for text, size in zip(texts, sizes, strict=True))
+    said = (tokenizer.answer(text.tokens[:size], sampling) for text, size in zip(texts, sizes, strict=True))
     return Decision(
         {
             "tokens": tokens,

@@ -29,6 +29,12 @@ class Settings:
     # fields of the network's config.json. Without model_path they are the sizes of a Llama, or of the architecture that
     # ``model_type`` names
     override_config: Mapping[str, Any] = field(default_factory=dict)
+    # wins over override_config.hidden_size; a checkpoint has to have it
+    hidden_size: int | None = None
+    vocab_size: int | None = None  # the same
+    # ids of tokens that end a text, in place of the tokenizer's; the first is appended to demonstrated answers
+    end_tokens: int | Sequence[int] | None = None
+    attn_implementation: str = "sdpa"  # torch's, over texts that are laid end to end; there is no other
     characters: str = CHARACTERS  # without model_path: each is a token of the tokenizer that is built here
     seed: int = 0  # of random initialisation: network, adapters, value head
     # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
@@ -42,6 +48,8 @@ class Settings:
     system_prompt: str | None = None  # first message of each conversation that has no system message
     enable_thinking: bool | None = None  # handed to the chat template, which may know it; null = not handed over
     add_generation_prompt: bool = True  # a prompt by the chat template ends with what opens the answer
+    # a conversation whose last message is the assistant's is continued within it
+    continue_final_message: bool = False
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32
     lora_alpha: float | None = None  # null = min(rank, 16)
@@ -59,6 +67,7 @@ class Settings:
     # values of a record: chunk_level (or action_level) = one, of the prompt; token_level = one before each token
     value_type: str = "chunk_level"
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, less memory
+    low_cpu_mem_usage: bool = True  # weights are never held twice; always so
     trust_remote_code: bool = False
 
     @classmethod
@@ -84,6 +93,11 @@ class Settings:
                 raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
         if self.trust_remote_code:
             raise bad("trust_remote_code", True, "a checkpoint's code is never run", "remove the key")
+        if not self.low_cpu_mem_usage:
+            raise bad("low_cpu_mem_usage", False, "weights are never held twice in host memory", "remove the key")
+        if self.attn_implementation != "sdpa":
+            reason = "texts are laid end to end, for which attention is written here with torch's sdpa"
+            raise bad("attn_implementation", self.attn_implementation, reason, "remove the key, or set it to sdpa")
         if self.model_revision is not None:
             reason = "nothing is downloaded: model_path is a folder on this machine"
             raise bad(
@@ -102,6 +116,12 @@ class Settings:
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
+        for key in ("hidden_size", "vocab_size"):
+            value = getattr(self, key)
+            if value is not None and (type(value) is not int or value < 1):
+                raise bad(key, value, "it counts something", "set it to a whole number of at least 1, or remove it")
+        if any(type(token) is not int or token < 0 for token in self.ends or ()) or self.ends == ():
+            raise bad("end_tokens", self.end_tokens, "these are ids of tokens", "set rollout.eos to one or to several")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise bad("seed", self.seed, "seeds are whole numbers", "set it to 0 or more")
         if self.lora_alpha is not None and not (_is_number(self.lora_alpha) and self.lora_alpha > 0):
@@ -127,6 +147,18 @@ class Settings:
     def values(self) -> int:
         """V, the number of values of a record with a value head."""
         return self.max_new_tokens if self.value_type == "token_level" else 1
+
+    @property
+    def ends(self) -> tuple[int, ...] | None:
+        """``end_tokens``; None = the tokenizer's."""
+        given = self.end_tokens
+        return None if given is None else (given,) if isinstance(given, int) else tuple(given)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those of ``hidden_size`` and ``vocab_size`` that are given."""
+        given = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
+        return {key: value for key, value in given.items() if value is not None}
 
     @property
     def saved_modules(self) -> tuple[str, ...]:

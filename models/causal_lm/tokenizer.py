@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied import instructions
 from embodied.errors import ConfigError, SpecMismatchError
+from embodied.types import Sampling
 
 from ..shared.keys import bad
 from .settings import Settings
@@ -87,9 +88,11 @@ class TextTokenizer:
         if self.settings.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
         thinking = self.settings.enable_thinking
-        keys = {} if thinking is None else {"enable_thinking": thinking}
+        keys: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        goes_on = self.settings.continue_final_message and messages[-1]["role"] == "assistant"
+        opens = self.settings.add_generation_prompt and not goes_on
         shown = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=self.settings.add_generation_prompt, **keys
+            messages, tokenize=False, add_generation_prompt=opens, continue_final_message=goes_on, **keys
         )
         return self.tokenizer(shown, add_special_tokens=False).input_ids
 
@@ -120,6 +123,13 @@ class TextTokenizer:
         """The text of a response, without the token that ends it and without special tokens."""
         kept = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         return self.decode(kept)
+
+    def answer(self, tokens: Sequence[int], sampling: Sampling) -> str:
+        """The text of a response as the env gets it: :meth:`text`, up to what ``sampling.stop`` names if it says so."""
+        text = self.text(tokens)
+        if sampling.include_stop:
+            return text
+        return text[: min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=None)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without special ones."""

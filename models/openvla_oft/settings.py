@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,6 +20,7 @@ SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
 Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for SigLIP's
 NATIVE = {
     "trust_remote_code": (False, "this implementation is native and never runs a checkpoint's code"),
+    "model_revision": (None, "nothing is downloaded: model_path is a folder on this machine"),
     "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
 }
 
@@ -30,6 +32,7 @@ class Settings:
     size: str | None = "tiny"  # preset: tiny or 7b; null = whatever the checkpoint has
     # Hugging Face folder on this machine, or package:NAME/FOLDER of one in an installed package; null = random
     model_path: str | None = None
+    model_revision: str | None = None  # of a checkpoint on the hub; nothing is downloaded, so it has to be null
     seed: int = 0  # of random initialisation: network, adapters, value head
     # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
     # trainer scales the loss (actor.grad_scaler)
@@ -46,6 +49,8 @@ class Settings:
     intermediate_size: int | None = None
     num_hidden_layers: int | None = None
     num_attention_heads: int | None = None
+    # sizes of the language model by these names, as in a checkpoint's text_config, e.g. {hidden_size: 96}
+    override_config: Mapping[str, Any] | None = None
     # bidirectional or causal: a property of the checkpoint, and the wrong one ruins it silently; auto = as recorded
     # with the checkpoint, else chosen by the first observations of a run
     attention: str = "bidirectional"
@@ -105,7 +110,7 @@ class Settings:
                 raise UnknownKeyError(
                     f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
                 )
-        settings = cls(**kwargs)
+        settings = cls(**_with_overrides(kwargs))
         settings = replace(settings, policy_setup=SETUP_ALIASES.get(settings.policy_setup, settings.policy_setup))
         settings.check()
         return settings
@@ -118,7 +123,7 @@ class Settings:
                 raise unknown_name(key, str(value), [str(c) for c in choices], f"actor.model.{key}")
         for key, (only, reason) in NATIVE.items():
             if getattr(self, key) != only:
-                raise bad(key, getattr(self, key), reason, f"remove the key or set it to {str(only).lower()}")
+                raise bad(key, getattr(self, key), reason, f"remove the key, or set it to {json.dumps(only)}")
         self._check_types()
         self._check_attention()
         self._check_numbers()
@@ -321,6 +326,17 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "value_type": ("chunk_level", "action_level"),
     "lora_init_weights": (True, False, "gaussian"),
 }
+
+
+def _with_overrides(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys with those of ``override_config`` in place of the keys of that name."""
+    for key, value in (given := kwargs.get("override_config") or {}).items():
+        if key not in SIZES:
+            known = f"known keys: {', '.join(SIZES)}"
+            raise UnknownKeyError(f"unknown key 'actor.model.override_config.{key}'.{did_you_mean(key, SIZES)}", known)
+        if kwargs.get(key) not in (None, value):
+            raise bad(f"override_config.{key}", value, f"actor.model.{key} is {kwargs[key]}", "remove one of them")
+    return {**kwargs, **given}
 
 
 def _side(image_size: Any) -> int:

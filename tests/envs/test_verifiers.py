@@ -299,7 +299,7 @@ def test_a_sum_has_weights_and_one_part_decides():
         ([{"name": "remote", "url": "http://localhost", "timeout_s": "3"}], r"\(remote\) has an option of another type",
          "verifier[0]"),
         ([{"name": "boxed"}, {"name": "format", "patern": "x"}], r"\[1\] \(format\) has no option 'patern'. Did you",
-         "name, weight, decides, on_error, failure_reward, scale, verify_timeout_s, pattern"),
+         "name, weight, decides, on_error, failure_reward, scale, clip_min, clip_max, verify_timeout_s, pattern"),
         ([{"name": "boxed", "verify_timeout_s": 1}], "no option 'verify_timeout_s'", "weight"),
         ([{"name": "custom"}], "needs the option 'path'", "add path"),
         ([{"name": "boxed", "weight": "much"}], r"verifier\[0\].weight is 'much'", "a number"),

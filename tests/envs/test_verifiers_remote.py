@@ -229,3 +229,16 @@ def test_waits_double_are_spread_and_repeat(service, monkeypatch):
 def test_options_that_cannot_be_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         make_verifier([{"name": "remote", "url": "http://localhost/", **options}])
+
+
+def test_functions_are_sent_with_each_answer_and_its_score_is_bounded(service):
+    service.answers = [(200, '{"score": 9.0}'), (200, '{"score": -9.0}'), (200, '{"score": 0.5}')]
+    part = {"name": "remote", "url": service.url, "weight": 2.0, "functions": {"dance": 0.5}, **QUICK}
+    bounded = make_verifier([{**part, "clip_min": -3, "clip_max": 4}])
+    assert [bounded(PROBLEM, "4").reward for _ in range(3)] == [4.0, -3.0, 1.0]
+    assert [sent["reward_fn"] for _, sent in service.requests] == [{"dance": 0.5}] * 3
+    plain = make_verifier([{"name": "remote", "url": service.url, **QUICK}])
+    assert plain(PROBLEM, "4").reward == 0.5
+    assert "reward_fn" not in service.requests[-1][1]
+    with pytest.raises(ConfigError, match="clip_min 4 is above clip_max 3"):
+        make_verifier([{**part, "clip_min": 4, "clip_max": 3}])

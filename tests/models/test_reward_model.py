@@ -128,3 +128,16 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
 def test_impossible_options_are_refused(tmp_path, options, said):
     with pytest.raises(ConfigError, match=said):
         build_reward_model(str(tmp_path), **options)
+
+
+def test_its_weights_wait_in_host_memory(tmp_path):
+    write_classifier(tmp_path)
+    wanted = build_reward_model(str(tmp_path))(["1+"], ["2"])
+    moves = []
+    for offload in (False, True):
+        model = build_reward_model(str(tmp_path), offload_weight=offload)
+        model._network.to = lambda where, network=model._network: moves.append(str(where)) or network
+        model.to(torch.device("cpu", 0))
+        assert model(["1+"], ["2"]) == wanted
+        moves.append("next")
+    assert moves == ["cpu:0", "cpu:0", "next", "cpu:0", "cpu", "next"]

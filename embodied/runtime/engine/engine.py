@@ -41,6 +41,7 @@ class EngineConfig:
     answer_timeout_s: float  # between two signs of life while it generates
     max_restarts: int  # of failures in a row, without an answer in between
     remedy: str  # of errors that say why the process has ended
+    name: str = "engine"  # of its log
 
 
 class Engine:
@@ -181,7 +182,7 @@ class Engine:
     def _start(self) -> None:
         config, number = self._config, self._starts
         config.logs.mkdir(parents=True, exist_ok=True)
-        log = config.logs / (f"engine.{number}.log" if number else "engine.log")
+        log = config.logs / (f"{config.name}.{number}.log" if number else f"{config.name}.log")
         self._loaded, self._asleep = None, False
         self._process = EngineProcess(config.command, config.environment, log, config.remedy)
         began = time.monotonic()

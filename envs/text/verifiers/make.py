@@ -29,7 +29,7 @@ VERIFIERS: Mapping[str, type[Any]] = {
     "format": Format, "reasoning_gym": ReasoningGym, "custom": Custom, "remote": Remote,
     "zero": Zero,
 }  # fmt: skip
-COMMON = ("name", "weight", "decides", "on_error", "failure_reward", "scale")
+COMMON = ("name", "weight", "decides", "on_error", "failure_reward", "scale", "clip_min", "clip_max")
 GUARDED = ("verify_timeout_s",)
 """Options of those verifiers only whose time has no bound."""
 ON_ERROR = ("zero", "raise")
@@ -46,6 +46,7 @@ def make_verifier(parts: Sequence[Mapping[str, Any]], key: str = "verifier") -> 
     - ``on_error`` (zero): what happens with a response that a verifier fails on (:class:`~.failures.Tolerant`)
     - ``failure_reward`` (0): reward of a response without a verdict
     - ``scale`` (none): a right response is worth this and a wrong one as much less than nothing, whatever its score
+    - ``clip_min``, ``clip_max`` (none): least and most that its weighted reward counts
     - ``verify_timeout_s`` (10): time limit of ``math``, ``format``, ``reasoning_gym`` and ``custom``
       (:class:`~.guarded.Guarded`)
 
@@ -93,7 +94,20 @@ def _part(options: dict[str, Any], key: str) -> Part:
     tolerant = Tolerant(verifier, _label(str(name), own), on_error, failure_reward)
     limited = verifier if isinstance(verifier, Guarded | Remote) else None
     scale = None if options.get("scale") is None else _finite(options["scale"], f"{key}.scale")
-    return Part(tolerant, _finite(options.get("weight", 1.0), f"{key}.weight"), limited, scale)
+    return Part(tolerant, _finite(options.get("weight", 1.0), f"{key}.weight"), limited, scale, *_bounds(options, key))
+
+
+def _bounds(options: Mapping[str, Any], key: str) -> tuple[float, float]:
+    """The least and the most that a reward counts."""
+    bounds = {"clip_min": -math.inf, "clip_max": math.inf}
+    given = {name: options[name] for name in bounds if options.get(name) is not None}
+    bounds |= {name: _finite(value, f"{key}.{name}") for name, value in given.items()}
+    if bounds["clip_min"] > bounds["clip_max"]:
+        raise ConfigError(
+            f"{key}.clip_min {bounds['clip_min']:g} is above clip_max {bounds['clip_max']:g}",
+            f"exchange {key}.clip_min and {key}.clip_max",
+        )
+    return bounds["clip_min"], bounds["clip_max"]
 
 
 def _check_names(kind: type[Any], options: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

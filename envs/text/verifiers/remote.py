@@ -56,6 +56,7 @@ class Remote:
         answer_key: where the service says what it took for the response's answer (null: it found none), if it does.
         headers: of each request, e.g. ``{"Authorization": "Bearer …"}``.
         success_at: score from which on a response is right.
+        functions: names of the service's reward functions with their weights; sent as ``"reward_fn"``. None = not sent.
 
     Raises:
         ConfigError: ``url`` is not of http or https, or a number is out of range.
@@ -66,6 +67,7 @@ class Remote:
     def __init__(
         self, url: str, timeout_s: float = 10.0, retries: int = 5, backoff_s: float = 0.5, score_key: str = "score",
         headers: Mapping[str, str] | None = None, success_at: float = 1.0, answer_key: str | None = None,
+        functions: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         if not _is_url(url):
             raise ConfigError(f"url is {url!r}, expected http://… or https://…", "set url to that of the service")
@@ -76,6 +78,7 @@ class Remote:
         self._url, self._timeout_s, self._retries, self._backoff_s = url, timeout_s, int(retries), backoff_s
         self._score_key, self._answer_key, self._success_at = score_key, answer_key, success_at
         self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._more = {} if functions is None else {"reward_fn": dict(functions)}
         self._opener = urllib.request.build_opener(_AsItIs)
 
     @property
@@ -87,7 +90,7 @@ class Remote:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`ConfigError` if the service refuses the request or stays down, :class:`VerifierFailed` if its
         answer holds no finite score."""
-        body = _body(problem, response)
+        body = _body(problem, response, self._more)
         began, random_source = time.monotonic(), random.Random(body)
         for attempt in range(self._retries + 1):
             if attempt:
@@ -188,8 +191,8 @@ def _read(read1: Callable[[int], bytes], deadline: float) -> str:
     return b"".join(pieces).decode(errors="replace")
 
 
-def _body(problem: Problem, response: str) -> bytes:
-    sent = {"prompt": problem.prompt, "response": response, "answer": problem.answer, "fields": problem.fields}
+def _body(problem: Problem, response: str, more: Mapping[str, Any]) -> bytes:
+    sent = {"prompt": problem.prompt, "response": response, "answer": problem.answer, "fields": problem.fields, **more}
     try:
         return json.dumps(_plain(sent)).encode()
     except TypeError as error:

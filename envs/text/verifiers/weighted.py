@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +20,15 @@ class Part:
     limited: Guarded | Remote | None = None  # what has a time limit in it
     scale: float | None = None  # a right response is worth this, a wrong one minus this; None = its score
 
+    clip_min: float = -math.inf  # of the weighted reward
+    clip_max: float = math.inf
+
     def worth(self, verdict: Verdict) -> float:
-        """The weighted reward of a verdict."""
-        if self.scale is None:
-            return self.weight * verdict.reward
-        return self.weight * (self.scale if verdict.success else -self.scale)
+        """The weighted reward of a verdict, within the bounds."""
+        reward = verdict.reward
+        if self.scale is not None:
+            reward = self.scale if verdict.success else -self.scale
+        return min(max(self.weight * reward, self.clip_min), self.clip_max)
 
 
 class Weighted:

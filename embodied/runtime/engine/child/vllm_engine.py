@@ -6,6 +6,7 @@ temperature, top-k and top-p (``logprobs_mode``). Weights are random until the f
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -27,7 +28,8 @@ def make(setup: dict[str, Any]) -> VLLM:
 
     Args:
         setup: ``folder`` (config.json and tokenizer), ``dtype``, ``max_model_len``, ``max_num_seqs``,
-            ``enforce_eager``, ``gpu_memory_utilization``, ``tensor_parallel_size``, ``sleeps``.
+            ``enforce_eager``, ``gpu_memory_utilization``, ``tensor_parallel_size``, ``sleeps``,
+            ``options`` (further arguments of ``EngineArgs``).
     """
     return VLLM(setup)
 
@@ -37,12 +39,14 @@ class VLLM:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.version = f"vllm {vllm.__version__}"
+        options = arguments_of(setup["options"])
         arguments = EngineArgs(
             model=setup["folder"], dtype=setup["dtype"], max_model_len=setup["max_model_len"],
             max_num_seqs=setup["max_num_seqs"], enforce_eager=setup["enforce_eager"],
             gpu_memory_utilization=setup["gpu_memory_utilization"], tensor_parallel_size=setup["tensor_parallel_size"],
             enable_sleep_mode=setup["sleeps"], load_format="dummy", generation_config="vllm",
             logprobs_mode="processed_logprobs", worker_extension_cls="vllm_worker.LoadsFile", disable_log_stats=True,
+            **options,
         )  # fmt: skip
         self._engine = LLMEngine.from_engine_args(arguments)
         self._sampling: dict[str, Any] = {}
@@ -104,3 +108,18 @@ def answer(number: int, text: Any) -> Answer:
     tokens = list(text.token_ids)
     found = [chosen[token].logprob for token, chosen in zip(tokens, text.logprobs, strict=True)]
     return Answer(number, tokens, found)
+
+
+def arguments_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The options as arguments of ``EngineArgs``. Versions without the argument take the attention's kernels from the
+    environment.
+
+    Raises:
+        ValueError: this version knows one of them no longer, or not yet.
+    """
+    known, found = {field.name for field in dataclasses.fields(EngineArgs)}, dict(options)
+    if "attention_backend" in found and "attention_backend" not in known:
+        os.environ["VLLM_ATTENTION_BACKEND"] = found.pop("attention_backend")
+    if unknown := sorted(set(found) - known):
+        raise ValueError(f"vllm {vllm.__version__} has no {', '.join(unknown)}: leave it out of rollout.vllm")
+    return found

@@ -1,0 +1,169 @@
+"""Keys of RLinf, verl, ROLL and Cosmos-RL for models, engines and rewards: taken, felt, or refused with the reason."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from embodied.models.causal_lm import build_reward_model
+from embodied.models.causal_lm.settings import Settings as TextSettings
+from embodied.models.openvla_oft.settings import Settings as RobotSettings
+
+from embodied import schema
+from embodied.errors import ConfigError
+from embodied.run import engine_process
+from embodied.run.engine import options
+from embodied.schema import table
+from embodied.schema.compose import compose
+from embodied.schema.links import MISSING, at, with_changes
+from embodied.schema.neutral import NEUTRAL, without_neutral
+from embodied.testing import FakePolicy
+
+HERE = Path(__file__).parent
+CONFIG = str(HERE / "config")
+FAKE = {"actor": {"model": {"_target_": f"{__name__}.takes_nothing"}}, "reward": {"model": {"max_length": 7}}}
+ROBOT, TEXT = ("env=fake", "model=openvla_oft_tiny"), ("env=arithmetic", "model=causal_lm_tiny")
+OTHER = "something else"
+
+
+def config(*overrides: str, base: tuple[str, ...] = ("env=fake", "model=fake")) -> schema.Config:
+    return compose([*base, *overrides], "train", [CONFIG]).config
+
+
+def model_of(*overrides: str, base: tuple[str, ...]) -> dict[str, Any]:
+    return schema.target_kwargs(config(*overrides, base=base).actor.model, "actor.model")
+
+
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_what_asks_for_nothing_is_dropped_and_the_rest_refused(key):
+    for value in (None, *NEUTRAL[key].values):
+        assert without_neutral(with_changes(FAKE, {key: value})) == FAKE
+    with pytest.raises(ConfigError) as failed:
+        without_neutral(with_changes(FAKE, {key: OTHER}))
+    message = str(failed.value)
+    assert key in message
+    assert NEUTRAL[key].why in message
+    assert f"leave {key} out" in message
+    assert NEUTRAL[key].fix in message
+
+
+def test_true_is_not_one():
+    with pytest.raises(ConfigError, match=r"tensor_model_parallel_size of \S+takes_nothing is true"):
+        without_neutral(with_changes(FAKE, {"actor.model.tensor_model_parallel_size": True}))
+    assert without_neutral(with_changes(FAKE, {"actor.model.activation": "SwiGLU"})) == FAKE
+
+
+def test_a_model_that_takes_the_key_is_given_it():
+    for name, base in (("embodied.models.openvla_oft.build_policy", "is_lora"), ("builtins.object", "hidden_size")):
+        mapping = {"actor": {"model": {"_target_": name, base: None}}}
+        assert (at(without_neutral(mapping), f"actor.model.{base}") is MISSING) == (name == "builtins.object")
+    own = {"actor": {"model": {"_target_": f"{__name__}.takes_any", "lora_rank": 4}}}
+    assert without_neutral(own) == own
+
+
+def takes_any(**keys: Any) -> None:
+    """Stands for a model of a user."""
+
+
+def takes_nothing() -> None:
+    """Stands for another one."""
+
+
+def test_a_composed_run_is_the_same_with_neutral_keys():
+    own = {f"actor.model.{name}" for name in inspect.signature(FakePolicy).parameters}
+    keys = [f"{key}={'null' if not n.values else str(n.values[0]).lower()}" for key, n in NEUTRAL.items()
+            if not isinstance((n.values or (0,))[0], dict) and key not in own]  # fmt: skip
+    assert config(*keys) == config()
+
+
+def test_every_key_of_the_share_is_answered():
+    known = {key.name for key in table.keys()} | set(NEUTRAL)  # noqa: SIM118  a function
+    known |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
+    known |= {f"reward.model.{name}" for name in build_reward_model.__code__.co_varnames}
+    libero = config("env=libero_10", base=("model=openvla_oft_tiny",)).model_dump(by_alias=True)
+    sections = ("actor.model", "actor.tokenizer", "rollout", "algorithm", "data", "reward", "critic", "env")
+    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(), delimiter="\t")
+    ours = {key for row in rows for key in row["our_key"].split(" + ") if key.startswith(sections)}
+    assert len(ours) > 200
+    assert [key for key in sorted(ours) if key not in known and at(libero, key) is MISSING] == []
+
+
+def test_a_robot_policy_and_a_language_model_take_what_makes_sense_for_them():
+    both = ("actor.model.is_lora=true", "actor.model.lora_rank=4", "actor.model.lora_use_rslora=true",
+            "actor.model.trainable_map={a: true}", "actor.model.low_cpu_mem_usage=true", "actor.model.hidden_size=48",
+            "actor.model.override_config={num_hidden_layers: 3, num_attention_heads: 4}")  # fmt: skip
+    robot = RobotSettings.from_kwargs(model_of(*both, base=ROBOT))
+    assert (robot.hidden_size, robot.num_hidden_layers, robot.num_attention_heads) == (48, 3, 4)
+    text = TextSettings.from_kwargs(model_of(*both, "actor.model.use_proprio=false", "rollout.eos=[3, 4]", base=TEXT))
+    assert text.sizes == {"hidden_size": 48}
+    assert text.ends == (3, 4)
+    assert (text.lora_rank, robot.lora_rank, text.lora_use_rslora, robot.lora_use_rslora) == (4, 4, True, True)
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "said"),
+    [
+        (TEXT, "actor.model.unnorm_key=bridge_orig", "no statistics of a data set"),
+        (TEXT, "actor.model.num_images_in_input=2", "does not let its pictures be chosen"),
+        (TEXT, "actor.model.attn_implementation=flash_attention_2", "remove the key, or set it to sdpa"),
+        (TEXT, "actor.model.low_cpu_mem_usage=false", "never held twice"),
+        (TEXT, "rollout.eos=[]", "set rollout.eos to one or to several"),
+        (ROBOT, "actor.model.context_parallel_size=2", "a text is computed by one device"),
+        (ROBOT, "actor.model.model_revision=main", "nothing is downloaded"),
+        (ROBOT, "actor.model.override_config={dropout: 0.1}", "unknown key 'actor.model.override_config.dropout'"),
+        (ROBOT, "actor.model.override_config={hidden_size: 32} actor.model.hidden_size=48", "hidden_size is 48"),
+        (("env=fake", "model=fake"), "actor.model.lora_rank=4", "this model has no adapters"),
+        (TEXT, "rollout.precision=bf16", "rollout.precision is bf16 and actor.model.precision fp32"),
+        (TEXT, "rollout.cuda_graph_max_bs=4", "enforce_eager true replays nothing"),
+        (TEXT, "rollout.vllm.block_size=16", "rollout.vllm is for an engine"),
+        (TEXT, "actor.model.external_lib=no_such_library", "cannot import 'no_such_library'"),
+        (("env=math", "model=fake_text"), "reward.clip_min=1 reward.clip_max=0", "clip_min 1 is above"),
+        (ROBOT, "reward.clip_min=1", "takes no verifier"),
+        (("env=math", "model=fake_text"), "reward.remote.functions={a: 1}", "functions is set, and enable is false"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(base, key, said):
+    settings = RobotSettings if base == ROBOT else TextSettings
+    keys = re.split(r" (?=actor|reward)", key)
+    with pytest.raises(ConfigError) as failed:
+        settings.from_kwargs(model_of(*keys, base=base))
+    assert said in str(failed.value)
+
+
+def test_an_external_library_is_imported_first(tmp_path, monkeypatch):
+    (tmp_path / "registers_something.py").write_text("import pathlib; pathlib.Path(__file__).with_name('seen').touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    model_of("actor.model.external_lib=[registers_something]", base=("env=fake", "model=fake"))
+    assert (tmp_path / "seen").exists()
+
+
+def test_graphs_are_for_batches_that_are_not_too_large():
+    rollout = config("rollout.enforce_eager=false", "rollout.cuda_graph_max_bs=4").rollout
+    assert [rollout.eager(rows) for rows in (1, 4, 5)] == [False, False, True]
+    assert schema.RolloutConfig(enforce_eager=False).eager(1000) is False
+    assert schema.RolloutConfig().eager(1) is True
+
+
+def test_an_engine_is_told_what_is_set_for_it():
+    said = ("rollout.backend=vllm", "rollout.vllm.block_size=16", "rollout.vllm.enable_chunked_prefill=false",
+            "rollout.vllm.use_flashinfer_sampler=true", "rollout.attention_backend=TRITON_ATTN")  # fmt: skip
+    rollout = config(*said, base=TEXT).rollout
+    wanted = {"block_size": 16, "enable_chunked_prefill": False, "attention_backend": "TRITON_ATTN"}
+    assert options(rollout) == wanted
+    assert engine_process.environment(rollout, None)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+    usual = config("rollout.backend=vllm", base=TEXT).rollout
+    assert options(usual) == {}
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in engine_process.environment(usual, None)
+
+
+def test_rewards_are_clipped_and_functions_are_sent():
+    keys = ("data=a.jsonl", "reward.remote.enable=true", "reward.remote.url=http://a", "reward.clip_min=-5",
+            "reward.clip_max=5", "reward.remote.functions={dance: 0.5}")  # fmt: skip
+    env = config(*keys, base=("env=math", "model=fake_text")).env
+    wanted = {"name": "remote", "url": "http://a", "score_key": "score", "weight": 1.0, "functions": {"dance": 0.5},
+              "clip_min": -5.0, "clip_max": 5.0}  # fmt: skip
+    assert at(env.model_dump(by_alias=True), "train.verifier") == [wanted]
