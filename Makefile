@@ -1,6 +1,7 @@
 # make train   the main job: reinforcement learning on LIBERO-10 with the small embedded policy
 # make test    the test suite (make test ARGS="-m slow" for the long ones)
 # make vulkan  ManiSkill's software renderer (part of make test)
+# make site    the documentation as a site, in site/ (an environment of its own, .venv-docs)
 # Each sets up everything that it needs: .venv, packages, and the renderer's system libraries.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ PY := $(VENV)/bin/python
 RENDERER_PACKAGES := libegl1 libgl1 libosmesa6 libglib2.0-0
 RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
 
-.PHONY: train test setup smollm renderer vulkan docs clean
+.PHONY: train test setup smollm renderer vulkan docs site clean
 
 train: $(VENV)/.installed renderer
 	$(PY) -m embodied.train env=libero_10 $(ARGS)
@@ -87,5 +88,17 @@ vulkan-packages:
 docs: setup
 	$(PY) -m embodied.tools.docs
 
+# Needs no torch: the reference is read from the source. Look at it with: python3 -m http.server -d site
+SITE_PACKAGES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+
+site: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+	@echo "wrote site/. To read it: $(PYTHON) -m http.server -d site"
+
+$(VENV)-docs/.installed: pyproject.toml
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	$(PYTHON) -c '$(SITE_PACKAGES)' | xargs -d '\n' $(VENV)-docs/bin/python -m pip install --quiet
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -42,7 +42,7 @@ def entries() -> Iterator[Entry]:
     for name, value in vars(errors).items():
         if isclass(value) and issubclass(value, EmbodiedError):
             text = cleandoc(value.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-            yield Entry(name, "error", [text, "its message ends with the fix; embodied/errors.py"])
+            yield Entry(name, "error", [text, "its message ends with the fix; docs/troubleshooting.md says more"])
 
 
 def _plain(text: str) -> str:
