@@ -93,7 +93,8 @@ def _compared(
 
 def _checkpoints(config: schema.Config, weights: Weights, optimizer: int) -> Finding:
     one = (weights.trained if weights.trained is not None else weights.all) + optimizer
-    kept = config.runner.checkpoint.max_keep + 1
+    most = config.runner.checkpoint.max_keep
+    kept = (most if most > 0 else max(1, config.runner.max_epochs // max(1, config.runner.save_interval))) + 1
     path = Path(config.runner.logger.log_path).absolute()
     folder = next(p for p in (path, *path.parents) if p.exists())
     why = f"; {kept} checkpoints take about {gib(kept * one)}"

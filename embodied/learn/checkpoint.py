@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -35,7 +35,7 @@ from embodied.errors import CheckpointError, DamagedCheckpointError
 from embodied.files import checksums, sealed
 from embodied.learn.checkpoint_load import raise_if_stopped, reason_of
 from embodied.learn.checkpoint_meta import Meta, check_files, read_meta
-from embodied.learn.snapshot import Snapshot, Stager, snapshot_of
+from embodied.learn.snapshot import PARTS, Snapshot, Stager, snapshot_of
 from embodied.learn.state import Learner
 from embodied.parallel import collectives as ranks
 
@@ -56,15 +56,17 @@ class Checkpoints:
 
     Args:
         folder: ``<run>/checkpoints``.
-        max_keep: how many stay.
+        max_keep: how many stay; -1 = all.
         async_save: write in the background.
+        contents: parts that are saved, see ``runner.checkpoint.save_contents``.
         origin: what each of them says of where its policy comes from (``embodied.learn.origin``), values of JSON.
     """
 
     def __init__(
-        self, folder: Path, max_keep: int, async_save: bool = False, origin: Mapping[str, Any] | None = None
-    ) -> None:
-        self.folder, self._max_keep, self._async = folder, max_keep, async_save
+        self, folder: Path, max_keep: int, async_save: bool = False, origin: Mapping[str, Any] | None = None,
+        contents: Sequence[str] = PARTS,
+    ) -> None:  # fmt: skip
+        self.folder, self._max_keep, self._async, self._contents = folder, max_keep, async_save, contents
         self._origin = dict(origin or {})
         self._thread: ThreadPoolExecutor | None = None
         self._group: dist.ProcessGroup | None = None
@@ -92,7 +94,7 @@ class Checkpoints:
         self.wait()
         thread = self._opened()
         self._kept = None
-        snapshot = snapshot_of(learner, iteration, run_ids or {}, steps, self._origin)
+        snapshot = snapshot_of(learner, iteration, run_ids or {}, steps, self._origin, self._contents)
         if self._async:
             snapshot = self._copied(snapshot)
             self._pending = thread.submit(self._write, snapshot)
@@ -109,7 +111,9 @@ class Checkpoints:
         if self._async:
             self.wait()
             self._kept = None  # so that there are never two of them
-            self._kept = self._copied(snapshot_of(learner, iteration, run_ids or {}, 0, self._origin))
+            self._kept = self._copied(
+                snapshot_of(learner, iteration, run_ids or {}, 0, self._origin, self._contents)
+            )  # fmt: skip
 
     def save_kept(self) -> Path | None:
         """Write what :meth:`keep` has copied last, unless something was saved since; None if there is nothing.
@@ -225,7 +229,8 @@ class Checkpoints:
                 f"cannot write checkpoint {final}: {error}",
                 "free space or fix the permissions, then run the same command again; earlier checkpoints are intact",
             ) from error
-        for old in [path for path in self.all() if place(path) <= place(final)][: -self._max_keep]:
+        older = [path for path in self.all() if place(path) <= place(final)]
+        for old in older[: -self._max_keep] if self._max_keep > 0 else []:
             with suppress(OSError):  # the new one is whole, and the next save tries again
                 _remove(old)
 

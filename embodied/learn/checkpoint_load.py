@@ -6,7 +6,7 @@ Several ranks load each for itself, so that any number of ranks can go on from w
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from embodied.errors import DamagedCheckpointError, EmbodiedError, Stopped
+from embodied.errors import CheckpointError, DamagedCheckpointError, EmbodiedError, Stopped
 from embodied.learn.checkpoint_meta import EARLIER, Meta, check_same_groups, meta_for
 from embodied.learn.checkpoint_reader import Reader
+from embodied.learn.snapshot import PARTS
 from embodied.learn.state import (
     Learner,
     load_optimizer,
@@ -53,14 +54,17 @@ def load(path: Path, policy: Policy) -> Meta:
     return meta
 
 
-def resume(path: Path, learner: Learner) -> Meta:
+def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS) -> Meta:
     """Make ``learner`` and this process's random generators what they were when the checkpoint was saved.
 
     A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do. ``path`` must
     be one folder for all of them, on several machines of a shared file system: rank 0 alone compares checksums.
 
+    Args:
+        contents: parts that are taken (``runner.checkpoint.load_contents``); the others stay as they are.
+
     Raises:
-        CheckpointError: as :func:`load`, or the optimizer's groups are others.
+        CheckpointError: as :func:`load`, or the optimizer's groups are others, or it lacks a part.
     """
     policy, optimizer = learner.policy, learner.optimizer
     device = optimizer.param_groups[0]["params"][0].device
@@ -68,19 +72,32 @@ def resume(path: Path, learner: Learner) -> Meta:
 
     def read() -> tuple[Meta, dict[str, Tensor]]:
         meta = meta_for(path, policy, bytes_too=ranks.here() == 0)  # one rank is enough: its error is everybody's
-        check_same_groups(path, meta, optimizer_tree(policy, optimizer))
+        with_optimizer = "optimizer" in contents
+        if with_optimizer:
+            _check_has_optimizer(path, meta)
+            check_same_groups(path, meta, optimizer_tree(policy, optimizer))
         like: dict[str, Tensor] = dict(trainable(policy))
         pack(learner.state_dict(), "trainer", like)
-        return meta, _read(path, ("policy/", "optimizer/", "trainer/", own), like)
+        parts = ["policy/", "trainer/", *(["optimizer/"] if with_optimizer else [])]
+        return meta, _read(path, (*parts, *([own] if "extra" in contents else [])), like)
 
     meta, tensors = ranks.together(read)
     _check_whole(path, policy, tensors)
     _fill(policy, meta, tensors)
-    load_optimizer(optimizer, unpack(meta.optimizer, tensors))
+    if "optimizer" in contents:
+        load_optimizer(optimizer, unpack(meta.optimizer, tensors))
     learner.load_state_dict(unpack(meta.trainer, tensors))
     generators = {name.removeprefix(own): value for name, value in tensors.items() if name.startswith(own)}
     set_random_state(generators, device)
     return meta
+
+
+def _check_has_optimizer(path: Path, meta: Meta) -> None:
+    if not meta.optimizer:
+        raise CheckpointError(
+            f"checkpoint {path} has no optimizer state: it was saved without (runner.checkpoint.save_contents)",
+            "set runner.checkpoint.load_contents=[model] to go on with an optimizer that begins anew",
+        )
 
 
 def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from embodied.errors import ConfigError
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
 from embodied.learn.engine import Engine, Outcome, Stepping, Taken
-from embodied.learn.passes import until_stopped
+from embodied.learn.passes import offloaded, until_stopped
 from embodied.learn.terms.nll import NllTerm
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.modes import without_dropout
@@ -223,7 +223,8 @@ class Cloner(Stepping):
         records |= {name: values.to(self.device) for name, values in told.items()}
         encoded = self._encode(records["actions"])
         mask = self._mask(samples, chosen).to(self.device)
-        result = self.policy.evaluate({**records, **encoded}, Sampling())
+        with offloaded(self.config.actor.fsdp_config.activation_offload):
+            result = self.policy.evaluate({**records, **encoded}, Sampling())
         logprobs = self._term.chosen(result.logprobs, mask)
         numbers = [name for name in encoded if name in self.policy.spec.categories]
         if places is not None or not numbers:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from embodied.errors import ConfigError
 from embodied.protocols import Policy
 from embodied.schema import LrScheduleConfig, OptimConfig
+
+KERNELS: dict[str, dict[str, bool]] = {
+    "auto": {}, "foreach": {"foreach": True}, "fused": {"fused": True}, "for-loop": {"foreach": False, "fused": False},
+}  # fmt: skip
+"""``actor.optim.impl`` → arguments of torch's Adam."""
+
+FALLS: dict[str, Callable[[float], float]] = {
+    "exponential": lambda x: 2 * 0.5**x - 1,
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: 0.5 * (1 + math.cos(math.pi * x)),
+    "minus_sqrt": lambda x: 1 - math.sqrt(x),
+}
+"""``lr_wsd_decay_style`` → share of the way from the lowest rate to the base one, as Megatron-LM defines them."""
 
 
 def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
@@ -38,6 +52,7 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
         betas=(optim.adam_beta1, optim.adam_beta2),
         eps=optim.adam_eps,
         weight_decay=optim.weight_decay,
+        **KERNELS[optim.impl],
     )
 
 
@@ -80,6 +95,8 @@ class Schedule:
         begin = self._warmup
         if self._config.lr_decay_fraction is not None:
             begin = max(begin, self._end * (1 - self._config.lr_decay_fraction))
+        if self._config.lr_wsd_decay_iters is not None:
+            begin = max(begin, self._end - self._config.lr_wsd_decay_iters)
         done = 1.0 if self._end <= begin else min(max((position - begin) / (self._end - begin), 0.0), 1.0)
         return self._lowest + (1 - self._lowest) * self._shape(done)
 
@@ -91,4 +108,6 @@ class Schedule:
     def _shape(self, done: float) -> float:
         if self._config.lr_decay_style == "linear":
             return 1 - done
+        if self._config.lr_decay_style == "wsd":
+            return FALLS[self._config.lr_wsd_decay_style](done)
         return 0.5 * (1 + math.cos(2 * math.pi * self._config.num_cycles * done))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -140,12 +141,20 @@ class OwnRecords:
         return np.concatenate([np.asarray(result.rows, np.int64) for result in self.results])
 
 
+def offloaded(wanted: bool) -> AbstractContextManager[object]:
+    """Makes a context whose forward passes leave what the backward pass needs in host memory, if that is wanted."""
+    if not wanted or not torch.is_grad_enabled():
+        return nullcontext()
+    return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Makes the forward passes of the policy and of its reference.
 
     Args:
         distribution: ask for the log-probs of all choices of each element, beside that of the recorded one.
+        offload: keep what a backward pass needs in host memory until then.
     """
 
     policy: Policy
@@ -153,8 +162,13 @@ class Evaluator:
     parallel: Replicas
     reference_weights: Reference | None
     distribution: bool
+    offload: bool = False
 
     def __call__(self, records: Mapping[str, Tensor]) -> Evaluation:
+        with offloaded(self.offload):
+            return self._evaluate(records)
+
+    def _evaluate(self, records: Mapping[str, Tensor]) -> Evaluation:
         if self.distribution:
             return self.policy.evaluate(records, self.sampling, distribution=True)
         return self.policy.evaluate(records, self.sampling)

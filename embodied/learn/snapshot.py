@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from embodied.learn.state import Learner, optimizer_tree, pack, random_state, tr
 from embodied.parallel import collectives as ranks
 from embodied.protocols import HasExtraState
 
+PARTS = ("model", "optimizer", "extra")
+"""What a checkpoint may have: what is trained, what the optimizer keeps of it, the states of random generators."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -26,14 +29,16 @@ class Snapshot:
 
 
 def snapshot_of(
-    learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int, origin: dict[str, Any]
-) -> Snapshot:
+    learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int, origin: dict[str, Any],
+    contents: Sequence[str] = PARTS,
+) -> Snapshot:  # fmt: skip
     """Takes what ``learner`` is now; its tensors are not copied. Of several ranks rank 0 has what all have.
 
     Args:
         run_ids: under which the trackers know the run.
         steps: optimizer steps of the next iteration that are done as well.
         origin: what the checkpoint says of where its policy comes from.
+        contents: of :data:`PARTS`, those that it has; it always has the model.
     """
     policy, optimizer = learner.policy, learner.optimizer
     tensors: dict[str, Tensor] = {f"policy/{name}": p.detach() for name, p in trainable(policy)}
@@ -43,7 +48,7 @@ def snapshot_of(
         shapes(policy),
         dict(policy.describe()),
         dict(policy.extra_state()) if isinstance(policy, HasExtraState) else {},
-        pack(optimizer_tree(policy, optimizer), "optimizer", tensors),
+        pack(optimizer_tree(policy, optimizer), "optimizer", tensors) if "optimizer" in contents else {},
         pack(learner.state_dict(), "trainer", tensors),
         dict(run_ids),
         ranks.count(),
@@ -53,7 +58,8 @@ def snapshot_of(
     rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
     if rank != 0:  # what is not sharded is the same on all
         tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
-    return Snapshot(tensors | {f"rng/{rank}/{name}": state for name, state in random_state(device).items()}, meta)
+    generators = random_state(device) if "extra" in contents else {}
+    return Snapshot(tensors | {f"rng/{rank}/{name}": state for name, state in generators.items()}, meta)
 
 
 class Stager:

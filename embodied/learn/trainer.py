@@ -91,7 +91,8 @@ class Trainer(Stepping):
         self._score = Scorer(setup, self.reward, self._objective, without_gradients)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         distribution = Need.DISTRIBUTION in self._objective.needs | self._score.needs
-        self._evaluate = Evaluator(self.policy, self.sampling, self._parallel, self._reference, distribution)
+        offload = self.actor.fsdp_config.activation_offload
+        self._evaluate = Evaluator(self.policy, self.sampling, self._parallel, self._reference, distribution, offload)
 
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,

@@ -116,11 +116,12 @@ class Group:
         return f"rank {self.rank}: " if self.size > 1 else ""
 
     @contextmanager
-    def connected(self, on_gpu: bool, timeout_s: float) -> Iterator[None]:
+    def connected(self, on_gpu: bool, timeout_s: float, init_timeout_s: float | None = None) -> Iterator[None]:
         """Connects the processes for the time of the block: gloo between CPUs, NCCL between GPUs.
 
         Args:
             timeout_s: how long a process waits for the others in a collective, seconds.
+            init_timeout_s: how long it waits for them to come; None = the same.
 
         Raises:
             RankError: a process did not come.
@@ -130,9 +131,9 @@ class Group:
             return
         import torch.distributed as dist
 
-        patience = timedelta(seconds=timeout_s)
+        patience, to_come = timedelta(seconds=timeout_s), timedelta(seconds=init_timeout_s or timeout_s)
         with _collective(self):
-            store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=patience))
+            store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=to_come))
             self._store = dist.PrefixStore("embodied", store)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",

@@ -24,6 +24,7 @@ from embodied.errors import ConfigError, RanksDifferError
 from embodied.parallel.group import Group
 from embodied.protocols import Policy
 from embodied.schema import AlgorithmConfig, FsdpConfig
+from embodied.schema.actor import OF_SHARDS, WrapPolicyConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SHOWN = 5  # names that an error lists
@@ -134,15 +135,22 @@ def make_parallel(
     if group.size == 1:
         if strategy == "fsdp2":
             notes.append("fsdp2 shards nothing in one process")
-        return Replicas(policy, group, notes)
+        return Replicas(policy, group, [*notes, *_without_effect(fsdp)])
     if strategy == "auto":
         trained = [p.requires_grad for _, p in policy.named_parameters()]
         strategy = "fsdp2" if all(trained) and not algorithm.use_kl_in_reward else "replicate"
         notes.append(f"{group.size} processes, {strategy}: {sum(trained)} of {len(trained)} weights are trained")
     if strategy == "replicate":
-        return Replicas(policy, group, notes)
+        return Replicas(policy, group, [*notes, *_without_effect(fsdp)])
     _check_can_shard(policy, fsdp, algorithm, device)
     return Shards(policy, fsdp, group, device, notes)
+
+
+def _without_effect(fsdp: FsdpConfig) -> list[str]:
+    """Says which keys are of fsdp2 alone, where each process holds all of the policy."""
+    given, usual = fsdp.model_dump(), FsdpConfig().model_dump()
+    keys = [f"actor.fsdp_config.{name}" for name in OF_SHARDS if given[name] != usual[name]]
+    return [f"without effect, as each process holds the whole policy: {', '.join(keys)}"] if keys else []
 
 
 def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, device: torch.device) -> None:
@@ -176,10 +184,10 @@ def _shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devi
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": _precision(fsdp),
-        "offload_policy": CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=fsdp.offload_pin_memory) if fsdp.cpu_offload else OffloadPolicy(),
         "ignored_params": set() if fsdp.shard_frozen else {p for p in policy.parameters() if not p.requires_grad},
     }
-    units = [m for m in shard_modules(policy) if m is not policy]
+    units = [m for m in units_of(policy, fsdp.wrap_policy) if m is not policy]
     for unit in units:
         fully_shard(unit, reshard_after_forward=fsdp.reshard_after_forward, **options)
     fully_shard(policy, reshard_after_forward=False, **options)
@@ -200,6 +208,31 @@ def _precision(fsdp: FsdpConfig) -> Any:
         reduce_dtype=DTYPES[mixed.reduce_dtype] if mixed.reduce_dtype else None,
         cast_forward_inputs=False,  # log-probs at action time are an input, and must stay as they are
     )
+
+
+def units_of(policy: nn.Module, wrap: WrapPolicyConfig) -> list[nn.Module]:
+    """Returns the modules whose weights are gathered together, outer ones before those in them.
+
+    Raises:
+        ConfigError: the policy has no module of a class that is named.
+    """
+    names = wrap.transformer_layer_cls_to_wrap
+    if names is None:
+        found = shard_modules(policy)
+    else:
+        found = [module for module in policy.modules() if type(module).__name__ in names]
+        if absent := set(names) - {type(module).__name__ for module in found}:
+            classes = sorted({type(module).__name__ for layers in _lists(policy) for module in layers})
+            raise ConfigError(
+                f"actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap names {', '.join(sorted(absent))}, and "
+                f"{type(policy).__name__} has no such module",
+                f"name one of its layers' classes: {', '.join(classes) or 'it has no lists'}; or leave it out",
+            )
+    return [module for module in found if sum(p.numel() for p in module.parameters()) >= wrap.min_num_params]
+
+
+def _lists(module: nn.Module) -> list[nn.ModuleList]:
+    return [found for found in module.modules() if isinstance(found, nn.ModuleList)]
 
 
 def shard_modules(policy: nn.Module) -> list[nn.Module]:

@@ -72,7 +72,14 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
             policy, device = build_policy(checked)
     else:
         device = device_of(checked)
-    with processes.connected(device.type == "cuda", config.cluster.timeout_s):
+    cluster, connects = config.cluster, "nccl" if device.type == "cuda" else "gloo"
+    if processes.size > 1 and cluster.distributed_backend not in (None, connects):
+        raise ConfigError(
+            f"cluster.distributed_backend is {cluster.distributed_backend}, and the device is {device.type}, whose "
+            f"processes {connects} connects",
+            "leave cluster.distributed_backend out",
+        )
+    with processes.connected(device.type == "cuda", cluster.timeout_s, cluster.init_timeout_s):
         check_same_weights(policy, processes)
         learners = processes.of("train")
         sharding = make_parallel(policy, config.actor.fsdp_config, config.algorithm, learners, device)

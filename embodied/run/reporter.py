@@ -22,6 +22,7 @@ from embodied.observe.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
 from embodied.protocols import Cell
 from embodied.run.newest import earlier
+from embodied.run.profiling import profiled
 from embodied.run.reports import Reports
 from embodied.runtime.signals import StopSignal
 from embodied.schema import RunnerConfig
@@ -51,17 +52,19 @@ class Reporter:
         self.reports = Reports(Path(runner.logger.log_path), runner.logger.report and processes.is_main, console)
 
     @contextmanager
-    def running(self, iteration: int, look: Look) -> Iterator[None]:
-        """Starts times and estimates of a run that has done ``iteration`` iterations, and shows its panel while it
-        goes on.
+    def running(self, iteration: int, look: Look) -> Iterator[Callable[[], None]]:
+        """Starts times and estimates of a run that has done ``iteration`` iterations, and shows its panel and profiles
+        it while it goes on. Gives what is to be called at the end of each iteration.
 
         Args:
             look: finds the newest files of the run.
         """
         self.begin(iteration)
-        rows = earlier(Path(self._runner.logger.log_path), iteration) if self.processes.is_main else []
-        with self.console.panel(str(self._runner.experiment_name), look, rows):
-            yield
+        folder, rank = Path(self._runner.logger.log_path), self.processes.rank
+        rows = earlier(folder, iteration) if self.processes.is_main else []
+        profile = profiled(self._runner.profiler, folder, rank, self.console.say)
+        with self.console.panel(str(self._runner.experiment_name), look, rows), profile as ended:
+            yield ended
 
     def begin(self, iteration: int) -> None:
         """Starts times and estimates anew, after ``iteration`` iterations."""

@@ -97,7 +97,7 @@ def train(
     runner = checked.config.runner
     with stop.cut_short():
         iteration = _resume(checked, trainer, reporter, saves)
-    with reporter.running(iteration, newest_of(checked)), closing(collector), suppress(Stopped):
+    with reporter.running(iteration, newest_of(checked)) as ended, closing(collector), suppress(Stopped):
         if iteration < runner.max_epochs or trainer.unlogged:
             collector.open(stop)
         reporter.begin(iteration)
@@ -119,6 +119,7 @@ def train(
             _log(reporter, iteration, trainer.unlogged | found)  # before the save: a resumed run repeats what it lacks
             trainer.unlogged = {}
             saves.save_if_due(iteration)
+            ended()
     return saves.finish(iteration, whole=not trainer.cut_short)
 
 

@@ -9,6 +9,7 @@ from embodied.errors import RunFolderError
 from embodied.learn import checkpoint_load
 from embodied.learn.checkpoint import Checkpoints, place
 from embodied.learn.origin import Origin
+from embodied.learn.snapshot import PARTS
 from embodied.learn.state import Learner
 from embodied.parallel import collectives
 from embodied.parallel.sharding import Parallel
@@ -31,7 +32,7 @@ class Saves:
         runner = config.runner
         kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
         path = folder.path / "checkpoints"
-        self.checkpoints = Checkpoints(path, kept.max_keep, kept.async_save, origin.as_json())
+        self.checkpoints = Checkpoints(path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents)
         self._folder, self._runner, self._learner, self._sharding = folder.path, runner, learner, sharding
         self._reporter = reporter
         self._saved: tuple[int, int] | None = (0, 0)
@@ -48,10 +49,12 @@ class Saves:
         found = collectives.of_first(self._to_resume)
         if found is not None:
             with self._reporter.console.progress(f"loading {found}", brief=True):
-                meta = checkpoint_load.resume(found, self._learner)
+                meta = checkpoint_load.resume(found, self._learner, self._runner.checkpoint.load_contents)
             iteration, ids = meta.iteration, meta.trackers
             self._sharding.check()
             self._reporter.console.say(f"going on after iteration {iteration}, from {found}")
+            if missing := [part for part in PARTS if part not in self._runner.checkpoint.load_contents]:
+                self._reporter.console.say(f"begun anew (runner.checkpoint.load_contents): {', '.join(missing)}")
             if text := rescheduled(self._earlier, self._config, iteration):
                 self._reporter.console.say(text)
             self._saved = (iteration, meta.steps)

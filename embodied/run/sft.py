@@ -76,7 +76,7 @@ def train(
     with stop.cut_short():
         iteration, ids = saves.resume()
         reporter.open_trackers(iteration, ids, checked.composed.resolved)
-    with reporter.running(iteration, newest_of(checked)), closing(evaluator), suppress(Stopped):
+    with reporter.running(iteration, newest_of(checked)) as ended, closing(evaluator), suppress(Stopped):
         while iteration < runner.max_epochs:
             reporter.sections.reset()
             steps = config.sft.steps_per_iteration - cloner.steps_done
@@ -93,6 +93,7 @@ def train(
             # Before the save, so that a stop leaves no checkpoint of an iteration that was not logged.
             reporter.log(iteration, metrics.with_sft_times(found, reporter.sections, samples))
             saves.save_if_due(iteration)
+            ended()
     return saves.finish(iteration, cloner.steps_done)
 
 

@@ -71,6 +71,7 @@ def check(config: schema.Config, processes: Group) -> None:
             f"actor.fsdp_config.fsdp_size {size} does not divide the {learners.size} processes of the run",
             "set it to a divisor (the processes of one machine), or to -1 for all of them",
         )
+    _check_cluster(config.cluster, processes)
     for what, count in counts.items():
         if count % hosts.size:
             raise ConfigError(
@@ -84,6 +85,49 @@ def check(config: schema.Config, processes: Group) -> None:
             "be idle",
             f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
         )
+
+
+def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
+    """Refuses another number of machines or processes than there are, and components with processes of their own."""
+    size, here = processes.size, processes.local_size
+    machines, start = size // here, "torchrun --nnodes={} --nproc-per-node={} -m embodied.train …"
+    for key, wanted, there, what in (
+        ("num_nodes", cluster.num_nodes, machines, "machines"),
+        ("num_gpus_per_node", cluster.num_gpus_per_node, here, "processes on each machine"),
+    ):
+        if wanted not in (None, there):
+            command = start.format(cluster.num_nodes or machines, cluster.num_gpus_per_node or here)
+            raise ConfigError(
+                f"cluster.{key} is {wanted}, and the run has {there} {what}",
+                f"start it with {command}, or leave cluster.{key} out",
+            )
+    placed = cluster.component_placement
+    if not isinstance(placed, dict):
+        return
+    for component, where in placed.items():
+        if _ranks(component, where, size) != set(range(size)):
+            raise ConfigError(
+                f"cluster.component_placement gives {component} {where}, and each of the {size} processes hosts "
+                "simulators, acts and trains",
+                "set it to all; env.render_gpus chooses GPUs for simulators, rollout.backend an engine of its own",
+            )
+
+
+def _ranks(component: str, where: str | int | list[int], size: int) -> set[int]:
+    if isinstance(where, list):
+        return set(where)
+    if where == "all":
+        return set(range(size))
+    found: set[int] = set()
+    try:
+        for part in str(where).split(","):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise ConfigError(
+            f"cluster.component_placement gives {component} {where!r}", "write all, a number, 0-3, or a list"
+        ) from None
+    return found
 
 
 def check_queues(side: EnvSide, config: schema.Config, processes: Group) -> None:

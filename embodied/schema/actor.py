@@ -47,6 +47,11 @@ class OptimConfig(Section):
     adam_eps: float = Field(1e-5, gt=0, description="Adam's epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
     clip_grad: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    impl: Literal["auto", "foreach", "fused", "for-loop"] = Field(
+        "auto",
+        description="How torch steps: foreach = many tensors at once, fused = in one kernel, for-loop = one after the "
+        "other; they round differently. auto = torch's choice (foreach on a GPU, for-loop on a CPU).",
+    )
     ema_decay: float | None = Field(
         None,
         gt=0,
@@ -64,8 +69,17 @@ class LrScheduleConfig(Section):
         0.0, ge=0, lt=1, description="The same as a share of the run (runner.max_epochs)."
     )
     lr_warmup_init: float = Field(0.0, ge=0, description="Learning rate of the policy from which it rises.")
-    lr_decay_style: Literal["constant", "cosine", "linear"] = Field(
-        "constant", description="How the learning rates fall after that. Both groups follow the same shape."
+    lr_decay_style: Literal["constant", "cosine", "linear", "wsd"] = Field(
+        "constant",
+        description="How the learning rates fall after that; wsd = they stay, and fall in the last iterations alone "
+        "(lr_wsd_decay_iters). Both groups follow the same shape.",
+    )
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = Field(
+        "exponential",
+        description="wsd: how they fall, with x from 0 to 1: 2 · 0.5^x − 1, 1 − x, (1 + cos πx) / 2, 1 − √x.",
+    )
+    lr_wsd_decay_iters: float | None = Field(
+        None, gt=0, description="wsd: iterations in which they fall; null = lr_decay_fraction says it."
     )
     lr_decay_iters: float | None = Field(
         None, gt=0, description="Iteration at which the lowest rate is reached; null = runner.max_epochs."
@@ -109,12 +123,39 @@ class MixedPrecisionConfig(Section):
     )
 
 
+class WrapPolicyConfig(Section):
+    transformer_layer_cls_to_wrap: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="fsdp2: class names of the modules whose weights are gathered together; null = what the policy "
+        "says, else the elements of its lists of modules.",
+    )
+    min_num_params: int = Field(
+        0, ge=0, description="fsdp2: a module with fewer weights than this is gathered with the rest of the policy."
+    )
+
+
+class AutocastConfig(Section):
+    enabled: bool = Field(
+        False, description="Compute in a lower number format than the weights have: what actor.model.precision does."
+    )
+    precision: Precision | None = Field(
+        None, description="The format; has to be actor.model.precision where enabled is true, and says nothing else."
+    )
+
+
 class FsdpConfig(Section):
     strategy: Literal["auto", "replicate", "fsdp2", "fsdp"] = Field(
         "auto",
         description="How several processes share the policy. replicate = each holds all of it, gradients are added up; "
         "fsdp2 (or fsdp) = each holds a part, weights are gathered layer by layer; auto = fsdp2 if all of the policy "
-        "is trained, else (LoRA) replicate. One process always holds all of it.",
+        "is trained, else (LoRA) replicate. One process always holds all of it, and a run says which keys have no "
+        "effect then.",
+    )
+    sharding_strategy: Literal["full_shard", "shard_grad_op", "hybrid_shard", "no_shard"] | None = Field(
+        None,
+        description="The same in FSDP1's words, null = not said: full_shard and hybrid_shard (with fsdp_size) = fsdp2, "
+        "shard_grad_op = fsdp2 with reshard_after_forward=false, no_shard = replicate.",
     )
     reshard_after_forward: bool = Field(
         True, description="fsdp2: free a layer's gathered weights after its forward pass and gather them again for the "
@@ -122,6 +163,19 @@ class FsdpConfig(Section):
     )  # fmt: skip
     cpu_offload: bool = Field(
         False, description="fsdp2: keep the parts, and the optimizer's state, in the memory of the host; slower."
+    )
+    offload_pin_memory: bool = Field(
+        True, description="fsdp2 with cpu_offload: the memory of the host is pinned, from which copies are faster."
+    )
+    gradient_checkpointing: bool | None = Field(
+        None,
+        description="Compute layers again in the backward pass, so that their activations need no memory; null = what "
+        "actor.model.gradient_checkpointing says, for which it is another name.",
+    )
+    activation_offload: bool = Field(
+        False,
+        description="Keep what the backward pass needs in the memory of the host until then; slower, less memory of a "
+        "GPU, the same numbers.",
     )
     enable_gradient_accumulation: bool = Field(
         False,
@@ -137,6 +191,15 @@ class FsdpConfig(Section):
         False, description="fsdp2: share out weights that are not trained as well; false = each process holds them all."
     )
     mixed_precision: MixedPrecisionConfig = MixedPrecisionConfig()
+    amp_autocast: AutocastConfig = AutocastConfig()
+    wrap_policy: WrapPolicyConfig = WrapPolicyConfig()
+
+
+OF_SHARDS = (
+    "reshard_after_forward", "cpu_offload", "offload_pin_memory", "enable_gradient_accumulation", "fsdp_size",
+    "shard_frozen", "mixed_precision", "wrap_policy",
+)  # fmt: skip
+"""Keys of ``actor.fsdp_config`` that say how shards are held."""
 
 
 class TokenizerConfig(Section):
@@ -168,6 +231,11 @@ class ActorConfig(Section):
         ge=1,
         description="CPU threads of the policy's process while it trains and the simulators wait; null = "
         "runner.num_threads. Another number rounds differently.",
+    )
+    use_torch_compile: bool | None = Field(
+        None,
+        description="Compile the policy's layers; null = what actor.model.torch_compile says, for which it is another "
+        "name.",
     )
     sequence_packing: bool = Field(
         True, description="Text: a pass computes texts end to end, without padding; always so."

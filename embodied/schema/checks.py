@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from embodied.errors import ConfigError, unknown_name
-from embodied.schema.actor import FsdpConfig, ModelConfig, Precision
+from embodied.schema.actor import OF_SHARDS, FsdpConfig, ModelConfig, Precision
 from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
 from embodied.schema.fixed import check_fixed
+from embodied.schema.other_names import check_said
 from embodied.schema.rollout_checks import check_engine, check_generation, check_schedule_of_rollouts
 from embodied.schema.runner import RunnerConfig
 from embodied.schema.text_checks import check_lengths, check_order, check_unused
@@ -50,6 +51,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     algorithm = config.algorithm
     yield partial(check_fixed, config)
     yield partial(check_effect, config)
+    yield partial(check_said, config)
     yield partial(_check_patterns, config.actor.model)
     yield partial(_check_workers, config)
     yield partial(check_lengths, config)
@@ -177,7 +179,7 @@ def _check_batches(config: Config) -> None:
 
 def _check_fsdp(fsdp: FsdpConfig, precision: Precision) -> None:
     usual = FsdpConfig(strategy=fsdp.strategy)
-    changed = [name for name in FsdpConfig.model_fields if getattr(fsdp, name) != getattr(usual, name)]
+    changed = [name for name in OF_SHARDS if getattr(fsdp, name) != getattr(usual, name)]
     if fsdp.strategy == "replicate" and changed:
         raise ConfigError(
             f"actor.fsdp_config.strategy is replicate, and {', '.join(changed)} of it are for fsdp2",

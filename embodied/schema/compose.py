@@ -162,10 +162,27 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
         raise _composition_error(error, overrides, config_dirs) from None
     finally:
         GlobalHydra.instance().clear()
+    _check_hydra(OmegaConf.to_container(config.hydra, resolve=False))
     choices = {"hydra": {"runtime": {"choices": dict(config.hydra.runtime.choices)}}}
     with open_dict(config):
         del config["hydra"]  # only hydra's launcher can resolve the references in it
     return {**OmegaConf.to_container(config, resolve=False), **choices}  # type: ignore[dict-item]
+
+
+def _check_hydra(hydra: Any) -> None:
+    """Refuses folders of hydra's launcher, which is not used. Raises :class:`ConfigError`."""
+    told, record = hydra["run"]["dir"], hydra["output_subdir"]
+    if told != "." and "${now:" not in told:  # hydra's own default has the time
+        raise ConfigError(
+            f"hydra.run.dir is {told}, and a run stays in the folder in which it was started",
+            "set runner.output_dir, the folder of all runs, or runner.logger.log_path, that of this one; or leave "
+            "hydra.run.dir out",
+        )
+    if record not in (None, ".hydra"):
+        raise ConfigError(
+            f"hydra.output_subdir is {record}, and a run leaves its configuration in config.yaml of its folder",
+            "leave hydra.output_subdir out, or set it to null",
+        )
 
 
 def _search_path(folder: str) -> str:

@@ -16,6 +16,7 @@ from embodied.errors import ConfigError
 from embodied.schema.config import Config
 from embodied.schema.data import DataConfig
 from embodied.schema.env import EnvSideConfig
+from embodied.schema.other_names import said
 from embodied.schema.reward import RewardConfig, RewardType
 from embodied.targets import load_target
 
@@ -41,7 +42,7 @@ def derived(config: Config, given: Sequence[str] = ()) -> Changes:
     Raises:
         ConfigError: two keys say the same.
     """
-    found: Changes = {}
+    found: Changes = said(config, given)
     runner, data = config.runner, config.data
     if runner.max_steps >= 0:
         found["runner.max_epochs"] = min(runner.max_epochs, runner.max_steps)

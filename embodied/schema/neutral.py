@@ -8,22 +8,14 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.schema.links import MISSING, at
+from embodied.schema.neutral_run import MEGATRON as _MEGATRON
+from embodied.schema.neutral_run import RUN, Neutral
 from embodied.targets import load_target
 
-
-class Neutral(NamedTuple):
-    """What a key may say, beside null."""
-
-    values: tuple[Any, ...]
-    why: str
-    fix: str = ""  # beside leaving it out
-
-
-_MEGATRON = "there is no Megatron backend"
 _SPLIT = f"{_MEGATRON}, and no layer is split over devices"
 _KERNEL = f"it chooses a kernel of Megatron, and {_MEGATRON}"
 _EXPERTS = f"{_MEGATRON}, and experts are computed where their layer is"
@@ -104,6 +96,7 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
 }
 NEUTRAL: Mapping[str, Neutral] = {
     **{f"actor.model.{name}": neutral for name, neutral in _UNDER_MODEL.items()},
+    **RUN,
     "algorithm.max_staleness": Neutral((0,), "an iteration's episodes are always acted with the present weights"),
     "env.enable_offload": Neutral(
         (False,),

@@ -71,9 +71,49 @@ class LoggerConfig(Section):
     )
 
 
+CheckpointPart = Literal["model", "optimizer", "extra"]
+
+
+class ProfilerConfig(Section):
+    enable: bool = Field(
+        False,
+        description="Record some iterations with torch's profiler; profile/ in the run folder has a trace of each "
+        "process, which ui.perfetto.dev opens. Recorded iterations are slower.",
+    )
+    wait_steps: int = Field(1, ge=0, description="Iterations before it begins.")
+    warmup_steps: int = Field(1, ge=0, description="Iterations that it watches and does not record.")
+    active_steps: int = Field(1, ge=1, description="Iterations that it records.")
+    rank_filter: list[Annotated[int, Field(ge=0)]] = Field(
+        [0], description="Processes (ranks) that record; [] = all of them."
+    )
+    record_shapes: bool = Field(False, description="Record the shapes of tensors.")
+    profile_memory: bool = Field(False, description="Record what memory tensors take.")
+    with_stack: bool = Field(False, description="Record where in the code each operation was called.")
+    with_modules: bool = Field(False, description="Record the modules that operations belong to.")
+
+
 class CheckpointConfig(Section):
-    max_keep: int = Field(
-        3, ge=1, description="How many checkpoints stay; older ones are deleted after a newer one is complete."
+    max_keep: Annotated[int, Field(ge=1)] | Literal[-1] = Field(
+        3,
+        description="How many checkpoints stay; older ones are deleted after a newer one is complete. -1 = all stay.",
+    )
+    save_contents: list[CheckpointPart] = Field(
+        ["model", "optimizer", "extra"],
+        description="Parts of a checkpoint: model = what is trained, with the counters of the run; optimizer = what "
+        "Adam keeps, twice as much; extra = the states of random generators. Only with all three a run goes on to the "
+        "same bits.",
+    )
+    load_contents: list[CheckpointPart] = Field(
+        ["model", "optimizer", "extra"], description="Parts that a resumed run takes; the others begin anew."
+    )
+    save_mode: Literal["async", "sync"] | None = Field(
+        None, description="async = async_save true, sync = false; null = what async_save says."
+    )
+    save_interval_epochs: int | None = Field(
+        None,
+        ge=0,
+        description="Another name of runner.save_interval, because an iteration is an epoch: 0 = only at the end; null "
+        "= what runner.save_interval says.",
     )
     async_save: bool = Field(
         True,
@@ -204,6 +244,7 @@ class RunnerConfig(Section):
     )
     logger: LoggerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
+    profiler: ProfilerConfig = ProfilerConfig()
 
 
 class ClusterConfig(Section):
@@ -212,4 +253,34 @@ class ClusterConfig(Section):
         gt=0,
         description="How long a process waits for the others of its run (torchrun) before it gives up; longer than any "
         "rollout takes.",
+    )
+    distributed_timeout_minutes: float | None = Field(
+        None, gt=0, description="The same in minutes; null = what timeout_s says."
+    )
+    init_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="How long the first process waits for the others to come before it gives up; null = timeout_s.",
+    )
+    distributed_backend: Literal["gloo", "nccl"] | None = Field(
+        None,
+        description="What connects the processes. It follows from the device, nccl between GPUs and gloo between CPUs, "
+        "and another value is refused; null = not said.",
+    )
+    num_nodes: int | None = Field(
+        None,
+        ge=1,
+        description="Machines of the run. torchrun starts a process on each, and another number is refused; null = not "
+        "said.",
+    )
+    num_gpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        description="Processes on each machine, one a GPU. torchrun starts them, and another number is refused; null = "
+        "not said.",
+    )
+    component_placement: Literal["all"] | dict[str, str | int | list[int]] | None = Field(
+        None,
+        description="Which processes do what: all, or {actor: all, rollout: 0-3}, with ranges and lists. Each process "
+        "hosts simulators, acts and trains, so each component has to have all of them; null = not said.",
     )

@@ -1,0 +1,52 @@
+"""Records some iterations of a run with torch's profiler (``runner.profiler``): ``<run>/profile/rank0.json.gz``.
+
+with profiled(config, folder, rank, say) as step:
+    …            an iteration
+    step()       it has ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from embodied.errors import RunFolderError
+from embodied.schema.runner import ProfilerConfig
+
+
+@contextmanager
+def profiled(
+    config: ProfilerConfig, folder: Path, rank: int, say: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
+    """Yields what is to be called at the end of each iteration. Without ``enable`` and for other ranks it does nothing.
+
+    Args:
+        folder: the run's.
+
+    Raises:
+        RunFolderError: the trace cannot be written.
+    """
+    if not config.enable or (config.rank_filter and rank not in config.rank_filter):
+        yield lambda: None
+        return
+    from torch.profiler import profile, schedule
+
+    file = folder / "profile" / f"rank{rank}.json.gz"
+
+    def write(recorded: profile) -> None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            recorded.export_chrome_trace(str(file))
+        except (OSError, RuntimeError) as error:
+            raise RunFolderError(
+                f"cannot write the profile {file}: {error}", "free space, or set runner.profiler.enable=false"
+            ) from error
+        say(f"profile of {config.active_steps} iterations: {file} (ui.perfetto.dev opens it)")
+
+    with profile(
+        schedule=schedule(wait=config.wait_steps, warmup=config.warmup_steps, active=config.active_steps, repeat=1),
+        on_trace_ready=write, record_shapes=config.record_shapes, profile_memory=config.profile_memory,
+        with_stack=config.with_stack, with_modules=config.with_modules,
+    ) as profiler:  # fmt: skip
+        yield profiler.step

@@ -1,0 +1,95 @@
+"""The same as ``neutral.py`` for the run, its processes and its optimizer: what their keys may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Neutral(NamedTuple):
+    """What a key may say, beside null."""
+
+    values: tuple[Any, ...]
+    why: str
+    fix: str = ""  # beside leaving it out
+
+
+MEGATRON = "there is no Megatron backend"
+_SHARED = "the policy acts and learns in one copy, so that its weights are needed at all times"
+_HOST = "set actor.fsdp_config.strategy=fsdp2 and cpu_offload=true, which keep shards and optimizer in host memory"
+_SLAB = "records stand in shared memory, and no queue carries them"
+_ADAM = "Adam keeps something of what is trained alone: of adapters, little"
+_REFERENCE = "the reference is a copy of what is trained alone: of adapters, little"
+_FSDP = "set actor.fsdp_config.strategy"
+_BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one before it computes"
+_UPLOAD = "a run sends nothing over the network but to its trackers"
+_SEND = "send the checkpoint's folder, or what embodied.tools.export writes, with a program of the service"
+RUN: Mapping[str, Neutral] = {
+    "actor.training_backend": Neutral(("fsdp", "fsdp2"), MEGATRON, _FSDP),
+    "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
+    "actor.spec_name": Neutral((), MEGATRON, _FSDP),
+    "actor.group_name": Neutral(
+        ("ActorGroup",), "the process that trains is the one of the command, and its lines have no name of its own",
+        "set runner.experiment_name",
+    ),
+    "actor.channel.name": Neutral(("env_buffer", "embodied"), "records stand in env.channel's memory until the update"),
+    "actor.channel.queue_name": Neutral(("replay_buffer",), _SLAB),
+    "actor.channel.queue_size": Neutral((0,), _SLAB),
+    "actor.enable_offload": Neutral((False,), _SHARED, _HOST),
+    "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
+    "actor.offload_grad": Neutral((False,), "gradients are freed after each optimizer step"),
+    "actor.offload_optimizer": Neutral((False,), _ADAM, _HOST),
+    "actor.offload_reference": Neutral((False,), _REFERENCE, _HOST),
+    "actor.calculate_flops": Neutral(
+        (False,), "operations are always counted, and told as a share of what the device can do",
+        "set runner.peak_tflops=measure for time/train_mfu",
+    ),
+    "actor.fsdp_config.forward_prefetch": Neutral(
+        (False,), "fsdp2 gathers the next layer while one computes, as far as the host is ahead of the GPU"
+    ),
+    "actor.fsdp_config.backward_prefetch": Neutral(
+        ("backward_pre",), "fsdp2 gathers the next layer of the backward pass while one computes"
+    ),
+    "actor.fsdp_config.mixed_precision.buffer_dtype": Neutral((), "fsdp2 leaves buffers in their own number format"),
+    "actor.fsdp_config.use_liger_kernel": Neutral(
+        (False,), "Liger's kernels replace layers of networks from transformers, and the networks here are its own or "
+        "are changed for packed texts", "set actor.use_torch_compile=true (OpenVLA-OFT)",
+    ),
+    "actor.optim.use_distributed_optimizer": Neutral((False,), f"{MEGATRON}; fsdp2 shares the optimizer out", _FSDP),
+    "actor.optim.overlap_grad_reduce": Neutral((False,), _BUCKETS, _FSDP),
+    "actor.optim.overlap_param_gather": Neutral((False,), _BUCKETS, _FSDP),
+    "actor.optim.overlap_param_gather_with_optimizer_step": Neutral((False,), _BUCKETS, _FSDP),
+    "actor.optim.optimizer_enable_pin": Neutral((False,), MEGATRON, "set actor.fsdp_config.offload_pin_memory"),
+    "actor.optim.weight_decay_incr_style": Neutral(("constant",), "weight decay stays as it is over a run"),
+    "actor.megatron.ddp_bucket_size": Neutral((), MEGATRON),
+    "actor.megatron.ckpt_format": Neutral(("torch",), MEGATRON),
+    "actor.megatron.use_dist_ckpt": Neutral((False,), MEGATRON),
+    "actor.megatron.tp_comm_bootstrap_backend": Neutral(("nccl", "gloo"), MEGATRON),
+    "actor.megatron.tp_comm_overlap_cfg": Neutral((), MEGATRON),
+    "actor.megatron.use_hf_ckpt": Neutral((False,), MEGATRON, "set actor.model.model_path to the Hugging Face folder"),
+    **{
+        f"actor.megatron.ckpt.{name}": Neutral((), MEGATRON)
+        for name in ("model", "model_type", "save_path", "use_gpu_num", "use_gpu_index", "process_num")
+    },
+    "runner.checkpoint.export_safetensors": Neutral(
+        (False,), "a checkpoint has what is trained", "run python -m embodied.tools.export CHECKPOINT afterwards"
+    ),
+    "runner.checkpoint.upload_hf": Neutral((False,), _UPLOAD, _SEND),
+    "runner.checkpoint.hf_repo_name": Neutral((), _UPLOAD, _SEND),
+    "runner.checkpoint.upload_s3": Neutral((False,), _UPLOAD, _SEND),
+    "runner.checkpoint.s3_bucket": Neutral((), _UPLOAD, _SEND),
+    "runner.checkpoint.s3_prefix": Neutral((), _UPLOAD, _SEND),
+    "runner.weight_sync_dtype": Neutral((), "weights reach what generates in the policy's own number format"),
+    "runner.weight_sync_interval": Neutral((1,), "each iteration acts with the weights that the one before has left"),
+    "runner.profiler.nsys": Neutral(
+        (False,), "no phases are marked for Nsight Systems", "set runner.profiler.enable=true for torch's profiler"
+    ),
+    "runner.run_id": Neutral(
+        ("",), "a run is known by its name, and a tracker gives it an id", "set runner.experiment_name"
+    ),
+    "runner.trace_verbosity": Neutral(
+        (0,), "rollouts are traced or not", "set rollout.trace=true, and see embodied.tools.report"
+    ),
+    "runner.logger.tensorboard_queue_size": Neutral((10,), "the numbers of an iteration are written at once"),
+}  # fmt: skip
+"""Key → what it may say, and why nothing else."""

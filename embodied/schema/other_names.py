@@ -1,0 +1,124 @@
+"""Keys that say in other words what another key says: each is null, or gives that key its value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from embodied.errors import ConfigError
+from embodied.schema.config import Config
+from embodied.targets import load_target
+
+Values = Mapping[str, Any]
+"""Dotted key → its value."""
+
+_SHARDED = {"strategy": "fsdp2", "reshard_after_forward": True}
+STRATEGIES: Mapping[str, Values] = {
+    "full_shard": _SHARDED,
+    "hybrid_shard": _SHARDED,
+    "shard_grad_op": {"strategy": "fsdp2", "reshard_after_forward": False},
+    "no_shard": {"strategy": "replicate"},
+}
+"""FSDP1's name → keys of ``actor.fsdp_config``."""
+
+SAID: Mapping[str, Callable[[Any], Values]] = {
+    "runner.checkpoint.save_mode": lambda mode: {"runner.checkpoint.async_save": mode == "async"},
+    "runner.checkpoint.save_interval_epochs": lambda epochs: {"runner.save_interval": epochs or -1},
+    "cluster.distributed_timeout_minutes": lambda minutes: {"cluster.timeout_s": 60 * minutes},
+    "actor.fsdp_config.sharding_strategy": lambda name: {
+        f"actor.fsdp_config.{key}": value for key, value in STRATEGIES[name].items()
+    },
+    "actor.fsdp_config.gradient_checkpointing": lambda on: {"actor.model.gradient_checkpointing": on},
+    "actor.use_torch_compile": lambda on: {"actor.model.torch_compile": on},
+}
+"""Key → what its value says."""
+
+
+def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of the keys that are said in other words.
+
+    Args:
+        given: keys that stand on the command line.
+
+    Raises:
+        ConfigError: the command line has both and they differ, or the model has no such key.
+    """
+    found: dict[str, Any] = {}
+    for key, says in SAID.items():
+        if (value := _at(config, key)) is None:
+            continue
+        for target, asked in says(value).items():
+            if target.startswith("actor.model.") and not _taken(config, target):
+                if asked:
+                    raise ConfigError(
+                        f"{key} is {_told(value)}, and {config.actor.model.target} takes no {target}",
+                        f"leave {key} out, or choose a model that has it, e.g. model=openvla_oft",
+                    )
+                continue
+            now = _at(config, target)
+            if target in given and now != asked:
+                raise ConfigError(
+                    f"{key} is {_told(value)}, which is {target} {_told(asked)}, and {target} is {_told(now)}",
+                    "leave one of the two out",
+                )
+            found[target] = asked
+    return found
+
+
+def check_said(config: Config) -> None:
+    """Refuses what can only be said as it is. Raises :class:`ConfigError`."""
+    fsdp, precision = config.actor.fsdp_config, config.actor.model.precision
+    autocast = fsdp.amp_autocast
+    if autocast.enabled and autocast.precision not in (None, precision):
+        raise ConfigError(
+            f"actor.fsdp_config.amp_autocast is enabled with {autocast.precision}, and actor.model.precision is "
+            f"{precision}, which is the format that is computed in",
+            f"set actor.model.precision={autocast.precision}",
+        )
+    if autocast.enabled and precision == "fp32":
+        raise ConfigError(
+            "actor.fsdp_config.amp_autocast is enabled, and actor.model.precision is fp32",
+            "set actor.model.precision=bf16, or leave amp_autocast out",
+        )
+    if fsdp.sharding_strategy == "hybrid_shard" and fsdp.fsdp_size < 0:
+        raise ConfigError(
+            "actor.fsdp_config.sharding_strategy is hybrid_shard, and fsdp_size -1: how many processes share one copy?",
+            "set actor.fsdp_config.fsdp_size to the processes of one machine",
+        )
+    for name in ("save_contents", "load_contents"):
+        if "model" not in getattr(config.runner.checkpoint, name):
+            raise ConfigError(
+                f"runner.checkpoint.{name} has no model", f"add it: runner.checkpoint.{name}=[model,optimizer,extra]"
+            )
+    sched = config.actor.lr_sched
+    if sched.lr_decay_style == "wsd" and sched.lr_wsd_decay_iters is None and sched.lr_decay_fraction is None:
+        raise ConfigError(
+            "actor.lr_sched.lr_decay_style is wsd, and nothing says how long the rates fall",
+            "set actor.lr_sched.lr_wsd_decay_iters, or lr_decay_fraction",
+        )
+    if sched.lr_decay_style != "wsd" and sched.lr_wsd_decay_iters is not None:
+        raise ConfigError(
+            f"actor.lr_sched.lr_wsd_decay_iters is set, and lr_decay_style is {sched.lr_decay_style}",
+            "set actor.lr_sched.lr_decay_style=wsd, or leave lr_wsd_decay_iters out",
+        )
+
+
+def _at(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        extra = getattr(found, "model_extra", None) or {}
+        found = extra[part] if part in extra else getattr(found, part, None)
+    return found
+
+
+def _taken(config: Config, key: str) -> bool:
+    model = config.actor.model
+    if key.rpartition(".")[2] in (model.model_extra or {}):
+        return True
+    parameters = inspect.signature(load_target(model.target, "actor.model._target_")).parameters
+    return key.rpartition(".")[2] in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _told(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,271 @@
+"""Keys of other systems for the run, its processes, its checkpoints and its optimizer: what each does, or why not."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from embodied import schema, train
+from embodied.errors import CheckpointError, ConfigError
+from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint_load import resume
+from embodied.learn.optimizer import Schedule, make_optimizer
+from embodied.learn.passes import offloaded
+from embodied.parallel.group import Group
+from embodied.parallel.sharding import make_parallel, units_of
+from embodied.run.shares import check
+from embodied.schema import table
+from embodied.schema.actor import WrapPolicyConfig
+from embodied.schema.compose import compose
+from embodied.schema.links import at
+from embodied.schema.neutral import NEUTRAL
+from embodied.testing import FakePolicy
+
+HERE = Path(__file__).parent
+CONFIG = str(HERE / "config")
+FAKE = ("env=fake", "model=fake")
+TINY = ("env=fake", "model=openvla_oft_tiny")
+RUN = (
+    *FAKE, "tracker=jsonl", "runner.logger.report=false", "runner.device=cpu", "env.num_workers=1",
+    "env.train.total_num_envs=4", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=6",
+    "runner.save_interval=1", "runner.experiment_name=run", "--config-dir", CONFIG,
+)  # fmt: skip
+
+
+def config(*overrides: str, base: tuple[str, ...] = FAKE) -> schema.Config:
+    return compose([*base, *overrides], "train", [CONFIG]).config
+
+
+def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
+    with pytest.raises(ConfigError) as failed:
+        config(*overrides, base=base)
+    return str(failed.value)
+
+
+def test_every_key_of_the_share_is_answered():
+    known = {key.name for key in table.keys()} | set(NEUTRAL) | {"hydra.run.dir", "hydra.output_subdir"}  # noqa: SIM118
+    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(), delimiter="\t")
+    ours = {key for row in rows for key in row["our_key"].split(" + ")}
+    ours = {key for key in ours if key.startswith(("cluster", "hydra", "runner", "actor"))}
+    ours -= {key for key in ours if key.startswith(("actor.model", "actor.tokenizer"))}
+    assert len(ours) > 130
+    assert sorted(ours - known - {"hydra.searchpath"}) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "value"),
+    [
+        ("runner.checkpoint.save_mode=sync", "runner.checkpoint.async_save", False),
+        ("runner.checkpoint.save_interval_epochs=4", "runner.save_interval", 4),
+        ("runner.checkpoint.save_interval_epochs=0", "runner.save_interval", -1),
+        ("cluster.distributed_timeout_minutes=2", "cluster.timeout_s", 120.0),
+        ("actor.fsdp_config.sharding_strategy=NO_SHARD", "actor.fsdp_config.strategy", "replicate"),
+        ("actor.fsdp_config.sharding_strategy=full_shard", "actor.fsdp_config.strategy", "fsdp2"),
+        ("actor.fsdp_config.sharding_strategy=shard_grad_op", "actor.fsdp_config.reshard_after_forward", False),
+        ("actor.fsdp_config.gradient_checkpointing=true", "actor.model.gradient_checkpointing", True),
+        ("actor.use_torch_compile=true", "actor.model.torch_compile", True),
+    ],
+)
+def test_a_key_in_other_words_says_the_same(said, key, value):
+    assert at(config(said, base=TINY).model_dump(by_alias=True), key) == value
+
+
+def test_two_keys_that_say_different_things_are_refused():
+    assert "leave one of the two out" in refused(
+        "runner.checkpoint.save_mode=sync", "runner.checkpoint.async_save=true"
+    )
+    config("runner.checkpoint.save_mode=sync", "runner.checkpoint.async_save=false")
+    assert "takes no actor.model.torch_compile" in refused("actor.use_torch_compile=true")
+    config("actor.use_torch_compile=false", "actor.fsdp_config.gradient_checkpointing=false")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("actor.fsdp_config.amp_autocast.enabled=true", "set actor.model.precision=bf16"),
+        ("actor.fsdp_config.sharding_strategy=hybrid_shard", "how many processes share one copy"),
+        ("runner.checkpoint.save_contents=[optimizer]", "has no model"),
+        ("actor.lr_sched.lr_decay_style=wsd", "how long the rates fall"),
+        ("actor.lr_sched.lr_wsd_decay_iters=2", "set actor.lr_sched.lr_decay_style=wsd"),
+        ("hydra.run.dir=elsewhere", "set runner.output_dir"),
+        ("hydra.output_subdir=record", "leaves its configuration in config.yaml"),
+        ("actor.training_backend=megatron", "there is no Megatron backend"),
+        ("actor.offload_weight=true", "acts and learns in one copy"),
+        ("runner.checkpoint.upload_s3=true", "sends nothing over the network"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(overrides, said):
+    assert said in refused(*overrides.split())
+
+
+def test_what_is_so_anyway_is_taken():
+    config("hydra.run.dir=.", "hydra.output_subdir=null", "actor.training_backend=fsdp", "actor.enable_offload=false",
+           "actor.fsdp_config.amp_autocast.enabled=false", "actor.fsdp_config.amp_autocast.precision=bf16",
+           "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_nodes": 2}, "torchrun --nnodes=2 --nproc-per-node=2 -m embodied.train"),
+        ({"num_gpus_per_node": 8}, "torchrun --nnodes=1 --nproc-per-node=8 -m embodied.train"),
+        ({"component_placement": {"actor": "0-1", "rollout": "0"}}, "gives rollout 0, and each of the 2 processes"),
+        ({"component_placement": {"actor": "first"}}, "write all, a number, 0-3, or a list"),
+        ({"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor,env": "all", "rollout": [0, 1]}}, ""),
+        ({"component_placement": "all"}, ""),
+    ],
+)
+def test_processes_are_those_that_torchrun_started(given, said):
+    own = config()
+    own = own.model_copy(update={"cluster": schema.ClusterConfig(**given)})
+    if not said:
+        check(own, Group(0, 2, 0, 2))
+        return
+    with pytest.raises(ConfigError) as failed:
+        check(own, Group(0, 2, 0, 2))
+    assert said in str(failed.value)
+
+
+def test_the_rates_of_warmup_stable_decay():
+    optim = schema.OptimConfig(lr=1.0)
+    at_places = {}
+    for style in ("exponential", "linear", "cosine", "minus_sqrt"):
+        sched = schema.LrScheduleConfig(
+            lr_decay_style="wsd", lr_wsd_decay_style=style, lr_wsd_decay_iters=4, min_lr_ratio=0.1, lr_warmup_iters=1
+        )
+        schedule = Schedule(optim, sched, 10)
+        assert [schedule.factor(place) for place in (0.5, 1, 3, 6, 10, 12)] == pytest.approx([0.5, 1, 1, 1, 0.1, 0.1])
+        at_places[style] = (schedule.factor(7) - 0.1) / 0.9
+    assert at_places["linear"] == pytest.approx(0.75)
+    assert at_places["cosine"] == pytest.approx(0.853553, abs=1e-5)
+    assert at_places["exponential"] == pytest.approx(2 * 0.5**0.25 - 1)
+    assert at_places["minus_sqrt"] == pytest.approx(0.5)
+
+
+def test_the_optimizers_kernels():
+    made = {impl: make_optimizer(FakePolicy(), schema.OptimConfig(impl=impl)).defaults
+            for impl in ("auto", "foreach", "fused", "for-loop")}  # fmt: skip
+    assert {impl: (own["foreach"], own["fused"]) for impl, own in made.items()} == {
+        "auto": (None, None), "foreach": (True, None), "fused": (None, True), "for-loop": (False, False),
+    }  # fmt: skip
+
+
+class Layer(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(2), Layer(8)])
+        self.head = nn.Linear(8, 8)
+
+
+def test_which_modules_are_gathered_together():
+    policy = Layered()
+    assert units_of(policy, WrapPolicyConfig()) == [*policy.layers]
+    named = WrapPolicyConfig(transformer_layer_cls_to_wrap=["Linear"])
+    assert units_of(policy, named) == [policy.layers[0].linear, policy.layers[1].linear, policy.head]
+    assert units_of(policy, WrapPolicyConfig(min_num_params=70)) == [policy.layers[1]]
+    with pytest.raises(ConfigError, match="name one of its layers' classes: Layer"):
+        units_of(policy, WrapPolicyConfig(transformer_layer_cls_to_wrap=["LlamaDecoderLayer", "Linear"]))
+
+
+def test_a_run_says_which_keys_of_shards_have_no_effect():
+    fsdp = schema.FsdpConfig(reshard_after_forward=False, wrap_policy=WrapPolicyConfig(min_num_params=3))
+    found = make_parallel(FakePolicy(), fsdp, schema.AlgorithmConfig(), Group(), torch.device("cpu"))
+    assert found.notes == [
+        "without effect, as each process holds the whole policy: actor.fsdp_config.reshard_after_forward, "
+        "actor.fsdp_config.wrap_policy"
+    ]
+    usual = make_parallel(FakePolicy(), schema.FsdpConfig(), schema.AlgorithmConfig(), Group(), torch.device("cpu"))
+    assert usual.notes == []
+
+
+def test_what_the_backward_pass_needs_is_kept_on_the_host_with_the_same_gradients(monkeypatch):
+    packed: list[int] = []
+    real = torch.autograd.graph.save_on_cpu.__init__
+
+    def counting(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        real(self, pin_memory)
+        packed.append(1)
+
+    monkeypatch.setattr(torch.autograd.graph.save_on_cpu, "__init__", counting)
+    gradients = []
+    for wanted in (False, True):
+        x = torch.linspace(-1, 1, 7).requires_grad_()
+        with offloaded(wanted):
+            y = (x.sin() * x.exp()).sum()
+        y.backward()
+        gradients.append(x.grad)
+        with torch.no_grad(), offloaded(wanted):
+            pass
+    assert torch.equal(*gradients)
+    assert packed == [1]
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_out_and_takes_parts_of_checkpoints_and_profiles_itself(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    parts = ("runner.checkpoint.save_contents=[model]", "runner.checkpoint.max_keep=-1")
+    profile = ("runner.profiler.enable=true", "runner.profiler.wait_steps=0", "runner.profiler.with_stack=true",
+               "actor.fsdp_config.activation_offload=true")  # fmt: skip
+    assert train.main([*RUN, *parts, *profile, "runner.max_epochs=4", "runner.max_steps=4"]) == 0
+    run = Path("runs/run")
+    assert len([*(run / "checkpoints").iterdir()]) == 4, "all of them stay"
+    trace = json.loads(gzip.decompress((run / "profile/rank0.json.gz").read_bytes()))
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert "ProfilerStep#1" in names
+    assert "ProfilerStep#2" not in names
+    assert "aten::linear" in names or "aten::addmm" in names or "aten::mm" in names
+    files = json.loads((run / "checkpoints/000004/meta.json").read_text())
+    assert files["optimizer"] == {}
+    capsys.readouterr()
+    assert train.main([*RUN, *parts, "runner.max_epochs=5"]) != 0
+    assert "set runner.checkpoint.load_contents=[model]" in capsys.readouterr().err
+    assert train.main([*RUN, *parts, "runner.checkpoint.load_contents=[model]", "runner.max_epochs=5"]) == 0
+    assert "begun anew (runner.checkpoint.load_contents): optimizer, extra" in capsys.readouterr().out
+    assert rows(run)[-1]["step"] == 5
+
+
+def test_offloading_and_profiling_change_no_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = ("runner.profiler.enable=true", "runner.profiler.wait_steps=0", "runner.profiler.warmup_steps=0",
+            "actor.fsdp_config.activation_offload=true", "runner.checkpoint.save_mode=sync")  # fmt: skip
+    assert train.main([*RUN, "runner.max_epochs=2"]) == 0
+    assert train.main([*RUN, *told, "runner.max_epochs=2", "runner.experiment_name=other"]) == 0
+    sums = [json.loads(Path(f"runs/{name}/checkpoints/000002/meta.json").read_text())["checksums"]["__0_0.distcp"]
+            for name in ("run", "other")]  # fmt: skip
+    assert sums[0] == sums[1]
+
+
+def test_parts_of_a_checkpoint_that_are_not_taken_stay_as_they_are(tmp_path):
+    from learn.learner import trained
+
+    saved, fresh = trained(), trained(seed=1)
+    generator = torch.get_rng_state()
+    path = Checkpoints(tmp_path, 3).save(saved, 1)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    state = {id(p): dict(s) for p, s in fresh.optimizer.state.items()}
+    resume(path, fresh, ["model"])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {id(p): dict(s) for p, s in fresh.optimizer.state.items()}.keys() == state.keys()
+    assert all(torch.equal(a, b) for a, b in zip(saved.policy.parameters(), fresh.policy.parameters(), strict=True))
+    resume(path, fresh)
+    assert torch.equal(torch.get_rng_state(), generator)
+    without = Checkpoints(tmp_path / "model", 3, contents=["model"]).save(saved, 1)
+    with pytest.raises(CheckpointError, match="has no optimizer state"):
+        resume(without, fresh)
