@@ -92,6 +92,7 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.fsdp_config.amp_autocast.enabled=true", "set actor.model.precision=bf16"),
         ("actor.fsdp_config.sharding_strategy=hybrid_shard", "how many processes share one copy"),
         ("runner.checkpoint.save_contents=[optimizer]", "has no model"),
+        ("runner.checkpoint.max_keep=0", "set it to 1 or more"),
         ("actor.lr_sched.lr_decay_style=wsd", "how long the rates fall"),
         ("actor.lr_sched.lr_wsd_decay_iters=2", "set actor.lr_sched.lr_decay_style=wsd"),
         ("hydra.run.dir=elsewhere", "set runner.output_dir"),

@@ -86,6 +86,8 @@ def check_said(config: Config) -> None:
             "actor.fsdp_config.sharding_strategy is hybrid_shard, and fsdp_size -1: how many processes share one copy?",
             "set actor.fsdp_config.fsdp_size to the processes of one machine",
         )
+    if config.runner.checkpoint.max_keep == 0:
+        raise ConfigError("runner.checkpoint.max_keep is 0", "set it to 1 or more, or to -1 to keep all checkpoints")
     for name in ("save_contents", "load_contents"):
         if "model" not in getattr(config.runner.checkpoint, name):
             raise ConfigError(

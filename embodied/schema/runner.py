@@ -93,8 +93,9 @@ class ProfilerConfig(Section):
 
 
 class CheckpointConfig(Section):
-    max_keep: Annotated[int, Field(ge=1)] | Literal[-1] = Field(
+    max_keep: int = Field(
         3,
+        ge=-1,
         description="How many checkpoints stay; older ones are deleted after a newer one is complete. -1 = all stay.",
     )
     save_contents: list[CheckpointPart] = Field(
