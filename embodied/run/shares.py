@@ -101,9 +101,8 @@ def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
                 f"cluster.{key} is {wanted}, and the run has {there} {what}",
                 f"start it with {command}, or leave cluster.{key} out",
             )
-    placed = cluster.component_placement
-    if not isinstance(placed, dict):
-        return
+    placed = cluster.component_placement or {}
+    placed = placed if isinstance(placed, dict) else {"each component": placed}
     for component, where in placed.items():
         if _ranks(component, where, size) != set(range(size)):
             raise ConfigError(

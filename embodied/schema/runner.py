@@ -280,7 +280,7 @@ class ClusterConfig(Section):
         description="Processes on each machine, one a GPU. torchrun starts them, and another number is refused; null = "
         "not said.",
     )
-    component_placement: Literal["all"] | dict[str, str | int | list[int]] | None = Field(
+    component_placement: str | dict[str, str | int | list[int]] | None = Field(
         None,
         description="Which processes do what: all, or {actor: all, rollout: 0-3}, with ranges and lists. Each process "
         "hosts simulators, acts and trains, so each component has to have all of them; null = not said.",
