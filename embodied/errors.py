@@ -150,9 +150,19 @@ class Stopped(BaseException):
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` for the nearest of ``known``, else an empty string."""
+    """`` Did you mean 'x'?`` for the nearest of ``known``, else an empty string.
+
+    >>> did_you_mean("value_hed", ["value_head"]), did_you_mean("max_lr", ["min_lr"])
+    (" Did you mean 'value_head'?", '')
+    """
     near = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    return f" Did you mean '{near[0]}'?" if near and _is_slip(got, near[0]) else ""
+
+
+def _is_slip(got: str, meant: str) -> bool:
+    """Whether one is a slip of the other, and no other word."""
+    begins = got.startswith(meant) or meant.startswith(got)
+    return begins or difflib.SequenceMatcher(None, meant, got).ratio() >= 0.75
 
 
 def unknown_name(what: str, got: str, known: Iterable[str], key: str) -> UnknownNameError:

@@ -64,7 +64,7 @@ def test_every_key_of_the_share_is_answered():
     [
         ("runner.checkpoint.save_mode=sync", "runner.checkpoint.async_save", False),
         ("runner.checkpoint.save_interval_epochs=4", "runner.save_interval", 4),
-        ("runner.checkpoint.save_interval_epochs=0", "runner.save_interval", -1),
+        ("runner.checkpoint.save_interval_epochs=0", "runner.save_interval", 2),
         ("cluster.distributed_timeout_minutes=2", "cluster.timeout_s", 120.0),
         ("actor.fsdp_config.sharding_strategy=NO_SHARD", "actor.fsdp_config.strategy", "replicate"),
         ("actor.fsdp_config.sharding_strategy=full_shard", "actor.fsdp_config.strategy", "fsdp2"),
@@ -96,6 +96,10 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.lr_sched.lr_decay_style=wsd", "how long the rates fall"),
         ("actor.lr_sched.lr_wsd_decay_iters=2", "set actor.lr_sched.lr_decay_style=wsd"),
         ("hydra.run.dir=elsewhere", "set runner.output_dir"),
+        ("hydra.job.chdir=true", "hydra's launcher, which is not used"),
+        ("actor.fsdp_config.offload_pin_memory=false", "set actor.fsdp_config.cpu_offload=true"),
+        ("actor.lr_sched.lr_wsd_decay_style=linear", "set actor.lr_sched.lr_decay_style=wsd"),
+        ("actor.channel.name=other", "the memory of env.channel"),
         ("hydra.output_subdir=record", "leaves its configuration in config.yaml"),
         ("actor.training_backend=megatron", "there is no Megatron backend"),
         ("actor.offload_weight=true", "acts and learns in one copy"),
@@ -109,7 +113,26 @@ def test_what_cannot_be_is_refused_with_the_reason(overrides, said):
 def test_what_is_so_anyway_is_taken():
     config("hydra.run.dir=.", "hydra.output_subdir=null", "actor.training_backend=fsdp", "actor.enable_offload=false",
            "actor.fsdp_config.amp_autocast.enabled=false", "actor.fsdp_config.amp_autocast.precision=bf16",
-           "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1")  # fmt: skip
+           "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1",
+           "actor.fsdp_config.mixed_precision.buffer_dtype=fp32", "env.channel.name=mine",
+           "actor.channel.name=mine")  # fmt: skip
+
+
+def test_rlinfs_own_way_to_say_that_each_process_holds_the_whole_policy():
+    said = ("actor.fsdp_config.strategy=fsdp", "actor.fsdp_config.sharding_strategy=no_shard",
+            "actor.fsdp_config.enable_gradient_accumulation=true",
+            "actor.fsdp_config.mixed_precision.param_dtype=fp32")  # fmt: skip
+    assert config(*said).actor.fsdp_config.strategy == "replicate"
+
+
+def test_search_paths_of_hydra_and_of_the_command_are_both_looked_at(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "env").mkdir(parents=True)
+        (tmp_path / name / "env" / f"{name}.yaml").write_text("_target_: embodied.testing.FakeEnv\nhorizon: 7\n")
+    path = f"hydra.searchpath=['file://{tmp_path}/one']"
+    for name in ("one", "two"):
+        found = compose([path, f"env={name}", "model=fake"], "train", [CONFIG, str(tmp_path / "two")]).config
+        assert found.env.train.model_extra == {"horizon": 7}
 
 
 @pytest.mark.parametrize(

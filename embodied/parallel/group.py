@@ -134,6 +134,7 @@ class Group:
         patience, to_come = timedelta(seconds=timeout_s), timedelta(seconds=init_timeout_s or timeout_s)
         with _collective(self):
             store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=to_come))
+            store.set_timeout(patience)
             self._store = dist.PrefixStore("embodied", store)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",

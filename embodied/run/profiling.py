@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from embodied.errors import RunFolderError
 from embodied.schema.runner import ProfilerConfig
 
 
@@ -21,11 +20,10 @@ def profiled(
 ) -> Iterator[Callable[[], None]]:
     """Yields what is to be called at the end of each iteration. Without ``enable`` and for other ranks it does nothing.
 
+    A trace that cannot be written is said, and the run goes on.
+
     Args:
         folder: the run's.
-
-    Raises:
-        RunFolderError: the trace cannot be written.
     """
     if not config.enable or (config.rank_filter and rank not in config.rank_filter):
         yield lambda: None
@@ -39,9 +37,8 @@ def profiled(
             file.parent.mkdir(parents=True, exist_ok=True)
             recorded.export_chrome_trace(str(file))
         except (OSError, RuntimeError) as error:
-            raise RunFolderError(
-                f"cannot write the profile {file}: {error}", "free space, or set runner.profiler.enable=false"
-            ) from error
+            say(f"the profile was not written: {error}")
+            return
         say(f"profile of {config.active_steps} iterations: {file} (ui.perfetto.dev opens it)")
 
     with profile(

@@ -13,6 +13,7 @@ from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
 from embodied.schema.fixed import check_fixed
+from embodied.schema.foreign_values import other_name
 from embodied.schema.other_names import check_said
 from embodied.schema.rollout_checks import check_engine, check_generation, check_schedule_of_rollouts
 from embodied.schema.runner import RunnerConfig
@@ -119,7 +120,9 @@ def _check_answers(runner: RunnerConfig) -> None:
 
 def _check_loss(algorithm: AlgorithmConfig) -> None:
     if "." not in algorithm.loss_type and algorithm.loss_type not in LOSSES:
-        raise unknown_name("loss type", algorithm.loss_type, LOSSES, "algorithm.loss_type")
+        error = unknown_name("loss type", algorithm.loss_type, LOSSES, "algorithm.loss_type")
+        told = other_name("algorithm.loss_type", algorithm.loss_type)
+        raise type(error)(error.message + told, error.remedy) if told else error
 
 
 def _check_levels(algorithm: AlgorithmConfig) -> None:
@@ -180,6 +183,12 @@ def _check_batches(config: Config) -> None:
 def _check_fsdp(fsdp: FsdpConfig, precision: Precision) -> None:
     usual = FsdpConfig(strategy=fsdp.strategy)
     changed = [name for name in OF_SHARDS if getattr(fsdp, name) != getattr(usual, name)]
+    same_format = fsdp.mixed_precision.param_dtype in (None, precision) and fsdp.mixed_precision.reduce_dtype is None
+    as_ever = {
+        "enable_gradient_accumulation",
+        *(["mixed_precision"] if same_format else []),
+    }  # replicate always does so
+    changed = [name for name in changed if name not in as_ever]
     if fsdp.strategy == "replicate" and changed:
         raise ConfigError(
             f"actor.fsdp_config.strategy is replicate, and {', '.join(changed)} of it are for fsdp2",

@@ -129,6 +129,11 @@ def _expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] =
         if (group := key.lstrip("+").partition("@")[0]) in GROUPS:
             value = in_known_case(value, group_options(group, folders))
             override = f"{key}{equals}{value}"
+        if key.lstrip("+~").startswith("hydra.") and key.lstrip("+~") not in OF_HYDRA:
+            raise ConfigError(
+                f"{key} is a key of hydra's launcher, which is not used",
+                f"leave it out; taken are {', '.join(OF_HYDRA)}",
+            )
         if not equals and not key.startswith("~"):
             raise ConfigError(
                 f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2"
@@ -153,7 +158,10 @@ def _expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] =
 def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> dict[str, Any]:
     search: list[str] = []
     if config_dirs:
-        search = [f"hydra.searchpath=[{','.join(map(_search_path, config_dirs))}]"]
+        own = [o for o in overrides if o.lstrip("+").partition("=")[0] == SEARCH]
+        overrides = [o for o in overrides if o not in own]
+        told = [o.partition("=")[2].strip().removeprefix("[").removesuffix("]") for o in own]
+        search = [f"{SEARCH}=[{','.join([*filter(None, told), *map(_search_path, config_dirs)])}]"]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("embodied.config", version_base="1.3"):
@@ -167,6 +175,11 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
     with open_dict(config):
         del config["hydra"]  # only hydra's launcher can resolve the references in it
     return {**OmegaConf.to_container(config, resolve=False), **choices}  # type: ignore[dict-item]
+
+
+SEARCH = "hydra.searchpath"
+OF_HYDRA = (SEARCH, "hydra.run.dir", "hydra.output_subdir")
+"""Keys of hydra that mean something without its launcher."""
 
 
 def _check_hydra(hydra: Any) -> None:

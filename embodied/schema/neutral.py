@@ -149,7 +149,8 @@ def without_neutral(mapping: Mapping[str, Any]) -> dict[str, Any]:
         section, _, name = key.rpartition(".")
         if section in takes and takes[section](name):
             continue
-        if value is not None and not any(_same(value, one) for one in neutral.values):
+        values = (*neutral.values, *([at(mapping, neutral.same_as)] if neutral.same_as else []))
+        if value is not None and not any(_same(value, one) for one in values):
             raise _refused(key, value, neutral, at(mapping, f"{section}._target_"))
         found = _without(found, key)
     return found

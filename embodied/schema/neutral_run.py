@@ -12,6 +12,7 @@ class Neutral(NamedTuple):
     values: tuple[Any, ...]
     why: str
     fix: str = ""  # beside leaving it out
+    same_as: str = ""  # key whose value it may have, too
 
 
 MEGATRON = "there is no Megatron backend"
@@ -32,12 +33,16 @@ RUN: Mapping[str, Neutral] = {
         ("ActorGroup",), "the process that trains is the one of the command, and its lines have no name of its own",
         "set runner.experiment_name",
     ),
-    "actor.channel.name": Neutral(("env_buffer", "embodied"), "records stand in env.channel's memory until the update"),
+    "actor.channel.name": Neutral(
+        (), "records stand in the memory of env.channel until the update", same_as="env.channel.name"
+    ),
     "actor.channel.queue_name": Neutral(("replay_buffer",), _SLAB),
     "actor.channel.queue_size": Neutral((0,), _SLAB),
     "actor.enable_offload": Neutral((False,), _SHARED, _HOST),
     "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
-    "actor.offload_grad": Neutral((False,), "gradients are freed after each optimizer step"),
+    "actor.offload_grad": Neutral(
+        (False,), "acting makes no gradients, and those of an update are freed when the next begins"
+    ),
     "actor.offload_optimizer": Neutral((False,), _ADAM, _HOST),
     "actor.offload_reference": Neutral((False,), _REFERENCE, _HOST),
     "actor.calculate_flops": Neutral(
@@ -48,9 +53,11 @@ RUN: Mapping[str, Neutral] = {
         (False,), "fsdp2 gathers the next layer while one computes, as far as the host is ahead of the GPU"
     ),
     "actor.fsdp_config.backward_prefetch": Neutral(
-        ("backward_pre",), "fsdp2 gathers the next layer of the backward pass while one computes"
+        ("backward_pre", "pre"), "fsdp2 gathers the next layer of the backward pass while one computes"
     ),
-    "actor.fsdp_config.mixed_precision.buffer_dtype": Neutral((), "fsdp2 leaves buffers in their own number format"),
+    "actor.fsdp_config.mixed_precision.buffer_dtype": Neutral(
+        ("fp32",), "fsdp2 leaves buffers in their own number format, fp32"
+    ),
     "actor.fsdp_config.use_liger_kernel": Neutral(
         (False,), "Liger's kernels replace layers of networks from transformers, and the networks here are its own or "
         "are changed for packed texts", "set actor.use_torch_compile=true (OpenVLA-OFT)",

@@ -21,10 +21,12 @@ STRATEGIES: Mapping[str, Values] = {
     "no_shard": {"strategy": "replicate"},
 }
 """FSDP1's name → keys of ``actor.fsdp_config``."""
+GENERATION = ("actor.fsdp_config.strategy", "fsdp")
+"""Says which FSDP is meant where ``sharding_strategy`` stands beside it, and not how weights are shared out."""
 
 SAID: Mapping[str, Callable[[Any], Values]] = {
     "runner.checkpoint.save_mode": lambda mode: {"runner.checkpoint.async_save": mode == "async"},
-    "runner.checkpoint.save_interval_epochs": lambda epochs: {"runner.save_interval": epochs or -1},
+    "runner.checkpoint.save_interval_epochs": lambda epochs: {"runner.save_interval": epochs} if epochs else {},
     "cluster.distributed_timeout_minutes": lambda minutes: {"cluster.timeout_s": 60 * minutes},
     "actor.fsdp_config.sharding_strategy": lambda name: {
         f"actor.fsdp_config.{key}": value for key, value in STRATEGIES[name].items()
@@ -57,7 +59,7 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
                     )
                 continue
             now = _at(config, target)
-            if target in given and now != asked:
+            if target in given and now != asked and (target, now) != GENERATION:
                 raise ConfigError(
                     f"{key} is {_told(value)}, which is {target} {_told(asked)}, and {target} is {_told(now)}",
                     "leave one of the two out",
@@ -93,7 +95,17 @@ def check_said(config: Config) -> None:
             raise ConfigError(
                 f"runner.checkpoint.{name} has no model", f"add it: runner.checkpoint.{name}=[model,optimizer,extra]"
             )
+    if not fsdp.offload_pin_memory and not fsdp.cpu_offload:
+        raise ConfigError(
+            "actor.fsdp_config.offload_pin_memory is false, and cpu_offload too: nothing is kept on the host",
+            "set actor.fsdp_config.cpu_offload=true, or leave offload_pin_memory out",
+        )
     sched = config.actor.lr_sched
+    if sched.lr_decay_style != "wsd" and sched.lr_wsd_decay_style != "exponential":
+        raise ConfigError(
+            f"actor.lr_sched.lr_wsd_decay_style is set, and lr_decay_style is {sched.lr_decay_style}",
+            "set actor.lr_sched.lr_decay_style=wsd, or leave lr_wsd_decay_style out",
+        )
     if sched.lr_decay_style == "wsd" and sched.lr_wsd_decay_iters is None and sched.lr_decay_fraction is None:
         raise ConfigError(
             "actor.lr_sched.lr_decay_style is wsd, and nothing says how long the rates fall",

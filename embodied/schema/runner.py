@@ -113,8 +113,8 @@ class CheckpointConfig(Section):
     save_interval_epochs: int | None = Field(
         None,
         ge=0,
-        description="Another name of runner.save_interval, because an iteration is an epoch: 0 = only at the end; null "
-        "= what runner.save_interval says.",
+        description="Another name of runner.save_interval, because an iteration is an epoch; 0 and null = what "
+        "runner.save_interval says.",
     )
     async_save: bool = Field(
         True,

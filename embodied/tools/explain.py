@@ -17,6 +17,8 @@ from inspect import cleandoc, isclass
 from embodied import errors
 from embodied.errors import ConfigError, EmbodiedError, did_you_mean
 from embodied.observe.metrics import METRICS
+from embodied.schema import foreign
+from embodied.schema.foreign_hints import hint
 from embodied.schema.table import keys
 
 MOST = 40
@@ -36,6 +38,8 @@ def entries() -> Iterator[Entry]:
     """Yields everything that can be explained."""
     for key in keys():
         lines = [key.meaning, f"type: {_plain(key.type)}", f"default: {_plain(key.default)}"]
+        if others := foreign.answered(key.name):
+            lines.append(f"answers: {others}")
         yield Entry(key.name, "key", lines)
     for name, meaning in METRICS.items():
         yield Entry(name, "metric", [meaning])
@@ -57,6 +61,8 @@ def explain(name: str) -> list[Entry]:
     """
     known = {entry.name: entry for entry in entries()}
     wanted = name.partition("=")[0].lstrip("+")
+    if wanted not in known and (told := hint(wanted).strip()):
+        return [Entry(wanted, "key of another system", [told])]
     if wanted in known:
         return [known[wanted]]
     found = [entry for entry in known.values() if wanted.lower() in entry.name.lower()]

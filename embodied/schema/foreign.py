@@ -1,0 +1,131 @@
+"""Keys of other systems (RLinf, verl, ROLL, Cosmos-RL), and which of ours answer them.
+
+The tables: ``foreign_keys.tsv`` has the keys that their documents explain, ``foreign_more.tsv`` those that only their
+recipes have. One row says: system, key, class, our key (``A + B`` answer together, ``-`` none), meaning (of class
+``out`` the reason), default there. Brackets behind a key say in which file it stands, or which backend reads it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+TABLES = ("foreign_keys.tsv", "foreign_more.tsv")
+NAMES = {
+    "rlinf": "RLinf", "rlinf-old": "RLinf", "verl": "verl", "simplevla-rl": "SimpleVLA-RL", "roll": "ROLL",
+    "cosmos-rl": "Cosmos-RL",
+}  # fmt: skip
+"""System → how it is written in a sentence."""
+LEFT_OFF = {"verl": "actor_rollout_ref.", "simplevla-rl": "actor_rollout_ref."}
+"""System → the first part of its keys that users leave out."""
+SIDES = ("env.train.", "env.eval.")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key of another system."""
+
+    system: str
+    key: str  # without the brackets
+    where: str  # what stands in them, else ""
+    kind: str  # must | should | extra | out
+    ours: tuple[str, ...]  # empty of class out
+    meaning: str
+    default: str
+
+    @property
+    def name(self) -> str:
+        """The system as a sentence has it."""
+        return NAMES[self.system]
+
+    @property
+    def full(self) -> str:
+        """The key as the table has it."""
+        return f"{self.key} [{self.where}]" if self.where else self.key
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Returns all rows of both tables."""
+    found = []
+    for table in TABLES:
+        text = (files(__package__) / table).read_text()
+        for entry in csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE):
+            key, _, where = entry["key"].partition(" [")
+            ours = () if entry["our_key"] == "-" else tuple(entry["our_key"].split(" + "))
+            found.append(
+                Row(entry["system"], key, where.rstrip("]"), entry["class"], ours, entry["meaning"], entry["default"])
+            )
+    return tuple(found)
+
+
+@cache
+def _spellings() -> Mapping[str, tuple[Row, ...]]:
+    """All ways in which a key may be written → its rows."""
+    found: dict[str, list[Row]] = {}
+    for row in rows():
+        found.setdefault(row.key, []).append(row)
+        if (first := LEFT_OFF.get(row.system)) and row.key.startswith(first):
+            found.setdefault(row.key.removeprefix(first), []).append(row)
+        if row.where.startswith("env/"):
+            for side in SIDES:
+                found.setdefault(side + row.key, []).append(_of_side(row, side))
+    return {key: tuple(same) for key, same in found.items()}
+
+
+def _of_side(row: Row, side: str) -> Row:
+    ours = tuple(key for key in row.ours if key.startswith(side) or not key.startswith(SIDES))
+    return Row(row.system, row.key, row.where, row.kind, ours, row.meaning, row.default)
+
+
+def find(key: str, systems: Iterable[str] = NAMES) -> tuple[Row, ...]:
+    """Returns the rows of a key as a user writes it; of systems in which it is the same, one row each."""
+    wanted = set(systems)
+    return tuple(row for row in _spellings().get(key, ()) if row.system in wanted)
+
+
+def by_last_name(name: str) -> tuple[Row, ...]:
+    """Returns the rows whose key ends with this name, if all have one answer; else none."""
+    same = [row for row in rows() if row.key.rpartition(".")[2] == name]
+    return tuple(same) if len({row.ours for row in same}) == 1 else ()
+
+
+@cache
+def answers() -> Mapping[str, tuple[Row, ...]]:
+    """Our key → the keys that it answers."""
+    found: dict[str, list[Row]] = {}
+    for row in rows():
+        for key in row.ours:
+            found.setdefault(key, []).append(row)
+    return {key: tuple(same) for key, same in found.items()}
+
+
+def answered(key: str) -> str:
+    """Says which keys of others a key of ours answers under another name: ``RLinf ratio_clip_eps, verl clip_ratio``."""
+    names: dict[str, list[str]] = {}
+    for row in answers().get(key, ()):
+        if row.key != key and not (row.where.startswith("env/") and key == f"{key.rpartition('.')[0]}.{row.key}"):
+            same = names.setdefault(row.name, [])
+            if row.key not in same:
+                same.append(row.key)
+    return "; ".join(f"{system} {', '.join(keys)}" for system, keys in names.items())
+
+
+def joined(words: Sequence[str], last: str = "and") -> str:
+    """``a, b and c``."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The keys in a mapping, with their values; of what is no mapping, or an empty one, the key itself.
+
+    >>> leaves("a", {"b": 1, "c": {"d": 2}})
+    [('a.b', 1), ('a.c.d', 2)]
+    """
+    if not isinstance(value, Mapping) or not value:
+        return [(key, value)]
+    return [leaf for name, inner in value.items() for leaf in leaves(f"{key}.{name}" if key else str(name), inner)]

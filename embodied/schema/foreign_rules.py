@@ -1,0 +1,134 @@
+"""Keys of other systems whose value says something else here, or says it together with other keys of theirs.
+
+All other keys are renamed, and their values translated by :mod:`embodied.schema.foreign_values`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embodied.schema import foreign_said as say
+from embodied.schema.foreign import Row
+from embodied.schema.foreign_said import Lookup, Rule, Said
+from embodied.schema.foreign_values import translated
+
+_NUMBER_FORMAT = "the number format is actor.model.precision"
+_KEEP_ONE = {"runner.checkpoint.max_keep": 1}
+_PLACEMENT = say.nothing(
+    "a process has its device: torchrun --nproc-per-node says how many; policy and trainer share them"
+)
+_POLICY = "train.train_policy."
+
+RULES: Mapping[str | tuple[str, str], Rule] = {
+    "algorithm.n_minibatches": say.steps,
+    "algorithm.num_group_envs": say.groups,
+    "algorithm.use_valid_token_scale": say.nothing("losses are always averaged over elements that count"),
+    "algorithm.length_params.max_length": say.positive,
+    "algorithm.sampling_params.use_greedy": say.opposite,
+    "algorithm.sampling_params.temperature_eval": say.cold,
+    "actor.model.do_sample": say.nothing("algorithm.sampling_params.do_sample is for training, val_… for evaluations"),
+    "actor.model.use_wrist_image": say.wrist,
+    "actor.model.attn_implementation": say.flash,
+    "actor.model.trust_remote_code": say.native,
+    "actor.tokenizer.trust_remote_code": say.native,
+    "actor.optim.bf16": say.either({"actor.model.precision": "bf16"}, why=_NUMBER_FORMAT),
+    "actor.optim.fp16": say.either({"actor.model.precision": "fp16"}, why=_NUMBER_FORMAT),
+    "actor.seed": lambda row, value, get: Said({"runner.seed": value}, "renamed"),
+    "runner.logger.tensorboard.enable": say.switched("tensorboard"),
+    "runner.logger.wandb.enable": say.switched("wandb"),
+    "runner.logger.logger_backends": say.loggers,
+    "cluster.component_placement": _PLACEMENT, "rollout.mode": say.nothing("policy and trainer share their devices"),
+    "hydra.run.dir": say.nothing("a run has its own folder"),
+    "hydra.output_subdir": say.nothing("a run has its own folder"),
+    "hydra.searchpath": say.nothing("--config-dir says it"),
+    ("verl", "data.trust_remote_code"): say.native,
+    "data.return_raw_input_ids": say.nothing("texts are never tokenized anew"),
+    "actor_rollout_ref.hybrid_engine": _PLACEMENT,
+    "actor_rollout_ref.model.trust_remote_code": say.native, "model.trust_remote_code": say.native,
+    "actor_rollout_ref.model.lora_rank": say.adapters, "model.lora_rank": say.adapters,
+    "actor_rollout_ref.model.override_config.model_config": say.positive,
+    "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router": say.nothing("nothing is frozen"),
+    "actor_rollout_ref.model.use_remove_padding": say.nothing("texts are always computed end to end, without padding"),
+    "actor_rollout_ref.actor.strategy": say.strategy,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": say.prompts,
+    "actor_rollout_ref.actor.use_kl_loss": say.kl_loss, "actor_rollout_ref.actor.kl_loss_coef": say.kl_loss,
+    "actor_rollout_ref.actor.kl_loss_type": say.kl_loss,
+    "actor_rollout_ref.actor.data_loader_seed": say.positive,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": say.warmup, "optim.lr_warmup_steps": say.warmup,
+    "actor_rollout_ref.actor.optim.total_training_steps": say.positive, "optim.total_training_steps": say.positive,
+    "optim.use_checkpoint_opt_param_scheduler": say.nothing("a run that goes on has its schedule's state"),
+    "actor_rollout_ref.rollout.mode": say.schedule,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": say.cold,
+    "actor_rollout_ref.rollout.val_kwargs.top_k": lambda row, value, get: Said(translated(row.ours[0], value)),
+    "reward_model.reward_manager": say.reward_manager,
+    ("verl", "algorithm.kl_penalty"): say.kl_reward, "algorithm.kl_ctrl.kl_coef": say.kl_reward,
+    "algorithm.norm_adv_by_std_in_grpo": say.either({}, {"algorithm.adv_type": "dr_grpo"}),
+    "trainer.logger": say.loggers, "logging.logger": say.loggers, "track_with": say.loggers,
+    "trainer.save_freq": say.frequency, "trainer.test_freq": say.frequency, "eval_steps": say.frequency,
+    "trainer.resume_mode": say.resume, "trainer.resume_from_path": say.resume, "train.resume": say.resume,
+    "resume_from_checkpoint": say.resume,
+    "trainer.remove_previous_ckpt_in_save": say.either(_KEEP_ONE, why="max_keep says how many stay"),
+    "trainer.max_actor_ckpt_to_keep": say.positive, "trainer.total_training_steps": say.positive,
+    "data.task_suite_name": say.suite, "actor_rollout_ref.rollout.task_suite_name": say.suite,
+    "actor_rollout_ref.rollout.micro_batch_size": say.nothing("rollout.policy_batch follows from the env slots"),
+    "custom": say.nothing("free keys of theirs"),
+    _POLICY + "type": lambda row, value, get: Said({"runner.task_type": "sft"} if value == "sft" else {}, "derived"),
+    _POLICY + "trainer_type": say.nothing("runner.task_type follows from the env"),
+    _POLICY + "variant": lambda row, value, get: Said(translated("algorithm.loss_type", value), "derived"),
+    _POLICY + "bypass_reward": say.either({"reward.reward_type": "zero"}),
+    _POLICY + "unbiased_advantage": say.either({"algorithm.adv_type": "dr_grpo"}),
+    _POLICY + "allowed_outdated_steps": say.staleness, _POLICY + "on_policy": say.staleness,
+    _POLICY + "outdated_rollout_fetch_batch_size": say.staleness,
+    _POLICY + "max_retry_for_on_policy": say.positive,
+    _POLICY + "balance_dp_token": say.nothing("losses are always averaged over the elements of all processes"),
+    _POLICY + "use_decoupled_loss": say.either({"algorithm.loss_type": "tis"}),
+    _POLICY + "rollout_as_token_ids": say.nothing("tokens are always recorded"),
+    _POLICY + "collect_rollout_logprobs": say.nothing("log-probs are always recorded when a policy acts"),
+    _POLICY + "use_rollout_logprobs_for_loss": say.either({"rollout.recompute_logprobs": False}),
+    _POLICY + "use_remote_reward": say.either({"reward.remote.enable": True}),
+    _POLICY + "remote_reward.enabled": say.nothing("use_remote_reward says it"),
+    "train.train_batch_per_replica": say.per_replica,
+    "train.optm_betas": say.betas, "train.optm_warmup_steps": say.warmup,
+    "train.fsdp_reshard_after_forward": say.reshard,
+    "train.fa_version": say.flash,
+    "train.ckpt.enable_checkpoint": say.unless("train.ckpt.enable_checkpoint"),
+    "train.ckpt.save_freq": say.unless("train.ckpt.enable_checkpoint"),
+    "train.ckpt.max_keep": say.positive,
+    "validation.enable": say.unless("validation.enable"), "validation.freq": say.unless("validation.enable"),
+    "validation.temperature": say.cold, "validation.top_k": say.cold,
+    "rollout.parallelism.n_init_replicas": _PLACEMENT, "rollout.parallelism.dp_replicate_size": _PLACEMENT,
+    "policy.parallelism.n_init_replicas": _PLACEMENT, "mode": _PLACEMENT,
+    "policy.parallelism.dp_shard_size": say.shard, "policy.parallelism.dp_replicate_size": say.shard,
+    "rollout.multi_turn_config.enable": say.turns, "rollout.multi_turn_config.max_assistant_turns": say.turns,
+    ("cosmos-rl", "rollout.mode"): say.schedule, "vla.continuous": say.schedule,
+    "actor_train.model_args.disable_gradient_checkpointing": say.opposite,
+    "actor_train.training_args.gradient_accumulation_steps": say.accumulated,
+    "actor_train.data_args.template": say.template,
+    "actor_train.strategy_args.strategy_name": say.strategy, "reference.strategy_args.strategy_name": say.strategy,
+    **dict.fromkeys(
+        [f"{role}.device_mapping" for role in ("actor_train", "actor_infer", "reference", "critic")], _PLACEMENT
+    ),
+}  # fmt: skip
+"""Their key, with its system where another has the same → what it says."""
+
+
+def said_of(row: Row, value: Any, get: Lookup | None = None) -> Said:
+    """Returns what a key says here.
+
+    Args:
+        value: as it stands in their file.
+        get: the other keys there; None = they are not known, so that what follows from several is said in words.
+    """
+    if not row.ours:
+        neutral = say.plain(value) == say.plain(row.default) or value in (None, False, "", [], {})
+        return Said(how="nothing" if neutral else "refused", why=row.meaning)
+    if rule := RULES.get((row.system, row.key)) or RULES.get(row.key):
+        return rule(row, value, get or say.unknown)
+    if value is None or value == "":
+        return Said(how="nothing", why="nothing is set")
+    settings: dict[str, Any] = {}
+    for key in row.ours:
+        settings |= translated(key, value)
+    same = settings == {row.key: value}
+    return Said(settings, "same" if same else "renamed")

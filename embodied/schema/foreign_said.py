@@ -1,0 +1,292 @@
+"""What keys of other systems say here whose value says something else, or says it together with other keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from embodied.schema.foreign import Row
+from embodied.schema.foreign_values import Settings, translated
+
+How = Literal["same", "renamed", "derived", "extra", "refused", "nothing"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a key of theirs says here."""
+
+    settings: Settings = field(default_factory=dict)
+    how: How = "renamed"
+    why: str = ""
+
+
+Lookup = Callable[[str], Any]
+"""Their key → its value, null if their file has none."""
+Rule = Callable[[Row, Any, Lookup], Said]
+
+
+def plain(value: Any) -> str:
+    text = str(value).lower()
+    return "none" if text in ("null", "-", '""', "") else text
+
+
+def unknown(key: str) -> Any:
+    return None
+
+
+def number_of(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def only_if(value: Any, settings: Settings, why: str = "") -> Said:
+    return Said(settings if value else {}, "derived" if value else "nothing", why if not value else "")
+
+
+def nothing(why: str) -> Rule:
+    return lambda row, value, get: Said(how="nothing", why=why)
+
+
+def steps(row: Row, value: Any, get: Lookup) -> Said:
+    """Optimizer steps of an iteration → records of one."""
+    starts, group = get("data.rollout_batch_size"), get("algorithm.group_size")
+    if not (starts and group and value):
+        return Said(how="derived", why="the records of an iteration divided by this")
+    return Said(
+        {"actor.global_batch_size": int(starts) * int(group) // int(value)}, "derived",
+        f"{starts} starts · {group} answers / {value} steps",
+    )  # fmt: skip
+
+
+def prompts(row: Row, value: Any, get: Lookup) -> Said:
+    """verl counts prompts, of which each has ``rollout.n`` answers; here answers are counted."""
+    n = get("actor_rollout_ref.rollout.n") or 1
+    why = "verl counts prompts, and here their answers are counted: this times rollout.n"
+    count = number_of(value)
+    if get is unknown or count is None:
+        return Said(how="derived", why=why)
+    return Said({"actor.global_batch_size": int(count) * int(n)}, "derived", why)
+
+
+def accumulated(row: Row, value: Any, get: Lookup) -> Said:
+    micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
+    why = "gradient_accumulation_steps · per_device_train_batch_size · devices"
+    if micro is None or value is None:
+        return Said(how="derived", why=why)
+    return Said({"actor.global_batch_size": int(value) * int(micro) * count(devices)}, "derived", why)
+
+
+def count(devices: Any) -> int:
+    """Devices of ``list(range(0,16))`` or of a list."""
+    if isinstance(devices, list):
+        return max(1, len(devices))
+    bounds = re.search(r"range\((\d+)\s*,\s*(\d+)\)", str(devices))
+    return max(1, int(bounds[2]) - int(bounds[1])) if bounds else 1
+
+
+def per_replica(row: Row, value: Any, get: Lookup) -> Said:
+    n, replicas = get("rollout.n_generation"), get("policy.parallelism.n_init_replicas") or 1
+    if not n or not value:
+        return Said(how="derived", why="samples of an iteration divided by rollout.n_generation")
+    starts = max(1, int(value) * int(replicas) // int(n))
+    return Said({"data.rollout_batch_size": starts}, "derived", f"{value} samples · {replicas} replicas / {n}")
+
+
+def groups(row: Row, value: Any, get: Lookup) -> Said:
+    """RLinf: groups that are collected at the same time; slots are episodes."""
+    group = get("algorithm.group_size")
+    if not group or not value:
+        return Said(how="derived", why="num_group_envs times algorithm.group_size")
+    slots = int(value) * int(group)
+    return Said({"env.train.total_num_envs": slots}, "derived", f"{value} groups of {group} episodes")
+
+
+def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
+    """verl: the coefficient counts only if the term is switched on."""
+    on = get("actor_rollout_ref.actor.use_kl_loss")
+    if row.key.endswith("use_kl_loss"):
+        return Said(how="nothing", why="algorithm.kl_beta above 0 switches it on") if value else Said(
+            {} if get("algorithm.use_kl_in_reward") else {"algorithm.kl_beta": 0.0}, "derived"
+        )  # fmt: skip
+    if get is unknown or on:
+        return Said(translated(row.ours[0], value), "renamed")
+    return Said(how="nothing", why="use_kl_loss is off")
+
+
+def kl_reward(row: Row, value: Any, get: Lookup) -> Said:
+    if get is unknown or get("algorithm.use_kl_in_reward"):
+        return Said(translated(row.ours[0], value), "renamed")
+    return Said(how="nothing", why="use_kl_in_reward is off")
+
+
+def loggers(row: Row, value: Any, get: Lookup) -> Said:
+    """The console shows metrics anyway."""
+    given = [value] if isinstance(value, str) else list(value or [])
+    names = [name for name in given if name not in ("console", "stdout")]
+    shown = "" if names == given else "the console always shows the metrics"
+    return Said({"runner.logger.logger_backends": ["jsonl", *(n for n in names if n != "jsonl")]}, "renamed", shown)
+
+
+def switched(backend: str) -> Rule:
+    return lambda row, value, get: only_if(value, {"runner.logger.logger_backends": ["jsonl", backend]}, "it is off")
+
+
+def resume(row: Row, value: Any, get: Lookup) -> Said:
+    """verl: ``resume_mode`` and the path; Cosmos-RL: a switch or a path."""
+    if row.key.endswith("resume_from_path"):
+        return only_if(value, {"runner.resume_dir": value}, "it begins anew")
+    if value in (True, "auto"):
+        return Said({"runner.resume_dir": "auto"}, "renamed")
+    if value in (False, None, "disable", "False", "resume_path"):
+        return Said(how="nothing", why="it begins anew, or goes on from the path")
+    return Said({"runner.resume_dir": value}, "renamed")
+
+
+def shard(row: Row, value: Any, get: Lookup) -> Said:
+    """Cosmos-RL: 1 and -1 share nothing out that has to be said."""
+    if row.key.endswith("dp_replicate_size"):
+        return Said(how="nothing", why="processes beyond fsdp_size hold further copies")
+    return only_if((number_of(value) or 0) > 1, {"actor.fsdp_config.fsdp_size": value}, "one process holds it all")
+
+
+def either(on: Settings, off: Settings | None = None, why: str = "") -> Rule:
+    def rule(row: Row, value: Any, get: Lookup) -> Said:
+        settings = on if value in (True, "true", "True") else off or {}
+        return Said(settings, "derived" if settings else "nothing", why)
+
+    return rule
+
+
+def opposite(row: Row, value: Any, get: Lookup) -> Said:
+    return Said({row.ours[0]: not value}, "renamed", "the opposite")
+
+
+def unless(key: str) -> Rule:
+    """A frequency that another switch of theirs may turn off."""
+
+    def rule(row: Row, value: Any, get: Lookup) -> Said:
+        if row.key == key:
+            return Said({row.ours[0]: -1}, "derived") if not value else Said(how="nothing", why="its frequency says it")
+        off = get is not unknown and not get(key)
+        return Said(how="nothing", why=f"{key} is off") if off else Said({row.ours[0]: value}, "renamed")
+
+    return rule
+
+
+def frequency(row: Row, value: Any, get: Lookup) -> Said:
+    count = number_of(value)
+    return Said({row.ours[0]: -1 if count is None or count <= 0 else int(count)}, "renamed")
+
+
+def warmup(row: Row, value: Any, get: Lookup) -> Said:
+    """A share below 1, else steps; negative leaves it to the share."""
+    number = number_of(value)
+    if number is None or number < 0:
+        return Said(how="nothing", why="the share of all steps says it")
+    share = 0 < number < 1
+    return Said({f"actor.lr_sched.lr_warmup_{'fraction' if share else 'iters'}": value}, "renamed")
+
+
+def positive(row: Row, value: Any, get: Lookup) -> Said:
+    number = number_of(value)
+    return Said({row.ours[0]: value}, "renamed") if number and number > 0 else Said(how="nothing", why="nothing is set")
+
+
+def cold(row: Row, value: Any, get: Lookup) -> Said:
+    """Temperature 0, or the likeliest token alone, is no sampling."""
+    number = number_of(value)
+    section = row.ours[0].rpartition(".")[0]
+    greedy = (number == 0) if row.ours[0].endswith("temperature") else (number == 1)
+    if greedy:
+        return Said({f"{section}.do_sample": False}, "derived", "the likeliest token")
+    if number is None:
+        return Said(how="nothing", why="nothing is set")
+    sampling = {f"{section}.do_sample": True} if "val_" in section else {}
+    return Said({**translated(row.ours[0], value), **sampling}, "renamed")
+
+
+def adapters(row: Row, value: Any, get: Lookup) -> Said:
+    rank = int(number_of(value) or 0)
+    settings = {"actor.model.is_lora": rank > 0, **({"actor.model.lora_rank": rank} if rank else {})}
+    return Said(settings, "derived", "is_lora decides whether there are adapters")
+
+
+def reshard(row: Row, value: Any, get: Lookup) -> Said:
+    return Said({row.ours[0]: value not in ("never", False, "False")}, "renamed")
+
+
+def flash(row: Row, value: Any, get: Lookup) -> Said:
+    """The same attention without the package flash-attn."""
+    if value in (None, "", "sdpa", "eager"):
+        return Said({row.ours[0]: value}, "same") if value else Said(how="nothing", why="nothing is set")
+    return Said(
+        {row.ours[0]: "sdpa"}, "extra", "flash_attention_2 needs the package flash-attn; sdpa computes the same"
+    )
+
+
+def native(row: Row, value: Any, get: Lookup) -> Said:
+    return Said(how="nothing", why="code that comes with a checkpoint is never run; models are native")
+
+
+def wrist(row: Row, value: Any, get: Lookup) -> Said:
+    if value not in (True, "True"):
+        return Said(how="nothing", why="one camera is the default")
+    cameras = ["agentview", "robot0_eye_in_hand"]
+    sides = {f"env.{side}.init_params.camera_names": cameras for side in ("train", "eval")}
+    return Said({"actor.model.num_images_in_input": 2, **sides}, "derived")
+
+
+def strategy(row: Row, value: Any, get: Lookup) -> Said:
+    name = str(value).lower()
+    if name.startswith("fsdp"):
+        return Said({"actor.training_backend": "fsdp"}, "renamed")
+    if row.key.startswith("reference"):
+        return Said(how="nothing", why="the reference is computed where the policy is trained")
+    return Said(
+        how="refused", why=f"there is no {value} here: one process trains alone, several replicate or use fsdp2"
+    )
+
+
+def reward_manager(row: Row, value: Any, get: Lookup) -> Said:
+    return Said(how="nothing", why="env workers judge the answers; reward.num_workers says how many processes")
+
+
+def staleness(row: Row, value: Any, get: Lookup) -> Said:
+    if row.key.endswith("on_policy"):
+        return only_if(value, {row.ours[0]: 0}, "allowed_outdated_steps says it")
+    if row.key.endswith("fetch_batch_size"):
+        return Said(how="nothing", why="follows from algorithm.max_staleness")
+    off = get("train.train_policy.on_policy")
+    return Said(how="nothing", why="on_policy is set") if off else Said({row.ours[0]: value}, "renamed")
+
+
+def betas(row: Row, value: Any, get: Lookup) -> Said:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return Said(how="refused", why="two numbers are expected")
+    return Said(dict(zip(row.ours, value, strict=True)), "derived")
+
+
+def schedule(row: Row, value: Any, get: Lookup) -> Said:
+    ready = value in (True, "async", "True")
+    return Said({"rollout.schedule": "ready" if ready else "lockstep"}, "renamed")
+
+
+def turns(row: Row, value: Any, get: Lookup) -> Said:
+    if row.key.endswith("enable"):
+        return Said(how="nothing", why="max_assistant_turns says it" if value else "one turn is the default")
+    on = get is unknown or get("rollout.multi_turn_config.enable")
+    return Said(dict.fromkeys(row.ours, value), "renamed") if on else Said(how="nothing", why="several turns are off")
+
+
+def suite(row: Row, value: Any, get: Lookup) -> Said:
+    return Said({"env": value}, "renamed")
+
+
+def template(row: Row, value: Any, get: Lookup) -> Said:
+    if value in (None, "", "native"):
+        return Said(how="nothing", why="the tokenizer's own chat template")
+    return Said(how="refused", why=f"'{value}' is a name of ROLL's; give a file with a Jinja template")

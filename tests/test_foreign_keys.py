@@ -1,0 +1,164 @@
+"""Keys of RLinf, verl, ROLL and Cosmos-RL: how many are answered, and what is said of each that is not a key here.
+
+``foreign_keys_open.txt`` has what is not answered. Write it anew: python tests/test_foreign_keys.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from embodied.models.causal_lm import build_reward_model
+from embodied.models.causal_lm.settings import Settings as TextSettings
+from embodied.models.openvla_oft.settings import Settings as RobotSettings
+
+from embodied.errors import ConfigError, UnknownKeyError
+from embodied.schema import foreign, table, target_kwargs
+from embodied.schema.compose import compose, group_options
+from embodied.schema.foreign_hints import hint
+from embodied.schema.foreign_rules import RULES
+from embodied.schema.foreign_values import VALUES
+from embodied.schema.links import MISSING, at
+from embodied.schema.neutral import NEUTRAL
+from embodied.schema.other_names import SAID
+
+HERE = Path(__file__).parent
+CONFIG = str(HERE / "config")
+OPEN = HERE / "foreign_keys_open.txt"
+FAKE = ("env=fake", "model=fake")
+ANSWERED_OTHERWISE = {"defaults", "hydra.run.dir", "hydra.output_subdir", "hydra.searchpath"}  # by hydra, or refused
+
+
+def known() -> set[str]:
+    """Every key that is taken here: of the schema, of shipped models, and those that may say one thing alone."""
+    found = {key.name for key in table.keys()} | set(NEUTRAL) | set(SAID) | ANSWERED_OTHERWISE  # noqa: SIM118
+    found |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
+    names = build_reward_model.__code__.co_varnames[: build_reward_model.__code__.co_argcount + 20]
+    return found | {f"reward.model.{name}" for name in names} | {"actor.model._target_"}
+
+
+def unanswered() -> list[foreign.Row]:
+    taken = known()
+    robot = compose(["env=libero_10", "model=openvla_oft_tiny"], "train").config.model_dump(by_alias=True)
+    text = compose(["env=math", "model=causal_lm", "actor.model.model_path=x"], "train").config.model_dump(
+        by_alias=True
+    )
+
+    def is_taken(key: str) -> bool:
+        return key in taken or at(robot, key) is not MISSING or at(text, key) is not MISSING
+
+    return [row for row in foreign.rows() if row.kind != "out" and not all(map(is_taken, row.ours))]
+
+
+def lines(rows: list[foreign.Row]) -> list[str]:
+    return sorted(f"{row.system}\t{row.kind}\t{row.full}\t{' + '.join(row.ours)}" for row in rows)
+
+
+def test_every_key_is_answered_but_those_that_are_listed():
+    found = unanswered()
+    counts, left = (Counter((row.name, row.kind) for row in rows) for rows in (foreign.rows(), found))
+    for (system, kind), count in sorted(counts.items()):
+        said = "left out with the reason" if kind == "out" else f"{count - left[system, kind]} answered"
+        print(f"{system:14s} {kind:7s} {count:4d} keys, {said}")
+    assert lines(found) == OPEN.read_text().splitlines()
+    assert not [row for row in found if row.kind in ("must", "should")]
+
+
+def test_rules_and_values_are_of_keys_that_there_are():
+    theirs = {row.key for row in foreign.rows()} | {(row.system, row.key) for row in foreign.rows()}
+    assert [key for key in RULES if key not in theirs] == []
+    answers = set(foreign.answers())
+    assert [key for key in VALUES if key not in answers] == []
+
+
+def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
+    with pytest.raises(ConfigError) as failed:
+        compose([*base, *overrides], "train", [CONFIG])
+    return str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algorithm.ratio_clip_eps=0.2", "algorithm.clip_ratio_low=0.2 algorithm.clip_ratio_high=0.2"),
+        ("rollout.model.model_type=openvla_oft", "model=NAME (actor.model._target_): set model=openvla_oft"),
+        ("actor.ppo_mini_batch_size=64", "actor.global_batch_size"),
+        ("actor.max_lr=0.1", "unknown key 'actor.max_lr'"),
+        ("rollout.model_dir=x", "actor.model.model_path"),
+        ("+actor_rollout_ref.rollout.n=8", "set algorithm.group_size=8"),
+        ("+trainer.default_hdfs_dir=x", "HDFS belongs to one site"),
+        ("algorithm.kl_penalty=low_var", "set algorithm.kl_penalty_type=low_var_kl"),
+    ],
+)
+def test_a_key_of_another_system_says_what_it_is_here(override, said):
+    assert said in refused(override)
+
+
+def test_all_unknown_keys_are_told_at_once_wherever_they_stand():
+    robot = ("env=fake", "model=openvla_oft_tiny")
+    message = refused("runner.sed=1", "algorithm.ratio_clip_eps=0.2", "actor.model.model_type=x", base=robot)
+    for key in ("runner.sed", "algorithm.ratio_clip_eps", "actor.model.model_type"):
+        assert f"unknown key '{key}'" in message
+    assert "Did you mean 'seed'?" in message
+    side = compose([*FAKE, "env.train.gropu_size=3", "env.train.hroizon=7"], "train", [CONFIG]).config.env.train
+    with pytest.raises(UnknownKeyError) as failed:
+        target_kwargs(side, "env.train")
+    assert "unknown key 'env.train.gropu_size'" in str(failed.value)
+    assert "unknown key 'env.train.hroizon'. Did you mean 'horizon'?" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("algorithm.loss_type", "embodied_grpo", "algorithm.loss_type=ppo algorithm.adv_type=grpo"),
+        ("algorithm.adv_type", "embodied_gae", "algorithm.adv_type=gae"),
+        ("actor.fsdp_config.mixed_precision.param_dtype", "bfloat16", "param_dtype=bf16"),
+        ("actor.lr_sched.lr_decay_style", "cosine_with_warmup", "actor.lr_sched.lr_decay_style=cosine"),
+    ],
+)
+def test_a_value_of_another_system_says_what_it_is_here(key, value, said):
+    base = ("env=fake", "model=openvla_oft_tiny")
+    assert said in refused(f"{key}={value}", base=base)
+
+
+def test_no_hint_is_far_away():
+    for wrong in ("actor.optim.max_lr=1", "algorithm.loss_tpye=ppo"):
+        message = refused(wrong)
+        assert "min_lr" not in message
+        assert "gspo" not in message
+
+
+def test_every_key_of_others_is_taken_or_told():
+    """The first word of a key that no section here has is told by its section."""
+    taken = known()
+    told: Counter[bool] = Counter()
+    for row in foreign.rows():
+        if row.key in taken or row.where:
+            continue
+        told[bool(hint(row.key))] += 1
+    assert told[False] == 0
+    assert told[True] > 400
+
+
+def test_one_message_has_the_keys_of_a_whole_file():
+    mapping: dict[str, Any] = {"algorithm": {"ratio_clip_eps": 0.2, "n_minibatches": 4}}
+    from embodied.schema import bind, defaults
+
+    with pytest.raises(UnknownKeyError) as failed:
+        bind({**defaults(), **mapping})
+    assert "ratio_clip_eps" in str(failed.value)
+    assert "n_minibatches" in str(failed.value)
+
+
+def test_groups_that_names_are_translated_to_exist():
+    from embodied.schema.foreign_values import ENVS, MODELS
+
+    assert set(ENVS.values()) <= set(group_options("env"))
+    assert set(MODELS.values()) <= set(group_options("model"))
+
+
+if __name__ == "__main__":
+    OPEN.write_text("".join(f"{line}\n" for line in lines(unanswered())))
+    print(f"{OPEN}: {len(OPEN.read_text().splitlines())} keys")
