@@ -88,6 +88,7 @@ def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
         ("actor.max_lr=0.1", "unknown key 'actor.max_lr'"),
         ("rollout.model_dir=x", "actor.model.model_path"),
         ("+actor_rollout_ref.rollout.n=8", "set algorithm.group_size=8"),
+        ("+data.env_type=libero", "env=NAME (env.train._target_ and env.eval._target_)."),
         ("+trainer.default_hdfs_dir=x", "HDFS belongs to one site"),
         ("algorithm.kl_penalty=low_var", "set algorithm.kl_penalty_type=low_var_kl"),
     ],
