@@ -167,7 +167,7 @@ def _optimizer_batch(objective: Objective, texts: Texts) -> OptimizerBatch:
     counts = Counts(torch.ones(8, dtype=torch.long), LENGTHS)
     batch = SimpleNamespace(
         counts=counts, sequence_ids=torch.arange(8), advantages=texts.advantages[:, None],
-        positive=texts.advantages > 0, value_targets=None, proximal=None,
+        positive=texts.advantages > 0, value_targets=None, proximal=None, shared=None,
     )  # fmt: skip
     whole = objective.optimizer_batch(batch, torch.arange(8))  # type: ignore[arg-type]
     if Need.DRIFT not in objective.needs:

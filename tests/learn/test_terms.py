@@ -85,6 +85,7 @@ def one_batch(objective: Objective, positive: bool = True) -> OptimizerBatch:
     batch = SimpleNamespace(
         counts=Counts(torch.tensor([4, 1])), sequence_ids=torch.tensor([0, 1]), advantages=torch.tensor([[1.0], [0.0]]),
         positive=torch.tensor([False, positive]), value_targets=torch.tensor([[1.0], [2.0]]), proximal=None,
+        shared=None,
     )  # fmt: skip
     return objective.optimizer_batch(batch, torch.arange(2))  # type: ignore[arg-type]
 
