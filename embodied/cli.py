@@ -33,6 +33,7 @@ VERBS = {
     "serve": Verb("embodied.tools.serve", "serve a checkpoint or an export to a robot"),
     "doctor": Verb("embodied.tools.doctor", "find what is wrong on this machine, with fixes", composed=True),
     "bench": Verb("embodied.tools.bench", "time a configuration on this machine", composed=True),
+    "migrate": Verb("embodied.tools.migrate", "turn a configuration of another system into an experiment"),
     "explain": Verb("embodied.tools.explain", "say what a key, a metric or an error is"),
     "completion": Verb("embodied.tools.completion", "print the completion script of a shell"),
 }

@@ -162,7 +162,7 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
 def _is_slip(got: str, meant: str) -> bool:
     """Whether one is a slip of the other, and no other word."""
     begins = got.startswith(meant) or meant.startswith(got)
-    return begins or difflib.SequenceMatcher(None, meant, got).ratio() >= 0.75
+    return begins or sorted(got) == sorted(meant) or difflib.SequenceMatcher(None, meant, got).ratio() >= 0.75
 
 
 def unknown_name(what: str, got: str, known: Iterable[str], key: str) -> UnknownNameError:

@@ -1,0 +1,208 @@
+"""Turns a configuration of RLinf, verl, ROLL or Cosmos-RL into one of ours, and says what became of each key.
+
+their keys and values ─▶ foreign: rows ─▶ foreign_rules: what each says ─▶ settings ─▶ compose: what cannot be
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.errors import EmbodiedError
+from embodied.parallel.group import Group
+from embodied.run.preflight import check
+from embodied.schema.compose import compose, group_options
+from embodied.schema.foreign import find
+from embodied.schema.foreign_rules import said_of
+from embodied.schema.table import keys
+
+SYSTEMS: Mapping[str, tuple[str, ...]] = {
+    "rlinf": ("rlinf", "rlinf-old"), "verl": ("verl", "simplevla-rl"), "roll": ("roll",), "cosmos-rl": ("cosmos-rl",),
+}  # fmt: skip
+"""What a user calls a system → its names in the tables."""
+
+GROUPS = {"env": ("/env@env.train", "/env@env.eval"), "model": ("/model",)}
+"""Group → where its file is put."""
+
+HOWS = {
+    "same": "taken over", "renamed": "renamed", "derived": "derived", "extra": "needs something more",
+    "nothing": "said by something else, or asks for nothing", "refused": "refused", "unknown": "not known",
+}  # fmt: skip
+"""What became of a key → how the report says it, in its order."""
+
+MOST_TRIES = 60
+UNRESOLVED = re.compile(r"\$\{[^}]*\}")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What became of a key of theirs."""
+
+    key: str
+    value: Any
+    how: str  # of HOWS
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass
+class Migration:
+    """A configuration of theirs as one of ours.
+
+    Args:
+        groups: ``env`` and ``model``, where their file says them.
+        settings: our dotted keys and their values.
+        remaining: what is still wrong with it, as the error of a run says; empty if a run would begin.
+    """
+
+    groups: dict[str, str]
+    settings: dict[str, Any]
+    notes: list[Note]
+    remaining: str = ""
+
+    def as_yaml(self) -> str:
+        """Returns the file of an experiment."""
+        nested: dict[str, Any] = {}
+        for key, value in self.settings.items():
+            *path, name = key.split(".")
+            inner = nested
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[name] = value
+        lines = ["# @package _global_"]
+        if self.groups:
+            places = [{f"override {place}": name} for group, name in self.groups.items() for place in GROUPS[group]]
+            lines.append(yaml.safe_dump({"defaults": places}, sort_keys=False).strip())
+        text = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True).strip() if nested else ""
+        return "\n".join([*lines, *([text] if text else []), ""])
+
+
+def migrate(mapping: Mapping[str, Any], system: str, given: Sequence[str] = ()) -> Migration:
+    """Translates a configuration.
+
+    Args:
+        mapping: theirs, nested; references in it are resolved where they can be.
+        system: of :data:`SYSTEMS`.
+        given: overrides of ours, e.g. ``model=openvla_oft_tiny``, with which it is tried.
+    """
+    flat = dict(_leaves("", {name: inner for name, inner in mapping.items() if name != "defaults"}, SYSTEMS[system]))
+    groups, notes = _groups_of(mapping.get("defaults"))
+    settings: dict[str, Any] = {}
+    own = {key.name for key in keys()}
+    for key, value in flat.items():
+        note = _note(key, value, system, flat, own)
+        clash = [name for name, one in note.settings.items() if settings.get(name, one) != one]
+        if clash:
+            note = replace(note, how="refused", settings={}, why=f"{clash[0]} is {settings[clash[0]]!r} already")
+        for name, one in note.settings.items():
+            if name in GROUPS:
+                groups.setdefault(name, str(one))
+            else:
+                settings[name] = one
+        notes.append(note)
+    found = Migration(groups, settings, notes)
+    _check_groups(found)
+    if "env" not in groups and "data.train_data_paths" in settings:
+        groups["env"] = "math"
+    if groups.get("env") == "math":
+        groups.setdefault("model", "causal_lm")
+    _try(found, given)
+    return found
+
+
+def _leaves(path: str, value: Any, systems: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The keys in a mapping, with their values; a mapping that is one setting of theirs stays whole."""
+    if not isinstance(value, Mapping) or not value or (path and find(path, systems)):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{path}.{name}".lstrip("."), inner, systems)
+
+
+def _note(key: str, value: Any, system: str, flat: Mapping[str, Any], own: set[str]) -> Note:
+    if isinstance(value, str) and UNRESOLVED.search(value):
+        return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
+    rows = find(key, SYSTEMS[system])
+    if rows:
+        said = said_of(rows[0], value, flat.get)
+        return Note(key, value, said.how, said.settings, said.why)
+    if key in own:
+        return Note(key, value, "same", {key: value})
+    return Note(key, value, "unknown", why="no document of theirs explains it")
+
+
+def _groups_of(defaults: Any) -> tuple[dict[str, str], list[Note]]:
+    """Reads RLinf's list of group files: ``env/libero_10@env.train``."""
+    groups, notes = dict[str, str](), list[Note]()
+    for entry in defaults if isinstance(defaults, list) else []:
+        for text in entry if isinstance(entry, Mapping) else [entry]:
+            value = entry[text] if isinstance(entry, Mapping) else None
+            name = str(text).removeprefix("override ").lstrip("/").partition("@")[0]
+            group, _, file = name.partition("/")
+            file = str(value) if value else file
+            if group in GROUPS and file:
+                groups.setdefault(group, file)
+                notes.append(Note("defaults", text, "renamed", {group: file}))
+            elif name != "_self_":
+                notes.append(Note("defaults", text, "nothing", why="groups of theirs that ours do not need"))
+    return groups, notes
+
+
+def _check_groups(found: Migration) -> None:
+    """Leaves out groups that are not here, with what there is."""
+    for group, name in list(found.groups.items()):
+        options = group_options(group)
+        if name not in options:
+            same = [one for one in options if name.lower() in one or one in name.lower()]
+            near = f"; perhaps {', '.join(same[:5])}" if same else ""
+            del found.groups[group]
+            found.notes.append(Note(group, name, "refused", why=f"there is no {group}={name} here{near}"))
+
+
+def _try(found: Migration, given: Sequence[str]) -> None:
+    """Checks the result as a run does, and leaves out what the error names, until a run would begin or nothing more can
+    be left out. What is wrong with this machine, or with files, is left to the run."""
+    for _ in range(MOST_TRIES):
+        composed = False
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "experiment").mkdir()
+                (Path(folder) / "experiment" / "theirs.yaml").write_text(found.as_yaml())
+                config = compose(["experiment=theirs", *given], "train", [folder])
+            composed = True
+            check(config, Group())
+        except EmbodiedError as error:
+            named = [key for key in found.settings if _names(error, key)]
+            named = named or [key for key in found.settings if key.count(".") > 1 and _names(error, _section(key))]
+            named = [key for key in named if f"set {key}=" not in error.remedy] or named
+            if not named:
+                found.remaining = "" if composed else str(error)
+                return
+            _leave_out(found, named[0], error)
+        else:
+            found.remaining = ""
+            return
+
+
+def _names(error: EmbodiedError, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", error.message) is not None
+
+
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _leave_out(found: Migration, key: str, error: EmbodiedError) -> None:
+    del found.settings[key]
+    lines = error.message.splitlines()
+    why = next((line for line in lines if key in line), lines[0])
+    for number, note in enumerate(found.notes):
+        if key in note.settings:
+            kept = {name: value for name, value in note.settings.items() if name != key}
+            found.notes[number] = replace(note, how="refused", settings=kept, why=why)

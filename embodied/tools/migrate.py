@@ -1,0 +1,159 @@
+"""``python -m embodied.tools.migrate THEIRS --from SYSTEM``: another system's configuration as an experiment.
+
+    python -m embodied.tools.migrate libero_10_grpo.yaml --from rlinf --out mine
+    python -m embodied.train --config-dir mine experiment=libero_10_grpo
+
+The report says what became of each of their keys. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import ConfigError, EmbodiedError
+
+SUFFIXES = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines"}
+SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 after an explained error."""
+    given = _arguments().parse_intermixed_args(argv)
+    try:
+        theirs = read(Path(given.file))
+        from embodied.run.migration import migrate
+
+        found = migrate(theirs, given.system, given.overrides)
+        text = found.as_yaml()
+        if given.out is None:
+            print(text, end="")
+        else:
+            file = Path(given.out) / "experiment" / f"{Path(given.file).stem}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            print(f"{file}\nrun it: python -m embodied.train --config-dir {given.out} experiment={file.stem}")
+    except EmbodiedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error}\n  fix: name a file that can be read, and a folder that can be written", file=sys.stderr)
+        return 2
+    print("\n".join(report(found)), file=sys.stderr)
+    return 0
+
+
+def report(found: Any) -> list[str]:
+    """Returns the lines that say what became of each key, those that need a look last."""
+    from embodied.run.migration import HOWS
+    from embodied.schema.foreign_values import as_overrides
+
+    lines = []
+    for how, title in HOWS.items():
+        notes = [note for note in found.notes if note.how == how]
+        if not notes:
+            continue
+        lines.append(f"{title}: {len(notes)}")
+        for note in notes:
+            said = as_overrides(note.settings)
+            parts = [
+                f"  {note.key} = {note.value}",
+                *([f"→ {said}"] if said else []),
+                *([f"({note.why})"] if note.why else []),
+            ]
+            lines.append(" ".join(parts))
+    if found.remaining:
+        lines.append(f"still to do before a run begins: {found.remaining}")
+    return lines
+
+
+def read(file: Path) -> Mapping[str, Any]:
+    """Reads a nested configuration: YAML with its references, TOML, or ``KEY=VALUE`` words as a script has them.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if file.suffix not in SUFFIXES:
+        kinds = ", ".join(f"{suffix} ({kind})" for suffix, kind in SUFFIXES.items())
+        raise ConfigError(f"{file}: what kind of file is this?", f"give one of: {kinds}")
+    text = file.read_text()
+    if file.suffix == ".toml":
+        import tomllib
+
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file} is no TOML: {error}", "correct it") from None
+    if file.suffix in (".sh", ".txt"):
+        return _words(text)
+    return _yaml(file, text)
+
+
+def _words(text: str) -> dict[str, Any]:
+    import yaml
+
+    found: dict[str, Any] = {}
+    for word in shlex.split(text.replace("\\\n", " "), comments=True):
+        key, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.@/-]*", key) and "." in key:
+            inner = found
+            *path, name = key.lstrip("+").split(".")
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[name] = value if value.startswith("$") else yaml.safe_load(value)
+    return found
+
+
+def _yaml(file: Path, text: str) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        config = OmegaConf.create(text)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}", "correct it") from None
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{file} has no keys", "give the file of a configuration")
+
+    def resolved(node: Any, plain: Any) -> Any:
+        if not isinstance(plain, dict):
+            return plain
+        found = {}
+        for name, value in plain.items():
+            try:
+                inner = node[name] if node is not None else None
+            except OmegaConfBaseException:  # a reference to what their own code knows
+                inner = None
+            if isinstance(value, dict):
+                found[name] = resolved(inner, value)
+            elif isinstance(inner, str | int | float | bool):
+                found[name] = inner
+            else:
+                found[name] = OmegaConf.to_container(inner, resolve=False) if OmegaConf.is_config(inner) else value
+        return found
+
+    plain = OmegaConf.to_container(config, resolve=False)
+    return {str(name): value for name, value in resolved(config, plain).items()}
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m embodied.tools.migrate", description="Turn a configuration of another system into an experiment."
+    )
+    parser.add_argument("file", metavar="THEIRS", help="their file: .yaml, .toml, or a script with KEY=VALUE words")
+    parser.add_argument("--from", dest="system", choices=SYSTEMS, required=True, help="whose file it is")
+    parser.add_argument("--out", metavar="FOLDER", help="write FOLDER/experiment/NAME.yaml; default: print it")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="overrides of ours with which the result is tried"
+    )  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Configurations of RLinf, verl, SimpleVLA-RL, ROLL and Cosmos-RL become experiments that a run would begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embodied import cli, train
+from embodied.errors import ConfigError
+from embodied.run.migration import SYSTEMS, Migration, migrate
+from embodied.schema import foreign
+from embodied.schema.compose import compose
+from embodied.schema.links import at
+from embodied.tools import migrate as tool
+
+HERE = Path(__file__).parent / "migrate"
+TINY = ("model=openvla_oft_tiny",)
+TEXT = ("actor.model.model_path=x",)
+
+
+def migrated(name: str, system: str, *given: str) -> Migration:
+    return migrate(tool.read(HERE / name), system, given)
+
+
+def note(found: Migration, key: str) -> Any:
+    (only,) = [one for one in found.notes if one.key == key]
+    return only
+
+
+def test_rlinfs_libero_10():
+    found = migrated("rlinf_libero_10.yaml", "rlinf", *TINY)
+    assert found.remaining == ""
+    assert found.groups == {"env": "libero_10", "model": "openvla_oft"}
+    wanted = {
+        "algorithm.group_size": 8, "algorithm.adv_type": "grpo", "algorithm.loss_type": "ppo",
+        "algorithm.sampling_params.temperature": 1.6, "algorithm.clip_ratio_high": 0.28, "env.train.total_num_envs": 32,
+        "actor.optim.lr": 2.0e-5, "actor.fsdp_config.sharding_strategy": "no_shard", "runner.save_interval": 40,
+        "actor.model.lora_rank": 32, "runner.seed": 1234, "algorithm.rollout_epoch": 8,
+    }  # fmt: skip
+    assert {key: found.settings.get(key) for key in wanted} == wanted
+    assert note(found, "runner.logger.log_path").value == "../results/libero_10", "references are resolved"
+    assert [one.key for one in found.notes if one.how == "unknown"] == []
+    assert note(found, "algorithm.n_chunk_steps").how != "unknown"
+
+
+def test_rlinfs_math_with_what_only_megatron_does():
+    found = migrated("rlinf_math.yaml", "rlinf", *TEXT)
+    assert found.remaining == ""
+    assert found.groups == {"env": "math", "model": "causal_lm"}
+    assert (found.settings["algorithm.clip_ratio_low"], found.settings["algorithm.clip_ratio_high"]) == (0.2, 0.2)
+    assert found.settings["actor.global_batch_size"] == 8
+    assert (
+        "algorithm.sampling_params.top_k" not in found.settings
+        or found.settings["algorithm.sampling_params.top_k"] == 0
+    )
+    assert "no layer is split over devices" in note(found, "actor.model.tensor_model_parallel_size").why
+    assert note(found, "actor.training_backend").how == "refused"
+    assert note(found, "algorithm.sampling_params.max_new_tokens").value == 2048 - 256
+    assert "write its value" in note(found, "runner.output_dir").why
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "given", "wanted"),
+    [
+        ("verl_math.sh", "verl", TEXT, {"algorithm.group_size": 4, "actor.global_batch_size": 32,
+                                        "runner.max_epochs": 15, "algorithm.kl_beta": 0.001,
+                                        "runner.save_interval": 20}),
+        ("simplevla_libero.sh", "verl", TINY, {"actor.optim.lr": 5e-6, "algorithm.clip_ratio_high": 0.28}),
+        ("roll_math.yaml", "roll", TEXT, {"algorithm.group_size": 4, "actor.global_batch_size": 32, "runner.seed": 42}),
+        ("cosmos_math.toml", "cosmos-rl", TEXT, {"algorithm.group_size": 4, "algorithm.clip_ratio_high": 0.28,
+                                                 "runner.save_interval": 10}),
+    ],
+)  # fmt: skip
+def test_files_of_the_others(name, system, given, wanted):
+    found = migrated(name, system, *given)
+    assert found.remaining == ""
+    assert {key: found.settings.get(key) for key in wanted} == wanted
+    assert found.groups["env"] == ("libero_10" if "libero" in name else "math")
+
+
+LONG = [pytest.param(one, marks=pytest.mark.slow) for one in SYSTEMS if one != "roll"]
+
+
+@pytest.mark.parametrize("system", ["roll", *LONG])
+def test_the_defaults_of_every_documented_key_make_a_run(system):
+    """Of those whose default the documents say in one word."""
+    theirs: dict[str, Any] = {}
+    for row in foreign.rows():
+        plain = row.default not in ("-", "(example path)") and not row.default.startswith(("$", "list("))
+        if (
+            row.system in SYSTEMS[system]
+            and not row.where
+            and plain
+            and " " not in row.default
+            and "/" not in row.default
+        ):
+            inner: Any = theirs
+            *path, name = row.key.split(".")
+            for part in path:
+                inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
+            if isinstance(inner, dict) and not isinstance(inner.get(name), dict):
+                inner[name] = yaml.safe_load(row.default)
+    found = migrate(theirs, system, ("env=math", "model=causal_lm", *TEXT))
+    assert found.remaining == ""
+    assert len(found.notes) > 20
+    assert [one.key for one in found.notes if one.how == "unknown"] == []
+
+
+def test_the_command_writes_an_experiment_that_a_run_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["migrate", str(HERE / "rlinf_libero_10.yaml"), "--from", "rlinf", "--out", "mine", *TINY]) == 0
+    said = capsys.readouterr()
+    assert "run it: python -m embodied.train --config-dir mine experiment=rlinf_libero_10" in said.out
+    for part in ("taken over: ", "renamed: ", "derived: ", "algorithm.kl_penalty = kl → algorithm.kl_penalty_type=kl"):
+        assert part in said.err
+    config = compose(["experiment=rlinf_libero_10", *TINY], "train", ["mine"]).config
+    assert at(config.model_dump(by_alias=True), "algorithm.sampling_params.temperature") == 1.6
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_the_result_passes_a_dry_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert tool.main([str(HERE / "rlinf_libero_10.yaml"), "--from", "rlinf", "--out", "mine", *TINY]) == 0
+    small = (
+        "actor.model.precision=fp32",
+        "env.train.total_num_envs=8",
+        "env.eval.total_num_envs=8",
+        "env.num_workers=2",
+        "actor.model.unnorm_key=null",
+    )
+    run = ["--config-dir", "mine", "experiment=rlinf_libero_10", *TINY, *small, "runner.dry_run=true"]
+    assert train.main(run) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.ini", "a=1", "what kind of file is this"),
+        ("a.yaml", "a: [1", "is no YAML"),
+        ("a.yaml", "- 1", "has no keys"),
+        ("a.toml", "a = ", "is no TOML"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, name, text, said, capsys):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        tool.read(tmp_path / name)
+    assert tool.main([str(tmp_path / name), "--from", "rlinf"]) == 2
+    assert "fix: " in capsys.readouterr().err
+    assert tool.main([str(tmp_path / "absent.yaml"), "--from", "rlinf"]) == 2
