@@ -111,7 +111,10 @@ def test_the_defaults_of_every_documented_key_make_a_run(system):
 
 def test_the_command_writes_an_experiment_that_a_run_takes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["migrate", str(HERE / "rlinf_libero_10.yaml"), "--from", "rlinf", "--out", "mine", *TINY]) == 0
+    assert (
+        cli.main(["migrate", str(HERE / "rlinf_libero_10.yaml"), "--from", "rlinf", "--out", "mine", "--with", *TINY])
+        == 0
+    )
     said = capsys.readouterr()
     assert "run it: python -m embodied.train --config-dir mine experiment=rlinf_libero_10" in said.out
     for part in ("taken over: ", "renamed: ", "derived: ", "algorithm.kl_penalty = kl → algorithm.kl_penalty_type=kl"):
@@ -125,7 +128,7 @@ def test_the_command_writes_an_experiment_that_a_run_takes(tmp_path, monkeypatch
 def test_the_result_passes_a_dry_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert tool.main([str(HERE / "rlinf_libero_10.yaml"), "--from", "rlinf", "--out", "mine", *TINY]) == 0
+    assert tool.main([str(HERE / "rlinf_libero_10.yaml"), "--from", "rlinf", "--out", "mine", "--with", *TINY]) == 0
     small = (
         "actor.model.precision=fp32",
         "env.train.total_num_envs=8",

@@ -24,7 +24,7 @@ SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 after an explained error."""
-    given = _arguments().parse_intermixed_args(argv)
+    given = _arguments().parse_args(argv)
     try:
         theirs = read(Path(given.file))
         from embodied.run.migration import migrate
@@ -150,7 +150,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--from", dest="system", choices=SYSTEMS, required=True, help="whose file it is")
     parser.add_argument("--out", metavar="FOLDER", help="write FOLDER/experiment/NAME.yaml; default: print it")
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="overrides of ours with which the result is tried"
+        "--with", dest="overrides", nargs="*", default=[], metavar="KEY=VALUE",
+        help="overrides of ours with which the result is tried",
     )  # fmt: skip
     return parser
 
