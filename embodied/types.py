@@ -299,9 +299,7 @@ class Sampling:
     min_new_tokens: int = 0  # before that many the end of the text is not sampled
     stop: tuple[str, ...] = ()  # the text ends with the first token that completes one of these
     ignore_eos: bool = False  # the tokenizer's end of text ends nothing
-    include_stop: bool = (
-        True  # the answer ends with the text of ``stop``; False: right before it. The tokens are the same
-    )
+    include_stop: bool = True  # the answer ends with the text of ``stop``; False: before it. The tokens are the same
 
 
 @dataclass(frozen=True)
@@ -336,8 +334,7 @@ class SimulatorNeeds:
     modules: tuple[str, ...]  # Python packages, the simulator's own first; without that one it is not installed
     install: str  # the command that installs them
     renderers: Mapping[str, Callable[[], str]]
-    """Backend → a function that draws a frame with it in a process of its own and returns what drew it. It raises
-    RendererUnavailableError. An env needs one of them."""
+    """Backend → what draws a frame, alone in a process, and says what drew it; else RendererUnavailableError."""
     licences: Mapping[str, str] = field(default_factory=dict)  # part → its licence, e.g. of meshes
 
 

@@ -52,6 +52,8 @@ def test_rlinfs_math_with_what_only_megatron_does():
     assert found.groups == {"env": "math", "model": "causal_lm"}
     assert (found.settings["algorithm.clip_ratio_low"], found.settings["algorithm.clip_ratio_high"]) == (0.2, 0.2)
     assert found.settings["actor.global_batch_size"] == 8
+    assert "no file at train.jsonl" in found.elsewhere
+    assert "no file at train.jsonl" in tool.report(found)[-2] + tool.report(found)[-1]
     assert (
         "algorithm.sampling_params.top_k" not in found.settings
         or found.settings["algorithm.sampling_params.top_k"] == 0

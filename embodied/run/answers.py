@@ -13,12 +13,10 @@ A prompt beside a number or a start must be that of the problem. An env that doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from embodied import instructions
 from embodied.errors import ConfigError, DatasetError, did_you_mean
@@ -26,11 +24,12 @@ from embodied.protocols import KnowsPrompts, ReadsProblems
 from embodied.rows.files import SourceFile
 from embodied.rows.formats import Rows, open_rows
 from embodied.run.sides import EnvSide
+from embodied.run.stand_in import AtOnce, StandIn
 from embodied.runtime.plan import EVAL_SEEDS
-from embodied.runtime.policy_port import Draw, PolicyPort, Request
+from embodied.runtime.policy_port import PolicyPort, Request
 from embodied.runtime.slab import Slab
 from embodied.schema import EnvEvalConfig
-from embodied.types import ArraySpec, Elements, EnvSpec, Episode, EpisodeResult, Noise, PolicySpec, Start, TextAction
+from embodied.types import Episode, EpisodeResult, Start, TextAction
 
 Place = tuple[int, int]
 """A problem: its task, and its number in it."""
@@ -232,7 +231,7 @@ class Counts:
         return f"{self.answers:,} answer{ending} to {self.problems:,} of {self.total:,} problems{few}"
 
 
-class FileAnswers:
+class FileAnswers(StandIn):
     """Stands where an evaluation expects a policy.
 
     Args:
@@ -240,7 +239,7 @@ class FileAnswers:
     """
 
     def __init__(self, side: EnvSide, found: Mapping[Place, Sequence[str]]) -> None:
-        self._action = side.spec.action
+        super().__init__(side.spec.action)
         self.plan: list[Episode] = []
         self._texts: dict[int, str] = {}  # by episode
         for group, place in enumerate(sorted(found)):
@@ -262,27 +261,15 @@ class FileAnswers:
         """Returns what the file of results holds beside what it holds of a policy."""
         return {"answers": {**asdict(self.counts), "success_rate": self.over_all(results)}}
 
-    @property
-    def spec(self) -> PolicySpec:
-        decision: dict[str, ArraySpec] = {"actions": self._action.field(1)}
-        return PolicySpec(1, decision, Elements((1,)), Noise((1,)), entropy=False, distribution=False)
-
     def port(self, slab: Slab) -> PolicyPort:
         """See :class:`embodied.runtime.policy_port.OffersPort`."""
         return AnswersPort(slab, self._texts)
-
-    def bind(self, env: EnvSpec) -> None:
-        """Does nothing: the plan was made for the env."""
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """There are none."""
-        return iter(())
 
     def describe(self) -> Mapping[str, str]:
         return {"answers": str(self.counts)}
 
 
-class AnswersPort:
+class AnswersPort(AtOnce):
     """A policy port that writes the answer of each episode into its row.
 
     Args:
@@ -290,30 +277,8 @@ class AnswersPort:
     """
 
     def __init__(self, slab: Slab, texts: Mapping[int, str]) -> None:
-        self._slab, self._texts = slab, texts
-        self._queue: list[Request] = []
+        super().__init__(slab)
+        self._texts = texts
 
-    def begin(self, draw: Draw) -> None:
-        self._queue = []
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._queue.extend(requests)
-
-    def poll(self) -> list[Request]:
-        answered, self._queue = self._queue, []
-        for request in answered:
-            instructions.write(self._texts[request.episode_id], self._slab.arrays["actions"][request.row][0])
-        return answered
-
-    def cancel(self, slot: int) -> None:
-        self._queue = [request for request in self._queue if request.slot != slot]
-
-    @property
-    def pending(self) -> int:
-        return len(self._queue)
-
-    def value(self, requests: Sequence[Request]) -> None:
-        """Writes nothing: an evaluation asks for no values."""
-
-    def end(self) -> None:
-        self._queue = []
+    def answer(self, request: Request) -> None:
+        instructions.write(self._texts[request.episode_id], self._slab.arrays["actions"][request.row][0])

@@ -1,6 +1,6 @@
 """Turns a configuration of RLinf, verl, ROLL or Cosmos-RL into one of ours, and says what became of each key.
 
-their keys and values ─▶ foreign: rows ─▶ foreign_rules: what each says ─▶ settings ─▶ compose: what cannot be
+their keys and values ─▶ foreign: rows ─▶ foreign_rules: what each says ─▶ settings ─▶ the checks of a run
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ class Migration:
     Args:
         groups: ``env`` and ``model``, where their file says them.
         settings: our dotted keys and their values.
-        remaining: what is still wrong with it, as the error of a run says; empty if a run would begin.
+        remaining: what is still wrong with it, as the error of a run says; empty if it is a whole configuration.
+        elsewhere: what a run would then find wrong with files, or with this machine.
     """
 
     groups: dict[str, str]
     settings: dict[str, Any]
     notes: list[Note]
     remaining: str = ""
+    elsewhere: str = ""
 
     def as_yaml(self) -> str:
         """Returns the file of an experiment."""
@@ -167,7 +169,7 @@ def _check_groups(found: Migration) -> None:
 
 def _try(found: Migration, given: Sequence[str]) -> None:
     """Checks the result as a run does, and leaves out what the error names, until a run would begin or nothing more can
-    be left out. What is wrong with this machine, or with files, is left to the run."""
+    be left out: then something is wrong with files or with this machine."""
     for _ in range(MOST_TRIES):
         composed = False
         try:
@@ -182,7 +184,7 @@ def _try(found: Migration, given: Sequence[str]) -> None:
             named = named or [key for key in found.settings if key.count(".") > 1 and _names(error, _section(key))]
             named = [key for key in named if f"set {key}=" not in error.remedy] or named
             if not named:
-                found.remaining = "" if composed else str(error)
+                found.remaining, found.elsewhere = ("", str(error)) if composed else (str(error), "")
                 return
             _leave_out(found, named[0], error)
         else:

@@ -22,6 +22,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied import schema
 from embodied.errors import ConfigError, did_you_mean
+from embodied.schema.groups import GROUPS as GROUPS
+from embodied.schema.groups import group_options as group_options
 from embodied.schema.links import derived, with_changes
 from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
@@ -224,17 +226,6 @@ def _composition_error(error: Exception, overrides: list[str], folders: Sequence
             hint = did_you_mean(value, options)
             return ConfigError(f"unknown {group} '{value}'.{hint}", f"set {group}= to one of: {', '.join(options)}")
     return ConfigError(f"cannot compose the configuration: {error}", "correct the override it names; see --help")
-
-
-GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment", "perturb", "protocol")
-
-
-def group_options(group: str, folders: Sequence[str] = ()) -> list[str]:
-    """Lists the names of the files of a config group, e.g. ``env`` → libero_10; ``folders`` as in :func:`compose`."""
-    import embodied.config
-
-    roots = [*embodied.config.__path__, *folders]
-    return sorted({path.stem for root in roots for path in (Path(root) / group).glob("*.yaml")})
 
 
 def as_yaml(composed: Composed) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from embodied.schema.foreign import Row, by_last_name, find, joined
 from embodied.schema.foreign_rules import said_of
 from embodied.schema.foreign_values import as_overrides
+from embodied.schema.groups import group_options
 
 SHORTEST = 5
 """A last name of fewer letters says nothing about where it came from."""
@@ -48,13 +48,6 @@ def _answer(key: str, same: list[Row], value: Any) -> str:
         text = f" {systems}'s key is here model=NAME (actor.model._target_)"
     if any(name.startswith("env.") and name.endswith("._target_") for name in row.ours):
         text = f" {systems}'s key is here env=NAME ({joined(row.ours)})"
-    if said.settings and said.settings.get("env", "math") in group_names("env"):
+    if said.settings and said.settings.get("env", "math") in group_options("env"):
         return f"{text}: set {as_overrides(said.settings)}."
     return f"{text}: {said.why}." if said.why and value is not None else f"{text}."
-
-
-def group_names(group: str) -> set[str]:
-    """Names of the group files of this project (``env`` → libero_10)."""
-    import embodied.config
-
-    return {path.stem for root in embodied.config.__path__ for path in (Path(root) / group).glob("*.yaml")}

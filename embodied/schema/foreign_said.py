@@ -47,6 +47,11 @@ def only_if(value: Any, settings: Settings, why: str = "") -> Said:
     return Said(settings if value else {}, "derived" if value else "nothing", why if not value else "")
 
 
+def only_off(why: str) -> Rule:
+    """A switch that can only be off here."""
+    return lambda row, value, get: Said(how="refused" if value in (True, "True", "true") else "nothing", why=why)
+
+
 def nothing(why: str) -> Rule:
     return lambda row, value, get: Said(how="nothing", why=why)
 

@@ -62,7 +62,7 @@ def check_engine(config: Config) -> None:
             "set rollout.backend=vllm, or native",
         )
     if rollout.backend == "native":
-        changed = [name for name in OF_ENGINES if getattr(rollout, name) != getattr(usual, name)]
+        changed = [name for name in OF_ENGINES if getattr(rollout, name) not in (False, getattr(usual, name))]
         if changed:
             raise ConfigError(
                 f"rollout.backend is native, and {', '.join(f'rollout.{name}' for name in changed)} is for an engine",

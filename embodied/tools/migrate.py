@@ -67,8 +67,8 @@ def report(found: Any) -> list[str]:
                 *([f"({note.why})"] if note.why else []),
             ]
             lines.append(" ".join(parts))
-    if found.remaining:
-        lines.append(f"still to do before a run begins: {found.remaining}")
+    if left := found.remaining or found.elsewhere:
+        lines.append(f"still to do before a run begins: {left}")
     return lines
 
 
