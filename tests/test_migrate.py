@@ -46,6 +46,17 @@ def test_rlinfs_libero_10():
     assert note(found, "algorithm.n_chunk_steps").how != "unknown"
 
 
+def test_what_only_the_user_can_give_is_said_and_the_rest_is_tried(tmp_path):
+    found = migrated("rlinf_libero_10.yaml", "rlinf")
+    assert found.remaining.startswith("actor.model.model_path is not set")
+    assert note(found, "runner.seq_length").how == "refused", "it is for texts"
+    assert "actor.model.model_path" not in found.settings
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "theirs.yaml").write_text(found.as_yaml())
+    config = compose(["experiment=theirs", "actor.model.model_path=x"], "train", [str(tmp_path)]).config
+    assert config.actor.model.target == "embodied.models.openvla_oft.build_policy"
+
+
 def test_rlinfs_math_with_what_only_megatron_does():
     found = migrated("rlinf_math.yaml", "rlinf", *TEXT)
     assert found.remaining == ""

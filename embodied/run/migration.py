@@ -37,6 +37,8 @@ HOWS = {
 """What became of a key → how the report says it, in its order."""
 
 MOST_TRIES = 60
+NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")
+"""What an error says of a key that the user has to give; the rest is tried with something in its place."""
 UNRESOLVED = re.compile(r"\$\{[^}]*\}")
 
 
@@ -170,26 +172,32 @@ def _check_groups(found: Migration) -> None:
 def _try(found: Migration, given: Sequence[str]) -> None:
     """Checks the result as a run does, and leaves out what the error names, until a run would begin or nothing more can
     be left out: then something is wrong with files or with this machine."""
+    missing: dict[str, str] = {}  # key → the error
     for _ in range(MOST_TRIES):
         composed = False
         try:
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "experiment").mkdir()
                 (Path(folder) / "experiment" / "theirs.yaml").write_text(found.as_yaml())
-                config = compose(["experiment=theirs", *given], "train", [folder])
+                config = compose(
+                    ["experiment=theirs", *given, *(f"{key}=TO_BE_GIVEN" for key in missing)], "train", [folder]
+                )
             composed = True
             check(config, Group())
         except EmbodiedError as error:
+            if not_set := NOT_SET.match(error.message):
+                missing[not_set[1]] = str(error)
+                continue
             named = [key for key in found.settings if _names(error, key)]
             named = named or [key for key in found.settings if key.count(".") > 1 and _names(error, _section(key))]
             named = [key for key in named if f"set {key}=" not in error.remedy] or named
             if not named:
                 found.remaining, found.elsewhere = ("", str(error)) if composed else (str(error), "")
-                return
+                break
             _leave_out(found, named[0], error)
         else:
-            found.remaining = ""
-            return
+            break
+    found.remaining = "\n".join([*missing.values(), *filter(None, [found.remaining])])
 
 
 def _names(error: EmbodiedError, key: str) -> bool:
