@@ -38,6 +38,7 @@ class Stream(IntEnum):
     EVAL_PERTURBATION = 13  # the same in an evaluation, with the id of the unperturbed episode of the same start
     SERVED_NOISE = 14  # of a decision of a policy server; place: requests of the session before it, the session
     RANDOM_ACTIONS = 15  # played in place of a policy's (embodied.tools.play); place: record of the episode, episode id
+    EXPERT_MISTAKES = 16  # whether the expert does another thing than what is asked for; place: number of the attempt
 
     @property
     def coordinates(self) -> int:
@@ -49,7 +50,7 @@ COORDINATES = {
     Stream.TRAIN_NOISE: 2, Stream.EVAL_NOISE: 2, Stream.TRAIN_STARTS: 2, Stream.EVAL_STARTS: 1, Stream.MINIBATCHES: 2,
     Stream.HELD_OUT: 0, Stream.SAMPLES: 1, Stream.AUGMENTATION: 1, Stream.DROPOUT: 1, Stream.EXPERT_NOISE: 1,
     Stream.EVAL_VOTES: 2, Stream.CONDITIONS: 1, Stream.TRAIN_PERTURBATION: 3, Stream.EVAL_PERTURBATION: 3,
-    Stream.SERVED_NOISE: 2, Stream.RANDOM_ACTIONS: 2,
+    Stream.SERVED_NOISE: 2, Stream.RANDOM_ACTIONS: 2, Stream.EXPERT_MISTAKES: 1,
 }  # fmt: skip
 
 

@@ -77,6 +77,16 @@ class Raises(FakeEnv):
         raise RuntimeError("this expert knows nothing")
 
 
+class Careless(FakeEnv):
+    """Its expert's mistake is to go to the left: three control steps, or on and on from odd initial states."""
+
+    def mistaken_expert(self) -> Iterator[np.ndarray]:
+        left = np.zeros_like(next(self.expert()))
+        left[0] = -1.0
+        while self._steps < 3 or self._start.init_state_id % 2:
+            yield left
+
+
 class NotThisTask(FakeEnv):
     def expert(self) -> Iterator[np.ndarray]:
         raise AssetsMissingError("no expert for this task", "choose another task")

@@ -20,6 +20,7 @@ from embodied.data.demonstrations import Demonstration, Wanted, check_fit
 from embodied.data.lerobot_writer import Writer
 from embodied.data.samples import Samples
 from embodied.errors import SpecMismatchError
+from embodied.runtime.expert import ExpertJob
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 from embodied.types import Start
@@ -160,6 +161,27 @@ def test_noise_is_executed_and_not_recorded():
         assert np.allclose(noisy[far].actions[t, :2], np.clip(10 * offset, -1, 1), atol=1e-5)
 
 
+def test_mistakes_are_recorded_when_the_expert_has_ended_them():
+    careless = (f"{ODD}Careless", "demos.mistakes=0.7", "env.train.success_distance=0.02", "episodes=12")
+    for folder, workers in (("one", 1), ("two", 2)):
+        assert make(*careless, f"demos.path={folder}", f"env.num_workers={workers}") == 0
+    assert contents("one") == contents("two")
+    files = sorted(Path("one/data").rglob("*.parquet"))
+    ends = [pq.read_table(file)["next.success"].to_pylist()[-1] for file in files]
+    job = ExpertJob(1234, 0.0, 0.7)
+    assert ends == [not job.mistaken(number) for number in attempts("one")]
+    assert 2 < sum(ends) < 10
+    rows = [pq.read_table(file) for file in sorted(Path("one/meta/episodes").rglob("*.parquet"))]
+    odd = [row["init_state_id"][0].as_py() % 2 == 1 for row in rows]
+    assert any(odd)
+    assert not any(wrong for wrong, end in zip(odd, ends, strict=True) if not end), "the step limit ended those"
+    for episode, end in zip(recorded("one"), ends, strict=True):
+        wrong = np.tile([-1.0, *[0.0] * (episode.actions.shape[1] - 1)], (3, 1))
+        assert end or np.array_equal(episode.actions, wrong)
+    made = json.loads(Path("one/meta/info.json").read_text())["embodied"]
+    assert made["mistakes"] == 0.7
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
@@ -170,6 +192,7 @@ def test_noise_is_executed_and_not_recorded():
         ([f"{ODD}NotThisTask"], "choose another task"),
         (["env.train.success_distance=0", "env.train.horizon=1", "demos.max_attempts=3"], "solved 0 of 3 starts"),
         (["env.train.fault=prepare_exception"], "the fake env was told to fail in prepare"),
+        (["demos.mistakes=0.5"], "demos.mistakes is 0.5, and the expert of embodied.testing.FakeEnv makes none"),
         (["env.python=/no/such/python"], "/no/such/python"),
         (["demos.episodes=0"], "demos.episodes = 0"),
         (["demos.episode=3"], "Did you mean 'episodes'?"),

@@ -11,6 +11,7 @@ from embodied.protocols.env import BatchEnv as BatchEnv
 from embodied.protocols.env import Env as Env
 from embodied.protocols.env import Expert as Expert
 from embodied.protocols.env import KnowsPrompts as KnowsPrompts
+from embodied.protocols.env import MistakenExpert as MistakenExpert
 from embodied.protocols.env import MovesCameras as MovesCameras
 from embodied.protocols.env import NeedsOfMachine as NeedsOfMachine
 from embodied.protocols.env import Preloads as Preloads

@@ -147,6 +147,18 @@ class Expert(Protocol):
 
 
 @runtime_checkable
+class MistakenExpert(Expert, Protocol):
+    """An expert that can also do another thing than what is asked for, for demonstrations with mistakes
+    (``demos.mistakes``)."""
+
+    def mistaken_expert(self) -> Iterator[np.ndarray]:
+        """Yield actions as :meth:`Expert.expert` does, for something else that the same scene offers, such as another
+        object at the same target. The actions stop when that is done, or when the expert gives up on the whole
+        attempt: who cannot do it goes on until the step limit."""
+        ...
+
+
+@runtime_checkable
 class MovesCameras(Protocol):
     """Cameras that can be moved for an episode; an env may offer it beside :class:`Env`. Perturbations of cameras
     (``env.eval.perturb``) need it, and slots of their own: a :class:`Batched` env is not asked."""

@@ -7,6 +7,8 @@
 An expert reads privileged state before each control step, so its loop runs where the simulator is. Pictures are encoded
 here as well: workers spread this over the cores, and the data set holds picture files.
 
+With mistakes, some attempts are of another thing than what was asked for; those that do it are kept as well.
+
 With noise the executed action is the expert's plus a normal number, clipped to the range; the recorded one is the
 expert's. So the states are those that a policy with errors comes to, and the actions lead back from there.
 """
@@ -22,7 +24,7 @@ import numpy as np
 
 from embodied.data import pictures
 from embodied.observe.video import Video
-from embodied.protocols import Env, Expert
+from embodied.protocols import Env, Expert, MistakenExpert
 from embodied.random import Stream, generator
 from embodied.runtime.channel import Command, Completion, Kind, Ring
 from embodied.runtime.slab import Slab
@@ -42,10 +44,17 @@ class ExpertJob:
     Args:
         seed: keys the noise; that of attempt n is a function of the seed and n.
         noise_std: standard deviation of the noise, as a share of half the action range; discrete actions have none.
+        mistakes: share of the attempts in which the expert does another thing than what is asked for
+            (:class:`embodied.protocols.MistakenExpert`); which ones, is a function of the seed.
     """
 
     seed: int
     noise_std: float
+    mistakes: float = 0.0
+
+    def mistaken(self, attempt: int) -> bool:
+        """Whether this attempt is of another thing."""
+        return self.mistakes > 0 and generator(self.seed, Stream.EXPERT_MISTAKES, attempt).random() < self.mistakes
 
 
 def expert_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
@@ -106,6 +115,7 @@ class _Attempt:
         assert isinstance(env, Expert)
         self._slot, self._shown = slot, False
         self.env, self._expert_of, self._job, self._arrays = env, env.expert, job, slab.arrays
+        self._wrong_of = env.mistaken_expert if isinstance(env, MistakenExpert) else env.expert
         spec, action = env.spec, env.spec.action
         self._range = None
         if isinstance(action, ContinuousAction):
@@ -121,6 +131,7 @@ class _Attempt:
         self._shown = video is not None
         if self._shown:
             self._slot.begin(command, video)
+        self._mistaken = self._job.mistaken(command.attempt)
         self._random = generator(self._job.seed, Stream.EXPERT_NOISE, command.attempt)
         self._steps, self._max_steps = 0, command.max_steps
         self._expert = None
@@ -143,7 +154,7 @@ class _Attempt:
     def _act(self, row: int) -> tuple[int, bool]:
         arrays = self._arrays
         if self._expert is None:
-            self._expert = self._expert_of()
+            self._expert = self._wrong_of() if self._mistaken else self._expert_of()
         most = len(arrays["rewards"][row])
         for k in range(most):
             action = next(self._expert, None)

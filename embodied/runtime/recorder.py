@@ -16,6 +16,7 @@ import numpy as np
 
 from embodied.data.lerobot_writer import Recording
 from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.expert import ExpertJob
 from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.slab import Slab
 from embodied.types import Start
@@ -31,11 +32,14 @@ class Recorder:
         port: its workers have an :class:`embodied.runtime.expert.ExpertJob`.
         slab: has the fields of :func:`embodied.runtime.expert.expert_fields`, and one row a slot.
         max_steps: control steps of an attempt at most.
+        job: that of the port's workers; None: an attempt without mistakes.
         retry_safe: True: a lost attempt is redone; False: its loss ends the recording.
     """
 
-    def __init__(self, port: EnvPort, slab: Slab, max_steps: int, retry_safe: bool = True) -> None:
+    def __init__(self, port: EnvPort, slab: Slab, max_steps: int, retry_safe: bool = True, job: ExpertJob | None = None
+    ) -> None:  # fmt: skip
         self._port, self._slab, self._max_steps, self._retry_safe = port, slab, max_steps, retry_safe
+        self._job = job
         self._idle = deque(port.up)
         self._running: dict[int, _Attempt] = {}  # by slot
         self._lost: deque[Task] = deque()  # to be redone, before any other
@@ -44,6 +48,7 @@ class Recorder:
 
     def results(self, tasks: Iterator[Task]) -> Iterator[tuple[int, Recording | None]]:
         """Yield ``(attempt, recording)`` of every task as it ends; the recording is None if the attempt failed.
+        One of another thing than what was asked for (:meth:`ExpertJob.mistaken`) has failed if the step limit ended it.
 
         Raises:
             WorkerError: a worker failed too often in a row, or an attempt has ended too many workers.
@@ -89,7 +94,9 @@ class Recorder:
             return []
         del self._running[done.slot]
         self._idle.append(done.slot)
-        return [(attempt.task[0], attempt.recording)]
+        number = attempt.task[0]
+        mistaken = self._job is not None and self._job.mistaken(number)
+        return [(number, attempt.recording(self._max_steps if mistaken else None))]
 
     def _lose(self, lost: Lost) -> None:
         if lost.slot in self._idle:
@@ -123,12 +130,12 @@ class _Attempt:
             files, sizes = arrays["pictures"][row], arrays["picture_bytes"][row, :steps].tolist()
             self._files += [[files[k, c, :n].tobytes() for c, n in enumerate(own)] for k, own in enumerate(sizes)]
 
-    @property
-    def recording(self) -> Recording | None:
-        """The episode, if it ended with success."""
+    def recording(self, limit: int | None = None) -> Recording | None:
+        """The episode, if it ended with success or, given a ``limit``, before that many control steps."""
         fields = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         actions, rewards, successes = (fields.pop(name) for name in ("actions", "rewards", "successes"))
-        if not len(successes) or not successes[-1]:
+        done = len(successes) and (successes[-1] or (limit is not None and len(successes) < limit))
+        if not done:
             return None
         columns = [list(column) for column in zip(*self._files, strict=True)]
         number, start = self.task

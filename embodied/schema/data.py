@@ -193,12 +193,25 @@ class SftConfig(Section):
 
 class DemosConfig(Section):
     path: str | None = Field(None, description="Folder of the data set; null = demos/ENV.")
-    episodes: int = Field(100, ge=1, description="Successful episodes to record. episodes=N is short for it.")
+    episodes: int = Field(
+        100,
+        ge=1,
+        description="Episodes to record: successful ones, and mistaken ones if demos.mistakes asks for them. "
+        "episodes=N is short for it.",
+    )
     noise_std: float = Field(
         0.0,
         ge=0,
         description="Standard deviation of the noise on executed actions, as a share of half the range; recorded "
         "actions have none. noise_std=X is short for it.",
+    )
+    mistakes: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the attempts in which the expert does another thing than what is asked for (LIBERO: "
+        "takes another object), e.g. to learn from careless demonstrations. They are recorded under the instruction "
+        "that they do not follow, and count as episodes.",
     )
     max_attempts: int | None = Field(
         None, ge=1, description="Episodes to try at most; null = ten times demos.episodes."

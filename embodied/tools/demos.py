@@ -20,7 +20,7 @@ from typing import Any
 from embodied.data.lerobot_writer import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
 from embodied.observe.console import Console
-from embodied.protocols import Expert
+from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
 from embodied.run.folder import RunFolder
 from embodied.run.pools import pool_config
@@ -54,6 +54,11 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
             + (f"; it has one for {known}" if known else ""),
             "give it a method expert() (embodied.protocols.Expert), choose another env, or bring demonstrations of "
             "your own: python -m embodied.sft … data=PATH",
+        )
+    if config.demos.mistakes and not isinstance(side.env, MistakenExpert):
+        raise ConfigError(
+            f"demos.mistakes is {config.demos.mistakes:g}, and the expert of {side.config.target} makes none",
+            "set demos.mistakes=0, or give the env a method mistaken_expert() (embodied.protocols.MistakenExpert)",
         )
     if isinstance(side.spec.action, TextAction):
         raise ConfigError(
@@ -108,7 +113,8 @@ def _record(checked: Checked, writer: Writer, logs: Path, stop: StopSignal, cons
 def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitStack) -> Recorder:
     """Starts workers of one slot each; ``opened`` ends them."""
     config, side, processes = checked.config, checked.train, checked.processes
-    job, workers = ExpertJob(config.runner.seed, config.demos.noise_std), _workers(checked)
+    job = ExpertJob(config.runner.seed, config.demos.noise_std, config.demos.mistakes)
+    workers = _workers(checked)
     server = None
     if config.env.start_method == "forkserver":
         envs, gpus = [(side.config.target, side.kwargs)], render_gpus_of(config, processes)
@@ -119,7 +125,7 @@ def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitS
     usual = pool_config(side, workers, config, logs, processes)
     pool = Pool(replace(usual, num_workers=workers, batch=False, server=server, expert=job), slab, console.say)
     opened.callback(pool.close)
-    return Recorder(pool, slab, side.max_steps, side.spec.retry_safe)
+    return Recorder(pool, slab, side.max_steps, side.spec.retry_safe, job)
 
 
 def _start(checked: Checked, attempt: int) -> Start:
@@ -151,6 +157,7 @@ def _facts(checked: Checked) -> dict[str, Any]:
     config = checked.config
     held_out = config.protocol.held_out_states
     facts = {"seed": config.runner.seed, "noise_std": config.demos.noise_std, "max_steps": checked.train.max_steps}
+    facts |= {"mistakes": config.demos.mistakes} if config.demos.mistakes else {}
     return {**facts, "held_out_states": held_out} if held_out else facts
 
 
@@ -165,6 +172,11 @@ def _plan(checked: Checked, path: Path) -> list[list[str]]:
         ["tasks", f"{len(spec.tasks)} ({starts} starts)"],
         ["episodes", f"{demos.episodes} that succeed, of at most {checked.train.max_steps} control steps"],
         ["noise", f"{demos.noise_std:g} of half the action range, executed and not recorded"],
+        *(
+            [["mistakes", f"{demos.mistakes:.0%} of the attempts are of another thing than what is asked for"]]
+            if demos.mistakes
+            else []
+        ),
         ["workers", str(_workers(checked))],
         ["data set", str(path)],
     ]

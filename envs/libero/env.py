@@ -28,7 +28,7 @@ from embodied.types import (
 
 from ..shared.arguments import check_name, check_number, check_range
 from ..shared.machine import versions_of
-from .experts import SUITES, actions
+from .experts import SUITES, actions, mistaken_actions
 from .files import (
     INSTALL,
     MAX_STEPS,
@@ -117,6 +117,7 @@ class LiberoEnv:
         self._task_id = -1
         if task_suite_name in SUITES:
             self.expert = self._expert  # so that an env without one does not offer it
+            self.mistaken_expert = self._mistaken_expert
 
     def _make_spec(self, max_episode_steps: int) -> EnvSpec:
         pictures = self._pictures
@@ -199,6 +200,10 @@ class LiberoEnv:
     def _expert(self) -> Iterator[np.ndarray]:
         """Yields the next action of a scripted policy that reads the objects' poses."""
         return actions(self._current)
+
+    def _mistaken_expert(self) -> Iterator[np.ndarray]:
+        """Yields the next action of one that takes another object."""
+        return mistaken_actions(self._current)
 
     def get_state(self) -> dict[str, Any]:
         return {"task_id": self._task_id, "simulator": self._current.get_state()}

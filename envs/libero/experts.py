@@ -9,7 +9,7 @@ takes 70 to 130 control steps. With noise of 0.1 the flat cream cheese was grasp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,10 @@ class Scene(Protocol):
         """Whether the goal was reached by the last control step."""
         ...
 
+    def movable(self) -> list[str]:
+        """Names of the objects that can be taken, and of what they are put into."""
+        ...
+
     def place(self, name: str) -> np.ndarray:
         """Position [3] of an object or a region."""
         ...
@@ -58,6 +62,28 @@ class Scene(Protocol):
     def obstacles(self, name: str) -> Boxes:
         """Boxes of everything but this object and the robot."""
         ...
+
+
+def mistaken_actions(scene: Scene) -> Iterator[np.ndarray]:
+    """Yields the actions of somebody who takes another object than the one that is meant, and ends when it lies where
+    the meant one should. The other is one of the same kind if there is one (the second bowl), else what is nearest to
+    the hand."""
+    predicate, meant, target = scene.goals()[0]
+    for move in PickAndPlace(scene, [[predicate, other_than(scene, meant, target), target]]).moves():
+        yield action_towards(move, *scene.hand())
+
+
+def other_than(scene: Scene, meant: str, target: str) -> str:
+    """Names the object that is taken by mistake."""
+    hand = scene.hand()[0][:2]
+    others = [name for name in scene.movable() if name != meant and not target.startswith(name)]
+
+    def kind(name: str) -> str:
+        return name.rpartition("_")[0]
+
+    return min(
+        others, key=lambda name: (kind(name) != kind(meant), float(np.linalg.norm(scene.place(name)[:2] - hand)))
+    )
 
 
 def actions(scene: Scene) -> Iterator[np.ndarray]:
@@ -81,14 +107,15 @@ def heading(axes: np.ndarray) -> float:
 
 
 class PickAndPlace:
-    """Yields moves for the goals of a scene, each from the state that the last one led to."""
+    """Yields moves for the goals of a scene, or for others, each from the state that the last one led to."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, goals: Sequence[list[str]] | None = None) -> None:
         self._scene = scene
+        self._goals = scene.goals() if goals is None else goals
         self._angle = heading(scene.hand()[1])
 
     def moves(self) -> Iterator[Move]:
-        for goal in self._scene.goals():
+        for goal in self._goals:
             yield from self._transfer(*goal[1:])  # first, because goals are judged by what the last step led to
             while not self._scene.reached(goal):
                 yield from self._transfer(*goal[1:])

@@ -241,6 +241,9 @@ class TaskSimulator:
     def reached(self, goal: list[str]) -> bool:
         return self._goals.reached(goal)
 
+    def movable(self) -> list[str]:
+        return [*self._domain.objects_dict]
+
     def place(self, name: str) -> np.ndarray:
         return place_of(self._domain, self._shown(), name).copy()
 

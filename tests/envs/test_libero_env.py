@@ -180,6 +180,17 @@ def test_scripted_expert_reaches_success_and_is_rewarded(sim):
     assert dense[-1] > dense[0] + 0.05
 
 
+def test_a_mistaken_expert_puts_another_object_into_the_basket(sim):
+    sim.reset(Start(0, 0, 0))
+    scene = sim._current
+    [[predicate, meant, target]] = scene.goals()
+    for steps, action in enumerate(sim.mistaken_expert()):
+        assert steps < 200, "it does not come to an end"
+        assert not sim.step(action).success
+    inside = [name for name in scene.movable() if name != "basket_1" and scene.reached([predicate, name, target])]
+    assert inside == ["cream_cheese_1"] != [meant], "what was nearest to the hand"
+
+
 @pytest.fixture
 def coarse(sim):
     """An env as ``sim``, whose pictures have fewer triangles."""

@@ -177,6 +177,15 @@ def test_the_script_carries_the_object_over_a_wall_and_ends():
     assert set(done[:, 6]) == {-1.0, 1.0}
 
 
+def test_by_mistake_the_second_of_a_kind_is_taken_or_what_is_nearest():
+    scene = FreeHand()
+    near, far = scene.position, scene.position + 0.3
+    scene.movable = lambda: [*scene.places]
+    scene.places = {"bowl_1": near, "bowl_2": far, "soup_1": near + 0.1, "plate_1": near}
+    assert experts.other_than(scene, "bowl_1", "plate_1_region") == "bowl_2"
+    assert experts.other_than(scene, "soup_1", "plate_1_region") == "bowl_1"
+
+
 def test_the_script_grasps_again_what_slipped():
     scene = FreeHand(slips=2)
     list(play(scene))
