@@ -37,14 +37,17 @@ class Torques:
         self._control, self._ctrl = simulator._control, simulator._data.ctrl
         self.noted: list[np.ndarray] = []
 
-    def begin(self, action: np.ndarray, policy_step: bool) -> None:
-        self._control.begin(action, policy_step)
+    def begin(self, action: np.ndarray) -> None:
+        self._control.begin(action)
         self.noted.append(self._ctrl.copy())
 
-    def advance(self, action: np.ndarray, substeps: int) -> None:
-        for _ in range(substeps):
-            self._control.advance(action, 1)
+    def advance(self, substeps: int, read: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        seen = np.empty(0), np.empty(0)
+        for substep in range(substeps):
+            now = self._control.advance(1, 0 if substep == read else -1)
+            seen = now if substep == read else seen
             self.noted.append(self._ctrl.copy())
+        return seen
 
 
 def libero(suite: str, task: int, steps: int) -> dict[str, float]:

@@ -20,16 +20,23 @@ KNOWN_ROBOSUITE = "1.4.0"
 class Control(Protocol):
     """Turns an action into torques."""
 
-    def begin(self, action: np.ndarray, policy_step: bool) -> None:
-        """Runs the first half of a sub-step, ``mj_step1``, and sets the torques.
+    def begin(self, action: np.ndarray) -> None:
+        """Begins a control step: runs the first half of its first sub-step, ``mj_step1``, and sets the torques.
 
         Args:
-            action: float64 [7], of the control step.
-            policy_step: whether this is the control step's first sub-step.
+            action: float64 [7].
         """
 
-    def advance(self, action: np.ndarray, substeps: int) -> None:
-        """Runs whole sub-steps after the control step's first."""
+    def advance(self, substeps: int, read: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        """Runs whole sub-steps after the control step's first.
+
+        Args:
+            read: the one at which the sensors are read; −1: none.
+
+        Returns:
+            What they read: all positions [nq] before it was integrated, and those of the fingers [2] after it, as in
+            the original.
+        """
 
 
 def make_control(domain: Any) -> Control:
@@ -48,15 +55,23 @@ class OriginalControl:
         import mujoco
 
         self._domain = domain
-        self._step2 = functools.partial(mujoco.mj_step2, domain.sim.model._model, domain.sim.data._data)
+        self._data, self._action = domain.sim.data._data, np.zeros(7)
+        self._step2 = functools.partial(mujoco.mj_step2, domain.sim.model._model, self._data)
 
-    def begin(self, action: np.ndarray, policy_step: bool) -> None:
-        self._domain._pre_action(action, policy_step)  # calls sim.forward, which is mj_step1
+    def begin(self, action: np.ndarray) -> None:
+        self._action = action
+        self._domain._pre_action(action, True)  # calls sim.forward, which is mj_step1
 
-    def advance(self, action: np.ndarray, substeps: int) -> None:
-        for _ in range(substeps):
-            self.begin(action, False)
+    def advance(self, substeps: int, read: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        seen, fingers = np.empty(0), np.empty(0)
+        for substep in range(substeps):
+            self._domain._pre_action(self._action, False)
+            if substep == read:
+                seen = self._data.qpos.copy()
             self._step2()
+            if substep == read:
+                fingers = self._data.qpos[self._domain.robots[0]._ref_gripper_joint_pos_indexes]
+        return seen, fingers
 
 
 def prepare() -> None:
@@ -161,21 +176,23 @@ class CompiledControl:
             middle=0.5 * (high + low), half=0.5 * (high - low),
             qpos_at=np.array(self._controller.qpos_index, np.int64), dofs=dofs,
             motors=np.array(robot._ref_joint_actuator_indexes, np.int64), finger_motors=fingers,
+            fingers_at=np.array(robot._ref_gripper_joint_pos_indexes, np.int64),
             addresses=np.ascontiguousarray(_addresses(mujoco, model, dofs)),
         )  # fmt: skip
 
-    def begin(self, action: np.ndarray, policy_step: bool) -> None:
-        if policy_step and not self._controller.new_update:
+    def begin(self, action: np.ndarray) -> None:
+        if not self._controller.new_update:
             self._act_on_stale_state(action)
             return
         self._step1(self._model, self._data)
-        if policy_step:
-            self._set_goal(action)
+        self._set_goal(action)
         self._jacobian_of(self._model, self._data, *self._jacobians, self._site)
         self._compute(self._arm, self._gripper.current_action)
 
-    def advance(self, action: np.ndarray, substeps: int) -> None:
-        self._advance(substeps, self._places, self._arm, self._gripper.current_action)
+    def advance(self, substeps: int, read: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        seen, fingers = np.empty(self._model.nq), np.empty(2)
+        self._advance(substeps, self._places, self._arm, self._gripper.current_action, read, seen, fingers)
+        return seen, fingers
 
     def _set_goal(self, action: np.ndarray) -> None:
         """Sets the goal by robosuite's code, and reads what it depends on, once a control step."""

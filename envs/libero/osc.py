@@ -162,6 +162,7 @@ class Arm(NamedTuple):
     dofs: np.ndarray  # [7]: in ``qvel``,
     motors: np.ndarray  # [7]: in ``ctrl``,
     finger_motors: np.ndarray  # [2]: the fingers in ``ctrl``,
+    fingers_at: np.ndarray  # [2]: the fingers in ``qpos``
     addresses: np.ndarray  # [7, 7]: the joints' entries in ``qM``; −1 where it is 0
 
 
@@ -170,10 +171,10 @@ def prepare() -> None:
     late."""
     real = {name: np.zeros(1) for name in Arm._fields}
     matrices = {name: np.zeros((1, 1)) for name in ("jacobian", "axes", "turned", "limits")}
-    whole = {name: np.zeros(1, np.int64) for name in ("qpos_at", "dofs", "motors", "finger_motors")}
+    whole = {name: np.zeros(1, np.int64) for name in ("qpos_at", "dofs", "motors", "finger_motors", "fingers_at")}
     arm = Arm(**{**real, **matrices, **whole, "addresses": np.zeros((1, 1), np.int64), "gemv": 0})  # type: ignore[arg-type]
     control.compile((numba.typeof(arm), numba.typeof(np.zeros(1))))
-    advance.compile(tuple(map(numba.typeof, (1, np.zeros(1, np.int64), arm, np.zeros(1)))))
+    advance.compile(tuple(map(numba.typeof, (1, np.zeros(1, np.int64), arm, np.zeros(1), 1, np.zeros(1), np.zeros(1)))))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -245,19 +246,30 @@ def _move_fingers(arm: Arm, fingers: np.ndarray) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def advance(substeps: int, places: np.ndarray, arm: Arm, fingers: np.ndarray) -> None:
+def advance(
+    substeps: int, places: np.ndarray, arm: Arm, fingers: np.ndarray, read: int, seen: np.ndarray,
+    seen_fingers: np.ndarray,
+) -> None:  # fmt: skip
     """Runs sub-steps: MuJoCo's first half of a step, :func:`control`, the second half.
 
     Args:
         places: addresses of :func:`mujoco_functions`, of the model and of its data; number of the hand's site.
         fingers: as :func:`control` takes them.
+        read: the sub-step at which sensors are read; −1: none.
+        seen: gets all positions [nq] before that one is integrated.
+        seen_fingers: gets the fingers' positions [2] after that.
     """
     step1, step2, jacobian_of, model, data, site = places
-    for _ in range(substeps):
+    for substep in range(substeps):
         _step(step1, model, data)
         _jacobian(jacobian_of, model, data, site, arm.jacobian[:3], arm.jacobian[3:])
         control(arm, fingers)
+        if substep == read:
+            seen[:] = arm.qpos
         _step(step2, model, data)
+        if substep == read:
+            for finger in range(FINGERS):
+                seen_fingers[finger] = arm.qpos[arm.fingers_at[finger]]
 
 
 @numba.njit(cache=True)

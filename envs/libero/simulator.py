@@ -86,6 +86,7 @@ class TaskSimulator:
         # positions and velocities are all that the controller reads, so it needs only the first half of MuJoCo's step
         self._domain.sim.forward = functools.partial(mujoco.mj_step1, self._model, self._data)
         self._shown_data = mujoco.MjData(self._model)  # positions that the sensors saw, for rendering
+        self._fingers = np.array(self._robot._ref_gripper_joint_pos_indexes)
         self._camera_ids = {name: self._domain.sim.model.camera_name2id(name) for name in pictures.cameras}
         self._control, self._goals = make_control(self._domain), Goals(self._domain)
         self._substeps = int(self._domain.control_timestep / self._domain.model_timestep)
@@ -119,27 +120,29 @@ class TaskSimulator:
     def step(self, action: np.ndarray) -> bool:
         """Executes one control step [7]; returns whether the goal is reached."""
         self._pictures = {}
-        reads = [self._clock.tick() for _ in range(self._substeps)]
-        single = [substep for substep, read in enumerate(reads) if read or substep == 0]
-        for here, following in zip(single, [*single[1:], self._substeps], strict=True):
-            self._substep(action, here == 0, reads[here])
-            self._control.advance(action, following - here - 1)
+        read_at = [substep for substep in range(self._substeps) if self._clock.tick()]
+        self._control.begin(action)
+        if read_at and read_at[0] == 0:
+            self._note_sensors()
+        self._mujoco.mj_step2(self._model, self._data)
+        if read_at and read_at[0] == 0:
+            self._gripper_qpos = self._data.qpos[self._fingers]
+            read_at = read_at[1:]
+        done = 1
+        for here, until in zip(read_at, [*read_at[1:], self._substeps], strict=True):
+            self._shown_qpos, self._gripper_qpos = self._control.advance(until - done, here - done)
+            self._shown_site_rgba = self._model.site_rgba.copy()
+            done = until
+        if done < self._substeps:
+            self._control.advance(self._substeps - done)
         success = self._goals.evaluate()
         self._domain._post_process()
         return success
 
-    def _substep(self, action: np.ndarray, policy_step: bool, read: bool) -> None:
-        self._control.begin(action, policy_step)
-        if read:
-            self._note_sensors()
-        self._mujoco.mj_step2(self._model, self._data)
-        if read:  # poses are those before the integration, joint angles those after it, as in the original
-            self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
-
     def _note_sensors(self) -> None:
         self._shown_qpos = self._data.qpos.copy()
         self._shown_site_rgba = self._model.site_rgba.copy()
-        self._gripper_qpos = self._data.qpos[self._robot._ref_gripper_joint_pos_indexes]
+        self._gripper_qpos = self._data.qpos[self._fingers]
 
     def robot_state(self) -> np.ndarray:
         """Reads float32 [8]: gripper position (m), its orientation (axis-angle, rad), the two fingers (m)."""
