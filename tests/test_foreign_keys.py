@@ -18,7 +18,7 @@ from embodied.errors import ConfigError, UnknownKeyError
 from embodied.schema import foreign, table, target_kwargs
 from embodied.schema.compose import compose, group_options
 from embodied.schema.foreign_hints import hint
-from embodied.schema.foreign_rules import RULES
+from embodied.schema.foreign_rules import RULES, said_of
 from embodied.schema.foreign_values import VALUES
 from embodied.schema.links import MISSING, at
 from embodied.schema.neutral import NEUTRAL
@@ -151,6 +151,41 @@ def test_one_message_has_the_keys_of_a_whole_file():
         bind({**defaults(), **mapping})
     assert "ratio_clip_eps" in str(failed.value)
     assert "n_minibatches" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"init_kl_coef": 0.2}, {}),
+        ({"init_kl_coef": 0.2, "add_token_level_kl": True}, {"kl_beta": 0.2, "use_kl_in_reward": True}),
+        ({"use_kl_loss": False, "kl_loss_coef": 0.1}, {"kl_beta": 0.0}),
+        ({"use_kl_loss": True, "kl_loss_coef": 0.1}, {"kl_beta": 0.1}),
+        ({"use_kl_loss": False, "add_token_level_kl": True}, {"use_kl_in_reward": True}),
+        ({"pg_clip": 0.3, "pg_clip_low": 0.1}, {"clip_ratio_low": 0.3, "clip_ratio_high": 0.3}),
+        (
+            {"pg_clip": 0.3, "pg_clip_low": 0.1, "pg_clip_high": 0.4, "use_pg_clip_range": True},
+            {"clip_ratio_low": 0.1, "clip_ratio_high": 0.4},
+        ),
+        ({"dual_clip_loss": True}, {"clip_ratio_c": 1.4}),
+        (
+            {"dual_clip_loss": True, "pg_clip": 0.3},
+            {"clip_ratio_low": 0.3, "clip_ratio_high": 0.3, "clip_ratio_c": 1.6},
+        ),
+        ({"dual_clip_loss": False}, {}),
+        ({"advantage_clip": 2}, {"advantage_clip_low": -2.0, "advantage_clip_high": 2.0}),
+        ({"advantage_clip": None, "value_clip": None}, {}),
+    ],
+)
+def test_what_rolls_switches_say_together(theirs, ours):
+    settings: dict[str, Any] = {}
+    for key, value in theirs.items():
+        (row,) = foreign.find(key, ["roll"])
+        settings |= said_of(row, value, theirs.get).settings
+    assert settings == {f"algorithm.{key}": value for key, value in ours.items()}
+
+
+def test_lines_that_say_where_keys_are_from_are_no_keys():
+    assert not [row for row in foreign.rows() if row.system.startswith("#")]
 
 
 def test_groups_that_names_are_translated_to_exist():

@@ -153,6 +153,14 @@ def test_the_result_passes_a_dry_run(tmp_path, monkeypatch):
     assert train.main(run) == 0
 
 
+def test_names_that_a_script_sets_are_read_and_others_stay():
+    found = tool.read(HERE / "simplevla_libero.sh")
+    assert found["data"]["task_suite_name"] == "libero_10"
+    assert found["actor_rollout_ref"]["actor"]["optim"]["lr"] == "5e-6"
+    assert found["trainer"]["experiment_name"] == "$NOBODY_SAYS"
+    assert found["trainer"]["default_local_dir"] == "/tmp/libero_10/$NAME"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

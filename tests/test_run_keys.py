@@ -142,8 +142,10 @@ def test_search_paths_of_hydra_and_of_the_command_are_both_looked_at(tmp_path):
         ({"num_gpus_per_node": 8}, "torchrun --nnodes=1 --nproc-per-node=8 -m embodied.train"),
         ({"component_placement": {"actor": "0-1", "rollout": "0"}}, "gives rollout 0, and each of the 2 processes"),
         ({"component_placement": {"actor": "first"}}, "write all, a number, 0-3, or a list"),
+        ({"component_placement": {"actr": "all"}}, "unknown component 'actr'. Did you mean 'actor'?"),
+        ({"component_placement": {"actor, env,simulator": "all"}}, "one of: actor, rollout, env, inference, reward"),
         ({"component_placement": "0"}, "gives each component 0"),
-        ({"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor,env": "all", "rollout": [0, 1]}}, ""),
+        ({"num_nodes": 1, "num_gpus_per_node": 2, "component_placement": {"actor, env": "all", "rollout": [0, 1]}}, ""),
         ({"component_placement": "all"}, ""),
     ],
 )

@@ -126,6 +126,7 @@ class Engine:
 
     def _apply(self) -> None:
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # gradients take no memory while the policy acts
         self.loss_scale.updated()
         if self._average is not None and self._optim.ema_decay is not None:
             self._average.follow(1 - self._optim.ema_decay)

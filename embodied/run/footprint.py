@@ -125,10 +125,10 @@ def footprint(
 
 
 def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
-    """What a learner holds at all times."""
+    """What a learner holds at all times; gradients are there from an update's first pass to its step."""
     trained = weights.trained or 0
     parts = {"weights": weights.all - trained, "trained weights": trained - weights.value_head}
-    parts |= {"value head": weights.value_head, "gradients": trained, "optimizer": weights.optimizer}
+    parts |= {"value head": weights.value_head, "optimizer": weights.optimizer}
     parts["average"] = trained if config.actor.optim.ema_decay is not None else 0
     parts["reference"] = trained if config.algorithm.kl_beta else 0
     return parts
@@ -155,10 +155,12 @@ def _moments(
     saved, logits = (update.saved, min(update.logits, update.most)) if update else (0, 0)
     found["update"] = {"activations": max(saved - logits, 0), "logits": logits, "copy of what is saved": kept}
     found["update"]["temporary"] = update.most - found["update"]["activations"] - logits if update else 0
+    found["update"]["gradients"] = trained
     found["act"]["copy of what is saved"] = kept
     # On a GPU Adam steps over all tensors at once, and its square roots take as much as the gradients.
-    found["step"] = {"temporary": trained if on_gpu else 0, "copy of what is saved": kept}
-    found["save"] = {"copy of what is saved": copy}
+    found["step"] = {"gradients": trained, "temporary": trained if on_gpu else 0, "copy of what is saved": kept}
+    # A copy is written while the run goes on, into the next update's first passes if it takes as long.
+    found["save"] = {"gradients": trained if copy else 0, "copy of what is saved": copy}
     return found
 
 

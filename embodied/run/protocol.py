@@ -28,7 +28,7 @@ from embodied.types import WorkerFacts
 PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")
 """Keys of ``actor.model`` that say how a picture is prepared, of models that have them."""
 
-MEANS = ("renderer", "max_cached_simulators")
+MEANS = ("renderer", "max_cached_simulators", "vectorization")
 """Arguments of envs that are left out: the simulator's facts say what was used, or no number depends on them."""
 
 NOT_HELD_TO = ("weights", "env_max_steps", "reward_mode", "reward_coef", "use_rel_reward")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embodied import schema
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, unknown_name
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
 from embodied.run.sides import EnvSide
@@ -11,6 +11,9 @@ from embodied.runtime.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
 from embodied.runtime.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool import num_workers
 from embodied.schema import only_evaluates as only_evaluates
+
+COMPONENTS = ("actor", "rollout", "env", "inference", "reward", "critic", "reference")
+"""What ``cluster.component_placement`` may name: parts that others place apart, and that each process has here."""
 
 
 def slots_of(config: schema.Config, processes: Group) -> int:
@@ -88,7 +91,8 @@ def check(config: schema.Config, processes: Group) -> None:
 
 
 def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
-    """Refuses another number of machines or processes than there are, and components with processes of their own."""
+    """Refuses another number of machines or processes than there are, and components that nobody knows or that have
+    processes of their own."""
     size, here = processes.size, processes.local_size
     machines, start = size // here, "torchrun --nnodes={} --nproc-per-node={} -m embodied.train …"
     for key, wanted, there, what in (
@@ -102,6 +106,9 @@ def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
                 f"start it with {command}, or leave cluster.{key} out",
             )
     placed = cluster.component_placement or {}
+    for name in (name.strip() for names in placed for name in names.split(",")) if isinstance(placed, dict) else ():
+        if name not in COMPONENTS:
+            raise unknown_name("component", name, COMPONENTS, "the names in cluster.component_placement")
     placed = placed if isinstance(placed, dict) else {"each component": placed}
     for component, where in placed.items():
         if _ranks(component, where, size) != set(range(size)):

@@ -3,6 +3,7 @@
 The tables: ``foreign_keys.tsv`` has the keys that their documents explain, ``foreign_more.tsv`` those that only their
 recipes have. One row says: system, key, class, our key (``A + B`` answer together, ``-`` none), meaning (of class
 ``out`` the reason), default there. Brackets behind a key say in which file it stands, or which backend reads it.
+Lines that begin with ``#`` say what was compared with which of their files.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def rows() -> tuple[Row, ...]:
     """Returns all rows of both tables."""
     found = []
     for table in TABLES:
-        text = (files(__package__) / table).read_text()
-        for entry in csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE):
+        lines = [line for line in (files(__package__) / table).read_text().splitlines() if not line.startswith("#")]
+        for entry in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
             key, _, where = entry["key"].partition(" [")
             ours = () if entry["our_key"] == "-" else tuple(entry["our_key"].split(" + "))
             found.append(

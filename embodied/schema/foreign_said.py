@@ -111,11 +111,15 @@ def groups(row: Row, value: Any, get: Lookup) -> Said:
 
 
 def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
-    """verl: the coefficient counts only if the term is switched on."""
-    on = get("actor_rollout_ref.actor.use_kl_loss")
+    """verl and ROLL: the coefficient counts only if the term is switched on."""
+    switch, in_reward = {
+        "verl": ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"),
+        "roll": ("use_kl_loss", "add_token_level_kl"),
+    }["roll" if row.system == "roll" else "verl"]
+    on = get(switch)
     if row.key.endswith("use_kl_loss"):
         return Said(how="nothing", why="algorithm.kl_beta above 0 switches it on") if value else Said(
-            {} if get("algorithm.use_kl_in_reward") else {"algorithm.kl_beta": 0.0}, "derived"
+            {} if get(in_reward) else {"algorithm.kl_beta": 0.0}, "derived"
         )  # fmt: skip
     if get is unknown or on:
         return Said(translated(row.ours[0], value), "renamed")
@@ -123,9 +127,32 @@ def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
 
 
 def kl_reward(row: Row, value: Any, get: Lookup) -> Said:
-    if get is unknown or get("algorithm.use_kl_in_reward"):
+    switch = "add_token_level_kl" if row.system == "roll" else "algorithm.use_kl_in_reward"
+    if get is unknown or get(switch):
         return Said(translated(row.ours[0], value), "renamed")
-    return Said(how="nothing", why="use_kl_in_reward is off")
+    return Said(how="nothing", why=f"{switch.rpartition('.')[2]} is off")
+
+
+def clip_range(row: Row, value: Any, get: Lookup) -> Said:
+    """ROLL: one width of the ratio's clip, or two."""
+    if row.key == "use_pg_clip_range":
+        return Said(how="nothing", why="pg_clip_low and pg_clip_high say it" if value else "pg_clip says it")
+    if get is not unknown and bool(get("use_pg_clip_range")) != (row.key != "pg_clip"):
+        return Said(how="nothing", why=f"use_pg_clip_range is {'on' if row.key == 'pg_clip' else 'off'}")
+    return Said(dict.fromkeys(row.ours, value), "renamed")
+
+
+def dual_clip(row: Row, value: Any, get: Lookup) -> Said:
+    """ROLL: a switch; the constant follows from the clip."""
+    clip = number_of(get("pg_clip"))
+    return only_if(value, {row.ours[0]: 1 + 2 * (0.2 if clip is None else clip)}, "it is off")
+
+
+def both_sides(row: Row, value: Any, get: Lookup) -> Said:
+    number = number_of(value)
+    if not number:
+        return Said(how="nothing", why="nothing is set")
+    return Said({row.ours[0]: -number, row.ours[1]: number}, "renamed")
 
 
 def loggers(row: Row, value: Any, get: Lookup) -> Said:

@@ -41,13 +41,13 @@ RUN: Mapping[str, Neutral] = {
     "actor.enable_offload": Neutral((False,), _SHARED, _HOST),
     "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
     "actor.offload_grad": Neutral(
-        (False,), "acting makes no gradients, and those of an update are freed when the next begins"
+        (False, True), "gradients are freed with each optimizer step, and take no memory while the policy acts"
     ),
     "actor.offload_optimizer": Neutral((False,), _ADAM, _HOST),
     "actor.offload_reference": Neutral((False,), _REFERENCE, _HOST),
     "actor.calculate_flops": Neutral(
-        (False,), "operations are always counted, and told as a share of what the device can do",
-        "set runner.peak_tflops=measure for time/train_mfu",
+        (False, True), "operations are always counted (train/tflops_per_s, if the policy says how many it makes)",
+        "set runner.peak_tflops=measure for time/train_mfu, a share of what the device can do",
     ),
     "actor.fsdp_config.forward_prefetch": Neutral(
         (False,), "fsdp2 gathers the next layer while one computes, as far as the host is ahead of the GPU"

@@ -283,5 +283,6 @@ class ClusterConfig(Section):
     component_placement: str | dict[str, str | int | list[int]] | None = Field(
         None,
         description="Which processes do what: all, or {actor: all, rollout: 0-3}, with ranges and lists. Each process "
-        "hosts simulators, acts and trains, so each component has to have all of them; null = not said.",
+        "hosts simulators, acts and trains, so each component has to have all of them. Components: actor, rollout, "
+        "env, inference, reward, critic, reference; null = not said.",
     )

@@ -74,6 +74,7 @@ def report(found: Any) -> list[str]:
 
 def read(file: Path) -> Mapping[str, Any]:
     """Reads a nested configuration: YAML with its references, TOML, or ``KEY=VALUE`` words as a script has them.
+    Names of the shell stand for what the script sets them to; nothing is run.
 
     Raises:
         ConfigError: it is none of these.
@@ -98,14 +99,18 @@ def _words(text: str) -> dict[str, Any]:
     import yaml
 
     found: dict[str, Any] = {}
+    names: dict[str, str] = {}  # of the shell, where the script itself says what they are
     for word in shlex.split(text.replace("\\\n", " "), comments=True):
         key, equals, value = word.partition("=")
+        value = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda at: names.get(at[1] or at[2], at[0]), value)
+        if equals and key.isidentifier():
+            names[key] = value
         if equals and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.@/-]*", key) and "." in key:
             inner = found
             *path, name = key.lstrip("+").split(".")
             for part in path:
                 inner = inner.setdefault(part, {})
-            inner[name] = value if value.startswith("$") else yaml.safe_load(value)
+            inner[name] = value if "$" in value else yaml.safe_load(value)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, SpecMismatchError
+from embodied.protocols import BatchEnv
 from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
 from ..shared.arguments import check_number, check_range
@@ -17,7 +18,7 @@ from ..shared.machine import versions_of
 from .experts import actions_of
 from .facts import GymFacts, ask, facts_of
 from .mapping import Mapped, Wanted, mapping_of
-from .settings import KEY, making_of
+from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, check_together, making_of
 from .simulator import Simulator, prepare
 from .sources import RENDER
 
@@ -70,12 +71,17 @@ class GymEnv:
         remake: make the env anew for each episode, for envs whose reset leaves traces of earlier ones.
         repeatable: false = train although equal seeds give different episodes.
         kept_envs: envs that a slot keeps open when there are several tasks.
+        vectorization: null = each slot has an env of its own. Otherwise all slots of a worker are hosted together
+            (:class:`embodied.protocols.Batched`): ``sync`` = in a gymnasium SyncVectorEnv; ``async`` = in an
+            AsyncVectorEnv, each in a process of its own; ``vector_entry_point`` = in the vector env that the id
+            registers, or that ``entry_point`` makes from ``num_envs`` and ``make_kwargs``. ``wrappers`` are then
+            vector wrappers. Such a vector env must restart single copies from their own seeds (:mod:`.vector`).
         control_hz: control steps a second; null = render_fps of the env, or 20.
         python: the workers' interpreter (``${env.python}``), which is asked what the env has.
 
     Raises:
         ConfigError, UnknownKeyError, UnknownNameError: a key, an id, or a mapping that does not fit; what the env has
-            is listed with its shapes.
+            is listed with its shapes. A vector env that cannot restart one copy from its seed.
         AssetsMissingError: gymnasium, or a module of ``imports``, is not installed.
     """
 
@@ -88,7 +94,8 @@ class GymEnv:
         rotate_images: bool = False, state: Sequence[str] | None = None, success: str | None = None,
         end_on_success: bool = True, progress: str = "return", progress_range: Sequence[float] | None = None,
         expert: str | None = None, num_init_states: int | None = None, remake: bool = False, repeatable: bool = True,
-        kept_envs: int = 10, control_hz: float | None = None, python: str | None = None,
+        kept_envs: int = 10, vectorization: str | None = None, control_hz: float | None = None,
+        python: str | None = None,
     ) -> None:  # fmt: skip
         if num_init_states is not None:
             check_range(f"{KEY}.num_init_states", num_init_states, 1, SEED_STREAM)
@@ -97,8 +104,11 @@ class GymEnv:
         if control_hz is not None:
             check_number(f"{KEY}.control_hz", control_hz, 0.001, 100_000)
         self._making = making_of(
-            id, entry_point, make_kwargs or {}, instruction, tasks, imports, wrappers, variables or {}
+            id, entry_point, make_kwargs or {}, instruction, tasks, imports, wrappers, variables or {}, vectorization
         )
+        together = vectorization == VECTOR_ENTRY_POINT
+        if together:
+            check_together(self._making, remake, expert)
         wanted = Wanted(
             images, image_size, rotate_images, state, instruction_from, instruction_bytes, success, progress,
             progress_range,
@@ -106,11 +116,15 @@ class GymEnv:
         self._remake, self._python, self._kept = remake, python, kept_envs
         self._facts = facts_of(self._making, remake, python)
         if self._facts.differs and repeatable:
+            mend = (
+                "let each copy draw from a generator of its own that its seed makes"
+                if together
+                else f"set {KEY}.remake=true (the env is made anew for each episode) if a reset leaves traces, or seed "
+                "what the env draws from in a wrapper"
+            )
             raise ConfigError(
                 f"two episodes from one seed differ: {self._facts.differs}",
-                f"set {KEY}.remake=true (the env is made anew for each episode) if a reset leaves traces, or seed what "
-                f"the env draws from in a wrapper; or train all the same with {KEY}.repeatable=false, "
-                "env.eval.repeatable=false",
+                f"{mend}; or train all the same with {KEY}.repeatable=false, env.eval.repeatable=false",
             )
         self._mapped = mapping_of(wanted, self._facts)
         self._num_starts, self._end_on_success = num_init_states, end_on_success
@@ -120,6 +134,20 @@ class GymEnv:
         if expert is not None:
             self._expert_path = expert
             self.expert = self._expert
+        if vectorization is not None:
+            self.batch = self._batch
+
+    def _batch(self, num_slots: int) -> BatchEnv:
+        """Hosts all slots of a worker in one vector env (:class:`embodied.protocols.Batched`)."""
+        if self._making.vectorization == VECTOR_ENTRY_POINT:
+            from .vector import Copies, VectorBatch
+
+            draws = self._facts.frame is not None
+            copies = Copies(self._making, draws, num_slots)
+            return VectorBatch(copies, self._mapped, self._end_on_success, self.seed_of, draws)
+        from .hosted import HostedBatch
+
+        return HostedBatch(self, num_slots, apart=self._making.vectorization == ASYNC)
 
     def _make_spec(self, facts: GymFacts, mapped: Mapped, control_hz: float | None, repeatable: bool) -> EnvSpec:
         if not mapped.obs:
@@ -167,7 +195,10 @@ class GymEnv:
             reason = f"videos are grey: {reason}"
         extra = {"MUJOCO_GL": backend} if backend else {}
         packages = ("gymnasium", "numpy", *(name.split(".")[0] for name in self._making.imports))
-        return WorkerFacts(os.getpid(), renderer, reason, extra, versions=versions_of(packages))
+        versions = versions_of(packages)
+        if self._making.vectorization == VECTOR_ENTRY_POINT:
+            versions["vector env"] = self._making.tasks[0].name
+        return WorkerFacts(os.getpid(), renderer, reason, extra, versions=versions)
 
     def preload(self) -> None:
         """Does what :meth:`prepare` does: imports the simulator."""
@@ -211,14 +242,8 @@ class GymEnv:
 
     def frame(self) -> np.ndarray:
         """The rendered picture; of an env without one the first of the observation, or a grey one."""
-        mapped = self._mapped
-        if self._facts.frame is not None:
-            picture = self._sim.render()
-            return np.ascontiguousarray(picture[::-1, ::-1]) if mapped.turned else picture
-        if mapped.images:
-            source = mapped.images[0]
-            return mapped.picture(source.read(self._sim.values), source.name)
-        return np.full((256, 256, 3), 128, np.uint8)
+        rendered = self._sim.render() if self._facts.frame is not None else None
+        return self._mapped.frame(self._sim.values, rendered)
 
     def _expert(self) -> Iterator[np.ndarray]:
         """Yields the scripted policy's actions (:class:`embodied.protocols.Expert`)."""

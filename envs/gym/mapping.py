@@ -102,6 +102,15 @@ class Mapped:
         array = array[::-1, ::-1] if self.turned else array
         return array if array.shape[:2] == self.size else _resized(array, self.size)
 
+    def frame(self, values: Mapping[str, Any], rendered: np.ndarray | None) -> np.ndarray:
+        """A picture for a video: the rendered one, the first of the observation, or a grey one."""
+        if rendered is not None:
+            return np.ascontiguousarray(rendered[::-1, ::-1]) if self.turned else rendered
+        if self.images:
+            source = self.images[0]
+            return self.picture(source.read(values), source.name)
+        return np.full((256, 256, 3), 128, np.uint8)
+
     def progress_of(self, values: Mapping[str, Any], success: bool) -> float:
         """The env's own measure of progress; of a range, 1 where the task is solved. 0 if the entry is missing."""
         try:

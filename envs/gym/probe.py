@@ -10,14 +10,13 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
 from embodied.errors import ConfigError, EmbodiedError
 
 from .facts import GymFacts
-from .settings import KEY, Making
+from .settings import KEY, VECTOR_ENTRY_POINT, Making
 from .simulator import Simulator, action_facts, make, prepare, to_action
-from .sources import entries, listed
+from .sources import copied, difference, entries, listed
+from .vector_probe import describe_vector
 
 _STEPS = 4
 _TRIAL = "import mujoco; c = mujoco.GLContext(64, 64); c.make_current(); print('works', flush=True)"
@@ -38,6 +37,8 @@ def describe(making: Making, remake: bool) -> GymFacts:
     prepare(making)
     import gymnasium
 
+    if making.vectorization == VECTOR_ENTRY_POINT:
+        return describe_vector(making)
     found = [_describe(making, number, remake) for number in range(len(making.tasks))]
     first = found[0]
     for task, other in zip(making.tasks, found, strict=True):
@@ -92,7 +93,7 @@ def _describe(making: Making, number: int, remake: bool) -> dict[str, Any]:
             no_frame = " ".join(f"{type(error).__name__}: {error}".split())
     fps = float(simulator.env.metadata.get("render_fps") or 0)
     _play(simulator, 1)
-    differs = _difference(seen, _play(simulator, 0))
+    differs = difference(seen, _play(simulator, 0))
     found = {name: kind for step in seen for name, kind in entries("obs", step["obs"]).items()}
     found |= {name: kind for step in reversed(seen) for name, kind in entries("info", step["info"]).items()}
     simulator.close()
@@ -130,33 +131,7 @@ def _play(simulator: Simulator, seed: int) -> list[dict[str, Any]]:
         if not simulator.ended:
             simulator.step(to_action(space, space.sample()))
             seen.append(simulator.values)
-    return [{name: _copied(value) for name, value in step.items()} for step in seen]
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(entry) for key, entry in value.items()}
-    return (
-        tuple(map(_copied, value)) if isinstance(value, tuple) else np.copy(value) if hasattr(value, "shape") else value
-    )
-
-
-def _difference(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> str:
-    """How two episodes differ in observations and rewards; "" if they do not."""
-    for number, (a, b) in enumerate(zip(one, two, strict=False)):
-        if a["reward"] != b["reward"]:
-            return f"the reward of step {number} is {a['reward']} and then {b['reward']}"
-        for name in entries("obs", a["obs"]):
-            left, right = (np.asarray(_value(step["obs"], name)) for step in (a, b))
-            if left.shape != right.shape or not np.array_equal(left, right):
-                return f"{name} differs after {number} steps"
-    return ""
-
-
-def _value(obs: Any, name: str) -> Any:
-    from .sources import Source
-
-    return Source(name).read({"obs": obs})
+    return [{name: copied(value) for name, value in step.items()} for step in seen]
 
 
 def _gl(making: Making) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 
 KEY = "env.train"
+SYNC, ASYNC, VECTOR_ENTRY_POINT = VECTORIZATIONS = ("sync", "async", "vector_entry_point")
 _TASK_KEYS = ("id", "entry_point", "make_kwargs", "instruction")
 
 
@@ -36,27 +37,35 @@ class Making:
     imports: tuple[str, ...] = ()
     wrappers: tuple[Mapping[str, Any], ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    vectorization: str | None = None  # some of VECTORIZATIONS: all slots of a worker in one vector env
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Making:
         """Reads what ``dataclasses.asdict`` and JSON have made of one."""
         tasks = tuple(Task(**task) for task in found["tasks"])
-        return cls(tasks, tuple(found["imports"]), tuple(found["wrappers"]), found["variables"])
+        return cls(
+            tasks, tuple(found["imports"]), tuple(found["wrappers"]), found["variables"], found.get("vectorization")
+        )
 
 
 def making_of(
     id: str | None, entry_point: str | None, make_kwargs: Mapping[str, Any], instruction: str | None,
     tasks: Sequence[str | Mapping[str, Any]] | None, imports: Sequence[str], wrappers: Sequence[Any],
-    variables: Mapping[str, str],
+    variables: Mapping[str, str], vectorization: str | None = None,
 ) -> Making:  # fmt: skip
     """Puts the keys of a side together.
 
     Raises:
-        ConfigError: no env is named, or two are for one task.
+        ConfigError: no env is named, or two are for one task; ``vectorization`` is none of those that are.
         UnknownKeyError: a key of a task or a wrapper.
     """
     _check_list("imports", imports, "[metaworld]")
     _check_list("wrappers", wrappers, "[gymnasium.wrappers.ClipAction]")
+    if vectorization is not None and vectorization not in VECTORIZATIONS:
+        raise ConfigError(
+            f"{KEY}.vectorization is {vectorization!r}.{did_you_mean(str(vectorization), VECTORIZATIONS)}",
+            f"set {KEY}.vectorization to one of {', '.join(VECTORIZATIONS)}, or to null: an env for each slot",
+        )
     common: dict[str, Any] = {
         "id": id,
         "entry_point": entry_point,
@@ -71,7 +80,23 @@ def making_of(
             raise ConfigError(f"{KEY}.tasks is empty", f"name one task or more, or set {KEY}.tasks=null")
         found = [_task(_joined(common, task, number), f"{KEY}.tasks[{number}]") for number, task in enumerate(tasks)]
     wrapping = tuple(_wrapper(entry, number) for number, entry in enumerate(wrappers))
-    return Making(tuple(found), tuple(imports), wrapping, {name: str(value) for name, value in variables.items()})
+    texts = {name: str(value) for name, value in variables.items()}
+    return Making(tuple(found), tuple(imports), wrapping, texts, vectorization)
+
+
+def check_together(making: Making, remake: bool, expert: str | None) -> None:
+    """Refuses what a vector env of others cannot do. Raises :class:`ConfigError`."""
+    wrong = {
+        "several tasks": len(making.tasks) > 1,
+        f"{KEY}.remake=true": remake,
+        f"{KEY}.expert": expert is not None,
+    }
+    if found := [what for what, is_so in wrong.items() if is_so]:
+        raise ConfigError(
+            f"{KEY}.vectorization={VECTOR_ENTRY_POINT} goes with one task that is reset in place, without an expert; "
+            f"there is {', '.join(found)}",
+            f"leave it out, or set {KEY}.vectorization={ASYNC}, which makes an env for each slot",
+        )
 
 
 def _joined(common: Mapping[str, Any], task: str | Mapping[str, Any], number: int) -> dict[str, Any]:

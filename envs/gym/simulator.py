@@ -6,6 +6,7 @@ import importlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,24 @@ def make(task: Task, making: Making, render: bool) -> Any:
     """
     import gymnasium
 
+    of_id = partial(gymnasium.make, disable_env_checker=True)
+    return wrapped(made(task, of_id, render, {}), task, making)
+
+
+def made(task: Task, of_id: Callable[..., Any], render: bool, more: Mapping[str, Any]) -> Any:
+    """Makes the env of a task without its wrappers; raises as :func:`make` does.
+
+    Args:
+        of_id: makes it of its id.
+        more: arguments of an entry point beside those of the task.
+    """
+    import gymnasium
+
     kwargs = {**({"render_mode": "rgb_array"} if render else {}), **task.make_kwargs}
     try:
         if task.entry_point is not None:
-            env = load_target(task.entry_point, f"{KEY}.entry_point")(**kwargs)
-        else:
-            env = gymnasium.make(str(task.id), disable_env_checker=True, **kwargs)
+            return load_target(task.entry_point, f"{KEY}.entry_point")(**more, **kwargs)
+        return of_id(str(task.id), **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise AssetsMissingError(
             f"{task.name} needs a package that is not installed here: {_said(error)}",
@@ -72,6 +85,10 @@ def make(task: Task, making: Making, render: bool) -> Any:
         raise ConfigError(
             f"{task.name} does not take what it is given: {error}", f"correct {KEY}.make_kwargs (given: {kwargs})"
         ) from error
+
+
+def wrapped(env: Any, task: Task, making: Making) -> Any:
+    """Puts the wrappers on. Raises :class:`ConfigError` if one does not fit."""
     for number, wrapper in enumerate(making.wrappers):
         key = f"{KEY}.wrappers[{number}]"
         try:

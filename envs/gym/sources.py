@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,27 @@ def entries(root: str, value: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     except ValueError:
         return {}
     return {root: (array.shape, str(array.dtype))} if array.dtype.kind in "biuf" else {}
+
+
+def copied(value: Any) -> Any:
+    """A copy of a value, whose arrays the env does not write into."""
+    if isinstance(value, Mapping):
+        return {key: copied(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(copied, value))
+    return np.copy(value) if hasattr(value, "shape") else value
+
+
+def difference(one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]) -> str:
+    """How two episodes differ in observations and rewards; "" if they do not."""
+    for number, (a, b) in enumerate(zip(one, two, strict=False)):
+        if a["reward"] != b["reward"]:
+            return f"the reward of step {number} is {a['reward']} and then {b['reward']}"
+        for name in entries("obs", a["obs"]):
+            left, right = (np.asarray(Source(name).read(step)) for step in (a, b))
+            if left.shape != right.shape or not np.array_equal(left, right):
+                return f"{name} differs after {number} steps"
+    return ""
 
 
 def listed(found: Mapping[str, tuple[tuple[int, ...], str]]) -> str:

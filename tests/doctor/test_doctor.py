@@ -168,7 +168,7 @@ def test_memory_of_the_run(tmp_path, free, status):
     checked, weights = checked_of(tmp_path), sizes.Weights(2 * GB, GB)
     found = {f.name: f for f in sizes.held(checked, footprint(checked, weights, GB), None, weights, free)}
     assert found[sizes.NAME].status == status
-    assert "weights 1.0 GiB, trained weights 1.0 GiB, gradients 1.0 GiB, optimizer 2.0 GiB" in found[sizes.NAME].found
+    assert "weights 1.0 GiB, trained weights 1.0 GiB, optimizer 2.0 GiB, gradients 1.0 GiB" in found[sizes.NAME].found
     assert "slab 1.0 GiB, copy of what is saved 3.0 GiB" in found[sizes.NAME].found
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
+
+from embodied.errors import ConfigError
 
 
 class Seen(gymnasium.Env):
@@ -103,5 +108,65 @@ def nonsense(obs: Any) -> str:
     return "left"
 
 
+class Together(SyncVectorEnv):
+    """A vector env that leaves its resets to others. Faults: ``reuses`` its arrays (which is allowed), takes
+    ``one seed``, ``no mask``, ``no options``, ``counts on`` from the first copy's seed, ``mixes`` what copies draw."""
+
+    def __init__(
+        self, num_envs: int, max_episode_steps: int = 30, fault: str = "", autoreset_mode: str = "Disabled",
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        self.fault, self.max_episode_steps = fault, max_episode_steps
+        one = lambda: gymnasium.wrappers.TimeLimit(Seen(**kwargs), max_episode_steps)  # noqa: E731
+        super().__init__([one] * num_envs, copy=fault != "reuses", autoreset_mode=autoreset_mode)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if self.fault == "one seed" and not isinstance(seed, int):
+            raise gymnasium.error.Error(f"Seed must be a python integer, actual type: {type(seed)}")
+        if self.fault == "no mask":
+            options = None
+        elif self.fault == "no options" and options:
+            raise TypeError("options are not understood")
+        elif self.fault == "counts on" and seed:
+            seed = [seed[0] + number for number in range(self.num_envs)]
+        elif self.fault == "mixes" and options:
+            for env in self.envs:
+                env.unwrapped.np_random = np.random.default_rng(0)
+        return super().reset(seed=seed, options=options)
+
+
+class Slower(gymnasium.vector.VectorActionWrapper):
+    """A vector wrapper: actions count by half."""
+
+    def actions(self, actions: Any) -> Any:
+        return np.asarray(actions) / 2
+
+
+def no_vector_env(num_envs: int) -> gymnasium.Env:
+    """Makes something else."""
+    return Seen()
+
+
+class Dies(Seen):
+    """Ends its process in the sixth step of an episode, or ``fails`` or ``sleeps`` in it."""
+
+    def __init__(self, fault: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._fault = fault
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.got.clear()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if len(self.got) == 5:
+            if self._fault == "fails":
+                raise ConfigError("the sixth step fails", "take five")
+            if self._fault == "sleeps":
+                time.sleep(60)
+            os._exit(3)
+        return super().step(action)
+
+
 if "tests/Seen-v0" not in gymnasium.registry:
-    gymnasium.register("tests/Seen-v0", entry_point=Seen, max_episode_steps=30)
+    gymnasium.register("tests/Seen-v0", entry_point=Seen, max_episode_steps=30, vector_entry_point=Together)

@@ -73,6 +73,7 @@ def update_and_gradients(made: Trainer, arrays, results):
     made.optimizer.step = spy
     metrics, batch = made.update(arrays, results, iteration=0)
     (gradients,) = seen
+    assert not [name for name, p in made.policy.named_parameters() if p.grad is not None], "freed, actor.offload_grad"
     return metrics, batch, gradients
 
 
