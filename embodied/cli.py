@@ -5,6 +5,8 @@ Imports nothing heavy, so that ``embodied --help`` and completion answer at once
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,7 +50,18 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns its exit status, and 2 for a verb that is not known."""
+    """Runs a verb; returns its exit status, and 2 for a verb that is not known. Who reads the output may end early, as
+    ``head`` does; then the status is that of a process that SIGPIPE ended."""
+    try:
+        status = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter meets it again when it ends
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -333,9 +333,9 @@ class SimulatorNeeds:
     name: str  # e.g. "ManiSkill"
     modules: tuple[str, ...]  # Python packages, the simulator's own first; without that one it is not installed
     install: str  # the command that installs them
-    renderers: Mapping[str, Callable[[], str]]
-    """Backend → what draws a frame, alone in a process, and says what drew it; else RendererUnavailableError."""
+    renderers: Mapping[str, Callable[[], str]]  # backend → draws a frame, says by what; else RendererUnavailableError
     licences: Mapping[str, str] = field(default_factory=dict)  # part → its licence, e.g. of meshes
+    try_imports: Callable[[Any], WorkerFacts] | None = None  # prepare() of an env without what is kept: compiling
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ def configuration(overrides: Sequence[str], folders: Sequence[str]) -> Iterator[
     except EmbodiedError as error:
         yield of_error(NAME, error)
         return
-    wrong = errors(composed, Group())
+    wrong = errors(composed, preflight.Rules(composed, Group()))
     for one in wrong:
         yield of_error(NAME, one)
     if not wrong:
         yield Finding(NAME, "ok", "nothing stands against it: " + (" ".join(overrides) or "the default job"))
 
 
-def errors(composed: Composed, processes: Group) -> list[EmbodiedError]:
+def errors(composed: Composed, rules: preflight.Rules) -> list[EmbodiedError]:
     """All that a run would refuse, one after the other; empty if nothing."""
     found: dict[str, EmbodiedError] = {}
 
@@ -52,7 +52,7 @@ def errors(composed: Composed, processes: Group) -> list[EmbodiedError]:
 
     for combination in schema.rules(composed.config):
         note(combination)
-    for rule in preflight.Rules(composed, processes):
+    for rule in rules:
         note(rule)
     path = Path(composed.config.runner.logger.log_path)
     note(lambda: RunFolder.look(path, composed.resolved))

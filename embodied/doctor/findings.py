@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from embodied.errors import EmbodiedError
@@ -30,6 +30,33 @@ class Finding:
 def of_error(name: str, error: EmbodiedError, status: Status = "fail") -> Finding:
     """The finding that an error is: in the words in which a run refuses."""
     return Finding(name, status, error.message, error.remedy)
+
+
+def once(findings: Sequence[Finding]) -> list[Finding]:
+    """Says a cause once that several checks met: those with the same fix for the same reason, whatever the words before
+    its first colon. The renderer's finding says it with the worst status of all; the others refer to it.
+
+    >>> said = Finding("Sim", "fail", "no device: no driver", "!"), Finding("renderer X", "fail", "X: no driver", "!")
+    >>> [(finding.name, finding.status) for finding in once(said)], once(said)[0].found
+    ([('Sim', 'skipped'), ('renderer X', 'fail')], 'refused for the reason that renderer X gives')
+    """
+    causes: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.fix and (reason := finding.found.partition(": ")[2]):
+            causes.setdefault((reason, finding.fix), []).append(finding)
+    said = list(findings)
+    for same in causes.values():
+        if len({finding.name for finding in same}) < 2:
+            continue
+        first = next((finding for finding in same if finding.name.startswith("renderer ")), None)
+        if first is None:
+            continue
+        for number, finding in enumerate(findings):
+            if finding is first:
+                said[number] = replace(first, status=worst(same))
+            elif any(finding is other for other in same):
+                said[number] = Finding(finding.name, "skipped", f"refused for the reason that {first.name} gives")
+    return said
 
 
 def worst(findings: Iterable[Finding]) -> Status:

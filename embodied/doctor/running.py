@@ -35,6 +35,7 @@ class Check:
     arguments: tuple[Any, ...] = ()  # of a check that runs apart: what JSON can hold
     apart: bool = False  # in a process of its own: it imports what may crash
     limit_s: float = LIMIT_S
+    cpu_s: float = 0.0  # about what it takes: the longest begins first, so that none is left alone at the end
     advisory: bool = False  # nothing that was asked for needs it: what fails is a warning
 
     @property
@@ -111,7 +112,7 @@ def run_all(checks: Sequence[Check], done: Callable[[str], None] = lambda name: 
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     found: list[list[Finding]] = [[] for _ in checks]
     running = _Running()
-    slowest_first = sorted(range(len(checks)), key=lambda number: not checks[number].apart)
+    slowest_first = sorted(range(len(checks)), key=lambda number: (not checks[number].apart, -checks[number].cpu_s))
     for number in slowest_first:
         waiting.put(number)
 

@@ -129,7 +129,7 @@ def _files(
         yield Finding(f"{needs.name}'s licences", "ok", "; ".join(parts))
     began = time.monotonic()
     try:
-        facts = env.prepare()
+        facts = (needs.try_imports or type(env).prepare)(env)
     except EmbodiedError as error:
         yield of_error(needs.name, error)
         return

@@ -6,26 +6,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from embodied import schema
+from embodied.doctor import configuration
 from embodied.doctor.findings import Finding, gib, of_error
 from embodied.doctor.machine import FEWER, LEAST_DISK, container_memory, room
 from embodied.errors import EmbodiedError
 from embodied.parallel.group import Group
 from embodied.run.footprint import Footprint, Weights, footprint, of_files
-from embodied.run.preflight import Checked, check
+from embodied.run.preflight import Checked, Rules
 from embodied.runtime.slab import available_memory
-from embodied.schema.compose import compose
+from embodied.schema.compose import compose_unchecked
 
 NAME = "memory of the run"
 TIGHT = 0.8  # share of the memory that a run should not exceed
 
 
 def sizes(overrides: Sequence[str], folders: Sequence[str]) -> Iterator[Finding]:
-    """Adds up what the run will take, and holds it against this machine; in a process of its own."""
-    try:
-        checked = check(compose(overrides, "train", folders), Group())
-    except EmbodiedError:
+    """Adds up what the run will take, and holds it against this machine; in a process of its own. Whether the machine
+    can draw does not matter for it."""
+    composed = compose_unchecked(overrides, "train", folders)
+    rules = Rules(composed, Group(), machine=False)
+    if configuration.errors(composed, rules):
         yield Finding(NAME, "skipped", "the configuration is refused, see there")
         return
+    checked = rules.checked
     model = checked.config.actor.model
     kwargs = schema.target_kwargs(model, "actor.model")
     weights, gpu = of_files(kwargs), _gpu_memory(checked.config.runner.device)

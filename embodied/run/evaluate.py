@@ -266,7 +266,7 @@ class Evaluator:
                 console.say(missing or f"picture and table: {file.with_name(robustness.NAME)}.png, .md, .json")
             self._reporter.table(iteration, "eval/success", *successes.table(rows))
             videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
-            for mp4 in videos:
+            for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
                 self._reporter.video(iteration, f"eval/video/{mp4.stem}", mp4)
             if videos:
                 console.say(f"videos: {self._videos(iteration)}")

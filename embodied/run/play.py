@@ -142,7 +142,7 @@ def said(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str]:
         f"success: {'yes' if result.success else 'no'}",
         f"return:  {result.episode_return:.4g}",
         f"steps:   {result.num_steps}",
-        *([f"video:   {result.episode.video}"] if result.episode.video else []),
+        *([f"video:   {file}"] if (file := result.episode.video) and Path(file).is_file() else []),
     ]
 
 

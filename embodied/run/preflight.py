@@ -41,10 +41,14 @@ class Rules:
 
     Call a rule before taking the next: which rules follow depends on the sides that could be made. The first that
     raises ends a run (:func:`check`); who goes on (the doctor) gets all that can still be asked.
+
+    Args:
+        machine: ask the envs whether this machine can run them, which takes seconds.
     """
 
-    def __init__(self, composed: Composed, processes: Group) -> None:
-        self.config, self.processes = composed.config, processes
+    def __init__(self, composed: Composed, processes: Group, machine: bool = True) -> None:
+        self._machine = machine
+        self.composed, self.config, self.processes = composed, composed.config, processes
         self.sides: dict[str, EnvSide] = {}  # those that were made
         self.demonstrated = Demonstrated((), ())
 
@@ -84,9 +88,14 @@ class Rules:
             yield partial(self._read_demonstrations, train)
         if train and evaluation:
             yield lambda: allow(shares.open_files(config, train, evaluation, processes))
-        if processes.local_rank == 0:  # what a machine offers is the same for all of its ranks
+        if self._machine and processes.local_rank == 0:  # what a machine offers is the same for all of its ranks
             for env in {side.identity: side.env for side in self.sides.values()}.values():
                 yield env.preflight
+
+    @property
+    def checked(self) -> Checked:
+        """What they have found, once all have passed."""
+        return Checked(self.composed, self.sides["train"], self.sides["eval"], self.processes, self.demonstrated)
 
     def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:
         self.sides[name] = make_side(name, wanted)
@@ -100,7 +109,7 @@ def check(composed: Composed, processes: Group) -> Checked:
     rules = Rules(composed, processes)
     for rule in rules:
         rule()
-    return Checked(composed, rules.sides["train"], rules.sides["eval"], processes, rules.demonstrated)
+    return rules.checked
 
 
 def _check_selftest(runner: schema.RunnerConfig) -> None:

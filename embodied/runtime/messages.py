@@ -54,6 +54,13 @@ class Ready:
         return self.error is not None or bool(self.traceback)
 
 
+@dataclass(frozen=True)
+class Notice:
+    """What a worker that serves tells besides, for a person."""
+
+    text: str
+
+
 def send(connection: socket.socket, message: Any) -> None:
     """Send one pickled message, length first. Blocks while the socket is full, so it is for messages whose reader waits
     for them: set-up, facts, tracebacks. What a busy reader gets goes through an :class:`Outbox`."""

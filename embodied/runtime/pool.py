@@ -294,6 +294,7 @@ class Pool:
             worker.overdue = None if not worker.killed else worker.overdue
         if any(done.ended for done in completions):  # type: ignore[union-attr]
             self._supervisor.finished_an_episode(worker.index)
+            self._supervisor.noticed(worker.notices())
         return completions  # type: ignore[return-value]
 
     def _next_deadline(self) -> float:

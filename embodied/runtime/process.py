@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.exit_status import how_it_ended, tail
 from embodied.runtime.expert import ExpertJob
 from embodied.runtime.fork_server import ForkedProcess, ForkServer
-from embodied.runtime.messages import Outbox, Ready, WorkerSetup, receive, send
+from embodied.runtime.messages import Notice, Outbox, Ready, WorkerSetup, receive, send
 from embodied.runtime.placement import START, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.safe_stop import Guardian, await_frozen
@@ -193,7 +194,8 @@ class WorkerProcess:
         """Read its first message (facts), or its last one (an error), if there is one."""
         self.socket.settimeout(1.0)  # a message is sent as a whole, or its writer is gone
         try:
-            message = receive(self.socket)
+            while isinstance(message := receive(self.socket), Notice):
+                pass
         except (EOFError, OSError):
             return
         if not message.failed:
@@ -202,6 +204,21 @@ class WorkerProcess:
         self.words = message
         if message.error is not None:
             self.kill()  # it has reported everything, and closing could hang
+
+    def notices(self) -> list[str]:
+        """What it has told besides its answers, since the last call. Does not wait for more."""
+        told: list[str] = []
+        waiting = select.poll()
+        waiting.register(self.socket, select.POLLIN)
+        with suppress(EOFError, OSError):
+            while self.words is None and any(events & select.POLLIN for _, events in waiting.poll(0)):
+                self.socket.settimeout(1.0)
+                message = receive(self.socket)
+                if isinstance(message, Notice):
+                    told.append(message.text)
+                else:
+                    self.words = message
+        return told
 
     def error(self, deadlines: Deadlines) -> Exception:
         """The error that says why it ended, once it has."""

@@ -4,11 +4,13 @@ for an env that hosts one slot and for one that hosts a batch of them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
+from embodied.errors import RunFolderError
 from embodied.observe.video import Video, VideoWriter
 from embodied.observe.window import Window
 from embodied.protocols import Reward
@@ -27,12 +29,14 @@ class Slot:
         chunk: control steps of a whole chunk.
         decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
         live: videos are shown in a window, too, while they are recorded.
+        notice: is told why a video could not be written. The episode goes on without it.
     """
 
     def __init__(
         self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], chunk: int,
-        decision: Callable[[int], str] | None = None, live: bool = False,
+        decision: Callable[[int], str] | None = None, live: bool = False, notice: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
+        self._notice = notice
         self._live = live
         self._window: Window | None = None
         self._spec, self._reward, self._frame, self._chunk = spec, reward, frame, chunk
@@ -61,12 +65,13 @@ class Slot:
             if self._live and self._window is None:
                 self._window = Window(instruction)
             self._interval, self._says = video.frame_interval, video.info and self._decision is not None
-            self._video = VideoWriter(
-                Path(video.file), self._spec.control_hz / (self._interval or self._chunk), instruction, video.info,
-                notes=self._decision is not None, show=self._window.show if self._window else None,
-            )  # fmt: skip
+            with self._without_video_if_it_fails():
+                self._video = VideoWriter(
+                    Path(video.file), self._spec.control_hz / (self._interval or self._chunk), instruction, video.info,
+                    notes=self._decision is not None, show=self._window.show if self._window else None,
+                )  # fmt: skip
             self._decided, self._unshown = "", 0.0
-            if self._interval is not None:
+            if self._video is not None and self._interval is not None:
                 self._record(self._frame)
 
     def begin_chunk(self, length: int, row: int) -> None:
@@ -130,7 +135,8 @@ class Slot:
         started = time.perf_counter()
         picture = frame()
         if self._pictured is None or picture.shape == self._pictured[1:]:
-            self._video.add(picture, self._steps, self._unshown, self._solved_at > 0, self._decided)
+            with self._without_video_if_it_fails():
+                self._video.add(picture, self._steps, self._unshown, self._solved_at > 0, self._decided)
             self._unshown, self._pictured = 0.0, (self._steps, *picture.shape)
         self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
 
@@ -140,9 +146,21 @@ class Slot:
             if self._pictured is not None and self._pictured[0] != self._steps:
                 self._record(self._frame)  # no observation shows the end
             started = time.perf_counter()
-            self._video.close()
+            if self._video is not None:
+                with self._without_video_if_it_fails():
+                    self._video.close()
             self._video = None
             self.video_s += time.perf_counter() - started
+
+    @contextmanager
+    def _without_video_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except RunFolderError as error:
+            with suppress(OSError):
+                self.discard_video()
+            self._video = None
+            self._notice(f"an episode goes on without its video: {error.message}\n  fix: {error.remedy}")
 
     def discard_video(self) -> None:
         if self._video is not None:

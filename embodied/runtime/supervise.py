@@ -7,7 +7,7 @@ as long as the run lasts, and one that cannot work soon ends the run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from embodied.errors import WorkerError
 
@@ -25,7 +25,14 @@ class Supervisor:
     def __init__(self, max_restarts: int, say: Callable[[str], None]) -> None:
         self._max, self._say = max_restarts, say
         self._in_a_row: Counter[int] = Counter()
+        self._noticed = False
         self.total = 0  # failures that were survived
+
+    def noticed(self, notices: Sequence[str]) -> None:
+        """Say what workers told besides their answers: the first of it, as the others tell the same."""
+        if notices and not self._noticed:
+            self._noticed = True
+            self._say(notices[0])
 
     def finished_an_episode(self, worker: int) -> None:
         self._in_a_row[worker] = 0

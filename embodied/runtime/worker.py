@@ -18,6 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from embodied.protocols import Batched, Env, MovesCameras
 from embodied.runtime.batch import Rounds
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
 from embodied.runtime.expert import ExpertJob, Experts
-from embodied.runtime.messages import Ready, WorkerSetup, receive, send
+from embodied.runtime.messages import Notice, Ready, WorkerSetup, receive, send
 from embodied.runtime.perturb import Disturbance
 from embodied.runtime.slab import Slab
 from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
@@ -127,6 +128,7 @@ class Worker:
     def __init__(self, setup: WorkerSetup, launcher: socket.socket) -> None:
         self._launcher = launcher
         self._messages: deque[Any] = deque()  # received, not used yet
+        self._noticed = False
         if setup.cores:
             os.sched_setaffinity(0, setup.cores)
         self._channel = Channel(setup.channel)
@@ -145,7 +147,14 @@ class Worker:
         setup = self._setup
         decision = partial(setup.shown.text, self._slab.arrays) if setup.shown is not None else None
         chunk = self._slab.arrays["rewards"].shape[1]
-        return Slot(env.spec, replace(setup.reward), frame, chunk, decision, setup.live)
+        return Slot(env.spec, replace(setup.reward), frame, chunk, decision, setup.live, self._notice)
+
+    def _notice(self, text: str) -> None:
+        """Tells the launcher, once: it hears when an episode has ended."""
+        if not self._noticed:
+            self._noticed = True
+            with suppress(OSError):
+                send(self._launcher, Notice(text))
 
     def _make_host(self, first: Env) -> Singles | Rounds | Experts:
         if self._setup.expert is not None:

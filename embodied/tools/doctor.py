@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from embodied.doctor import configuration, devices, machine, simulators, sizes, versions
-from embodied.doctor.findings import Finding, of_error
+from embodied.doctor.findings import Finding, of_error, once
 from embodied.doctor.report import as_json, show
 from embodied.doctor.running import Check, run_all
 from embodied.errors import EmbodiedError
@@ -20,6 +20,7 @@ from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import Composed, compose_unchecked
 
 GPU_LIMIT_S = 120.0  # importing torch, starting CUDA, and the time that GPUs have to meet (devices.PEERS_S)
+CPU_S = {"GPUs": 1.5, "simulator": 5.0, configuration.NAME: 8.0, sizes.NAME: 9.0}  # measured
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = NullConsole() if as_machine or not sys.stdout.isatty() else make_console()
     with console.progress("checking", len(planned), brief=True) as bar:
         found += run_all(planned, lambda name: bar.advance(1))
+    found = once(found)
     seconds = time.monotonic() - began
     if as_machine:
         print(as_json(found, seconds))
@@ -63,7 +65,7 @@ def plan(composed: Composed | None, overrides: Sequence[str], folders: Sequence[
     yield Check("disk", machine.disk, () if config is None else (config.runner.logger.log_path,))
     yield Check("stale workers", machine.stale_workers)
     device = "auto" if config is None else config.runner.device
-    yield Check("GPUs", devices.devices, (device, flash), apart=True, limit_s=GPU_LIMIT_S)
+    yield Check("GPUs", devices.devices, (device, flash), apart=True, limit_s=GPU_LIMIT_S, cpu_s=CPU_S["GPUs"])
     known, broken = simulators.simulators(folders)
     yield Check(simulators.GROUPS, iter, (broken,))
     python, wanted = None, list[str]()
@@ -73,15 +75,20 @@ def plan(composed: Composed | None, overrides: Sequence[str], folders: Sequence[
         if python is not None:
             yield Check(target, simulators.elsewhere, (target, python))
         else:
-            yield Check(target, simulators.simulator, (target, list(overrides), list(folders), True), apart=True)
+            needed = (target, list(overrides), list(folders), True)
+            yield Check(target, simulators.simulator, needed, apart=True, cpu_s=CPU_S["simulator"])
     for target, name in known.items():
         if target not in wanted:
             arguments = (target, [f"env={name}"], list(folders), False)
-            yield Check(target, simulators.simulator, arguments, apart=True, advisory=config is not None)
+            yield Check(
+                target, simulators.simulator, arguments, apart=True, advisory=config is not None,
+                cpu_s=CPU_S["simulator"],
+            )  # fmt: skip
     if config is not None:
         more = (list(overrides), list(folders))
-        yield Check(configuration.NAME, configuration.configuration, more, apart=True)
-        yield Check(sizes.NAME, sizes.sizes, more, apart=True)
+        looked = configuration.configuration
+        yield Check(configuration.NAME, looked, more, apart=True, cpu_s=CPU_S[configuration.NAME])
+        yield Check(sizes.NAME, sizes.sizes, more, apart=True, cpu_s=CPU_S[sizes.NAME])
 
 
 if __name__ == "__main__":

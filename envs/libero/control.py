@@ -84,6 +84,13 @@ def prepare() -> None:
             osc.prepare()
 
 
+def try_compiler() -> None:
+    """Compiles a small function, which takes half a second and is not kept. Raises what numba raises."""
+    import numba
+
+    numba.njit(lambda torques: torques.sum() + 1.0)(np.ones(1))
+
+
 def unknown_installation() -> str | None:
     """Says what of the installed packages the compiled control does not know; None if it knows everything."""
     import robosuite

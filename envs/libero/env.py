@@ -77,7 +77,8 @@ class LiberoEnv:
         task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
         wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
         max_cached_simulators: built tasks that are kept; the one used longest ago goes first, and is equal when built
-            again (2–5 s with its GL context). A worker takes 1.4–1.8 GB with one and 0.5–0.8 GB more for each other.
+            again (2–5 s with its GL context). It counts for each env slot: a worker of two slots keeps twice as many.
+            A worker takes 1.4–1.8 GB with one and 0.5–0.8 GB more for each other.
         init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default, and
             ``mesh_cell`` (m, 0): in pictures the vertices of a mesh that lie in one cube of this edge are one. 0.01
             costs a sixth of a 64-pixel picture's time without a GPU. 0 gives the benchmark's pictures, another value
@@ -141,7 +142,7 @@ class LiberoEnv:
         """Says what LIBERO needs of a machine (:class:`embodied.protocols.NeedsOfMachine`)."""
         renderers = {{"egl": "EGL", "osmesa": "OSMesa"}[name]: functools.partial(draw_frame, name) for name in BACKENDS}
         licences = {"LIBERO's code": "MIT", "LIBERO's meshes, textures and initial states": "CC BY 4.0"}
-        return SimulatorNeeds("LIBERO", MODULES, INSTALL, renderers, licences)
+        return SimulatorNeeds("LIBERO", MODULES, INSTALL, renderers, licences, LiberoEnv._try_imports)
 
     def preflight(self) -> None:
         check_renderer(self._renderer)
@@ -152,6 +153,12 @@ class LiberoEnv:
 
     def prepare(self) -> WorkerFacts:
         choice, found = _prepare_once(self._paths, self._renderer, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
+        return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
+
+    def _try_imports(self) -> WorkerFacts:
+        choice = check_renderer(self._renderer)
+        found = prepare_process(self._paths, choice.name, compiled=False)
+        found["control"] = "is compiled by the first worker of this machine, in 15 to 30 CPU seconds, not by this check"
         return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
 
     def reset(self, start: Start) -> None:

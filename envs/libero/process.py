@@ -17,6 +17,7 @@ from embodied.cache import cache_folder
 from embodied.errors import RendererUnavailableError
 
 from .control import prepare as prepare_control
+from .control import try_compiler
 from .files import LiberoPaths, write_config
 
 _MUJOCO_WARNING = (
@@ -26,8 +27,12 @@ _MUJOCO_WARNING = (
 )
 
 
-def prepare_process(paths: LiberoPaths, backend: str) -> dict[str, str]:
-    """Sets the worker's environment variables, imports the simulator quietly, and gives the versions found."""
+def prepare_process(paths: LiberoPaths, backend: str, compiled: bool = True) -> dict[str, str]:
+    """Sets the worker's environment variables, imports the simulator quietly, and gives the versions found.
+
+    Args:
+        compiled: compile the control, or load what was kept of that; False = try whether the compiler works.
+    """
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
     os.environ["LIBERO_CONFIG_PATH"] = str(write_config(paths))  # else the import asks a question on stdin
     os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa: shade in the calling thread, one core a worker
@@ -46,7 +51,7 @@ def prepare_process(paths: LiberoPaths, backend: str) -> dict[str, str]:
             f"mujoco was imported in this process before MUJOCO_GL={backend} was set",
             f"set MUJOCO_GL={backend} in the environment, or import mujoco only after prepare()",
         )
-    prepare_control()
+    prepare_control() if compiled else try_compiler()
     mujoco.set_mju_user_warning(logging.getLogger(__name__).warning)  # else MUJOCO_LOG.TXT in the working folder
     found = {"libero": _distribution(), "mujoco": mujoco.__version__, "assets": str(paths.assets)}
     return {**found, "warning": _MUJOCO_WARNING} if _is_newer_than_benchmark(mujoco.__version__) else found

@@ -48,6 +48,18 @@ def test_one_renderer_that_works_is_enough():
 
 
 @pytest.mark.sim
+def test_the_doctor_compiles_no_control_of_libero(tmp_path):
+    pytest.importorskip("libero")
+    code = "from embodied.envs.libero import LiberoEnv; print(LiberoEnv.needs().try_imports(LiberoEnv('libero_10')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path), "XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert "is compiled by the first worker" in done.stdout
+    assert not [*tmp_path.rglob("osc.*.nbc")], "what it has compiled would be here"
+
+
+@pytest.mark.sim
 def test_a_library_that_is_hidden(monkeypatch):
     """Without Mesa's file for libEGL, EGL finds no device; OSMesa draws all the same."""
     pytest.importorskip("mujoco")
@@ -111,14 +123,43 @@ def test_the_files_of_each_side_are_looked_for_with_its_own_keys(monkeypatch):
     facts = SimpleNamespace(extra={}, renderer="none", reason="none")
 
     def load(target, key):
-        made = SimpleNamespace(prepare=lambda: facts)
-        return type("Env", (), {"needs": staticmethod(needs), "__new__": lambda cls, **kw: built.append(kw) or made})
+        return type(
+            "Env", (), {
+                "needs": staticmethod(needs), "__init__": lambda self, **kw: built.append(kw),
+                "prepare": lambda self: facts,
+            },
+        )  # fmt: skip
 
     monkeypatch.setattr(simulators, "load_target", load)
     for name in sides:
         found = [*simulators.simulator(f"a.{name}", ["runner.max_epochs=2", "env=b"], [], True)]
         assert found[0].found == f"those of env.{name} (env=b) are there"
         assert built.pop() == {"key": f"env.{name}", "target": f"a.{name}"}
+
+
+def test_what_only_a_run_needs_is_not_prepared(monkeypatch):
+    facts = SimpleNamespace(extra={"control": "not compiled"}, renderer="none", reason="none")
+    side = SimpleNamespace(target="a.B")
+    composed = SimpleNamespace(config=SimpleNamespace(env=SimpleNamespace(train=side, eval=side)))
+    monkeypatch.setattr(simulators, "compose_unchecked", lambda *given: composed)
+    monkeypatch.setattr(simulators, "target_kwargs", lambda side, key: {})
+    env = type("Env", (), {"needs": staticmethod(lambda: needs(try_imports=lambda env: facts))})
+    monkeypatch.setattr(simulators, "load_target", lambda target, key: env)
+    found = [*simulators.simulator("a.B", [], [], True)]
+    assert found[-1].found.endswith("none (none); control not compiled")
+
+
+def test_memory_is_counted_whether_the_machine_can_draw_or_not(tmp_path, monkeypatch):
+    def hidden(self):
+        raise GONE
+
+    monkeypatch.setattr("embodied.testing.FakeEnv.preflight", hidden, raising=False)
+    given = [*FAKE, f"runner.output_dir={tmp_path}"]
+    (refused,) = configuration.configuration(given, [FOLDER])
+    assert refused.found == GONE.message
+    assert [finding.name for finding in sizes.sizes(given, [FOLDER])] == [sizes.NAME, "disk of checkpoints"]
+    (skipped,) = sizes.sizes([*given, "env.num_workers=50"], [FOLDER])
+    assert skipped.status == "skipped"
 
 
 def test_all_errors_of_a_configuration_are_found(tmp_path):

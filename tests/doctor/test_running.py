@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -133,6 +134,19 @@ def test_after_an_interrupt_no_check_starts(processes):
     assert len(processes) <= 3, "none started after it"
     assert all(process.ended.is_set() for process in processes)
     assert [process.kills for process in processes] == [1] * len(processes), "a pid that was reaped is not used again"
+
+
+def test_the_longest_checks_begin_first(processes, monkeypatch):
+    monkeypatch.setattr(running.os, "sched_getaffinity", lambda pid: {0, 1})
+    started = []
+    monkeypatch.setattr(running._Running, "start", lambda self, command, log: started.append(json.loads(command[4])))
+    checks = [
+        Check(name, odd_checks.good, (name,), apart=True, cpu_s=cpu_s)
+        for name, cpu_s in (("short", 0), ("middle", 2), ("long", 9))
+    ]
+    run_all(checks)
+    assert {name for (name,) in started[:2]} == {"long", "middle"}
+    assert started[2] == ["short"]
 
 
 def test_what_a_kill_does_not_end_is_left(processes):

@@ -1,5 +1,6 @@
 """Videos are decoded again: frames, size, codec, what is written on them, and what is left after failures."""
 
+import os
 import subprocess
 import sys
 
@@ -123,6 +124,21 @@ def test_an_encoder_that_fails_is_said_and_leaves_nothing(tmp_path, monkeypatch)
     with pytest.raises(RunFolderError, match=r"cannot write the video .*e\.mp4"):
         record()
     assert files(tmp_path) == []
+
+
+def test_ffmpeg_is_started_without_a_copy_of_this_process_and_gets_no_ctrl_c(tmp_path, monkeypatch):
+    """A preexec_fn makes subprocess fork; a process group of its own needs none."""
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append((kwargs.get("preexec_fn"), os.getpgid(self.pid) == self.pid))
+
+    with VideoWriter(tmp_path / "e.mp4", 20, "go") as writer:
+        monkeypatch.setattr(subprocess, "Popen", Popen)
+        writer.add(GREY, 0, 0.0, False)
+    assert started[-1] == (None, True)
 
 
 def test_a_file_without_its_end_is_not_whole(tmp_path):

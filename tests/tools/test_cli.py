@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -154,3 +156,15 @@ def test_keys_metrics_and_errors_are_explained(capsys):
 def test_names_that_are_not_known(name, said, capsys):
     assert explain.main([name]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_reader_that_ends_early_is_no_error():
+    """As ``embodied --help | head -1``, when the pipe is closed before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "embodied.cli", "--help"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

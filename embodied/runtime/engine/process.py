@@ -18,6 +18,7 @@ from embodied.runtime.engine.child.wire import Message, Reader, pack
 from embodied.runtime.exit_status import how_it_ended, tail
 
 STACK_S = 0.2  # between asking a process that hangs for its stack and reading its log
+REAP_S = 5.0  # after SIGKILL
 
 
 class EngineProcess:
@@ -113,14 +114,17 @@ class EngineProcess:
 
     def _died(self) -> EngineError:
         self.close()
-        said = f"the inference engine (pid {self.pid}) {how_it_ended(self._process.returncode)}"
+        code = self._process.returncode
+        how = "does not answer, and SIGKILL does not end it" if code is None else how_it_ended(code)
+        said = f"the inference engine (pid {self.pid}) {how}"
         return EngineError(said, f"{self._remedy}; its log is {self.log}", tail(self.log))
 
     def close(self) -> None:
-        """End it, with the processes that it has started."""
+        """End it, with the processes that it has started. What a signal does not end is left."""
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STACK_S)  # it ends by itself if it reads; else it has nothing to lose
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_S)
