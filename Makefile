@@ -1,4 +1,4 @@
-# make train   the main job: reinforcement learning on LIBERO-10 with the small embedded policy
+# make train   the main job: reinforcement learning on LIBERO with the small policy that comes with the package
 # make test    the test suite (make test ARGS="-m slow" for the long ones)
 # make vulkan  ManiSkill's software renderer (part of make test)
 # make site    the documentation as a site, in site/ (an environment of its own, .venv-docs)
@@ -15,7 +15,7 @@ RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
 .PHONY: train test setup smollm renderer vulkan docs site clean
 
 train: $(VENV)/.installed renderer
-	$(PY) -m embodied.train env=libero_10 $(ARGS)
+	$(PY) -m embodied.train experiment=quickstart_libero $(ARGS)
 
 # Two processes: most tests wait for a process of their own. A file's tests share simulators, so they stay together.
 test: setup smollm

@@ -1,0 +1,96 @@
+"""Whether ``make train`` shows learning: its training with several seeds, success before and after on the same starts.
+
+    python benchmarks/quickstart_libero.py --out /tmp/libero                 # ten seeds, one run after the other
+    python benchmarks/quickstart_libero.py --out /tmp/libero --report        # the report of what is there
+
+A run that is complete is not made again. ``--at-once 2`` runs two at a time: the same numbers in other times, and the
+report says so. The bar is a rise whose 95 % interval leaves out 0 in nine of ten seeds. The report fills the table of
+docs/results/libero.md and writes benchmarks/results/quickstart_libero.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from _measure import judge, machine, save
+from quickstart import DOCS, Steps, fill, history
+
+from embodied.run.compare import Rate, compare
+from embodied.run.evaluations import read, written
+
+BEGIN = "<!-- written by benchmarks/quickstart_libero.py -->"
+EXPERIMENT = "quickstart_libero"
+OF_TEN = 9  # seeds with a rise
+
+
+def learn(steps: Steps, seed: int) -> None:
+    name = f"seed-{seed}"
+    steps.run(
+        name, "train", f"experiment={EXPERIMENT}", f"runner.experiment_name={name}", f"runner.seed={seed}",
+        "env.eval.video_cfg.save_video=false",
+    )  # fmt: skip
+
+
+def collect(out: Path, seeds: list[int]) -> dict[str, Any]:
+    """What each complete run did, by seed."""
+    runs = {}
+    for seed in seeds:
+        name = f"seed-{seed}"
+        if not (out / f"{name}.json").exists():
+            continue
+        files = written(out / "runs" / name)
+        (found,) = compare([read(str(file)) for file in (files[0], files[-1])])
+        row, done = found.over_all, json.loads((out / f"{name}.json").read_text())
+        runs[str(seed)] = {
+            "before": _plain(row.first), "after": _plain(row.second),
+            "difference": row.difference, "low": row.low, "high": row.high,
+            "wall_s": done["wall_s"], "load": done["load"],
+            "success_of_iterations": [
+                row["rollout/success_rate"] for row in history(out, name) if "rollout/success_rate" in row
+            ],
+        }  # fmt: skip
+    return runs
+
+
+def _plain(rate: Rate) -> dict[str, float]:
+    return {"successes": rate.successes, "episodes": rate.episodes, "low": rate.low, "high": rate.high}
+
+
+def table(runs: dict[str, Any]) -> str:
+    titles = ("seed", "before", "after", "difference (95 % interval)", "sampled in training, %", "wall clock")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for seed, run in runs.items():
+        before, after = (f"{rate['successes']}/{rate['episodes']}" for rate in (run["before"], run["after"]))
+        change = f"{100 * run['difference']:+.0f} ({100 * run['low']:+.0f} to {100 * run['high']:+.0f})"
+        course = " ".join(f"{100 * rate:.0f}" for rate in run["success_of_iterations"])
+        lines.append(f"| {seed} | {before} | {after} | {change} | {course} | {run['wall_s'] / 60:.1f} min |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--seeds", type=int, default=10, help="1, 2, … up to this one")
+    parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
+    parser.add_argument("--report", action="store_true", help="only write the report")
+    args = parser.parse_args()
+    steps, seeds = Steps(args.out.resolve()), [*range(1, args.seeds + 1)]
+    if not args.report:
+        with ThreadPoolExecutor(args.at_once) as pool:
+            list(pool.map(lambda seed: learn(steps, seed), seeds))
+    runs = collect(steps.out, seeds)
+    rises = sum(run["low"] > 0 for run in runs.values())
+    wanted = OF_TEN / 10 * len(runs)
+    facts = {"command": f"python benchmarks/quickstart_libero.py --out FOLDER --at-once {args.at_once}"}
+    result = {**facts, **machine(["torch", "mujoco", "robosuite", "numpy"]), "cores": os.cpu_count(), "runs": runs}
+    fill(DOCS / "libero.md", BEGIN, table(runs))
+    print(save("quickstart_libero", {**result, "bars": judge({"rises": rises}, {"rises": (">=", wanted)})}))
+
+
+if __name__ == "__main__":
+    main()
