@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def main() -> None:
     rises = sum(run["low"] > 0 for run in runs.values())
     wanted = OF_TEN / 10 * len(runs)
     facts = {"command": f"python benchmarks/quickstart_libero.py --out FOLDER --at-once {args.at_once}"}
-    result = {**facts, **machine(["torch", "mujoco", "robosuite", "numpy"]), "cores": os.cpu_count(), "runs": runs}
+    result = {**machine(["torch", "mujoco", "robosuite", "numpy"]), **facts, "runs": runs}
     fill(DOCS / "libero.md", BEGIN, table(runs))
     print(save("quickstart_libero", {**result, "bars": judge({"rises": rises}, {"rises": (">=", wanted)})}))
 
