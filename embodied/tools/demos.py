@@ -167,10 +167,11 @@ def _workers(checked: Checked) -> int:
 
 def _plan(checked: Checked, path: Path) -> list[list[str]]:
     spec, demos = checked.train.spec, checked.config.demos
+    ends = "succeed or end in the mistake" if demos.mistakes else "succeed"
     starts = sum(states_of_training(spec, checked.config.protocol.held_out_states))
     return [
         ["tasks", f"{len(spec.tasks)} ({starts} starts)"],
-        ["episodes", f"{demos.episodes} that succeed, of at most {checked.train.max_steps} control steps"],
+        ["episodes", f"{demos.episodes} that {ends}, of at most {checked.train.max_steps} control steps"],
         ["noise", f"{demos.noise_std:g} of half the action range, executed and not recorded"],
         *(
             [["mistakes", f"{demos.mistakes:.0%} of the attempts are of another thing than what is asked for"]]

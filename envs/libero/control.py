@@ -35,7 +35,7 @@ class Control(Protocol):
 
         Returns:
             What they read: all positions [nq] before it was integrated, and those of the fingers [2] after it, as in
-            the original.
+            the original. Without a read they mean nothing.
         """
 
 

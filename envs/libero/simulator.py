@@ -122,12 +122,12 @@ class TaskSimulator:
         self._pictures = {}
         read_at = [substep for substep in range(self._substeps) if self._clock.tick()]
         self._control.begin(action)
-        if read_at and read_at[0] == 0:
+        if read_first := read_at[:1] == [0]:
             self._note_sensors()
         self._mujoco.mj_step2(self._model, self._data)
-        if read_at and read_at[0] == 0:
+        if read_first:  # poses are those before the integration, joint angles those after it, as in the original
             self._gripper_qpos = self._data.qpos[self._fingers]
-            read_at = read_at[1:]
+            del read_at[0]
         done = 1
         for here, until in zip(read_at, [*read_at[1:], self._substeps], strict=True):
             self._shown_qpos, self._gripper_qpos = self._control.advance(until - done, here - done)
