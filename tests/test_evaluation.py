@@ -304,3 +304,28 @@ def test_a_run_of_before_there_were_protocols_goes_on(tmp_path):
     held_out = {**resolved, "protocol": {**resolved["protocol"], "held_out_states": 10}}
     with pytest.raises(RunFolderError, match=r"protocol.held_out_states: 0 there, 10 now"):
         RunFolder.open(tmp_path / "run", held_out)
+
+
+def test_training_and_evaluation_share_workers_though_other_rewards_count():
+    """Their simulators are the same; each episode says whose rewards count."""
+
+    def trained(name: str, *overrides: str) -> list[dict[str, float]]:
+        options = [
+            *FAKE, "env.num_workers=1", "env.train.total_num_envs=4", "algorithm.rollout_epoch=2",
+            "runner.max_epochs=2", "env.train.max_episode_steps=6", "runner.val_check_interval=1",
+            "env.train.success_distance=1.5", "env.eval.success_distance=1.5", "env.eval.episodes_per_task=8",
+            "env.train.reward_mode=dense", "env.eval.reward_mode=sparse", "env.eval.reward_coef=7",
+            "runner.logger.report=false", f"runner.experiment_name={name}",
+        ]  # fmt: skip
+        assert train.main([*options, *overrides, "--config-dir", CONFIG], "train") == 0
+        lines = Path("runs", name, "metrics.jsonl").read_text().splitlines()
+        told = ("rollout/return_mean", "train/loss", "train/grad_norm", "eval/return_mean", "eval/success_rate")
+        return [{key: row[key] for key in told if key in row} for row in map(json.loads, lines)]
+
+    together, apart = trained("together"), trained("apart", "env.eval.step_s=0.0001")
+    assert not Path("runs/together/logs/eval").exists()
+    assert Path("runs/apart/logs/eval").exists()
+    assert together == apart
+    assert len(together) == 2
+    assert all(row["eval/return_mean"] == 7 * row["eval/success_rate"] > 0 for row in together)
+    assert together[0]["rollout/return_mean"] % 1

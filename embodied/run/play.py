@@ -30,7 +30,7 @@ from embodied.run.device_memory import explained
 from embodied.run.engine import open_engine
 from embodied.run.evaluate import job_of, planned, ran
 from embodied.run.generations import Generations
-from embodied.run.pools import pool_config
+from embodied.run.pools import pool_config, reward_of
 from embodied.run.preflight import Checked
 from embodied.run.random_actions import RandomActions
 from embodied.run.reporter import Reporter
@@ -40,7 +40,6 @@ from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.plan import EVAL_SEEDS, states_of_training
 from embodied.runtime.pool import Pool
 from embodied.runtime.ports import Lost
-from embodied.runtime.reward import ShapedReward
 from embodied.runtime.signals import StopSignal
 from embodied.runtime.slab import Slab
 from embodied.types import Episode, EpisodeResult, Start, StepResult, TextAction
@@ -224,7 +223,7 @@ def _by_expert(checked: Checked, episode: Episode, folder: Path, console: Consol
         with console.progress("starting an env worker", brief=True):
             pool = opened.enter_context(closing(Pool(wanted, slab, console.say)))
         opened.enter_context(console.progress("the expert plays", brief=True))
-        reward = ShapedReward(*side.reward)
+        reward = reward_of(side.config)
         reward.begin()
         paid, steps, success = 0.0, 0, False
         command = Command(

@@ -21,7 +21,7 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, pr
     env, commands, completions = config.env, config.rollout.channel, config.env.channel
     return PoolConfig(
         num_slots=slots, num_workers=workers_of(side, config, slots, processes), env_target=side.config.target,
-        env_kwargs=side.kwargs, reward=ShapedReward(*side.reward),
+        env_kwargs=side.kwargs, reward=reward_of(side.config), eval_reward=reward_of(env.eval),
         deadlines=Deadlines(env.init_timeout_s, env.reset_timeout_s, env.step_timeout_s), log_dir=logs,
         env_channel=(completions.name, completions.queue_name, completions.queue_size),
         rollout_channel=(commands.name, commands.queue_name, commands.queue_size),
@@ -30,3 +30,8 @@ def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, pr
         batch=isinstance(side.env, Batched), group_name=env.group_name,
         safe_stop_s=None if side.spec.retry_safe else env.safe_stop_timeout_s,
     )  # fmt: skip
+
+
+def reward_of(side: schema.EnvSideConfig) -> ShapedReward:
+    """Returns the rule by which a side's rewards count."""
+    return ShapedReward(side.reward_mode, side.reward_coef, side.use_rel_reward)

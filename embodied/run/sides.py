@@ -28,12 +28,9 @@ class EnvSide:
     conditions: tuple[Condition, ...]  # that perturb its episodes; none without ``perturb``
 
     @property
-    def reward(self) -> tuple[str, float, bool]:
-        return self.config.reward_mode, self.config.reward_coef, self.config.use_rel_reward
-
-    @property
     def identity(self) -> str:
-        return json.dumps([self.config.target, self.reward, dict(self.kwargs)], sort_keys=True, default=str)
+        """What its simulators depend on. Rewards are no part of it: each episode says whose count."""
+        return json.dumps([self.config.target, dict(self.kwargs)], sort_keys=True, default=str)
 
 
 def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:

@@ -51,6 +51,7 @@ class Command(NamedTuple):
     video: bool = False  # RESET: record; the file's name comes over the socket
     attempt: int = -1  # RESET before EXPERT: number of the attempt, which keys its noise
     perturbed: bool = False  # RESET: how the episode is perturbed comes over the socket, after the file's name
+    evaluation: bool = False  # RESET: the rewards of evaluations count
 
 
 class Completion(NamedTuple):

@@ -32,7 +32,7 @@ class Job:
         max_steps: step limit of each episode, control steps.
         keep_records: leave every record in the slab (training), or reuse its row once the episode has gone on
             (evaluation).
-        stream: separates the sampling noise of training and evaluation.
+        stream: separates the sampling noise of training and evaluation, and says whose rewards count.
         version: weight version that acts, written into each record.
         value_truncated: also observe the end of a truncated episode, and let the policy give the value of that; needs
             ``keep_records`` and one more row an episode.
@@ -165,6 +165,7 @@ class Episodes:
             Kind.RESET, slot, next_row=running.next_row, task_id=start.task_id, init_state_id=start.init_state_id,
             seed=start.seed, max_steps=self.job.max_steps, ignore_terminations=self.job.ignore_terminations,
             video=episode.video is not None, perturbed=episode.perturbed is not None,
+            evaluation=self.job.stream == Stream.EVAL_NOISE,
         )  # fmt: skip
         job, video = self.job, None
         if episode.video is not None:

@@ -29,6 +29,7 @@ class WorkerSetup:
     env_target: str
     env_kwargs: Mapping[str, Any]
     reward: ShapedReward
+    eval_reward: ShapedReward | None  # of evaluations; None = the same
     slab_fd: int
     slab_fields: Mapping[str, ArraySpec]
     slab_rows: int

@@ -59,6 +59,7 @@ class PoolConfig:
     reward: ShapedReward
     deadlines: Deadlines
     log_dir: Path
+    eval_reward: ShapedReward | None = None  # of episodes that evaluate; None = the same
     live: bool = False  # videos are shown in a window while they are recorded
     shown: Shown | None = None  # how a policy's decision is said on videos
     env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
@@ -292,7 +293,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     _, slab_fd, memory_fd, go_fd, done_fd = names
     setup = WorkerSetup(
         index=index, slots=slots, env_target=config.env_target, env_kwargs=config.env_kwargs, reward=config.reward,
-        slab_fd=slab_fd, slab_fields=slab.fields, slab_rows=slab.rows,
+        eval_reward=config.eval_reward, slab_fd=slab_fd, slab_fields=slab.fields, slab_rows=slab.rows,
         channel=replace(handles, memory_fd=memory_fd, go_fd=go_fd, done_fd=done_fd),
         live=config.live, shown=config.shown,
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),

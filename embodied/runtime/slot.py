@@ -24,7 +24,7 @@ class Slot:
     """The episode that runs in one env slot.
 
     Args:
-        reward: the slot's own; turns the env's reward into the recorded one.
+        rewards: the slot's own, of training and of evaluation; they turn the env's reward into the recorded one.
         frame: gives a picture of the slot as it is, uint8 [H, W, 3].
         chunk: control steps of a whole chunk.
         decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
@@ -33,13 +33,13 @@ class Slot:
     """
 
     def __init__(
-        self, spec: EnvSpec, reward: Reward, frame: Callable[[], np.ndarray], chunk: int,
+        self, spec: EnvSpec, rewards: tuple[Reward, Reward], frame: Callable[[], np.ndarray], chunk: int,
         decision: Callable[[int], str] | None = None, live: bool = False, notice: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
         self._notice = notice
         self._live = live
         self._window: Window | None = None
-        self._spec, self._reward, self._frame, self._chunk = spec, reward, frame, chunk
+        self._spec, self._rewards_of, self._frame, self._chunk = spec, rewards, frame, chunk
         self._decision, self._decided = decision, ""
         self._interval: int | None = 1  # see Video
         self._pictured: tuple[int, ...] | None = None  # control step and size of the last picture of the video
@@ -54,6 +54,7 @@ class Slot:
         """Begin the episode of ``command``; the env has just been reset for it, and its cameras were moved."""
         self.discard_video()
         self.disturbance = disturbance
+        self._reward = self._rewards_of[command.evaluation]
         self._reward.begin()
         self._steps, self._max_steps = 0, command.max_steps
         self._progress, self._solved_at = 0.0, 0

@@ -147,7 +147,8 @@ class Worker:
         setup = self._setup
         decision = partial(setup.shown.text, self._slab.arrays) if setup.shown is not None else None
         chunk = self._slab.arrays["rewards"].shape[1]
-        return Slot(env.spec, replace(setup.reward), frame, chunk, decision, setup.live, self._notice)
+        rewards = replace(setup.reward), replace(setup.eval_reward or setup.reward)
+        return Slot(env.spec, rewards, frame, chunk, decision, setup.live, self._notice)
 
     def _notice(self, text: str) -> None:
         """Tells the launcher, once: it hears when an episode has ended."""

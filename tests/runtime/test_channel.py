@@ -26,7 +26,7 @@ def channel():
 
 FULL = Command(
     Kind.RESET, slot=2, row=3, next_row=2**40, task_id=6, init_state_id=7, seed=2**62, max_steps=9,
-    ignore_terminations=True, video=True, attempt=2**41, perturbed=True,
+    ignore_terminations=True, video=True, attempt=2**41, perturbed=True, evaluation=True,
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_every_field_of_a_message_arrives(channel):
 def test_what_a_message_does_not_name_is_no_row_no_start_and_no_time():
     command, done = Command(Kind.STEP, 0), Completion(Kind.RESET, 0)
     assert (command.row, command.next_row, command.task_id, command.init_state_id) == (-1, -1, -1, -1)
-    assert (command.seed, command.max_steps, *command[8:]) == (0, 0, False, False, False, False, -1, False)
+    assert (command.seed, command.max_steps, *command[8:]) == (0, 0, False, False, False, False, -1, False, False)
     assert (done.num_steps, done.ended, done.observed, done.finished) == (0, False, True, 0.0)
 
 

@@ -302,6 +302,17 @@ def test_the_reward_rule_is_that_of_the_pool(make_rig):
     assert all((result.episode_return == 3.0) == result.success for result in results)
 
 
+def test_the_reward_rule_of_an_evaluation_is_its_own(make_rig):
+    rewards = {"reward": ShapedReward("dense"), "pool": {"eval_reward": ShapedReward("sparse", reward_coef=3.0)}}
+    rig = make_rig(slots=2, workers=1, success_distance=0.6, **rewards)
+    (trained, _), (evaluated, _) = (
+        rig.rollout().collect(make_plan(rig), rig.job(stream=stream, keep_records=False))
+        for stream in (Stream.TRAIN_NOISE, Stream.EVAL_NOISE)
+    )
+    assert {result.episode_return for result in evaluated} == {0.0, 3.0}
+    assert not {result.episode_return for result in trained} & {0.0, 3.0}
+
+
 def test_a_recorded_episode_leaves_a_video(make_rig, tmp_path):
     from embodied.runtime.plan import with_videos
 
