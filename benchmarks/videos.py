@@ -2,12 +2,16 @@
 
     python benchmarks/videos.py --env libero
     python benchmarks/videos.py --env maniskill
+    python benchmarks/videos.py --env quickstart --frame-interval 0 --episodes 64 --videos 10 --slots 16 --steps 28
 
 Of ``--episodes`` episodes, ``--videos`` are recorded: a picture of each control step, with what is written under it,
 encoded by ffmpeg. ``wall`` and ``CPU`` are ratios of medians, with videos over without. CPU time is that of the process
 tree, with the encoders that have ended. The policy is the fake one of ``embodied.testing``, whose calls cost next to
-nothing, so that the part of videos is the largest there can be. ``share for 5 %`` is the share of episodes that may be
-recorded for rollouts to take 5 % more CPU time. ``grid`` is what the grid takes after the episodes.
+nothing, so that the part of videos is the largest there can be; ``--env quickstart`` has env and policy of
+``experiment=quickstart_grpo``, with random weights. ``share for 5 %`` is the share of episodes that may be
+recorded for rollouts to take 5 % more CPU time. ``of a run`` is the ratio over all rollouts of a training that records
+in every tenth iteration, the default of ``env.train.video_cfg.video_interval``. ``grid`` is what the grid takes after
+the episodes.
 """
 
 from __future__ import annotations
@@ -35,11 +39,15 @@ from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.shown import Shown
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
+from embodied.schema import target_kwargs
+from embodied.schema.compose import compose
 from embodied.targets import load_target
 from embodied.testing import FakePolicy
 from embodied.types import Episode, EpisodeResult, Sampling
 
-BAR = {"wall": ("<=", 1.05), "CPU": ("<=", 1.05)}
+BAR = dict.fromkeys(("wall", "CPU", "wall of a run", "CPU of a run"), ("<=", 1.05))
+INTERVAL = 10  # default of env.train.video_cfg.video_interval
+QUICKSTART = "quickstart"
 CAMERA = {"camera_heights": 224, "camera_widths": 224}
 ENVS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "fake": ("embodied.testing.FakeEnv", {"step_s": 0.005, "success_distance": 0.0}, ()),
@@ -81,24 +89,26 @@ def outcome(results: Sequence[EpisodeResult]) -> list[tuple[int, float, bool, in
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    target, kwargs, _ = ENVS[args.env]
+    target, kwargs, policy = _of_quickstart() if args.env == QUICKSTART else (*ENVS[args.env][:2], None)
     env = load_target(target, "env")(**kwargs)
-    spec, policy = env.spec, FakePolicy(action_dim=env.spec.action_dim, num_action_chunks=args.chunk)
+    spec = env.spec
+    policy = policy or FakePolicy(action_dim=spec.action_dim, num_action_chunks=args.chunk)
     policy.bind(spec)
-    fields = {**spec.obs, **policy.spec.decision, **runtime_fields(args.chunk), **info_fields(spec.info)}
-    slab = Slab.create(fields, 4 * args.workers)
+    slots, chunk = args.slots or args.workers, policy.spec.num_action_chunks
+    fields = {**spec.obs, **policy.spec.decision, **runtime_fields(chunk), **info_fields(spec.info)}
+    slab = Slab.create(fields, 4 * slots)
     pool = Pool(
         PoolConfig(
-            args.workers, args.workers, target, kwargs, ShapedReward("dense"), Deadlines(180, 300, 300), folder,
+            slots, args.workers, target, kwargs, ShapedReward("dense"), Deadlines(180, 300, 300), folder,
             shown=Shown.of(policy.spec),
         ),
         slab, print,
     )  # fmt: skip
     try:
-        port = OnePass(policy, slab, spec, torch.device("cpu"), args.workers)
-        rollout = Rollout(pool, port, RecordStore(slab), args.chunk, Schedule(False, 1), Sections())
+        port = OnePass(policy, slab, spec, torch.device("cpu"), min(8, slots))
+        rollout = Rollout(pool, port, RecordStore(slab), chunk, Schedule(False, max(1, slots // 2)), Sections())
         job = Job(
-            Sampling(), 7, Stream.EVAL_NOISE, 0, args.steps, keep_records=False, num_slots=args.workers,
+            Sampling(), 7, Stream.EVAL_NOISE, 0, args.steps, keep_records=False, num_slots=slots,
             ignore_terminations=True, frame_interval=args.frame_interval or None,
         )  # fmt: skip
         plan = eval_plan(
@@ -130,10 +140,20 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {"rounds": found, "grid": {"wall_s": wall, "cpu_s": cpu, "bytes": size, "videos": len(tiles)}}
 
 
+def _of_quickstart() -> tuple[str, dict[str, Any], Any]:
+    """Class and arguments of the quickstart's env, and its policy."""
+    torch.set_num_threads(1)
+    config = compose(["experiment=quickstart_grpo"], "train").config
+    side, model = config.env.train, config.actor.model
+    policy = load_target(model.target, "actor.model._target_")(**target_kwargs(model, "actor.model"))
+    return side.target, target_kwargs(side, "env.train"), policy
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", choices=ENVS, default="libero")
+    parser.add_argument("--env", choices=[*ENVS, QUICKSTART], default="libero")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--slots", type=int, help="env slots; one a worker by default")
     parser.add_argument("--episodes", type=int, default=32, help="of a rollout")
     parser.add_argument("--videos", type=int, default=4, help="recorded episodes of a rollout")
     parser.add_argument("--steps", type=int, default=48, help="control steps of an episode")
@@ -141,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--frame-interval", type=int, default=1, help="control steps between two pictures; 0: chunk")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(arguments)
-    facts = machine(["imageio-ffmpeg", *ENVS[args.env][2]])
+    facts = machine(["imageio-ffmpeg", *ENVS["maniskill" if args.env == QUICKSTART else args.env][2]])
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(args, Path(folder))
     rounds = measured["rounds"]
@@ -150,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     more = median(cpu["with"]) - median(cpu["without"])
     values = {
         **ratios,
+        **{f"{name} of a run": 1 + (ratio - 1) / INTERVAL for name, ratio in ratios.items()},
         "ms CPU a recorded control step": 1000 * more / (args.videos * (args.steps + 1)),
         "ms CPU a control step without": 1000 * median(cpu["without"]) / (args.episodes * args.steps),
         "share for 5 %": 0.05 * args.videos / args.episodes / (ratios["CPU"] - 1) if ratios["CPU"] > 1 else 1.0,

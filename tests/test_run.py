@@ -218,7 +218,8 @@ def test_videos_are_bounded_and_change_no_number(monkeypatch, capsys):
 
     monkeypatch.setattr(videos, "write_grid", fails)
     kept = ("runner.save_interval=2", "actor.model.value_head=true")
-    recorded = ("env.train.video_cfg.save_video=true", "env.train.video_cfg.max_videos=2")
+    recorded = ("env.train.video_cfg.save_video=true", "env.train.video_cfg.max_videos=2",
+                "env.train.video_cfg.video_interval=1")  # fmt: skip
     evaluated = ("runner.val_before_train=true", "env.eval.video_cfg.save_video=true")
     assert run(*kept, *recorded, *evaluated, name="every") == 0
     assert capsys.readouterr().out.count("no grid of the videos: no encoder") == 1

@@ -50,7 +50,7 @@ class TrainVideoConfig(VideoConfig):
         "chunk", description=VideoConfig.model_fields["frame_interval"].description
     )
     video_interval: int = Field(
-        1, ge=1, description="Training: record videos in each iteration whose number this divides, e.g. 10, 20, …."
+        10, ge=1, description="Training: record videos in each iteration whose number this divides, e.g. 10, 20, …."
     )
 
 
