@@ -28,7 +28,7 @@ from embodied.types import (
 
 from ..shared.arguments import check_name, check_number, check_range
 from ..shared.machine import versions_of
-from .experts import SUITES, actions, mistaken_actions
+from .experts import actions, mistaken_actions, solved, solves
 from .files import (
     INSTALL,
     MAX_STEPS,
@@ -67,7 +67,8 @@ class LiberoEnv:
     predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
     gripper → object and, where the predicate names a target, object → target.
 
-    libero_object and libero_spatial have a scripted ``expert()`` (:mod:`embodied.envs.libero.experts`).
+    libero_object, libero_spatial, and six tasks each of libero_goal and libero_10 have a scripted ``expert()``
+    (:mod:`embodied.envs.libero.experts`).
 
     Args:
         task_suite_name: libero_spatial, libero_object, libero_goal, libero_10 or libero_90. LIBERO-PRO's have one of
@@ -92,7 +93,7 @@ class LiberoEnv:
         AssetsMissingError: LIBERO, its meshes or its initial states are not installed.
     """
 
-    experts = " and ".join(SUITES)
+    experts = solved()
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class LiberoEnv:
         self._max_cached = max_cached_simulators
         self._simulators: OrderedDict[int, TaskSimulator] = OrderedDict()  # least recently used first
         self._task_id = -1
-        if task_suite_name in SUITES:
+        if solves(task_suite_name, task_ids):
             self.expert = self._expert  # so that an env without one does not offer it
             self.mistaken_expert = self._mistaken_expert
 

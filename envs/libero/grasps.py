@@ -15,6 +15,7 @@ TIP = 0.012  # from the point between the pads down to the tips
 PALM = 0.04  # from that point up to the hand between the fingers
 REACH = 0.032  # how far below the top of what is between the fingers that point may go
 RIM = 0.02  # how far below a rim that point goes
+HANDLE = 0.02  # what stands out from a rim by this much is a handle, which turns in the hand
 MARGIN = 0.006  # kept from everything else
 ENOUGH = 0.006  # a grasp is as narrow as another if it is no more than this wider
 PER_TURN = 3.0  # turning the hand by 1 rad is as bad as this many points that meet something
@@ -84,16 +85,21 @@ def around_it(thing: Boxes) -> list[Grasp]:
 
 
 def at_its_rim(thing: Boxes) -> list[Grasp]:
-    """Lists grasps that take the wall of a bowl between the fingers."""
+    """Lists grasps that take the wall of a bowl or a mug between the fingers, away from its handle."""
     corners = thing.corners().reshape(-1, 3)
     height = corners[:, 2].max() - RIM
     rim = corners[corners[:, 2] > height]
-    middle = np.array([_middle(rim[:, 0]), _middle(rim[:, 1]), height])
-    found = []
-    for angle in np.linspace(0, 2 * math.pi, 24, endpoint=False):
-        along, _ = directions(angle)
-        found.append(Grasp(middle + along * ((rim - middle) @ along).max(), float(angle)))
-    return found
+    level = corners if abs(np.ptp(rim[:, 0]) - np.ptp(rim[:, 1])) > HANDLE else rim
+    if level is corners:  # a handle moves the middle of the rim, and not that of the foot
+        level = thing.between(corners[:, 2].min(), corners[:, 2].min() + 0.01).corners().reshape(-1, 3)
+    middle = np.array([_middle(level[:, 0]), _middle(level[:, 1]), height])
+    ways = [(float(angle), directions(angle)[0]) for angle in np.linspace(0, 2 * math.pi, 24, endpoint=False)]
+    out = [((rim - middle) @ along).max() for _, along in ways]
+    return [
+        Grasp(middle + along * far, angle)
+        for (angle, along), far in zip(ways, out, strict=True)
+        if far < np.median(out) + HANDLE
+    ]
 
 
 def _middle(values: np.ndarray) -> float:

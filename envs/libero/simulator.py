@@ -251,7 +251,15 @@ class TaskSimulator:
         return place_of(self._domain, self._shown(), name).copy()
 
     def boxes(self, name: str) -> Boxes:
+        if name in self._domain.object_sites_dict and self._domain.object_states_dict[name].parent_name is None:
+            return self._marked(name)
         return self._boxes(self._geoms_of(name))
+
+    def _marked(self, name: str) -> Boxes:
+        """The mark of a region that belongs to no object: a part of the table."""
+        site = self._model.site(name).id
+        axes = self._shown().site_xmat[site].reshape(1, 3, 3)
+        return Boxes(self.place(name)[None], axes.copy(), self._model.site_size[site][None])
 
     def obstacles(self, name: str) -> Boxes:
         everything = np.arange(self._model.ngeom)
