@@ -31,7 +31,7 @@ from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, ModelConfi
 from embodied.testing import FakePolicy
 from embodied.types import Sampling
 
-KL = {"kl_beta": 0.1, "reference_reset_interval": 2}
+KL = {"kl_beta": 0.1, "reference_reset_interval": 2, "reset_optimizer_with_reference": False}
 CASES: dict[str, dict[str, Any]] = {
     "kl": KL,
     "kl in the reward": {"kl_beta": 0.1, "use_kl_in_reward": True},
