@@ -83,6 +83,23 @@ def test_the_fullest_moment(tmp_path):
     assert "copy of what is saved" not in on_gpu.device
 
 
+def test_what_rests_on_the_host_is_not_on_the_gpu_while_the_policy_acts(tmp_path):
+    weights, passes = Weights(10 * GB, GB), Passes(5 * GB, None)
+    sizes = {}
+    for keys in ((), ("actor.offload_optimizer=true",), ("actor.enable_offload=true",)):
+        checked = checked_of(tmp_path, "model=fake", "algorithm.kl_beta=0.1", *keys)
+        taken = footprint(checked, weights, GB, passes, on_gpu=True)
+        assert taken.moment == "act"
+        cuda = taken.device["CUDA"]
+        sizes[keys] = (taken.on_device - cuda) // GB, taken.host.get("optimizer", 0), taken.host.get("reference", 0)
+    assert list(sizes.values()) == [(10 + 2 + 1 + 5, 0, 0), (10 + 1 + 5, 2 * GB, 0), (10 + 5, 2 * GB, GB)]
+    update = footprint(checked, weights, GB, Passes(0, None), on_gpu=True)
+    assert update.moment in ("update", "step")
+    assert (update.device["optimizer"], update.device["reference"]) == (2 * GB, GB), "an update needs them"
+    on_cpu = footprint(checked, weights, GB, passes)
+    assert (on_cpu.on_device, on_cpu.host.get("optimizer")) == ((10 + 2 + 1 + 5) * GB, None), "nothing moves"
+
+
 def test_a_dry_run_refuses_what_does_not_fit_the_gpu_that_it_is_planned_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = [*SHORT, "model=openvla_oft_tiny", "runner.dry_run=true", "--config-dir", CONFIG]

@@ -11,8 +11,9 @@ import yaml
 from embodied import cli, train
 from embodied.errors import ConfigError
 from embodied.run.migration import SYSTEMS, Migration, migrate
-from embodied.schema import foreign
+from embodied.schema import AlgorithmConfig, episodes_per_iteration, foreign
 from embodied.schema.compose import compose
+from embodied.schema.foreign_rules import said_of
 from embodied.schema.links import at
 from embodied.tools import migrate as tool
 
@@ -81,7 +82,10 @@ def test_rlinfs_math_with_what_only_megatron_does():
         ("verl_math.sh", "verl", TEXT, {"algorithm.group_size": 4, "actor.global_batch_size": 32,
                                         "runner.max_epochs": 15, "algorithm.kl_beta": 0.001,
                                         "runner.save_interval": 20}),
-        ("simplevla_libero.sh", "verl", TINY, {"actor.optim.lr": 5e-6, "algorithm.clip_ratio_high": 0.28}),
+        ("simplevla_libero.sh", "verl", TINY, {"actor.optim.lr": 5e-6, "algorithm.clip_ratio_high": 0.28,
+                                               "actor.offload_optimizer": True, "actor.offload_reference": True,
+                                               "actor.offload_grad": True, "algorithm.rollout_epoch": 8,
+                                               "env.train.total_num_envs": 8, "algorithm.group_size": 8}),
         ("roll_math.yaml", "roll", TEXT, {"algorithm.group_size": 4, "actor.global_batch_size": 32, "runner.seed": 42}),
         ("cosmos_math.toml", "cosmos-rl", TEXT, {"algorithm.group_size": 4, "algorithm.clip_ratio_high": 0.28,
                                                  "runner.save_interval": 10}),
@@ -92,6 +96,35 @@ def test_files_of_the_others(name, system, given, wanted):
     assert found.remaining == ""
     assert {key: found.settings.get(key) for key in wanted} == wanted
     assert found.groups["env"] == ("libero_10" if "libero" in name else "math")
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "rounds", "slots"),
+    [("64", "8", 64, 8), (4, 2, 1, 8), (5, 2, 5, 2), (3, None, 3, 8), (6, 16, 12, 8)],
+)
+def test_simplevlas_starts_of_an_iteration(batch, samples, rounds, slots):
+    """rollout_epoch · total_num_envs / group_size are as many starts as they say, each a whole group."""
+    theirs = {"data.task_suite_name": "libero_10", "data.n_samples": samples}
+    (row,) = foreign.find("data.train_batch_size", ["verl"])
+    found = said_of(row, batch, theirs.get)
+    assert found.settings == {"algorithm.rollout_epoch": rounds, "env.train.total_num_envs": slots}
+    group = int(samples or AlgorithmConfig().group_size)
+    assert rounds * slots == int(batch) * group
+    settings = [f"{key}={value}" for key, value in {**found.settings, "algorithm.group_size": group}.items()]
+    config = compose(["env=libero_10", *TINY, *settings], "train").config
+    assert episodes_per_iteration(config) // config.algorithm.group_size == int(batch)
+
+
+def test_prompts_of_texts_stay_prompts():
+    (row,) = foreign.find("data.train_batch_size", ["verl"])
+    for get in ({}.get, lambda key: None):
+        assert said_of(row, 64, get).settings == {"data.rollout_batch_size": 64}
+
+
+def test_rlinfs_switch_for_host_memory_says_what_stays():
+    found = migrate({"actor": {"enable_offload": True}}, "rlinf", ("env=fake", "model=fake"))
+    assert found.settings == {"actor.enable_offload": True}
+    assert "weights stay" in note(found, "actor.enable_offload").why
 
 
 LONG = [pytest.param(one, marks=pytest.mark.slow) for one in SYSTEMS if one != "roll"]

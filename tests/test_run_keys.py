@@ -103,6 +103,7 @@ def test_two_keys_that_say_different_things_are_refused():
         ("hydra.output_subdir=record", "leaves its configuration in config.yaml"),
         ("actor.training_backend=megatron", "there is no Megatron backend"),
         ("actor.offload_weight=true", "acts and learns in one copy"),
+        ("actor.offload_weight=true", "set actor.offload_optimizer=true"),
         ("runner.checkpoint.upload_s3=true", "sends nothing over the network"),
     ],
 )
@@ -116,6 +117,16 @@ def test_what_is_so_anyway_is_taken():
            "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1",
            "actor.fsdp_config.mixed_precision.buffer_dtype=fp32", "env.channel.name=mine",
            "actor.channel.name=mine")  # fmt: skip
+
+
+def test_one_switch_keeps_on_the_host_what_can_rest_there():
+    actor = config("actor.enable_offload=true").actor
+    assert (actor.offload_optimizer, actor.offload_reference) == (True, True)
+    for off in ("false", "null"):
+        actor = config(f"actor.enable_offload={off}", "actor.offload_reference=true").actor
+        assert (actor.offload_optimizer, actor.offload_reference) == (False, True)
+    said = refused("actor.enable_offload=true", "actor.offload_optimizer=false")
+    assert "which is actor.offload_optimizer true, and actor.offload_optimizer is false" in said
 
 
 def test_rlinfs_own_way_to_say_that_each_process_holds_the_whole_policy():
@@ -270,7 +281,8 @@ def test_a_run_leaves_out_and_takes_parts_of_checkpoints_and_profiles_itself(tmp
 def test_offloading_and_profiling_change_no_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = ("runner.profiler.enable=true", "runner.profiler.wait_steps=0", "runner.profiler.warmup_steps=0",
-            "actor.fsdp_config.activation_offload=true", "runner.checkpoint.save_mode=sync")  # fmt: skip
+            "actor.fsdp_config.activation_offload=true", "actor.enable_offload=true",
+            "runner.checkpoint.save_mode=sync")  # fmt: skip
     assert train.main([*RUN, "runner.max_epochs=2"]) == 0
     assert train.main([*RUN, *told, "runner.max_epochs=2", "runner.experiment_name=other"]) == 0
     sums = [json.loads(Path(f"runs/{name}/checkpoints/000002/meta.json").read_text())["checksums"]["__0_0.distcp"]

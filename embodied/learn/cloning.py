@@ -153,6 +153,7 @@ class Cloner(Stepping):
             for k in range(done, count):
                 self.engine.set_rates(iteration + (k + 1) / count)
                 self._step(iteration * count + k, batch, passed)
+        self.engine.rest()
 
     def close_iteration(self, iteration: int) -> dict[str, float]:
         """The ``sft/`` metrics of an iteration whose steps are done; the next step is the first of the next one."""

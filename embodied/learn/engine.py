@@ -22,6 +22,7 @@ from embodied.learn.loss_scale import LossScale
 from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.passes import Part, until_stopped
 from embodied.learn.reference import Average
+from embodied.learn.resting import RestingState
 from embodied.learn.watch import Passed
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Parallel, Replicas
@@ -61,6 +62,7 @@ class Engine:
     ) -> None:
         self.policy, self.parallel = policy, parallel or Replicas(policy, Group())
         self.optimizer = make_optimizer(policy, actor.optim)
+        self._state = RestingState(self.optimizer, actor.offload_optimizer)
         self.loss_scale = LossScale.of(actor)
         self.finite = FiniteUpdates(max_bad_updates)
         self.weight_version = 0
@@ -125,12 +127,18 @@ class Engine:
         return Taken(outcome, loss, norm)
 
     def _apply(self) -> None:
+        self._state.wake()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # gradients take no memory while the policy acts
         self.loss_scale.updated()
         if self._average is not None and self._optim.ema_decay is not None:
             self._average.follow(1 - self._optim.ema_decay)
         self.weight_version += 1
+
+    def rest(self) -> None:
+        """Moves the optimizer's state to host memory until the next step, if ``actor.offload_optimizer`` says so. Call
+        it when an update ends."""
+        self._state.rest()
 
     def evaluated(self) -> AbstractContextManager[None]:
         """Within it the policy has the weights that are evaluated and exported: the average with ``ema_decay``, else
@@ -148,13 +156,14 @@ class Engine:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; other entries are left alone."""
+        """The inverse of :meth:`state_dict`; other entries are left alone. Call it when the optimizer has its state."""
         self.weight_version = int(state["weight_version"])
         self.finite.load_state_dict(state)
         if self.loss_scale.enabled and "loss_scale" in state:  # supervised runs of earlier versions did not save it
             self.loss_scale.load_state_dict(state["loss_scale"])
         if self._average is not None:
             self._average.load_state_dict(under("average", state))
+        self.rest()  # torch puts the state that an optimizer is given on the device
 
 
 class Stepping:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from embodied.learn.resting import give_back, to_device, to_host
 from embodied.protocols import Policy
 
 
@@ -22,10 +23,12 @@ class OtherWeights:
     def __init__(self, policy: Policy) -> None:
         self._parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self._kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._resting = False
 
     @contextmanager
     def acting(self) -> Iterator[None]:
         """Gives the policy these weights within it, without gradients."""
+        self._wake()
         self._swap()
         try:
             with torch.no_grad():
@@ -35,9 +38,21 @@ class OtherWeights:
 
     def follow(self, share: float) -> None:
         """Moves the kept weights towards the policy's present ones: ``kept += share · (present − kept)``."""
+        self._wake()
         with torch.no_grad():
             for name, kept in self._kept.items():
                 kept.lerp_(self._parameters[name].detach(), share) if share < 1 else kept.copy_(self._parameters[name])
+
+    def rest(self) -> None:
+        """Moves the kept weights to host memory, until they are next needed."""
+        self._kept, self._resting = {name: to_host(kept) for name, kept in self._kept.items()}, True
+        for device in {parameter.device for parameter in self._parameters.values()}:
+            give_back(device)
+
+    def _wake(self) -> None:
+        if self._resting:
+            self._kept = {name: to_device(kept, self._parameters[name].device) for name, kept in self._kept.items()}
+            self._resting = False
 
     def state_dict(self) -> dict[str, Tensor]:
         """The kept weights by name, not copies."""

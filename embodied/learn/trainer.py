@@ -93,6 +93,7 @@ class Trainer(Stepping):
         distribution = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
         self._evaluate = Evaluator(self.policy, self.sampling, self._parallel, self._reference, distribution, offload)
+        self._rest()
 
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
@@ -116,8 +117,15 @@ class Trainer(Stepping):
         """
         self.cut_short = True
         found = self._update(arrays, results, iteration, baselines, watch)
+        self._rest()
         self.cut_short = False
         return found
+
+    def _rest(self) -> None:
+        """Moves what only updates need to host memory, as far as ``actor.offload_…`` says so."""
+        self.engine.rest()
+        if self._reference is not None and self.actor.offload_reference:
+            self._reference.rest()
 
     def _update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,

@@ -43,6 +43,8 @@ def remedies(checked: Checked, phase: Phase) -> list[str]:
         found.append(_lower("actor.micro_batch_size", actor.micro_batch_size) + " (the result stays the same)")
     if phase == "rollout" and (rows := policy_batch(config.rollout, slots_of(config, checked.processes))) > 1:
         found.append(_lower("rollout.policy_batch", rows))
+    if phase == "rollout" and not (config.runner.only_eval or actor.offload_optimizer or actor.fsdp_config.cpu_offload):
+        found.append("set actor.offload_optimizer=true (now false; the result stays the same)")
     if phase == "update" and model.get("gradient_checkpointing") is False:
         found.append("set actor.model.gradient_checkpointing=true (now false)")
     if model.get("precision") == "fp32":

@@ -106,14 +106,19 @@ def footprint(
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     copies = {name: found.pop("copy of what is saved", 0) for name, found in more.items()}
 
+    resting = _resting(config, parts) if on_gpu else {}
+
+    def absent(name: str) -> set[str]:
+        first = {"optimizer"} if name in _before_first_step(optimizer_steps) else set()
+        return first | (resting.keys() if name == "act" else set())
+
     def size(name: str) -> int:
-        left_out = parts.get("optimizer", 0) if name in _before_first_step(optimizer_steps) else 0
+        left_out = sum(parts.get(part, 0) for part in absent(name))
         return sum(more[name].values()) - left_out + (0 if on_gpu else copies[name])
 
     fullest = max(more, key=size)
-    if fullest in _before_first_step(optimizer_steps):
-        parts.pop("optimizer", None)
-    host = {"process": process, "slab": slab or 0}
+    parts = {part: number for part, number in parts.items() if part not in absent(fullest)}
+    host = {"process": process, "slab": slab or 0, **resting}
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
     device = {**parts, **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
@@ -132,6 +137,12 @@ def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
     parts["average"] = trained if config.actor.optim.ema_decay is not None else 0
     parts["reference"] = trained if config.algorithm.kl_beta else 0
     return parts
+
+
+def _resting(config: schema.Config, parts: Mapping[str, int]) -> dict[str, int]:
+    """Parts of a GPU that wait in host memory while the policy acts. Their host memory is kept for the next time."""
+    wanted = {"optimizer": config.actor.offload_optimizer, "reference": config.actor.offload_reference}
+    return {part: parts[part] for part, on in wanted.items() if on and parts.get(part)}
 
 
 def _before_first_step(optimizer_steps: int | None) -> tuple[str, ...]:

@@ -237,6 +237,23 @@ class ActorConfig(Section):
         description="Compile the policy's layers; null = what actor.model.torch_compile says, for which it is another "
         "name.",
     )
+    enable_offload: bool | None = Field(
+        None,
+        description="true = offload_optimizer and offload_reference. Weights stay, because the policy acts with them; "
+        "gradients are freed with each optimizer step anyway. false and null say nothing.",
+    )
+    offload_optimizer: bool = Field(
+        False,
+        description="Keep the optimizer's state (Adam's moments) in the memory of the host while the policy acts, is "
+        "evaluated or saved. It is copied to the device right before the first optimizer step of an update, and back "
+        "when the update ends: the same numbers, more memory for rollouts, slower by two copies. Without effect on a "
+        "CPU, and with fsdp2 and cpu_offload, where it lies on the host anyway.",
+    )
+    offload_reference: bool = Field(
+        False,
+        description="The same for the weights of the reference (algorithm.kl_beta above 0): on the device from their "
+        "first use in an update to its end.",
+    )
     sequence_packing: bool = Field(
         True, description="Text: a pass computes texts end to end, without padding; always so."
     )

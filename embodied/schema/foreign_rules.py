@@ -11,6 +11,7 @@ from typing import Any
 from embodied.schema import foreign_said as say
 from embodied.schema.foreign import Row
 from embodied.schema.foreign_said import Lookup, Rule, Said
+from embodied.schema.foreign_starts import starts
 from embodied.schema.foreign_values import translated
 
 _NUMBER_FORMAT = "the number format is actor.model.precision"
@@ -34,6 +35,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "actor.tokenizer.trust_remote_code": say.native,
     "actor.optim.bf16": say.either({"actor.model.precision": "bf16"}, why=_NUMBER_FORMAT),
     "actor.optim.fp16": say.either({"actor.model.precision": "fp16"}, why=_NUMBER_FORMAT),
+    "actor.enable_offload": say.offload,
     "actor.seed": lambda row, value, get: Said({"runner.seed": value}, "renamed"),
     "runner.logger.tensorboard.enable": say.switched("tensorboard"),
     "runner.logger.wandb.enable": say.switched("wandb"),
@@ -43,6 +45,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "hydra.output_subdir": say.nothing("a run has its own folder"),
     "hydra.searchpath": say.nothing("--config-dir says it"),
     ("verl", "data.trust_remote_code"): say.native,
+    ("verl", "data.train_batch_size"): starts,
     "data.return_raw_input_ids": say.nothing("texts are never tokenized anew"),
     "actor_rollout_ref.hybrid_engine": _PLACEMENT,
     "actor_rollout_ref.model.trust_remote_code": say.native, "model.trust_remote_code": say.native,

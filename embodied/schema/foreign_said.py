@@ -77,6 +77,12 @@ def prompts(row: Row, value: Any, get: Lookup) -> Said:
     return Said({"actor.global_batch_size": int(count) * int(n)}, "derived", why)
 
 
+def offload(row: Row, value: Any, get: Lookup) -> Said:
+    """RLinf's switch for all that can wait in host memory."""
+    why = "optimizer and reference; weights stay, because the policy acts with them" if value is True else ""
+    return Said({row.ours[0]: value}, "same", why)
+
+
 def accumulated(row: Row, value: Any, get: Lookup) -> Said:
     micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
     why = "gradient_accumulation_steps · per_device_train_batch_size · devices"

@@ -16,11 +16,15 @@ class Neutral(NamedTuple):
 
 
 MEGATRON = "there is no Megatron backend"
-_SHARED = "the policy acts and learns in one copy, so that its weights are needed at all times"
-_HOST = "set actor.fsdp_config.strategy=fsdp2 and cpu_offload=true, which keep shards and optimizer in host memory"
+_SHARED = (
+    "the policy acts and learns in one copy, so that its weights are needed at all times; beside an engine they are "
+    "handed to it, and its log-probs are compared with theirs while it generates"
+)
+_HOST = (
+    "set actor.offload_optimizer=true; with several processes actor.fsdp_config.strategy=fsdp2 and cpu_offload=true, "
+    "which keep shards in host memory, too"
+)
 _SLAB = "records stand in shared memory, and no queue carries them"
-_ADAM = "Adam keeps something of what is trained alone: of adapters, little"
-_REFERENCE = "the reference is a copy of what is trained alone: of adapters, little"
 _FSDP = "set actor.fsdp_config.strategy"
 _BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one before it computes"
 _UPLOAD = "a run sends nothing over the network but to its trackers"
@@ -38,13 +42,10 @@ RUN: Mapping[str, Neutral] = {
     ),
     "actor.channel.queue_name": Neutral(("replay_buffer",), _SLAB),
     "actor.channel.queue_size": Neutral((0,), _SLAB),
-    "actor.enable_offload": Neutral((False,), _SHARED, _HOST),
     "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
     "actor.offload_grad": Neutral(
         (False, True), "gradients are freed with each optimizer step, and take no memory while the policy acts"
     ),
-    "actor.offload_optimizer": Neutral((False,), _ADAM, _HOST),
-    "actor.offload_reference": Neutral((False,), _REFERENCE, _HOST),
     "actor.calculate_flops": Neutral(
         (False, True), "operations are always counted (train/tflops_per_s, if the policy says how many it makes)",
         "set runner.peak_tflops=measure for time/train_mfu, a share of what the device can do",

@@ -21,6 +21,8 @@ STRATEGIES: Mapping[str, Values] = {
     "no_shard": {"strategy": "replicate"},
 }
 """FSDP1's name → keys of ``actor.fsdp_config``."""
+OFFLOADS = ("actor.offload_optimizer", "actor.offload_reference")
+"""What ``actor.enable_offload`` switches on."""
 GENERATION = ("actor.fsdp_config.strategy", "fsdp")
 """Says which FSDP is meant where ``sharding_strategy`` stands beside it, and not how weights are shared out."""
 
@@ -32,6 +34,7 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
         f"actor.fsdp_config.{key}": value for key, value in STRATEGIES[name].items()
     },
     "actor.fsdp_config.gradient_checkpointing": lambda on: {"actor.model.gradient_checkpointing": on},
+    "actor.enable_offload": lambda on: dict.fromkeys(OFFLOADS, True) if on else {},
     "actor.use_torch_compile": lambda on: {"actor.model.torch_compile": on},
 }
 """Key → what its value says."""

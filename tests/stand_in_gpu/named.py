@@ -37,6 +37,8 @@ NAMED = {
     (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",
     (WAITS, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",
     (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.quantile"): "their histogram",
+    (TO_HOST, "embodied/learn/resting.py to_host"): "optimizer and reference (actor.enable_offload)",
+    (FROM_HOST, "embodied/learn/resting.py to_device"): "the same, before the first use",
     # once a checkpoint
     (TO_HOST, "embodied/learn/snapshot.py Stager.__call__"): "everything that is saved",
     (WAITS, "embodied/learn/checkpoint.py Checkpoints._write"): "until it is on the host",

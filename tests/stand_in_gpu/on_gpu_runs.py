@@ -18,7 +18,7 @@ RUNS = {
     "ppo": ("algorithm.update_epoch=2", "runner.max_epochs=2"),
     "tis": SHORT,
     "ema": SHORT,
-    "terms": (*SHORT, "algorithm.early_stop_imp_ratio=5"),
+    "terms": ("runner.max_epochs=2", "algorithm.early_stop_imp_ratio=5", "actor.enable_offload=true"),
     "oft": (*SHORT, "rollout.enforce_eager=false"),
 }
 seen: dict[str, set[tuple[str, str]]] = {}

@@ -67,7 +67,7 @@ def opened() -> Iterator[Device]:
         "set_rng_state": lambda state, *args: torch.set_rng_state(state), "manual_seed_all": lambda seed: None,
         "max_memory_allocated": lambda *args: 0, "reset_peak_memory_stats": lambda *args: None,
         "mem_get_info": lambda *args: (1 << 36, 1 << 36), "get_device_capability": lambda *args: (9, 0),
-        "get_device_name": lambda *args: "stand-in",
+        "get_device_name": lambda *args: "stand-in", "empty_cache": lambda: None,
     }  # fmt: skip
     storage = Tensor.untyped_storage
     patch.setattr(Tensor, "untyped_storage", lambda tensor: storage(getattr(tensor, "held", tensor)))

@@ -1,0 +1,65 @@
+"""Keeps what only an update needs in host memory while the policy acts; every copy has the same bits.
+
+    update ends ─▶ rest: to the host │ rollout, evaluation, save │ wake: to the device, right before the first use
+
+What lies on a CPU anyway is not touched. Shards of FSDP2 (``DTensor``) move as shards, without a collective.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Returns a copy in host memory, pinned if it comes from a GPU; the tensor itself if it lies there."""
+    if on_host(tensor):
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a copy on ``device``; the tensor itself if it lies there."""
+    return tensor.to(device, non_blocking=True)
+
+
+def give_back(device: torch.device) -> None:
+    """Gives unused memory of torch's allocator back to the GPU, on which simulators and engines take theirs."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+class RestingState:
+    """The state tensors of an optimizer, such as Adam's moments.
+
+    Args:
+        wanted: False: they always stay where they are.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, wanted: bool) -> None:
+        self._optimizer, self._wanted = optimizer, wanted
+        self._resting: set[tuple[Tensor, str]] = set()  # parameter, name of its state
+
+    def rest(self) -> None:
+        """Moves them to host memory, those that lie on a device."""
+        if not self._wanted:
+            return
+        for parameter, state in self._optimizer.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and not on_host(value):
+                    state[name] = to_host(value)
+                    self._resting.add((parameter, name))
+        for device in {parameter.device for parameter, _ in self._resting}:
+            give_back(device)
+
+    def wake(self) -> None:
+        """Moves those that were moved back to the device of their parameter; not those that are no longer there."""
+        for parameter, name in self._resting:
+            state = self._optimizer.state.get(parameter, {})
+            if name in state:
+                state[name] = to_device(state[name], parameter.device)
+        self._resting.clear()
