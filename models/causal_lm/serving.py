@@ -33,7 +33,12 @@ def facts(policy: CausalLMPolicy) -> EngineFacts:
     settings = policy.settings
     if settings.quantization_bit is not None:
         reason = "an inference engine gets the weights in 16 bits or more, so its log-probs would be another policy's"
-        raise bad(KEY, settings.quantization_bit, reason, "set it to null, or let the policy write itself (no rollout.backend)")
+        raise bad(
+            KEY,
+            settings.quantization_bit,
+            reason,
+            "set it to null, or let the policy write itself (no rollout.backend)",
+        )
     dtype = str(FORMATS[settings.precision]).removeprefix("torch.")
     most = settings.max_prompt_tokens + settings.max_new_tokens
     return EngineFacts(dtype, most, settings.max_new_tokens, policy.tokenizer.ends)

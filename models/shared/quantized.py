@@ -122,7 +122,9 @@ def quantized_layers(module: nn.Module) -> dict[str, QuantizedLinear]:
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, QuantizedLinear)}
 
 
-def replace_linears(module: nn.Module, bits: int, fill: Callable[[QuantizedLinear, Tensor], None] | None = None) -> None:
+def replace_linears(
+    module: nn.Module, bits: int, fill: Callable[[QuantizedLinear, Tensor], None] | None = None
+) -> None:
     """Puts a :class:`QuantizedLinear` in the place of each linear layer within ``module``.
 
     Args:
