@@ -1,8 +1,10 @@
-"""What 16-bit arithmetic costs OpenVLA-OFT in precision: ``python benchmarks/model.py --gaps``."""
+"""What 16-bit arithmetic, and frozen layers in 8 or 4 bits, cost OpenVLA-OFT in precision:
+``python benchmarks/model.py --gaps``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from typing import Any
 
 import torch
@@ -30,14 +32,19 @@ def env_of(size: int) -> EnvSpec:
 LOSS_SCALE = {"fp32": 1.0, "bf16": 1.0, "fp16": 65536.0}
 
 
-def gaps_of(args: argparse.Namespace, precision: str) -> dict[str, float]:
-    """One number format against float32, on the same weights (those of the format) and the same records."""
+def gaps_of(args: argparse.Namespace, precision: str, bits: int | None = None) -> dict[str, float]:
+    """One number format against float32, on the same weights (those of the format) and the same records.
+
+    Args:
+        bits: 8 or 4: of the frozen layers. They are compared with the float32 weights that they were made of.
+    """
     keys = {"size": args.size, "is_lora": True, "lora_rank": 32, "lora_init_weights": False}
+    asked = ({"precision": precision, "quantization_bit": bits}, {"precision": "fp32"})
     policy, exact = (
-        build(Settings.from_kwargs({**keys, "precision": format_}), args.device).to(args.device).train()
-        for format_ in (precision, "fp32")
+        build(Settings.from_kwargs({**keys, **more}), args.device).to(args.device).train() for more in asked
     )
-    exact.load_state_dict({name: tensor.float() for name, tensor in policy.state_dict().items()})
+    if bits is None:
+        exact.load_state_dict({name: tensor.float() for name, tensor in policy.state_dict().items()})
     for made in (policy, exact):
         made.bind(env_of(policy.model.net.image_size))
     obs, uniform, advantages = _gap_inputs(policy, args.device)
@@ -83,6 +90,8 @@ def _pass(
 
 def report_gaps(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     rows = {precision: gaps_of(args, precision) for precision in FORMATS}
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        rows |= {f"{bits} bits": gaps_of(args, "fp32", bits) for bits in (8, 4)}
     for precision, row in rows.items():
         print(precision, " ".join(f"{name} {value:.2g}" for name, value in row.items()))
     result = {"machine": facts, "batch": GAP_BATCH, "call": GAP_CALL, "rows": rows}

@@ -162,6 +162,11 @@ def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfi
         )
     if fsdp.cpu_offload and device.type == "cpu":
         raise ConfigError("actor.fsdp_config.cpu_offload is true, and the device is a CPU", "set it to false")
+    if any(not p.is_floating_point() for _, p in policy.named_parameters()):
+        raise ConfigError(
+            "the policy has layers in 8 or 4 bits (actor.model.quantization_bit), which fsdp2 cannot share out",
+            "set actor.fsdp_config.strategy=replicate, or actor.model.quantization_bit=null",
+        )
     if not isinstance(policy, nn.Module):
         raise ConfigError(
             f"{type(policy).__name__} is no torch.nn.Module, which fsdp2 needs",

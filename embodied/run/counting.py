@@ -116,6 +116,8 @@ def _made(checked: Checked, **more: Any) -> Policy:
 def _weights(policy: Policy) -> Weights:
     sizes = {True: 0, False: 0}
     head = 0
+    for _, one in policy.named_buffers() if isinstance(policy, nn.Module) else ():
+        sizes[False] += one.numel() * one.element_size()  # scales of weights in 8 or 4 bits, tables
     for name, one in policy.named_parameters():
         size = one.numel() * one.element_size()
         sizes[one.requires_grad] += size

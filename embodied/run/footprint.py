@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from embodied.run.preflight import Checked
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+QUANTIZED: Mapping[Any, float] = {8: 1, 4: 0.5 + 1 / 64 + 4 / 64 / 256}  # a weight, with its part of the scales
 SIMULATOR = 3 * 2**28  # bytes; what a worker takes at the least once a simulator is imported and one scene is built
 PLAIN_WORKER = 20 * 2**20  # bytes of a worker without a simulator (benchmarks/results/start.json: 17 MB)
 CONTEXT = 3 * 2**28  # bytes of a GPU that CUDA and its libraries take; not measured, as there was no GPU
@@ -185,7 +186,7 @@ def _workers(checked: Checked) -> tuple[int, int]:
 
 def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
     """Counts the weights of a large checkpoint from the headers of its files; None if there is none, or a small one."""
-    total = sum(map(_numbers_in, _files(kwargs))) * BYTES.get(str(kwargs.get("precision")), 4)
+    total = sum(_bytes_of(file, kwargs) for file in _files(kwargs))
     if total < LARGE:
         return None
     return Weights(total, None if kwargs.get("is_lora") else total)
@@ -210,8 +211,20 @@ def _files(kwargs: Mapping[str, Any]) -> Iterator[Path]:
     yield from sorted(Path(folder).glob("*.safetensors")) if isinstance(folder, str) and Path(folder).is_dir() else []
 
 
-def _numbers_in(file: Path) -> int:
+def _bytes_of(file: Path, kwargs: Mapping[str, Any]) -> int:
+    """Bytes that the tensors of a file take in the formats of a configuration."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    usual = BYTES.get(str(kwargs.get("precision")), 4)
+    few = QUANTIZED.get(kwargs.get("quantization_bit"), usual)
+    return sum(
+        math.ceil(math.prod(tensor["shape"]) * (few if _is_linear(name, tensor["shape"]) else usual))
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    )
+
+
+def _is_linear(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor is a linear layer's weight in a language model's layers, which alone are put in few bits."""
+    return ".layers." in f".{name}" and len(shape) == 2

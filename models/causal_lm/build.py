@@ -14,6 +14,7 @@ from embodied.errors import CheckpointError
 from embodied.files import check_export
 
 from ..shared.files import read_safetensors
+from ..shared.quantized import QuantizedLinear, replace_linears
 from ..shared.trained import choose_trained
 from .adapters import add_adapters
 from .network import FORMATS, end_tokens, load_network, load_tokenizer
@@ -33,6 +34,8 @@ def build(settings: Settings) -> CausalLMPolicy:
     tokenizer = load_tokenizer(settings)
     network = load_network(settings, tokenizer)
     check_against_transformers(network, Trunk(network))
+    if settings.quantization_bit is not None:
+        replace_linears(network.model.layers, settings.quantization_bit, QuantizedLinear.quantize)
     policy = CausalLMPolicy(
         network,
         TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer, settings.ends)),
@@ -69,8 +72,9 @@ def _value_head(settings: Settings, width: int) -> ValueHead:
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:
-    """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away."""
-    for parameter in policy.parameters():
+    """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away. Codes
+    stay codes."""
+    for parameter in filter(torch.is_floating_point, policy.parameters()):
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else FORMATS[precision])
 
 

@@ -17,10 +17,10 @@ from embodied.types import Sampling
 
 from ..shared.adapter_folder import check_adapters
 from ..shared.exporting import LOSES_MEAN, check_dtype, check_plain, precision_of, shard_bytes
-from ..shared.lora import merged_state, save_adapter
+from ..shared.lora import save_adapter
 from ..shared.precision import rounding_of
 from .network import FORMATS
-from .save import save_folder
+from .save import merged_weights, save_folder
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
@@ -140,7 +140,7 @@ def _merged(policy: CausalLMPolicy) -> Any:
     """The network in float32 with adapters merged, as transformers runs it."""
     config = copy.deepcopy(policy.network.config)
     network: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    network.load_state_dict(merged_state(policy.network))
+    network.load_state_dict(merged_weights(policy))
     return network.to(policy.device).eval()
 
 

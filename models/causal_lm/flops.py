@@ -30,7 +30,7 @@ class Work:
 def work_of(trunk: Trunk) -> Work:
     """Reads the sizes of a network without adapters."""
     config = trunk.config
-    weights = sum(m.weight.numel() for m in trunk.layers.modules() if isinstance(m, nn.Linear))
+    weights = sum(m.in_features * m.out_features for m in trunk.layers.modules() if isinstance(m, nn.Linear))
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     pair = 4 * len(trunk.layers) * config.num_attention_heads * head
     return Work(2 * weights, pair, 2 * config.hidden_size * trunk.vocabulary)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
@@ -18,6 +19,7 @@ from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unkn
 from ..shared.files import FORMATS as FORMATS
 from ..shared.files import read_json
 from ..shared.keys import bad
+from ..shared.quantized import quantized_layers
 from .characters import character_tokenizer
 from .settings import Settings
 
@@ -94,6 +96,16 @@ def load_network(settings: Settings, tokenizer: Any) -> Any:
             "use the tokenizer of the checkpoint",
         )
     return network.eval()
+
+
+def full_weights(network: nn.Module, settings: Settings, tokenizer: Any) -> dict[str, Tensor]:
+    """The weights that ``network`` holds in 8 or 4 bits, as its base has them; by their names without adapters."""
+    names = quantized_layers(network)
+    if not names:
+        return {}
+    base = load_network(replace(settings, quantization_bit=None), tokenizer)
+    own = (name.removesuffix(".base_layer") for name in names)
+    return {f"{name}.weight": base.get_parameter(f"{name}.weight").detach() for name in own}
 
 
 def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:

@@ -19,6 +19,7 @@ from embodied.errors import SpecMismatchError
 from embodied.protocols import EngineFacts, EngineText
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
+from ..shared.quantized import numbers_of
 from . import export as exporting
 from . import serving
 from .decoding import LaneDecoding
@@ -171,7 +172,7 @@ class CausalLMPolicy(nn.Module):
 
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
-        total = sum(p.numel() for p in self.parameters())
+        total = numbers_of(self)
         trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
         settings, config = self.settings, self.network.config
         source = settings.model_path or f"built at random (seed {settings.seed})"

@@ -13,6 +13,7 @@ from embodied.errors import CheckpointError
 
 from ..shared.files import SHARD_BYTES, cast, write_weights
 from ..shared.lora import merged_state, save_adapter
+from .network import full_weights
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
@@ -62,9 +63,15 @@ def save_config(policy: CausalLMPolicy, path: Path, dtype: torch.dtype = torch.f
     policy.tokenizer.tokenizer.save_pretrained(path)
 
 
+def merged_weights(policy: CausalLMPolicy) -> dict[str, Tensor]:
+    """The network's weights in float32 on the CPU, adapters merged. What lies in 8 or 4 bits is read again in full."""
+    full = full_weights(policy.network, policy.settings, policy.tokenizer.tokenizer)
+    return merged_state(policy.network, full)
+
+
 def _without_copies(policy: CausalLMPolicy) -> dict[str, Tensor]:
     """The merged weights; of tied ones the embedding alone, as transformers writes them."""
-    state = merged_state(policy.network)
+    state = merged_weights(policy)
     if policy.network.config.tie_word_embeddings:
         del state["lm_head.weight"]
     return state

@@ -12,6 +12,8 @@ from torch import Tensor
 from embodied.protocols import EngineFacts, EngineText
 from embodied.types import Decision, Sampling
 
+from ..shared.bits import KEY
+from ..shared.keys import bad
 from ..shared.lora import merged_tensors
 from .decoding import written
 from .network import FORMATS
@@ -23,8 +25,20 @@ if TYPE_CHECKING:
 
 
 def facts(policy: CausalLMPolicy) -> EngineFacts:
-    """Gives the engine's number format, limits and ends."""
+    """Gives the engine's number format, limits and ends.
+
+    Raises:
+        ConfigError: the policy learns on layers of 8 or 4 bits, and the engine would answer with others.
+    """
     settings = policy.settings
+    if settings.quantization_bit is not None:
+        reason = "an inference engine gets the weights in 16 bits or more, so its log-probs would be another policy's"
+        raise bad(
+            KEY,
+            settings.quantization_bit,
+            reason,
+            "set it to null, or let the policy write itself (no rollout.backend)",
+        )
     dtype = str(FORMATS[settings.precision]).removeprefix("torch.")
     most = settings.max_prompt_tokens + settings.max_new_tokens
     return EngineFacts(dtype, most, settings.max_new_tokens, policy.tokenizer.ends)

@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied.errors import UnknownKeyError, did_you_mean, unknown_name
 
+from ..shared.bits import check_quantization
 from ..shared.keys import as_tuple, bad
 
 # Of a tokenizer that is built here: digits, lower-case letters, and what sums and sentences need.
@@ -50,6 +51,8 @@ class Settings:
     add_generation_prompt: bool = True  # a prompt by the chat template ends with what opens the answer
     # a conversation whose last message is the assistant's is continued within it
     continue_final_message: bool = False
+    # the layers' frozen weights in 8 or 4 bits (bitsandbytes: int8 a row, NF4); null = as precision. With is_lora
+    quantization_bit: int | None = None
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32
     lora_alpha: float | None = None  # null = min(rank, 16)
@@ -103,6 +106,7 @@ class Settings:
             raise bad(
                 "model_revision", self.model_revision, reason, "remove the key, and give the folder of that revision"
             )
+        check_quantization(self)
         self._check_numbers()
         self._check_source()
         for pattern in as_tuple(self.freeze_pattern):

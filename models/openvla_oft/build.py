@@ -20,6 +20,7 @@ from .checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_e
 from .config import NetConfig
 from .initialize import initialize
 from .model import OpenVLAOFT
+from .network import build_network
 from .normalization import Normalization, Statistics, action_block
 from .policy import OpenVLAOFTPolicy
 from .processing import PixelProcessor
@@ -34,8 +35,8 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     """See :func:`embodied.models.openvla_oft.build_policy`.
 
     Args:
-        device: where random weights are drawn: 7B of them then need no host memory. The caller still moves the whole
-            policy there (``policy.to(device)``).
+        device: where random weights are drawn and weights of 8 or 4 bits are made: 7B of them then need no host memory.
+            The caller still moves the whole policy there (``policy.to(device)``).
     """
     folder = None if settings.model_path is None else Folder.open(settings.model_path)
     net = _net_config(settings, folder)
@@ -83,22 +84,6 @@ def _is_open(settings: Settings, folder: Folder | None) -> bool:
     return folder.policy.get("attention_open", "net" not in folder.policy)
 
 
-def build_network(
-    settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None, device: torch.device | str = "cpu"
-) -> OpenVLAOFT:
-    """Build the network without memory or random numbers, then fill it."""
-    with torch.device("meta"):
-        model = OpenVLAOFT(net, eos_id, settings.attn_implementation)
-    if folder is None:
-        # Frozen weights never exist in float32. The trained lora_modules_to_save therefore start rounded.
-        model.to(FORMATS[settings.precision] if settings.is_lora else torch.float32).to_empty(device=device)
-        initialize(model, net, settings.seed)
-    else:
-        load_exact(model, folder.tensors(), ignored(net))
-    model.language_model.rebuild_rotary()
-    return model
-
-
 def _value_head(settings: Settings, net: NetConfig, folder: Folder | None) -> ValueHead | None:
     if not settings.value_head:
         return None
@@ -134,8 +119,9 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:
-    """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away."""
-    for parameter in policy.parameters():
+    """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away. Codes
+    stay codes."""
+    for parameter in filter(torch.is_floating_point, policy.parameters()):
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else FORMATS[precision])
 
 

@@ -24,12 +24,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
 from embodied.files import check_export, reading
 
 from ..shared.files import folder_of, read_json, read_pt, read_safetensors, read_shapes, weight_files
+from ..shared.quantized import quantized_layers
 from .config import NetConfig, check_plain
 from .film import FILM_FILE, FILM_LAYER, read_film
 from .names import released_name
@@ -211,13 +213,21 @@ def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> 
     raise unknown_name("dataset", str(key), known, "actor.model.unnorm_key")
 
 
-def load_exact(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore: list[re.Pattern[str]]) -> None:
+def load_exact(
+    module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore: list[re.Pattern[str]],
+    device: torch.device | str = "cpu",
+) -> None:  # fmt: skip
     """Fill ``module`` with exactly these tensors, without a copy. It may be on the meta device.
+
+    Args:
+        device: where weights of 8 or 4 bits are made, one layer after the other, and stay.
 
     Raises:
         CheckpointError: lists missing, unknown and misshapen tensors.
     """
     own = {name: parameter.shape for name, parameter in module.named_parameters()}
+    coded = {f"{name}.weight": layer for name, layer in quantized_layers(module).items()}
+    own |= {name: layer.shape for name, layer in coded.items()}
     given = {name: tensor for name, tensor in tensors if not any(p.match(name) for p in ignore)}
     missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
     whole = [f"{name} {tensor.dtype}" for name, tensor in given.items() if not tensor.is_floating_point()]
@@ -232,7 +242,9 @@ def load_exact(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore:
             "the tensors do not fit the network: " + "; ".join(_listed(k, v) for k, v in problems.items() if v),
             _load_fix(missing, unknown),
         )
-    module.load_state_dict(given, assign=True)
+    for name, layer in coded.items():
+        layer.quantize(given.pop(name).to(device))
+    module.load_state_dict(given, assign=True, strict=not coded)
 
 
 def _listed(what: str, names: list[str]) -> str:

@@ -11,14 +11,27 @@ import zlib
 import torch
 from torch import Tensor, nn
 
+from ..shared.quantized import quantized_layers
 from .config import NetConfig
 
 
-def initialize(module: nn.Module, config: NetConfig, seed: int, prefix: str = "") -> None:
-    """Fill every parameter of ``module`` in place. Its old values do not matter; it may come from ``to_empty``."""
+def initialize(
+    module: nn.Module, config: NetConfig, seed: int, prefix: str = "", dtype: torch.dtype = torch.float32
+) -> None:  # fmt: skip
+    """Fill every parameter of ``module`` in place. Its old values do not matter; it may come from ``to_empty``.
+
+    Args:
+        dtype: of a weight before it is put in 8 or 4 bits.
+    """
+    coded = {f"{name}.weight": layer for name, layer in quantized_layers(module).items()}
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            _fill(parameter, prefix + name, config, seed)
+        for name, parameter in [*module.named_parameters()]:
+            if (layer := coded.get(name)) is None:
+                _fill(parameter, prefix + name, config, seed)
+                continue
+            weight = torch.empty(layer.shape, dtype=dtype, device=parameter.device)
+            _fill(weight, prefix + name, config, seed)
+            layer.quantize(weight)
 
 
 def _fill(parameter: Tensor, name: str, config: NetConfig, seed: int) -> None:

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from ..shared.prompts import padded
 from .action_tokenizer import EPS, ActionTokenizer, Range
-from .build import build_network
 from .checkpoint import Folder
 from .config import NetConfig
 from .model import Inputs, OpenVLAOFT
+from .network import build_network
 from .settings import Settings
 from .tokenizer import LLAMA_SPACE
 

@@ -22,6 +22,7 @@ from ..shared import sampling as drawing
 from ..shared.compiled import bucket, filled
 from ..shared.files import FORMATS
 from ..shared.offload import activations_on_host
+from ..shared.quantized import numbers_of
 from . import export as exporting
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
 from .config import N_BINS, NetConfig
@@ -204,14 +205,15 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
-        total = sum(p.numel() for p in self.parameters())
+        total = numbers_of(self)
         trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
         net, settings = self.model.net, self.settings
         return {
             "model": f"OpenVLA-OFT {settings.model_path or f'{settings.size}, built at random (seed {settings.seed})'}",
             "parameters": f"{total:,}",
             "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if settings.is_lora else ''})",
-            "precision": settings.precision,
+            "precision": settings.precision
+            + (f", frozen layers in {settings.quantization_bit} bits" if settings.quantization_bit else ""),
             "attention": net.attention
             + (" (to be probed)" if self.attention_open else "")
             + (", stop token" if net.stop_token else ", no stop token"),

@@ -19,6 +19,7 @@ from embodied.types import Sampling
 from ..shared.lora import merged_state
 from .config import N_BINS
 from .model import OpenVLAOFT
+from .network import full_weights
 from .processing import resize_by_products
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def merged_network(policy: OpenVLAOFTPolicy) -> OpenVLAOFT:
     """The network in float32 on the CPU, adapters merged; of its output head the rows of action tokens alone."""
     with torch.device("meta"):
         network = OpenVLAOFT(policy.model.net, policy.model.eos_id)
-    network.load_state_dict(merged_state(policy.model), assign=True)
+    network.load_state_dict(merged_state(policy.model, full_weights(policy)), assign=True)
     language = network.language_model
     language.rebuild_rotary()
     head = nn.Linear(language.lm_head.in_features, N_BINS, bias=False, device="meta")

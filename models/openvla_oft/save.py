@@ -16,6 +16,7 @@ from .checkpoint import ADAPTER_FOLDER, VALUE_HEAD_FILE, Folder
 from .dead import dead_tensors
 from .film import FILM_FILE, TOWERS, film_file
 from .layout import write_layout
+from .network import full_weights
 
 if TYPE_CHECKING:
     from .policy import OpenVLAOFTPolicy
@@ -28,7 +29,8 @@ def save_folder(
 ) -> None:  # fmt: skip
     """Write everything ``model_path`` needs: weights with adapters merged and, as in OFT, the adapters beside them.
 
-    Tensors that are not built are copied from the policy's own checkpoint, or are zeros (:mod:`.dead`).
+    The base of a policy with weights in 8 or 4 bits is read again, in 16 bits: these take the adapters. Tensors that are
+    not built are copied from the policy's own checkpoint, or are zeros (:mod:`.dead`).
 
     Args:
         dtype: of the network's weights; projector of the state, value head and adapters are in float32, as in OFT.
@@ -53,7 +55,7 @@ def _write_tensors(
     policy: OpenVLAOFTPolicy, base: Folder | None, path: Path, shard_bytes: int, dtype: torch.dtype
 ) -> None:
     state, proprio = {}, {}
-    for name, tensor in merged_tensors(policy.model):  # one of them in float32 at a time
+    for name, tensor in merged_tensors(policy.model, full_weights(policy)):  # one of them in float32 at a time
         if name.startswith(PROPRIO):
             proprio[name.removeprefix(PROPRIO)] = tensor.cpu().contiguous()
         else:

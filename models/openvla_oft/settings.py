@@ -11,6 +11,7 @@ from typing import Any
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
 
+from ..shared.bits import check_quantization
 from ..shared.keys import as_tuple, bad
 from .config import DEAD_TARGETS, GRIPPERS, N_BINS, PRESETS, RELEASED_TARGETS, NetConfig, resize_towers
 from .shapes import TowerHints
@@ -73,6 +74,8 @@ class Settings:
     # auto = as recorded with the checkpoint, else OFT's choice by action dimensions (14: bounds, 7: bounds_q99);
     # without a checkpoint bounds_q99
     action_normalization: str = "auto"
+    # the language model's frozen layers in 8 or 4 bits (bitsandbytes: int8 a row, NF4); null = as precision. With is_lora
+    quantization_bit: int | None = None
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32
     lora_alpha: float | None = None  # null = min(rank, 16), as released
@@ -125,6 +128,7 @@ class Settings:
             if getattr(self, key) != only:
                 raise bad(key, getattr(self, key), reason, f"remove the key, or set it to {json.dumps(only)}")
         self._check_types()
+        check_quantization(self, self.torch_compile)
         self._check_attention()
         self._check_numbers()
         self._check_patterns()

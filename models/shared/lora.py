@@ -84,22 +84,26 @@ def _weight(layer: nn.Module) -> Tensor:
     return weight
 
 
-def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Gives a float32 state dict on the CPU under the names without adapters, with their deltas added."""
-    return {name: tensor.cpu().contiguous() for name, tensor in merged_tensors(model)}
+def merged_state(model: nn.Module, full: Mapping[str, Tensor] = NONE) -> dict[str, Tensor]:
+    """Gives a float32 state dict on the CPU under the names without adapters, with their deltas added. See
+    :func:`merged_tensors`."""
+    return {name: tensor.cpu().contiguous() for name, tensor in merged_tensors(model, full)}
 
 
-def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_tensors(model: nn.Module, full: Mapping[str, Tensor] = NONE) -> Iterator[tuple[str, Tensor]]:
     """Yields each tensor of the state dict in float32 under its name without adapters, with their deltas added.
 
     ``model`` itself is not touched: merging in place and in bf16 destroys a small delta.
+
+    Args:
+        full: weights that ``model`` holds in 8 or 4 bits, as its base has them, by names without adapters.
     """
     layers = lora_layers(model)
     for name, value in model.state_dict().items():
         if ".lora_" in name:
             continue
         owner, _, leaf = name.rpartition(".base_layer.")
-        tensor = value.detach().float()
+        tensor = full.get(name.replace(".base_layer.", "."), value).detach().to(value.device).float()
         if owner and leaf == "weight":
             for adapter in layers[owner].active_adapters:
                 tensor = tensor + layers[owner].get_delta_weight(adapter).detach().float()  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from torch import nn
 
 from embodied.errors import ConfigError, did_you_mean
 
+from .bits import KEY
 from .keys import bad
 
 
@@ -26,6 +27,8 @@ class Trains(Protocol):
     def freeze_patterns(self) -> tuple[str, ...]: ...
     @property
     def saved_modules(self) -> tuple[str, ...]: ...
+    @property
+    def quantization_bit(self) -> int | None: ...
 
 
 def lora_config(settings: Any, targets: Sequence[str] | str | None, exclude: str | None = None) -> LoraConfig:
@@ -61,7 +64,11 @@ def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], ow
     """
     _check_matches([name for name, _ in policy.named_parameters()], settings, own, hint)
     for name, parameter in policy.named_parameters():
-        parameter.requires_grad_(_is_trained(name, settings, (*whole, *settings.saved_modules), own))
+        trained = _is_trained(name, settings, (*whole, *settings.saved_modules), own)
+        if trained and not parameter.is_floating_point():
+            reason = f"its weights are frozen, and {name} is to be trained"
+            raise bad(KEY, settings.quantization_bit, reason, "set it to null, or train other layers in full")
+        parameter.requires_grad_(trained)
     if not any(p.requires_grad for p in policy.parameters()):
         raise ConfigError("no parameter is trained", "loosen actor.model.freeze_pattern or actor.model.trainable_map")
 
