@@ -74,7 +74,7 @@ def test_the_limits_of_shipped_env_files_are_the_env_s_own(name):
 
 
 def test_the_plan_of_an_evaluation_has_the_numbers_of_its_side(capsys):
-    options = ("env.train.num_tasks=3", "env.train.horizon=77", "env.eval.episodes_per_task=3")
+    options = ("env.train.num_tasks=3", "env.train.horizon=7777", "env.eval.episodes_per_task=3")
     assert run(*FAKE, *options, "env.eval.total_num_envs=1", "runner.dry_run=true", entry="eval") == 0
     said = capsys.readouterr().out
     for part in (
@@ -87,7 +87,7 @@ def test_the_plan_of_an_evaluation_has_the_numbers_of_its_side(capsys):
     ):
         assert re.search(part, said), (part, said)
     assert "per iteration" not in said, "that is of training"
-    assert "77" not in said
+    assert "7777" not in said, "that is of training"
 
 
 def test_an_evaluation_hosts_the_slots_of_its_side_alone():

@@ -152,8 +152,8 @@ def saved(folder: str, iteration: int) -> Path:
 
 
 def tensors_in(checkpoint: Path) -> dict[str, bytes]:
-    files = (file for file in checkpoint.rglob("*") if file.is_file() and file.name != "meta.json")
-    return {file.name: file.read_bytes() for file in files}
+    """Bytes of the tensors; what stands beside them has times and a random name."""
+    return {file.name: file.read_bytes() for file in checkpoint.rglob("*.distcp")}
 
 
 @BITS
