@@ -110,7 +110,8 @@ class Simulators:
         slab = Slab.create(fields, rows, f"{config.env.channel.name}.slab")
         try:
             usual = pool_config(side, own_slots or slots, config, logs, processes)
-            workers = replace(usual, server=self._server, live=live, shown=Shown.of(model.policy.spec))
+            shown = Shown.of(model.policy.spec, value=config.algorithm.adv_type == "gae")
+            workers = replace(usual, server=self._server, live=live, shown=shown)
             with console.progress(f"starting {workers.num_workers} env workers", brief=True):
                 pool = Pool(workers, slab, console.say)
         except BaseException:

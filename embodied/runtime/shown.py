@@ -19,16 +19,18 @@ class Shown:
         elements: what of a decision has a log-prob.
         probabilities: exp of a log-prob is a probability. Of continuous actions it is a density instead, so that the
             mean log-prob is shown.
+        value: show the value. A value head that nothing trains says nothing of the observation.
     """
 
     elements: Elements
     probabilities: bool
+    value: bool = True
 
     @classmethod
-    def of(cls, spec: PolicySpec) -> Shown | None:
+    def of(cls, spec: PolicySpec, value: bool) -> Shown | None:
         """What is shown of this policy's decisions; None if they have no log-probs. A policy that draws with normal
         noise has continuous actions."""
-        return cls(spec.elements, spec.noise.kind != "normal") if "logprobs" in spec.decision else None
+        return cls(spec.elements, spec.noise.kind != "normal", value) if "logprobs" in spec.decision else None
 
     def text(self, arrays: Mapping[str, np.ndarray], row: int) -> str:
         """The decision in ``row`` of the slab's ``arrays``, e.g. ``value 0.73   probability 0.41``.
@@ -36,7 +38,7 @@ class Shown:
         The probability is the geometric mean of the elements' own: exp of their mean log-prob. Of several values the
         first counts, that of the observation.
         """
-        found = [f"value {arrays['value'][row].flat[0]:.2f}"] if "value" in arrays else []
+        found = [f"value {arrays['value'][row].flat[0]:.2f}"] if self.value and "value" in arrays else []
         logprobs = arrays["logprobs"][row].reshape(self.elements.shape).astype(np.float64)
         if self.elements.length_axis is not None:
             logprobs = logprobs.take(range(int(arrays["length"][row])), self.elements.length_axis)

@@ -23,6 +23,13 @@ def test_the_probability_is_the_geometric_mean_of_the_tokens_own():
     assert shown.text(arrays, 1) == "probability 0.25"
 
 
+def test_a_value_that_nothing_trains_is_not_shown():
+    spec = FakePolicy(value_head=True).spec
+    arrays = {"value": np.array([0.73]), "logprobs": np.zeros((1, *spec.elements.shape), np.float32)}
+    assert Shown.of(spec, value=True).text(arrays, 0) == "value 0.73   probability 1"
+    assert Shown.of(spec, value=False).text(arrays, 0) == "probability 1"
+
+
 def test_of_a_text_those_count_that_were_written():
     arrays = {"logprobs": np.log([[0.5, 0.5, 1e-9]]).astype(np.float32), "length": np.array([2], np.int32)}
     shown = Shown(Elements((3,), length_axis=0), True)
@@ -34,15 +41,15 @@ def test_of_a_text_those_count_that_were_written():
 def test_densities_are_no_probabilities():
     arrays = {"logprobs": np.array([[1.5, 2.5]], np.float32)}
     assert Shown(Elements((2,)), False).text(arrays, 0) == "log-prob 2.00"
-    assert Shown.of(FakePolicy().spec).probabilities
-    assert not Shown.of(FlowPolicy().spec).probabilities
-    assert Shown.of(FakeTextPolicy().spec).probabilities
+    assert Shown.of(FakePolicy().spec, True).probabilities
+    assert not Shown.of(FlowPolicy().spec, True).probabilities
+    assert Shown.of(FakeTextPolicy().spec, True).probabilities
 
 
 @pytest.mark.parametrize("target", ["FakeEnv", "FakeBatchEnv"])
 def test_a_video_says_what_stands_in_the_row_and_changes_no_record(make_rig, tmp_path: Path, target: str, monkeypatch):
     policy = {"value_head": True}
-    pool = {"shown": Shown.of(FakePolicy(**policy).spec), "batch": "Batch" in target}
+    pool = {"shown": Shown.of(FakePolicy(**policy).spec, value=True), "batch": "Batch" in target}
     rig = make_rig(slots=2, workers=1, target=f"embodied.testing.{target}", pool=pool, policy=policy)
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=4, group_size=2)
     without = records(rig, rig.rollout().collect(plan, rig.job())[0])
