@@ -19,8 +19,8 @@ class VideoConfig(Section):
     )
     info_on_video: bool = Field(
         True,
-        description="Write instruction, step and reward onto the video, with the policy's value (if it has a value "
-        "head) and the probability of the chunk that is executed: the geometric mean of its tokens'.",
+        description="Write instruction, step and reward onto the video, with the policy's value (where a value "
+        "head is trained) and the probability of the chunk that is executed: the geometric mean of its tokens'.",
     )
     frame_interval: Annotated[int, Field(ge=1)] | Literal["chunk"] = Field(
         1,
