@@ -1,5 +1,5 @@
-"""What can be said of ``actor.model.quantization_bit`` without bitsandbytes, and the tests that need it, in an environment
-of their own that has it."""
+"""What can be said of ``actor.model.quantization_bit`` without bitsandbytes, and the tests that need it, in an
+environment of their own that has it."""
 
 from __future__ import annotations
 
