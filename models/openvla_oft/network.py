@@ -1,4 +1,4 @@
-"""Builds the network: from a checkpoint's folder, or with random weights; its frozen layers in 16 bits, or in 8 or 4."""
+"""Builds the network: from a checkpoint's folder, or with random weights; its frozen layers in 16, 8 or 4 bits."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def save_folder(
 ) -> None:  # fmt: skip
     """Write everything ``model_path`` needs: weights with adapters merged and, as in OFT, the adapters beside them.
 
-    The base of a policy with weights in 8 or 4 bits is read again, in 16 bits: these take the adapters. Tensors that are
-    not built are copied from the policy's own checkpoint, or are zeros (:mod:`.dead`).
+    The base of a policy with weights in 8 or 4 bits is read again, in 16 bits: these take the adapters. Tensors that
+    are not built are copied from the policy's own checkpoint, or are zeros (:mod:`.dead`).
 
     Args:
         dtype: of the network's weights; projector of the state, value head and adapters are in float32, as in OFT.

@@ -1,4 +1,4 @@
-"""The key ``actor.model.quantization_bit``: what it may be. Imports nothing heavy; the layers are in :mod:`.quantized`."""
+"""The key ``actor.model.quantization_bit``: what it may be. Imports nothing heavy; :mod:`.quantized` has the layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen linear layers whose weights lie in 8 or 4 bits, so that adapters are trained on a base that is too large in 16.
+"""Frozen linear layers whose weights lie in 8 or 4 bits, so that adapters train on a base that is too large in 16.
 
     8 bits   one int8 a weight and one float32 scale a row (LLM.int8(), Dettmers et al., arXiv 2208.07339)
     4 bits   NF4 with a scale a block of 64, itself in 8 bits (QLoRA, Dettmers et al., arXiv 2305.14314): 4.13 bits
@@ -34,12 +34,13 @@ class QuantizedLinear(nn.Linear):
         bias: taken over as it is.
     """
 
-    weight: nn.Parameter  # type: ignore[assignment]
+    weight: nn.Parameter
     scale: Tensor
 
     def __init__(self, in_features: int, out_features: int, bits: int, bias: nn.Parameter | None = None) -> None:
         super().__init__(in_features, out_features, bias=False, device="meta")
-        self.bits, self.bias = bits, bias
+        self.bits = bits
+        self.register_parameter("bias", bias)
         for name in ("scale", "offset", "nested", "table"):
             self.register_buffer(name, None, persistent=False)
         codes = (out_features, in_features) if bits == 8 else (-(-out_features * in_features // 2), 1)
