@@ -74,7 +74,7 @@ class Settings:
     # auto = as recorded with the checkpoint, else OFT's choice by action dimensions (14: bounds, 7: bounds_q99);
     # without a checkpoint bounds_q99
     action_normalization: str = "auto"
-    # the language model's frozen layers in 8 or 4 bits (int8 a row, NF4 of bitsandbytes); null = as precision; needs LoRA
+    # the language model's frozen layers in 8 or 4 bits (int8 a row, NF4); null = as precision. Only with is_lora
     quantization_bit: int | None = None
     is_lora: bool = False  # train adapters and heads; false = all weights
     lora_rank: int = 32
