@@ -22,6 +22,10 @@ from embodied.schema import EnvEvalConfig
 
 AGAIN = "evaluate again (python -m embodied.eval), or name another evaluation"
 
+MEANS = ("renderer", "max_cached_simulators", "vectorization")
+"""Arguments of envs that are no part of a protocol: the simulator's facts say what was used, or no number depends on
+them."""
+
 Place = tuple[int, int, int]
 """Number of the task, of its initial state, and seed, as in :class:`embodied.types.Start`."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from embodied.run.conditions import Conditions, env_of
+from embodied.run.evaluations import MEANS
 from embodied.run.preflight import Checked
 from embodied.schema.links import at
 from embodied.schema.protocol import asked
@@ -27,9 +28,6 @@ from embodied.types import WorkerFacts
 
 PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")
 """Keys of ``actor.model`` that say how a picture is prepared, of models that have them."""
-
-MEANS = ("renderer", "max_cached_simulators", "vectorization")
-"""Arguments of envs that are left out: the simulator's facts say what was used, or no number depends on them."""
 
 NOT_HELD_TO = ("weights", "env_max_steps", "reward_mode", "reward_coef", "use_rel_reward")
 """Conditions on which success does not depend, or which are compared by themselves."""
