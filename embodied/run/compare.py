@@ -253,18 +253,23 @@ def _notes(*sides: Evaluation) -> Iterator[str]:
 def keyed(first: Evaluation, second: Evaluation) -> list[dict[Key, Sequence[bool]]]:
     """Returns the outcomes of both by starts that they share. Tasks are told apart by their instructions, because the
     numbers of tasks depend on which were chosen; of equal instructions also by their numbers."""
-    several = {
-        text for side in (first, second) for text, count in Counter(side.tasks.values()).items() if count > 1
-    }  # fmt: skip
     without_seed = first.starts_without_seed and second.starts_without_seed
     found: list[dict[Key, Sequence[bool]]] = []
-    for side in (first, second):
-        named = {number: f"{text} (task {number})" if text in several else text for number, text in side.tasks.items()}
+    for side, named in zip((first, second), task_names(first, second), strict=True):
         outcomes: dict[Key, list[bool]] = {}
         for (task, state, seed), own in side.outcomes.items():
             outcomes.setdefault((named[task], state, 0 if without_seed else seed), []).extend(own)
         found.append(dict(outcomes))
     return found
+
+
+def task_names(*sides: Evaluation) -> list[dict[int, str]]:
+    """Returns how the tasks of each side are called, by their numbers."""
+    several = {text for side in sides for text, count in Counter(side.tasks.values()).items() if count > 1}
+    return [
+        {number: f"{text} (task {number})" if text in several else text for number, text in side.tasks.items()}
+        for side in sides
+    ]
 
 
 def _of_task(side: Mapping[Key, Sequence[bool]], task: str) -> dict[Key, Sequence[bool]]:
