@@ -228,7 +228,7 @@ class Evaluator:
         rows = successes.summarise(spec.tasks, results, origin, lost)
         repeated = repeats.rates(results, origin, config.runner.seed)
         under, compared = self._conditions(iteration), robustness.compare(results, perturbed)
-        held_to = protocol.protocol(self._checked, under, facts)
+        held_to = protocol.protocol(self._checked, under, facts, self._simulators.model.policy)
         failed = [] if writes else successes.failures(results)
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
