@@ -271,8 +271,10 @@ def test_an_episode_that_cannot_be_run_counts_as_that(capsys):
 
 
 def test_the_selftest_finds_no_difference_on_a_cpu(capsys):
-    assert evaluate("run", "selftest=true", "env.eval.episodes_per_task=2", "env.eval.ignore_terminations=true") == 0
+    asked = ("env.eval.episodes_per_task=2", "env.eval.ignore_terminations=true")
+    assert evaluate("run", "selftest=true", *asked) == evaluate("plain", *asked) == 0
     found = json.loads(Path("runs/run/selftest.json").read_text())
+    assert found["protocol"] == {"name": None, "hash": report("plain")["protocol"]["hash"]}
     assert [row["name"].partition("=")[0] for row in found["runs"]] == ["env.eval.total_num_envs", "rollout.schedule"]
     assert all(row["zero"] and row["episodes"] == 4 for row in found["runs"])
     assert "no difference: each of 4 episodes gave the same numbers in 3 runs" in capsys.readouterr().out

@@ -64,6 +64,8 @@ def test_answers_of_an_evaluation_stand_in_a_file():
     assert train.main([*TRAIN, "runner.experiment_name=run", "runner.max_epochs=1", *FOLDERS]) == 0
     kept = [json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text().splitlines()]
     assert [one["episode"] for one in kept] == [0, 1, 2, 3, 4]
+    held_to = json.loads(Path("runs/run/eval/000001.json").read_text())["protocol"]
+    assert all(one["protocol"] == {"name": None, "hash": held_to["hash"]} for one in kept)
     for number, one in enumerate(kept):
         letter = "abc"[number % 3]
         assert one["prompt"] == f"#{number} {letter}"

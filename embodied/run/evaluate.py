@@ -105,11 +105,13 @@ class Evaluator:
             DeviceMemoryError: the policy does not fit.
         """
         results, stats, kept, facts = self._collect(iteration, weight_version, stop, workers)
+        under = self._conditions(iteration)
+        held_to = protocol.protocol(self._checked, under, facts, self._simulators.model.policy)
         if self._simulators.processes.is_main and kept:
-            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept)
+            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept, held_to.named)
             self._reporter.table(iteration, *generations_table(kept))
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
-        found = self._report(iteration, results, facts)
+        found = self._report(iteration, results, under, held_to)
         self._part(iteration).unlink(missing_ok=True)
         self._show_videos(iteration, results, stop)
         return {**found, "eval/worker_restarts": stats.worker_restarts, **problems}
@@ -216,7 +218,7 @@ class Evaluator:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
 
     def _report(
-        self, iteration: int, everything: Sequence[EpisodeResult], facts: Sequence[WorkerFacts]
+        self, iteration: int, everything: Sequence[EpisodeResult], under: Conditions, held_to: protocol.Protocol
     ) -> dict[str, float]:
         """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions; perturbed episodes
         have files of their own."""
@@ -227,8 +229,7 @@ class Evaluator:
         origin = successes.problem_of if writes else successes.start_of
         rows = successes.summarise(spec.tasks, results, origin, lost)
         repeated = repeats.rates(results, origin, config.runner.seed)
-        under, compared = self._conditions(iteration), robustness.compare(results, perturbed)
-        held_to = protocol.protocol(self._checked, under, facts, self._simulators.model.policy)
+        compared = robustness.compare(results, perturbed)
         failed = [] if writes else successes.failures(results)
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
@@ -262,9 +263,11 @@ class Evaluator:
                 )
             if compared:
                 console.table(f"robustness of {under.weights}, on the same starts", robustness.cells(results, compared))
-                missing = robustness.write(file.parent, iteration, under.weights, results, perturbed, compared)
+                missing = robustness.write(
+                    file.parent, iteration, under.weights, held_to.named, results, perturbed, compared
+                )
                 console.say(missing or f"picture and table: {file.with_name(robustness.NAME)}.png, .md, .json")
-            self._reporter.table(iteration, "eval/success", *successes.table(rows))
+            self._reporter.table(iteration, "eval/success", *successes.table(rows, held_to.named))
             videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
             for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
                 self._reporter.video(iteration, f"eval/video/{mp4.stem}", mp4)

@@ -4,8 +4,8 @@
     facts of the env workers  ┴▶ keys ─▶ canonical JSON ─▶ SHA-256, its first 12 digits
 
 Two evaluations of equal hash were made under equal conditions, as far as these are the evaluation's: how a model
-computes (its number format, how many actions a decision has) is its own. The hash stands in ``eval/*.json`` and on
-model cards.
+computes (its number format, how many actions a decision has) is its own. Name and hash stand in every file of results,
+in the trackers' table and on model cards.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Protocol:
     changed: Mapping[str, Any]  # keys that NAME sets and that had another value, with that value
     keys: Mapping[str, Any]
     held_out_in_training: bool | None = None  # whether training left the starts out; None: nobody knows, or asked
+
+    @property
+    def named(self) -> dict[str, str | None]:
+        """What identifies it in the files of results."""
+        return {"name": self.name, "hash": self.hash}
 
     @property
     def head(self) -> str:

@@ -26,16 +26,17 @@ from embodied.observe.console import Console
 from embodied.protocols import NeedsOfMachine, Policy
 from embodied.run import summary
 from embodied.run.build import open_folder, open_model, sizes
+from embodied.run.conditions import conditions
 from embodied.run.engine import open_engine
 from embodied.run.evaluate import Evaluator
 from embodied.run.preflight import Checked
-from embodied.run.protocol import described
+from embodied.run.protocol import described, protocol
 from embodied.run.reporter import Reporter
 from embodied.run.shares import slots_of
 from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server, rows_of_call
 from embodied.runtime.signals import StopSignal
 from embodied.targets import load_target
-from embodied.types import EpisodeResult
+from embodied.types import EpisodeResult, WorkerFacts
 
 NAME = "selftest.json"
 
@@ -84,20 +85,26 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         stop.hold_from_now()
         checked = prepared(checked, model.policy)
 
-        def results(one: Checked) -> tuple[list[EpisodeResult], dict[str, str]]:
+        def results(one: Checked) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
             forks = server if one.eval.kwargs == checked.eval.kwargs else None  # it has prepared the first renderer
             simulators = Simulators(one, model, folder.path, forks, reporter, engine)
-            found, facts = Evaluator(one, simulators, folder.path, reporter).results(stop)
-            return found, described(facts)
+            return Evaluator(one, simulators, folder.path, reporter).results(stop)
 
         console.say("as asked")
-        first, simulator = results(checked)
+        first, facts = results(checked)
+        simulator = described(facts)
+        held_to = protocol(checked, conditions(checked, model.policy.spec, folder.path, 0), facts, model.policy)
+        console.say(held_to.head)
         rows = []
         for name, other in variations(checked, simulator.get("renderer", ""), console):
             console.say(name)
             rows.append(difference(name, first, results(other)[0]))
         if checked.processes.is_main:
-            found = {"simulator": simulator, "runs": [asdict(row) | {"zero": row.zero} for row in rows]}
+            found = {
+                "protocol": held_to.named,
+                "simulator": simulator,
+                "runs": [asdict(row) | {"zero": row.zero} for row in rows],
+            }
             (folder.path / NAME).write_text(json.dumps(found, indent=1))
         console.table("selftest: against the run as asked, on the same starts", cells(rows))
         console.say(verdict(rows))

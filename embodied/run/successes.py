@@ -131,11 +131,17 @@ def cells(rows: Sequence[TaskSuccess], steps: bool = True) -> list[list[str]]:
     ]
 
 
-def table(rows: Sequence[TaskSuccess]) -> tuple[list[str], list[list[Cell]]]:
-    """Returns the table of trackers: its columns, and a row for each task and one over all."""
-    columns = ["task", "instruction", "successes", "episodes", "success_rate", "low", "high", "not_run"]
-    return columns, [
-        ["all" if row.task_id < 0 else str(row.task_id), *(getattr(row, name) for name in columns[1:])] for row in rows
+def table(rows: Sequence[TaskSuccess], protocol: Mapping[str, str | None]) -> tuple[list[str], list[list[Cell]]]:
+    """Returns the table of trackers: its columns, and a row for each task and one over all.
+
+    Args:
+        protocol: name and hash; trackers show tables of several runs side by side.
+    """
+    columns = ["instruction", "successes", "episodes", "success_rate", "low", "high", "not_run"]
+    named = [protocol["name"] or "", protocol["hash"] or ""]
+    return ["task", *columns, "protocol", "protocol_hash"], [
+        ["all" if row.task_id < 0 else str(row.task_id), *(getattr(row, name) for name in columns), *named]
+        for row in rows
     ]
 
 

@@ -20,6 +20,7 @@ from embodied import train
 from embodied.learn.exported import read_export
 from embodied.learn.origin import restore
 from embodied.protocols import EXPORT_DTYPES
+from embodied.run.protocol import short_hash
 from embodied.tools import export
 from embodied.types import Sampling
 
@@ -117,6 +118,11 @@ def test_a_folder_of_texts_is_verified_too(base, tmp_path, capsys):
     assert "verified: env=arithmetic" in capsys.readouterr().out
     found = json.loads((tmp_path / "hf" / "verified.json").read_text())
     assert (found["verified"], found["episodes"], found["agreement"]["observations"]) == (True, 6, 6)
+    held_to = json.loads((base / "eval" / "000001.json").read_text())["protocol"]
+    assert held_to["keys"]["episodes_per_task"] == 16
+    hashed = short_hash({**held_to["keys"], "episodes_per_task": 6})
+    assert found["protocol"] == {"name": None, "hash": hashed}, "of the episodes that were verified"
+    assert f"protocol of no name ({hashed})" in (tmp_path / "hf" / "README.md").read_text()
     assert read_export(tmp_path / "hf").rounding == "none"
 
 
