@@ -19,7 +19,7 @@ from embodied.run import protocol, repeats, robustness, starts, successes, summa
 from embodied.run.answers import FileAnswers
 from embodied.run.build import open_folder, open_model, sampling, sizes
 from embodied.run.collector import in_order
-from embodied.run.conditions import Conditions, conditions, env_of
+from embodied.run.conditions import Conditions, checkpoint_of, conditions, env_of
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import add_up
 from embodied.run.engine import open_engine
@@ -90,6 +90,7 @@ class Evaluator:
     ) -> None:  # fmt: skip
         self._answers, self._resumable = answers, resumable
         self._checked, self._simulators, self._folder, self._reporter = checked, simulators, folder, reporter
+        self._checkpoint = checkpoint_of(checked)
         self._keep_workers, self._kept = keep_workers, ExitStack()
         self._workers: Workers | None = None
 
@@ -234,6 +235,7 @@ class Evaluator:
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
             found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
+            found |= {"checkpoint": self._checkpoint} if self._checkpoint else {}
             found |= {"env": env_of(self._checked.eval), "tasks": [asdict(row) for row in rows]}
             found |= {"rates": repeated, **answered, "failures": failed}
             found |= {"episodes": [successes.facts(result) for result in unperturbed]}
