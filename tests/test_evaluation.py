@@ -189,11 +189,6 @@ def test_episodes_of_another_evaluation_are_not_taken(tmp_path):
 
 
 def test_another_configuration_weights_or_data_are_another_evaluation(tmp_path):
-    (tmp_path / "w" / "lora").mkdir(parents=True)
-    (tmp_path / "w" / "lora" / "model").write_text("x")
-    before = unfinished.identity_of_files(str(tmp_path / "w"))
-    (tmp_path / "w" / "lora" / "model").write_text("yy")
-    assert unfinished.identity_of_files(str(tmp_path / "w")) != before
     (data := tmp_path / "problems.jsonl").write_text("{}")
     config = {"env": {"eval": {"data": [str(data)], "reward_mode": "sparse"}}, "runner": {"logger": {"log_path": "a"}}}
     before = unfinished.identity_of_config(config)
@@ -203,6 +198,26 @@ def test_another_configuration_weights_or_data_are_another_evaluation(tmp_path):
     config["runner"]["logger"]["log_path"] = "b"
     assert unfinished.identity_of_config(config) == before
     config["env"]["eval"]["reward_mode"] = "dense"
+    assert unfinished.identity_of_config(config) != before
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("model_path", "w"), ("lora_path", "lora"), ("lora_path", "~/lora"), ("anything", "./w"), ("data_paths", ["w"])],
+)
+def test_a_folder_that_any_key_names_is_part_of_an_evaluation(tmp_path, monkeypatch, key, name):
+    """Adapters that were replaced in place, for one, are other weights."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("w/deep", "lora/deep", "runs/run"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").write_text("x")
+    model = {key: name, "root": str(tmp_path), "size": "w"}
+    config = {"actor": {"model": model}, "runner": {"logger": {"log_path": "runs/run"}, "ckpt_path": None}}
+    before = unfinished.identity_of_config(config)
+    (tmp_path / "runs/run/file").write_text("episodes")
+    assert unfinished.identity_of_config(config) == before, "what the evaluation itself writes is no part of it"
+    changed = tmp_path / "lora" if "lora" in name else tmp_path / "w"
+    (changed / "deep" / "file").write_text("yy")
     assert unfinished.identity_of_config(config) != before
 
 

@@ -29,7 +29,7 @@ from embodied.run.metrics import of_problems
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
-from embodied.run.unfinished import Unfinished, identity_of_config, identity_of_files, of_plan
+from embodied.run.unfinished import Unfinished, identity_of_config, of_plan
 from embodied.run.videos import show_side_by_side
 from embodied.runtime.plan import eval_plan, under_conditions, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
@@ -175,10 +175,8 @@ class Evaluator:
         composed, device = self._checked.composed, self._simulators.model.device
         if not self._resumable or self._answers:
             return Unfinished(None, "")
-        config, model = composed.config, composed.config.actor.model.model_extra or {}
         return Unfinished(self._part(iteration), protocol.short_hash([
             identity_of_config(composed.resolved), of_plan(plan), protocol.described(workers.pool.facts),
-            identity_of_files(config.runner.ckpt_path), identity_of_files(model.get("model_path")),
             _versions(), device.type, self._simulators.processes.size,
         ]))  # fmt: skip
 
