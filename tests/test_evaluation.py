@@ -337,6 +337,7 @@ def test_training_and_evaluation_share_workers_though_other_rewards_count():
         assert train.main([*options, *overrides, "--config-dir", CONFIG], "train") == 0
         lines = Path("runs", name, "metrics.jsonl").read_text().splitlines()
         told = ("rollout/return_mean", "train/loss", "train/grad_norm", "eval/return_mean", "eval/success_rate")
+        told += ("eval/episode_length_mean", "eval/time_to_success_mean")
         return [{key: row[key] for key in told if key in row} for row in map(json.loads, lines)]
 
     together, apart = trained("together"), trained("apart", "env.eval.step_s=0.0001")
@@ -346,3 +347,8 @@ def test_training_and_evaluation_share_workers_though_other_rewards_count():
     assert len(together) == 2
     assert all(row["eval/return_mean"] == 7 * row["eval/success_rate"] > 0 for row in together)
     assert together[0]["rollout/return_mean"] % 1
+    episodes = json.loads(Path("runs/together/eval/000001.json").read_text())["episodes"]
+    lengths, solved = ([one[key] for one in episodes if one[key]] for key in ("steps", "steps_to_success"))
+    assert together[0]["eval/episode_length_mean"] == sum(lengths) / len(episodes)
+    assert together[0]["eval/time_to_success_mean"] == sum(solved) / len(solved)
+    assert 0 < len(solved) < len(episodes), "else the two could not differ"

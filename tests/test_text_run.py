@@ -55,6 +55,8 @@ def test_rewards_of_texts_are_learnt_and_the_numbers_come_twice():
         assert train.main([*TRAIN, f"runner.experiment_name={name}", "runner.val_before_train=true", *FOLDERS]) == 0
     rows = rows_of("runs/one")
     assert [row["step"] for row in rows] == [*range(9)]
+    assert "eval/success_rate" in rows[0]
+    assert "eval/episode_length_mean" not in rows[0], "an answer is no episode of control steps"
     assert rows[8]["eval/return_mean"] > rows[0]["eval/return_mean"] + 0.2
     assert max(row["train/logprob_gap"] for row in rows[1:]) < 1e-5
     assert rows == rows_of("runs/two")

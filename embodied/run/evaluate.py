@@ -273,7 +273,8 @@ class Evaluator:
                 self._reporter.video(iteration, f"eval/video/{mp4.stem}", mp4)
             if videos:
                 console.say(f"videos: {self._videos(iteration)}")
-        return successes.metrics(rows, results, under) | repeated | (robustness.metrics(compared) if compared else {})
+        metrics = successes.metrics(rows, results, under, not writes)
+        return metrics | repeated | (robustness.metrics(compared) if compared else {})
 
     def _conditions(self, iteration: int) -> Conditions:
         under = conditions(self._checked, self._simulators.model.policy.spec, self._folder, iteration)

@@ -92,9 +92,18 @@ def summarise(
     return rows
 
 
-def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under: Conditions) -> dict[str, float]:
-    """Returns the ``eval/`` metrics of ``results``, which ``rows`` sum up."""
+def metrics(
+    rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under: Conditions, steps: bool = True
+) -> dict[str, float]:  # fmt: skip
+    """Returns the ``eval/`` metrics of ``results``, which ``rows`` sum up.
+
+    Args:
+        steps: with lengths of episodes; texts have none.
+    """
     total = rows[-1]
+    solved = [result.solved_at for result in results if result.solved_at]
+    lengths = {"eval/episode_length_mean": total.steps_mean}
+    lengths |= {"eval/time_to_success_mean": mean(solved)} if solved else {}
     return {
         "eval/success_rate": total.success_rate,
         "eval/success_low": total.low,
@@ -103,6 +112,7 @@ def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under
         "eval/episodes": total.episodes,
         "eval/max_steps": under.max_steps,
         "eval/env_max_steps": under.env_max_steps,
+        **(lengths if steps else {}),
         **{f"eval/task/{row.task_id}/success_rate": row.success_rate for row in rows[:-1]},
     }
 
