@@ -65,6 +65,15 @@ def test_a_protocol_sets_the_conditions_of_others(name, steps, wait, crop, prese
     assert config.env.train.model_extra["wait_steps"] == 10, "training stays as it is"
 
 
+@pytest.mark.parametrize("name", ["openvla_oft", "simplevla_rl", "rlinf"])
+def test_protocols_of_others_draw_the_meshes_as_they_are(name):
+    """Whatever the env is set to: its own coarser meshes are another picture."""
+    assert compose(["env=quickstart_libero"], "eval").config.env.eval.model_extra["init_params"]["mesh_cell"] == 0.01
+    config = compose(["env=quickstart_libero", f"protocol={name}"], "eval").config
+    drawn = [side.model_extra["init_params"] for side in (config.env.eval, config.env.train)]
+    assert [(one["mesh_cell"], one["camera_heights"], one["camera_widths"]) for one in drawn] == [(0.0, 256, 256)] * 2
+
+
 def test_a_key_of_the_command_line_comes_before_the_protocol():
     config = compose(["env=libero_object", "protocol=rlinf", "env.eval.wait_steps=3", "env.eval.seed=4"], "eval").config
     assert (config.env.eval.model_extra["wait_steps"], config.env.eval.max_episode_steps) == (3, 512)
