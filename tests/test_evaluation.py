@@ -1,4 +1,4 @@
-"""Evaluations: protocols, starts that training never sees, what their file holds, interruptions, the selftest."""
+"""Evaluations: protocols, starts that training never sees, what their file holds, interruptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from embodied import train
 from embodied.errors import ConfigError, RunFolderError
-from embodied.run import evaluations, selftest, unfinished
+from embodied.run import evaluations, unfinished
 from embodied.run.folder import RunFolder
 from embodied.run.protocol import described, left_out_by, short_hash
 from embodied.run.unfinished import Unfinished
@@ -289,36 +289,6 @@ def test_an_episode_that_cannot_be_run_counts_as_that(capsys):
     assert evaluations.read("runs/run").not_run == 1
     assert evaluate("none", *dies, "env.eval.num_tasks=1") == 2
     assert "none of 1 episodes could be run" in capsys.readouterr().err
-
-
-# -- selftest --------------------------------------------------------------------------------------------------------
-
-
-def test_the_selftest_finds_no_difference_on_a_cpu(capsys):
-    asked = ("env.eval.episodes_per_task=2", "env.eval.ignore_terminations=true")
-    assert evaluate("run", "selftest=true", *asked) == evaluate("plain", *asked) == 0
-    found = json.loads(Path("runs/run/selftest.json").read_text())
-    assert found["protocol"] == {"name": None, "hash": report("plain")["protocol"]["hash"]}
-    assert [row["name"].partition("=")[0] for row in found["runs"]] == ["env.eval.total_num_envs", "rollout.schedule"]
-    assert all(row["zero"] and row["episodes"] == 4 for row in found["runs"])
-    assert "no difference: each of 4 episodes gave the same numbers in 3 runs" in capsys.readouterr().out
-    assert train.main([*FAKE, "selftest=true", "--config-dir", CONFIG], "train") == 2
-
-
-def test_the_selftest_says_how_large_a_difference_is():
-    plan = eval_plan(FakeEnv().spec, episodes_per_task=2)
-    first = [EpisodeResult(episode, (), 1.0, True, 5, True, False) for episode in plan]
-    second = [*first[:3], EpisodeResult(plan[3], (), 0.25, False, 8, False, True)]
-    moved = [*first[:3], EpisodeResult(plan[3], (), 1.0, True, 5, True, False, progress=1e-9)]
-    row = selftest.difference("moved", first, moved)
-    assert (row.other_success, row.other_progress, row.largest_progress, row.zero) == (0, 1, 1e-9, False)
-    row = selftest.difference("other", first, second)
-    assert (row.successes, row.episodes, row.other_success, row.other_steps, row.other_return) == (3, 4, 1, 1, 1)
-    assert (row.largest_return, row.difference, row.zero) == (0.75, -0.25, False)
-    assert "1 of 4 episodes with another success (other)" in selftest.verdict([row])
-    lost = [EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run="gone") for episode in plan]
-    with pytest.raises(ConfigError, match="no episode could be run both ways"):
-        selftest.difference("other", first, lost)
 
 
 def test_a_run_of_before_there_were_protocols_goes_on(tmp_path):
