@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,19 @@ def _evaluation(
     file = folder / "eval" / f"{iteration:06d}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(found))
+
+
+def change_evaluation(folder: Path, iteration: int, change: Callable[[dict[str, Any]], object]) -> None:
+    """Writes an evaluation's file anew, with ``change``."""
+    file = folder / "eval" / f"{iteration:06d}.json"
+    found = json.loads(file.read_text())
+    change(found)
+    file.write_text(json.dumps(found))
+
+
+def under(name: str | None, digest: str) -> Callable[[dict[str, Any]], object]:
+    """Changes an evaluation to one of the protocol ``name`` with this hash."""
+    return lambda found: found.update(protocol={"name": name, "hash": digest, "changed": {}, "keys": {"tasks": digest}})
 
 
 def write_trace(folder: Path, spans: int = 40) -> None:

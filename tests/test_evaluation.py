@@ -1,4 +1,4 @@
-"""Evaluations: protocols, starts that training never sees, what their file holds, interruptions, the selftest."""
+"""Evaluations: protocols, starts that training never sees, what their file holds, interruptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from embodied import train
 from embodied.errors import ConfigError, RunFolderError
-from embodied.run import evaluations, selftest, unfinished
+from embodied.run import evaluations, unfinished
 from embodied.run.folder import RunFolder
 from embodied.run.protocol import described, left_out_by, short_hash
 from embodied.run.unfinished import Unfinished
@@ -63,6 +63,15 @@ def test_a_protocol_sets_the_conditions_of_others(name, steps, wait, crop, prese
     assert (drawn.do_sample, drawn.temperature) == sampled
     assert config.runner.experiment_name.endswith(f"-eval-{name}"), "results of two protocols have two folders"
     assert config.env.train.model_extra["wait_steps"] == 10, "training stays as it is"
+
+
+@pytest.mark.parametrize("name", ["openvla_oft", "simplevla_rl", "rlinf"])
+def test_protocols_of_others_draw_the_meshes_as_they_are(name):
+    """Whatever the env is set to: its own coarser meshes are another picture."""
+    assert compose(["env=quickstart_libero"], "eval").config.env.eval.model_extra["init_params"]["mesh_cell"] == 0.01
+    config = compose(["env=quickstart_libero", f"protocol={name}"], "eval").config
+    drawn = [side.model_extra["init_params"] for side in (config.env.eval, config.env.train)]
+    assert [(one["mesh_cell"], one["camera_heights"], one["camera_widths"]) for one in drawn] == [(0.0, 256, 256)] * 2
 
 
 def test_a_key_of_the_command_line_comes_before_the_protocol():
@@ -189,11 +198,6 @@ def test_episodes_of_another_evaluation_are_not_taken(tmp_path):
 
 
 def test_another_configuration_weights_or_data_are_another_evaluation(tmp_path):
-    (tmp_path / "w" / "lora").mkdir(parents=True)
-    (tmp_path / "w" / "lora" / "model").write_text("x")
-    before = unfinished.identity_of_files(str(tmp_path / "w"))
-    (tmp_path / "w" / "lora" / "model").write_text("yy")
-    assert unfinished.identity_of_files(str(tmp_path / "w")) != before
     (data := tmp_path / "problems.jsonl").write_text("{}")
     config = {"env": {"eval": {"data": [str(data)], "reward_mode": "sparse"}}, "runner": {"logger": {"log_path": "a"}}}
     before = unfinished.identity_of_config(config)
@@ -203,6 +207,26 @@ def test_another_configuration_weights_or_data_are_another_evaluation(tmp_path):
     config["runner"]["logger"]["log_path"] = "b"
     assert unfinished.identity_of_config(config) == before
     config["env"]["eval"]["reward_mode"] = "dense"
+    assert unfinished.identity_of_config(config) != before
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("model_path", "w"), ("lora_path", "lora"), ("lora_path", "~/lora"), ("anything", "./w"), ("data_paths", ["w"])],
+)
+def test_a_folder_that_any_key_names_is_part_of_an_evaluation(tmp_path, monkeypatch, key, name):
+    """Adapters that were replaced in place, for one, are other weights."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("w/deep", "lora/deep", "runs/run"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").write_text("x")
+    model = {key: name, "root": str(tmp_path), "size": "w"}
+    config = {"actor": {"model": model}, "runner": {"logger": {"log_path": "runs/run"}, "ckpt_path": None}}
+    before = unfinished.identity_of_config(config)
+    (tmp_path / "runs/run/file").write_text("episodes")
+    assert unfinished.identity_of_config(config) == before, "what the evaluation itself writes is no part of it"
+    changed = tmp_path / "lora" if "lora" in name else tmp_path / "w"
+    (changed / "deep" / "file").write_text("yy")
     assert unfinished.identity_of_config(config) != before
 
 
@@ -267,34 +291,6 @@ def test_an_episode_that_cannot_be_run_counts_as_that(capsys):
     assert "none of 1 episodes could be run" in capsys.readouterr().err
 
 
-# -- selftest --------------------------------------------------------------------------------------------------------
-
-
-def test_the_selftest_finds_no_difference_on_a_cpu(capsys):
-    assert evaluate("run", "selftest=true", "env.eval.episodes_per_task=2", "env.eval.ignore_terminations=true") == 0
-    found = json.loads(Path("runs/run/selftest.json").read_text())
-    assert [row["name"].partition("=")[0] for row in found["runs"]] == ["env.eval.total_num_envs", "rollout.schedule"]
-    assert all(row["zero"] and row["episodes"] == 4 for row in found["runs"])
-    assert "no difference: each of 4 episodes gave the same numbers in 3 runs" in capsys.readouterr().out
-    assert train.main([*FAKE, "selftest=true", "--config-dir", CONFIG], "train") == 2
-
-
-def test_the_selftest_says_how_large_a_difference_is():
-    plan = eval_plan(FakeEnv().spec, episodes_per_task=2)
-    first = [EpisodeResult(episode, (), 1.0, True, 5, True, False) for episode in plan]
-    second = [*first[:3], EpisodeResult(plan[3], (), 0.25, False, 8, False, True)]
-    moved = [*first[:3], EpisodeResult(plan[3], (), 1.0, True, 5, True, False, progress=1e-9)]
-    row = selftest.difference("moved", first, moved)
-    assert (row.other_success, row.other_progress, row.largest_progress, row.zero) == (0, 1, 1e-9, False)
-    row = selftest.difference("other", first, second)
-    assert (row.successes, row.episodes, row.other_success, row.other_steps, row.other_return) == (3, 4, 1, 1, 1)
-    assert (row.largest_return, row.difference, row.zero) == (0.75, -0.25, False)
-    assert "1 of 4 episodes with another success (other)" in selftest.verdict([row])
-    lost = [EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run="gone") for episode in plan]
-    with pytest.raises(ConfigError, match="no episode could be run both ways"):
-        selftest.difference("other", first, lost)
-
-
 def test_a_run_of_before_there_were_protocols_goes_on(tmp_path):
     resolved = {"runner": {"seed": 1}, "protocol": defaults(ProtocolConfig)}
     with closing(RunFolder.open(tmp_path / "run", {"runner": {"seed": 1}})):
@@ -320,6 +316,7 @@ def test_training_and_evaluation_share_workers_though_other_rewards_count():
         assert train.main([*options, *overrides, "--config-dir", CONFIG], "train") == 0
         lines = Path("runs", name, "metrics.jsonl").read_text().splitlines()
         told = ("rollout/return_mean", "train/loss", "train/grad_norm", "eval/return_mean", "eval/success_rate")
+        told += ("eval/episode_length_mean", "eval/time_to_success_mean")
         return [{key: row[key] for key in told if key in row} for row in map(json.loads, lines)]
 
     together, apart = trained("together"), trained("apart", "env.eval.step_s=0.0001")
@@ -329,3 +326,8 @@ def test_training_and_evaluation_share_workers_though_other_rewards_count():
     assert len(together) == 2
     assert all(row["eval/return_mean"] == 7 * row["eval/success_rate"] > 0 for row in together)
     assert together[0]["rollout/return_mean"] % 1
+    episodes = json.loads(Path("runs/together/eval/000001.json").read_text())["episodes"]
+    lengths, solved = ([one[key] for one in episodes if one[key]] for key in ("steps", "steps_to_success"))
+    assert together[0]["eval/episode_length_mean"] == sum(lengths) / len(episodes)
+    assert together[0]["eval/time_to_success_mean"] == sum(solved) / len(solved)
+    assert 0 < len(solved) < len(episodes), "else the two could not differ"

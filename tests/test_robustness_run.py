@@ -95,6 +95,9 @@ def test_the_table_is_on_the_console_and_in_a_page(made):
         f"{found['difference']:+.0%}", f"{found['difference_low']:+.0%} to {found['difference_high']:+.0%}",
     ]  # fmt: skip
     assert "![success under perturbations](robustness.png)" in page
+    named = {key: read(folder)["protocol"][key] for key in ("name", "hash")}
+    assert read(folder, file="robustness.json")["protocol"] == named
+    assert f"Protocol of no name `{named['hash']}`, and the perturbations." in page
     table = said.partition("robustness of random weights, on the same starts")[2]
     (line,) = (line for line in table.splitlines() if line.split()[:2] == ["camera_turn", "medium"])
     assert all(cell in line for cell in cells)

@@ -13,6 +13,7 @@ from embodied import sft, train
 from embodied.eval import main as evaluate
 from embodied.learn.exported import open_export
 from embodied.run.evaluations import read
+from embodied.run.protocol import PICTURES
 from embodied.schema.compose import compose
 from embodied.tools import demos, export
 from embodied.types import Sampling
@@ -35,6 +36,9 @@ def test_it_is_small_whole_and_names_no_folder_of_a_machine():
     assert decision.fields["actions"].shape == (2, 8, 7)
     assert decision.fields["actions"].abs().max() <= 1
     assert not policy.spec.random_weights
+    config = compose(["experiment=quickstart_libero"]).config.actor.model.model_extra
+    configured = {name: config[name] for name in PICTURES if name in config}
+    assert policy.pictures() == {"image_preset": "rlinf", **configured}
 
 
 def test_its_training_evaluates_on_starts_that_neither_it_nor_the_demonstrations_saw():

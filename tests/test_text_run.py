@@ -55,6 +55,8 @@ def test_rewards_of_texts_are_learnt_and_the_numbers_come_twice():
         assert train.main([*TRAIN, f"runner.experiment_name={name}", "runner.val_before_train=true", *FOLDERS]) == 0
     rows = rows_of("runs/one")
     assert [row["step"] for row in rows] == [*range(9)]
+    assert "eval/success_rate" in rows[0]
+    assert "eval/episode_length_mean" not in rows[0], "an answer is no episode of control steps"
     assert rows[8]["eval/return_mean"] > rows[0]["eval/return_mean"] + 0.2
     assert max(row["train/logprob_gap"] for row in rows[1:]) < 1e-5
     assert rows == rows_of("runs/two")
@@ -64,6 +66,8 @@ def test_answers_of_an_evaluation_stand_in_a_file():
     assert train.main([*TRAIN, "runner.experiment_name=run", "runner.max_epochs=1", *FOLDERS]) == 0
     kept = [json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text().splitlines()]
     assert [one["episode"] for one in kept] == [0, 1, 2, 3, 4]
+    held_to = json.loads(Path("runs/run/eval/000001.json").read_text())["protocol"]
+    assert all(one["protocol"] == {"name": None, "hash": held_to["hash"]} for one in kept)
     for number, one in enumerate(kept):
         letter = "abc"[number % 3]
         assert one["prompt"] == f"#{number} {letter}"

@@ -124,7 +124,8 @@ def test_tables_and_videos_of_evaluations_are_there(service, python, trained):
         evaluation = json.loads((trained / "runs" / "run" / "eval" / f"{step:06d}.json").read_text())
         columns = ("instruction", "successes", "episodes", "success_rate", "low", "high", "not_run")
         of_task = [[row[name] for name in columns] for row in evaluation["tasks"]]
-        assert [row[1:] for row in rows] == of_task
+        assert [row[1:-2] for row in rows] == of_task
+        assert {row[-1] for row in rows} == {evaluation["protocol"]["hash"]}
     made = sorted(file.stat().st_size for file in (trained / "videos" / "run" / "eval").rglob("*.mp4"))
     assert len(made) == len(found["videos"]) == 12
     assert service == "swanlab" or sorted(found["videos"]) == made  # SwanLab gets them as GIFs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,15 @@ class Meta:
     @property
     def weight_version(self) -> int:
         return int(self.trainer["weight_version"])
+
+    @property
+    def identity(self) -> str | None:
+        """A short text that tells these weights from others, wherever their folder lies; None for a checkpoint without
+        checksums, which an older version wrote."""
+        if not self.checksums:
+            return None
+        values = [self.iteration, self.steps, self.weight_version, self.parameters, self.settled, self.checksums]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 PLAIN: dict[str, type | tuple[type, ...]] = {

@@ -97,6 +97,9 @@ METRICS: dict[str, str] = {
     "eval/perturbed_success_lowest": "lowest such share of a condition, 0..1",
     "eval/return_mean": "mean over evaluation episodes of the sum of rewards",
     "eval/episodes": "evaluation episodes, count",
+    "eval/episode_length_mean": "mean control steps of evaluation episodes; not of texts",
+    "eval/time_to_success_mean": "mean control steps until the first success, of the evaluation episodes that have "
+    "one; if any, and not of texts",
     "eval/max_steps": "control steps at which evaluation episodes were cut off, count",
     "eval/env_max_steps": "control steps of the env's own limit; with another, success is not the benchmark's, count",
     "eval/worker_restarts": "env workers that failed in the evaluation and were replaced, count",

@@ -32,6 +32,7 @@ from embodied.protocols.policy import Decodes as Decodes
 from embodied.protocols.policy import Decoding as Decoding
 from embodied.protocols.policy import HasExtraState as HasExtraState
 from embodied.protocols.policy import Policy as Policy
+from embodied.protocols.policy import PreparesPictures as PreparesPictures
 from embodied.protocols.policy import Shardable as Shardable
 from embodied.protocols.policy import UsesStatistics as UsesStatistics
 from embodied.protocols.serving import EXPORT_DTYPES as EXPORT_DTYPES

@@ -74,6 +74,15 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class PreparesPictures(Protocol):
+    """A policy may say how it prepares pictures: success depends on it, so it is part of an evaluation's protocol."""
+
+    def pictures(self) -> Mapping[str, Any]:
+        """How it does, as values of JSON; under the names of the keys of ``actor.model`` where there are such keys."""
+        ...
+
+
+@runtime_checkable
 class CountsTokens(Protocol):
     """A count of tokens that a policy of texts may offer besides. With it micro-batches can be filled by tokens
     (``runner.enable_dynamic_batch_size``)."""

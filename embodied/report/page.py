@@ -12,7 +12,7 @@ from typing import Any
 
 from embodied import __version__
 from embodied.errors import ConfigError, RunFolderError
-from embodied.report import charts, library, series, settings, success, times, videos
+from embodied.report import charts, library, protocols, series, settings, success, times, videos
 from embodied.report.reading import Run
 from embodied.run.verdict import LETTERS
 
@@ -94,6 +94,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
         "title": title, "several": several, "runs": runs, "version": __version__,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "numbers": [] if several else _numbers(runs[0]),
         "groups": series.groups(runs), "lines": lines, "others": others,
+        "curves_note": protocols.of_runs(runs),
         "first_other": next((name for name in others if not name.startswith("eval/")), ""),
         "meanings": {name: series.meaning(name) for name in others},
         "perturbed": [(run.name, success.under_perturbations(run)) for run in runs if run.robustness],

@@ -40,6 +40,7 @@ class Recorded:
     success: bool
     place: str  # its start, in words
     episode_return: float | None
+    progress: float | None  # how far it got, 0..1
     steps: int | None
     video: str  # as the evaluation names the file
 
@@ -237,7 +238,8 @@ def _recorded(found: Evaluation, episodes: Sequence[Mapping[str, Any]], iteratio
             yield Recorded(
                 iteration, found.tasks[start["task_id"]], success,
                 f"initial state {start['init_state_id']}, seed {start['seed']}",
-                _number(episode.get("return")), None if steps is None else int(steps), video,
+                _number(episode.get("return")), _number(episode.get("progress")),
+                None if steps is None else int(steps), video,
             )  # fmt: skip
 
 

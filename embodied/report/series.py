@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from embodied.observe.metrics import METRICS
+from embodied.report import protocols
 from embodied.report.reading import Run
 from embodied.run.folder import MAY_CHANGE, differences
 
@@ -18,6 +19,7 @@ MOST_POINTS = 400
 """Points of a line; of more iterations, several together make one."""
 
 SEEDS = "band: lowest to highest seed"
+OTHERS = "evaluations of different protocols"
 
 OF_ITS_OWN = (
     "runner.seed", "runner.experiment_name", "env.eval.video_cfg", *(key for key in MAY_CHANGE if key != "env.eval"),
@@ -156,7 +158,14 @@ def _of_run(panel: Panel, run: Run) -> Chart:
         line for shown in panel.shown
         if (line := _line(shown.label, [_points(run, shown)], shown.points))
     ]  # fmt: skip
-    return Chart(panel.title, panel.axis, panel.share, panel.note, lines)
+    return Chart(panel.title, panel.axis, panel.share, _note(panel.note, panel.shown, lines, [run]), lines)
+
+
+def _note(usual: str, shown: Sequence[Shown], lines: Sequence[Line], runs: Sequence[Run]) -> str:
+    """The note of a chart. It says so if points of evaluations of different protocols are drawn together."""
+    drawn = {line.label for line in lines}
+    evaluated = any(one.metric.startswith("eval/") and (len(shown) == 1 or one.label in drawn) for one in shown)
+    return "; ".join(filter(None, [usual, OTHERS if evaluated and protocols.of_runs(runs) else ""]))
 
 
 def _over_runs(panel: Panel, found: Sequence[Group]) -> Iterator[Chart]:
@@ -169,7 +178,8 @@ def _over_runs(panel: Panel, found: Sequence[Group]) -> Iterator[Chart]:
             if (line := _line(group.label, [_points(run, of_one) for run in group.runs], shown.points))
         ]  # fmt: skip
         title = f"{panel.title}: {shown.label}" if panel.with_several > 1 else panel.title
-        yield Chart(title, panel.axis, panel.share, SEEDS if seeds else panel.note, lines)
+        note = _note(SEEDS if seeds else panel.note, [shown], lines, [run for group in found for run in group.runs])
+        yield Chart(title, panel.axis, panel.share, note, lines)
 
 
 def _points(run: Run, shown: Shown) -> list[Point]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from embodied import hidden
 from embodied.errors import EvaluationError
+from embodied.report import protocols as kinds
 from embodied.report.reading import Run
-from embodied.run.compare import Comparison, Rate, compare, rates
-from embodied.run.evaluations import Evaluation
-from embodied.run.verdict import LETTERS, interval, lines, p_value, protocols, starts
+from embodied.run.compare import ALL, Comparison, Rate, compare, rates, same_protocol, task_names
+from embodied.run.evaluations import Evaluation, Lengths
+from embodied.run.verdict import LETTERS, interval, lines, p_value, protocol_of, protocols, starts
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Side:
     label: str
     evaluation: Evaluation
 
+    @property
+    def protocol(self) -> str:
+        return protocol_of(self.evaluation)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -29,7 +34,10 @@ class Table:
 
     letter: str
     label: str
+    protocol: str  # of the second one
     rows: Sequence[Sequence[str]]
+    head: Sequence[str]  # of ``by_task``
+    by_task: Sequence[Sequence[str]]  # the same rows, and how long the episodes of both were
     starts: str
     p_value: str
     said: Sequence[str]
@@ -42,7 +50,9 @@ class Success:
     """What is said of success."""
 
     sides: Sequence[Side]
-    single: Sequence[Sequence[str]]  # task, success, interval; of one evaluation alone
+    note: str  # that the protocols are not all one; empty if they are
+    not_run: Sequence[str]  # how many episodes could not be run
+    single: Sequence[Sequence[str]]  # of one evaluation alone: a head, then a row for each task
     tables: Sequence[Table]
     refused: Sequence[str]  # why some were not compared
     points: Sequence[dict[str, Any]]  # of the chart
@@ -55,9 +65,57 @@ def of(runs: Sequence[Run]) -> Success:
         {"task": task, "side": side.label, "rate": rate.rate, "low": rate.low, "high": rate.high}
         for side in sides for task, rate in rates(side.evaluation)
     ]  # fmt: skip
-    single = [[task, *_cells(rate)] for task, rate in rates(sides[0].evaluation)] if len(sides) == 1 else []
     tables, refused = _tables(sides)
-    return Success(sides, single, tables, refused, points)
+    note = kinds.note((side.letter, side.evaluation) for side in sides)
+    not_run = [said for side in sides if (said := _not_run(side, len(sides) > 1))]
+    return Success(
+        sides, note, not_run, _single(sides[0].evaluation) if len(sides) == 1 else [], tables, refused, points
+    )
+
+
+def _not_run(side: Side, several: bool) -> str:
+    one = side.evaluation
+    if not one.not_run:
+        return ""
+    of = f" of {side.letter}" if several else ""
+    why = f"; the first: {hidden.in_text(one.why_not_run)}" if one.why_not_run else ""
+    return f"{one.not_run} planned episodes{of} were not run, and count neither as success nor as failure{why}"
+
+
+def _single(one: Evaluation) -> list[list[str]]:
+    head, cells = _lengths({"": one})
+    return [
+        ["task", "success", "95 % interval", *head],
+        *([task, *_cells(rate), *cells.get(task, [])] for task, rate in rates(one)),
+    ]
+
+
+def _lengths(sides: Mapping[str, Evaluation]) -> tuple[list[str], dict[str, list[str]]]:
+    """Returns the head of columns on the length of episodes, and their cells by task. What no file tells is left out.
+
+    Args:
+        sides: by their letters.
+    """
+    found: list[dict[str, Lengths]] = []
+    for one, names in zip(sides.values(), task_names(*sides.values()), strict=True):
+        found.append({{**names, -1: ALL}[number]: own for number, own in one.lengths.items()})
+    columns = {
+        "mean length": [{task: _number(one.steps_mean) for task, one in own.items()} for own in found],
+        "to success, median": [{task: _number(one.steps_to_success) for task, one in own.items()} for own in found],
+        "not run": [{task: str(one.not_run or "") for task, one in own.items()} for own in found],
+    }
+    head: list[str] = []
+    cells: dict[str, list[str]] = {task: [] for own in found for task in own}
+    for title, of_sides in columns.items():
+        if any(text for side in of_sides for text in side.values()):
+            head += [f"{letter} {title}".strip() for letter in sides]
+            for task, own in cells.items():
+                own += [side.get(task, "") for side in of_sides]
+    return head, cells
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def _before_and_after(run: Run) -> list[Side]:
@@ -101,6 +159,8 @@ def _tables(sides: Sequence[Side]) -> tuple[list[Table], list[str]]:
 
 
 def _table(side: Side, one: Comparison) -> Table:
+    letter, other = side.letter, same_protocol(one.first, one.second) is False
+    more, lengths = _lengths({LETTERS[0]: one.first, letter: one.second})
     rows = [
         [row.task, *_cells(row.first), *_cells(row.second), f"{row.difference:+.1%}", interval(row)]
         for row in (*one.tasks, one.over_all)
@@ -109,9 +169,11 @@ def _table(side: Side, one: Comparison) -> Table:
         [row.key, *(str(hidden.in_value(row.key, value)) for value in (row.first, row.second)), row.remark]
         for row in one.differing
     ]
+    head = ["task", "A", "95 % interval", letter, "95 % interval", "difference", "95 % interval", *more]
     return Table(
-        side.letter, side.label, rows, starts(one, side.letter), p_value(one.adjusted),
-        [*protocols(one, side.letter), *lines(one, side.letter)], differing, list(one.notes),
+        letter, side.label, side.protocol + (", another than A's" if other else ""), rows, head,
+        [[*row, *lengths.get(row[0], [])] for row in rows], starts(one, letter), p_value(one.adjusted),
+        [*protocols(one, letter), *lines(one, letter)], differing, list(one.notes),
     )  # fmt: skip
 
 

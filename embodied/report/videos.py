@@ -80,9 +80,25 @@ def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
         left -= needed
         chosen.append(Video(run.name, episode, data))
     recorded = sum(len(run.recorded) for run in runs)
-    ordered = sorted(chosen, key=lambda one: -one.episode.iteration)
+    ordered = _by_progress(sorted(chosen, key=lambda one: -one.episode.iteration))
     episodes, too_many = sum(run.episodes for run in runs), recorded - missing - len(chosen)
     return Chosen(ordered, recorded, episodes, too_many, missing, grids)
+
+
+def _by_progress(videos: Sequence[Video]) -> list[Video]:
+    """Puts failures of each evaluation, where failures stand, in the order of how far they got. Successes stay."""
+    failed: dict[int, list[Video]] = {}
+    for one in videos:
+        if not one.episode.success:
+            failed.setdefault(one.episode.iteration, []).append(one)
+    farthest_first = {
+        iteration: iter(sorted(own, key=lambda one: -_progress(one.episode))) for iteration, own in failed.items()
+    }
+    return [one if one.episode.success else next(farthest_first[one.episode.iteration]) for one in videos]
+
+
+def _progress(episode: Recorded) -> float:
+    return -1.0 if episode.progress is None else episode.progress
 
 
 def _grids(runs: Sequence[Run], around: int) -> Iterator[tuple[Grid, int]]:
@@ -122,6 +138,9 @@ def _in_turns(files: Sequence[_Found]) -> Iterator[_Found]:
     for run, episode, file in files:
         key = (_rank(run, episode.iteration), run.name, episode.iteration, episode.task, episode.success)
         turns.setdefault(key, []).append((run, episode, file))
+    for key, own in turns.items():
+        if not key[-1]:  # of failures, those that got farthest come first
+            own.sort(key=lambda one: -_progress(one[1]))
     ordered = [turns[key] for key in sorted(turns, key=lambda key: key[0])]
     for wanted in (0, 1, 2):
         own = [files for files in ordered if _rank(files[0][0], files[0][1].iteration) == wanted]

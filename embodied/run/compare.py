@@ -16,7 +16,7 @@ from typing import Any
 from embodied.errors import EvaluationError
 from embodied.observe import statistics
 from embodied.observe.statistics import wilson
-from embodied.run.evaluations import Evaluation
+from embodied.run.evaluations import MEANS, Evaluation
 
 ABSENT = "not recorded"
 ALL = "all tasks"
@@ -25,6 +25,7 @@ REMARKS = {
     "seed": "draws sampled actions, and initial states unless the first ones are taken",
     "reward_mode": "changes the return, not success", "reward_coef": "changes the return, not success",
     "use_rel_reward": "changes the return, not success", "env_seed": "moves the seeds of the starts",
+    **dict.fromkeys((f"env.{key}" for key in MEANS), "moves no start"),
 }  # fmt: skip
 """What a condition does, of those that say nothing about how hard an episode is."""
 
@@ -133,7 +134,7 @@ def _against(
     why = ""
     if unpaired:
         why = "as asked for (--unpaired)"
-    elif not same_starts and any(one.key.startswith("env.") for one in differing):
+    elif not same_starts and any(_moves_starts(one.key) for one in differing):
         why = "the env's arguments differ, so starts of equal numbers may be different ones; --same-starts pairs them"
     elif not shared:
         raise EvaluationError(
@@ -170,23 +171,43 @@ def rates(one: Evaluation) -> list[tuple[str, Rate]]:
 
 
 def differences(first: Evaluation, second: Evaluation) -> Iterator[Differing]:
-    """Yields the conditions that differ, but for whose weights they are. Keys of the env begin with ``env.``."""
+    """Yields the conditions that differ, but for whose weights they are. Keys of the env begin with ``env.``.
+    All keys of which the protocols' hashes are made are among them."""
+    told: set[str] = set()
+    for one in _told_of(first, second):
+        if one.key not in told:
+            told.add(one.key)
+            yield one
+
+
+def _told_of(first: Evaluation, second: Evaluation) -> Iterator[Differing]:
+    """Yields the same; what stands in several places of the files comes several times."""
     if first.conditions and second.conditions:
         yield from _differing(*(_flat({**side.conditions, "weights": ""}) for side in (first, second)))
     if first.env is not None and second.env is not None:
-        yield from _differing(_flat(first.env, "env."), _flat(second.env, "env."))
+        yield from _differing(*(_arguments(side, bool(first.protocol and second.protocol)) for side in (first, second)))
     if first.protocol and second.protocol:
         yield from _differing(*({"protocol": side.protocol.get("name")} for side in (first, second)))
-        yield from _differing(*(_of_machine(side.protocol.get("keys", {})) for side in (first, second)))
+        yield from _differing(*(_flat(side.protocol["keys"]) for side in (first, second)))
 
 
-def _of_machine(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What a protocol holds beside the conditions and the env's arguments."""
-    return {
-        name: value
-        for part in ("pictures", "simulator")
-        for name, value in _flat(keys.get(part, {}), f"{part}.").items()
-    }
+def _arguments(side: Evaluation, known: bool) -> dict[str, Any]:
+    """Arguments of the env.
+
+    Args:
+        known: whether both files say what simulated and drew; then the arguments that chose it say nothing more.
+    """
+    assert side.env is not None
+    return {key: value for key, value in _flat(side.env, "env.").items() if not (known and _is_means(key))}
+
+
+def _is_means(key: str) -> bool:
+    return key.split(".")[1] in MEANS
+
+
+def _moves_starts(key: str) -> bool:
+    """Whether starts of equal numbers may be others where this condition differs."""
+    return key.startswith("env.") and not _is_means(key)
 
 
 def same_protocol(first: Evaluation, second: Evaluation) -> bool | None:
@@ -215,6 +236,8 @@ def _notes(*sides: Evaluation) -> Iterator[str]:
         yield f"an old version wrote {' and '.join(old)}: the file does not say under which conditions it was made"
     if silent := [side.name for side in sides if side.conditions and not side.protocol]:
         yield f"which simulator and renderer made {' and '.join(silent)} is not recorded"
+    if same_protocol(*sides) is False and sides[0].protocol["keys"] == sides[1].protocol["keys"]:
+        yield "the protocols' hashes differ although every key in the files is the same: other versions have made them"
     if unknown := [side.name for side in sides if side.env is None]:
         yield f"on which env {' and '.join(unknown)} was made is not known, so neither is whether the envs differ"
     elif inferred := [side.name for side in sides if not side.env_is_recorded]:
@@ -230,18 +253,23 @@ def _notes(*sides: Evaluation) -> Iterator[str]:
 def keyed(first: Evaluation, second: Evaluation) -> list[dict[Key, Sequence[bool]]]:
     """Returns the outcomes of both by starts that they share. Tasks are told apart by their instructions, because the
     numbers of tasks depend on which were chosen; of equal instructions also by their numbers."""
-    several = {
-        text for side in (first, second) for text, count in Counter(side.tasks.values()).items() if count > 1
-    }  # fmt: skip
     without_seed = first.starts_without_seed and second.starts_without_seed
     found: list[dict[Key, Sequence[bool]]] = []
-    for side in (first, second):
-        named = {number: f"{text} (task {number})" if text in several else text for number, text in side.tasks.items()}
+    for side, named in zip((first, second), task_names(first, second), strict=True):
         outcomes: dict[Key, list[bool]] = {}
         for (task, state, seed), own in side.outcomes.items():
             outcomes.setdefault((named[task], state, 0 if without_seed else seed), []).extend(own)
         found.append(dict(outcomes))
     return found
+
+
+def task_names(*sides: Evaluation) -> list[dict[int, str]]:
+    """Returns how the tasks of each side are called, by their numbers."""
+    several = {text for side in sides for text, count in Counter(side.tasks.values()).items() if count > 1}
+    return [
+        {number: f"{text} (task {number})" if text in several else text for number, text in side.tasks.items()}
+        for side in sides
+    ]
 
 
 def _of_task(side: Mapping[Key, Sequence[bool]], task: str) -> dict[Key, Sequence[bool]]:

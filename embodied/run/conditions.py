@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from embodied.run.build import sampling
+from embodied.learn.checkpoint_meta import read_meta
+from embodied.run.build import origin_of, sampling
 from embodied.run.preflight import Checked
 from embodied.run.sides import EnvSide
 from embodied.schema import EnvEvalConfig
@@ -92,6 +93,16 @@ def conditions(checked: Checked, spec: PolicySpec, folder: Path, iteration: int)
 def env_of(side: EnvSide) -> dict[str, Any]:
     """Returns which env was evaluated, with its arguments: what makes equally numbered starts the same ones."""
     return {"_target_": side.config.target, **side.kwargs}
+
+
+def checkpoint_of(checked: Checked) -> dict[str, Any] | None:
+    """Returns which checkpoint an evaluation is of, and the network below it; None if it is of none."""
+    config = checked.config
+    if not config.runner.only_eval or config.runner.ckpt_path is None or config.runner.answers is not None:
+        return None
+    identity = read_meta(Path(config.runner.ckpt_path)).identity
+    base = origin_of(checked).kwargs.get("model_path")
+    return {"path": config.runner.ckpt_path, "identity": identity, "model_path": base}
 
 
 def _sampling(checked: Checked) -> dict[str, Any]:

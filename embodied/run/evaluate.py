@@ -19,7 +19,7 @@ from embodied.run import protocol, repeats, robustness, starts, successes, summa
 from embodied.run.answers import FileAnswers
 from embodied.run.build import open_folder, open_model, sampling, sizes
 from embodied.run.collector import in_order
-from embodied.run.conditions import Conditions, conditions, env_of
+from embodied.run.conditions import Conditions, checkpoint_of, conditions, env_of
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import add_up
 from embodied.run.engine import open_engine
@@ -29,7 +29,7 @@ from embodied.run.metrics import of_problems
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
-from embodied.run.unfinished import Unfinished, identity_of_config, identity_of_files, of_plan
+from embodied.run.unfinished import Unfinished, identity_of_config, of_plan
 from embodied.run.videos import show_side_by_side
 from embodied.runtime.plan import eval_plan, under_conditions, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
@@ -90,6 +90,7 @@ class Evaluator:
     ) -> None:  # fmt: skip
         self._answers, self._resumable = answers, resumable
         self._checked, self._simulators, self._folder, self._reporter = checked, simulators, folder, reporter
+        self._checkpoint = checkpoint_of(checked)
         self._keep_workers, self._kept = keep_workers, ExitStack()
         self._workers: Workers | None = None
 
@@ -105,11 +106,13 @@ class Evaluator:
             DeviceMemoryError: the policy does not fit.
         """
         results, stats, kept, facts = self._collect(iteration, weight_version, stop, workers)
+        under = self._conditions(iteration)
+        held_to = protocol.protocol(self._checked, under, facts, self._simulators.model.policy)
         if self._simulators.processes.is_main and kept:
-            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept)
+            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept, held_to.named)
             self._reporter.table(iteration, *generations_table(kept))
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
-        found = self._report(iteration, results, facts)
+        found = self._report(iteration, results, under, held_to)
         self._part(iteration).unlink(missing_ok=True)
         self._show_videos(iteration, results, stop)
         return {**found, "eval/worker_restarts": stats.worker_restarts, **problems}
@@ -172,10 +175,8 @@ class Evaluator:
         composed, device = self._checked.composed, self._simulators.model.device
         if not self._resumable or self._answers:
             return Unfinished(None, "")
-        config, model = composed.config, composed.config.actor.model.model_extra or {}
         return Unfinished(self._part(iteration), protocol.short_hash([
             identity_of_config(composed.resolved), of_plan(plan), protocol.described(workers.pool.facts),
-            identity_of_files(config.runner.ckpt_path), identity_of_files(model.get("model_path")),
             _versions(), device.type, self._simulators.processes.size,
         ]))  # fmt: skip
 
@@ -216,7 +217,7 @@ class Evaluator:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
 
     def _report(
-        self, iteration: int, everything: Sequence[EpisodeResult], facts: Sequence[WorkerFacts]
+        self, iteration: int, everything: Sequence[EpisodeResult], under: Conditions, held_to: protocol.Protocol
     ) -> dict[str, float]:
         """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions; perturbed episodes
         have files of their own."""
@@ -227,12 +228,12 @@ class Evaluator:
         origin = successes.problem_of if writes else successes.start_of
         rows = successes.summarise(spec.tasks, results, origin, lost)
         repeated = repeats.rates(results, origin, config.runner.seed)
-        under, compared = self._conditions(iteration), robustness.compare(results, perturbed)
-        held_to = protocol.protocol(self._checked, under, facts)
+        compared = robustness.compare(results, perturbed)
         failed = [] if writes else successes.failures(results)
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
             found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
+            found |= {"checkpoint": self._checkpoint} if self._checkpoint else {}
             found |= {"env": env_of(self._checked.eval), "tasks": [asdict(row) for row in rows]}
             found |= {"rates": repeated, **answered, "failures": failed}
             found |= {"episodes": [successes.facts(result) for result in unperturbed]}
@@ -262,15 +263,18 @@ class Evaluator:
                 )
             if compared:
                 console.table(f"robustness of {under.weights}, on the same starts", robustness.cells(results, compared))
-                missing = robustness.write(file.parent, iteration, under.weights, results, perturbed, compared)
+                missing = robustness.write(
+                    file.parent, iteration, under.weights, held_to.named, results, perturbed, compared
+                )
                 console.say(missing or f"picture and table: {file.with_name(robustness.NAME)}.png, .md, .json")
-            self._reporter.table(iteration, "eval/success", *successes.table(rows))
+            self._reporter.table(iteration, "eval/success", *successes.table(rows, held_to.named))
             videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
             for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
                 self._reporter.video(iteration, f"eval/video/{mp4.stem}", mp4)
             if videos:
                 console.say(f"videos: {self._videos(iteration)}")
-        return successes.metrics(rows, results, under) | repeated | (robustness.metrics(compared) if compared else {})
+        metrics = successes.metrics(rows, results, under, not writes)
+        return metrics | repeated | (robustness.metrics(compared) if compared else {})
 
     def _conditions(self, iteration: int) -> Conditions:
         under = conditions(self._checked, self._simulators.model.policy.spec, self._folder, iteration)

@@ -22,8 +22,21 @@ from embodied.schema import EnvEvalConfig
 
 AGAIN = "evaluate again (python -m embodied.eval), or name another evaluation"
 
+MEANS = ("renderer", "max_cached_simulators", "vectorization")
+"""Arguments of envs that are no part of a protocol: the simulator's facts say what was used, or no number depends on
+them."""
+
 Place = tuple[int, int, int]
 """Number of the task, of its initial state, and seed, as in :class:`embodied.types.Start`."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Episodes of a task in control steps; None where the file does not say it, or for texts."""
+
+    steps_mean: float | None  # of an episode
+    steps_to_success: float | None  # until the first success, median of the episodes that have one
+    not_run: int  # episodes that were planned and could not be run
 
 
 @dataclass(frozen=True)
@@ -40,11 +53,13 @@ class Evaluation:
     not_run: int  # episodes that were planned and could not be run
     initial_states: Sequence[int]  # how many fixed ones each task has, if the file says it
     protocol: Mapping[str, Any]  # name, hash and keys; empty if the file does not have them
+    lengths: Mapping[int, Lengths]  # by the number of the task; −1: over all of them
+    why_not_run: str  # the error of the first episode that could not be run; empty if the file does not say it
 
     @property
     def starts_without_seed(self) -> bool:
         """Whether a start does not depend on its seed: a problem in text."""
-        return "answers" in self.conditions or "max_new_tokens" in self.conditions.get("sampling", {})
+        return is_of_texts(self.conditions)
 
 
 def find(name: str) -> Path:
@@ -149,12 +164,13 @@ def read(name: str) -> Evaluation:
 def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> Evaluation:
     tasks = {_whole(row["task_id"]): str(row["instruction"]) for row in found["tasks"] if row["task_id"] != -1}
     outcomes: dict[Place, list[bool]] = {}
-    not_run = 0
+    not_run, why = 0, ""
     for number, episode in enumerate(found["episodes"]):
         start, success = episode["start"], episode["success"]
         place = (_whole(start["task_id"]), _whole(start["init_state_id"]), _whole(start["seed"]))
         if success is None:  # it was planned, and could not be run
             not_run += 1
+            why = why or str(episode.get("not_run") or "")
             continue
         if not isinstance(success, bool):
             raise ValueError(f"'success' of episode {number} is {success!r}, expected true or false")
@@ -181,7 +197,24 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> Evaluation:
         raise ValueError("'keys' of its protocol are none")
     if protocol:
         protocol["keys"] = keys
-    return Evaluation(name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol)
+    texts = is_of_texts(conditions)
+    lengths = {row["task_id"]: _lengths(row, texts) for row in found["tasks"]}
+    return Evaluation(
+        name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why
+    )  # fmt: skip
+
+
+def is_of_texts(conditions: Mapping[str, Any]) -> bool:
+    """Whether the conditions are those of problems in text."""
+    return "answers" in conditions or "max_new_tokens" in conditions.get("sampling", {})
+
+
+def _lengths(row: Mapping[str, Any], texts: bool) -> Lengths:
+    mean, until = (None if texts or row.get(name) is None else float(row[name]) for name in _STEPS)
+    return Lengths(mean, until, _whole(row.get("not_run", 0)))
+
+
+_STEPS = ("steps_mean", "steps_to_success")
 
 
 def _whole(value: Any) -> int:

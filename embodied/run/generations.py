@@ -1,6 +1,7 @@
 """Texts of an evaluation with what they were worth, in a file for reading (``runner.logger.log_val_generations``).
 
-<run>/generations/000004.jsonl     {"prompt": …, "response": …, "reward": 1.0, "success": true, "start": {…}}
+<run>/generations/000004.jsonl     {"prompt": …, "response": …, "reward": 1.0, "success": true, "start": {…},
+                                    "protocol": {"name": null, "hash": "…"}}
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ def last_answer(env: EnvSpec, arrays: Mapping[str, np.ndarray], result: EpisodeR
     return prompt, instructions.read(arrays["actions"][result.last_row][-1])
 
 
-def write(file: Path, kept: list[dict[str, Any]]) -> None:
-    """Writes answers of all processes, in the plan's order."""
+def write(file: Path, kept: list[dict[str, Any]], protocol: Mapping[str, str | None]) -> None:
+    """Writes answers of all processes, in the plan's order, each with name and hash of the evaluation's protocol."""
     file.parent.mkdir(exist_ok=True)
-    lines = [json.dumps(one, ensure_ascii=False) for one in sorted(kept, key=lambda one: one["episode"])]
+    ordered = sorted(kept, key=lambda one: one["episode"])
+    lines = [json.dumps({**one, "protocol": protocol}, ensure_ascii=False) for one in ordered]
     file.write_text("".join(f"{line}\n" for line in lines))
 
 

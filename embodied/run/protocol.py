@@ -4,8 +4,8 @@
     facts of the env workers  ┴▶ keys ─▶ canonical JSON ─▶ SHA-256, its first 12 digits
 
 Two evaluations of equal hash were made under equal conditions, as far as these are the evaluation's: how a model
-computes (its number format, how many actions a decision has) is its own. The hash stands in ``eval/*.json`` and on
-model cards.
+computes (its number format, how many actions a decision has) is its own. Name and hash stand in every file of results,
+in the trackers' table and on model cards.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 
 import yaml
 
+from embodied.protocols import PreparesPictures
 from embodied.run.conditions import Conditions, env_of
+from embodied.run.evaluations import MEANS
 from embodied.run.preflight import Checked
 from embodied.schema.links import at
 from embodied.schema.protocol import asked
 from embodied.types import WorkerFacts
 
 PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")
-"""Keys of ``actor.model`` that say how a picture is prepared, of models that have them."""
-
-MEANS = ("renderer", "max_cached_simulators", "vectorization")
-"""Arguments of envs that are left out: the simulator's facts say what was used, or no number depends on them."""
+"""Keys of ``actor.model`` that say how a picture is prepared, of models that do not say it themselves."""
+MODEL = "actor.model."
 
 NOT_HELD_TO = ("weights", "env_max_steps", "reward_mode", "reward_coef", "use_rel_reward")
 """Conditions on which success does not depend, or which are compared by themselves."""
@@ -46,27 +46,57 @@ class Protocol:
     held_out_in_training: bool | None = None  # whether training left the starts out; None: nobody knows, or asked
 
     @property
+    def named(self) -> dict[str, str | None]:
+        """What identifies it in the files of results."""
+        return {"name": self.name, "hash": self.hash}
+
+    @property
     def head(self) -> str:
         """A line for the head of the evaluation's table."""
         but = ", but " + ", ".join(f"{key}={value}" for key, value in self.changed.items()) if self.changed else ""
         return f"protocol {self.name or 'of no name'} ({self.hash}){but}"
 
 
-def protocol(checked: Checked, under: Conditions, facts: Sequence[WorkerFacts]) -> Protocol:
-    """Returns the protocol of an evaluation under ``under``, whose env workers have found ``facts``."""
+def protocol(checked: Checked, under: Conditions, facts: Sequence[WorkerFacts], policy: object) -> Protocol:
+    """Returns the protocol of an evaluation under ``under``.
+
+    Args:
+        facts: what its env workers have found.
+        policy: what answered.
+    """
     config, side = checked.config, checked.eval
     resolved = checked.composed.resolved
     changed = {key: found for key, value in asked(resolved).items() if (found := at(resolved, key)) != value}
-    model = config.actor.model.model_extra or {}
+    prepared = pictures(policy, config.actor.model.model_extra or {}) if side.spec.cameras else {}
+    if prepared and isinstance(policy, PreparesPictures):
+        changed |= {key: prepared.get(key.removeprefix(MODEL), "not known") for key in others(resolved, prepared)}
     env = {key: value for key, value in env_of(side).items() if key not in MEANS}
     keys = {
         **{key: value for key, value in asdict(under).items() if key not in NOT_HELD_TO},
         "env": env, "tasks": list(side.spec.tasks),
-        "pictures": {key: model[key] for key in PICTURES if key in model} if side.spec.cameras else {},
+        "pictures": prepared,
         "simulator": described(facts),
     }  # fmt: skip
     left_out = left_out_by(resolved, under.held_out_states, trains=not config.runner.only_eval)
     return Protocol(config.protocol.name, short_hash(keys), changed, keys, left_out)
+
+
+def pictures(policy: object, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how pictures are prepared: as the policy says, else as the keys of ``actor.model`` do."""
+    if isinstance(policy, PreparesPictures):
+        return dict(policy.pictures())
+    return {key: model[key] for key in PICTURES if key in model}
+
+
+def others(config: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[str]:
+    """Returns the keys on pictures that the protocol sets for some kind of model, and that ``prepared`` has otherwise:
+    nothing can be set of an exported program."""
+    wanted: dict[str, list[Any]] = {}
+    for keys in config["protocol"]["of_model"].values():
+        for key, value in keys.items():
+            if key.removeprefix(MODEL) in PICTURES:
+                wanted.setdefault(key, []).append(value)
+    return [key for key, values in wanted.items() if prepared.get(key.removeprefix(MODEL)) not in values]
 
 
 def short_hash(value: Any) -> str:

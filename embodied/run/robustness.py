@@ -109,22 +109,24 @@ def metrics(rows: Sequence[Robustness]) -> dict[str, float]:
 
 
 def write(
-    folder: Path, iteration: int, weights: str, plain: Sequence[EpisodeResult], perturbed: ByCondition,
-    rows: Sequence[Robustness],
+    folder: Path, iteration: int, weights: str, protocol: Mapping[str, str | None], plain: Sequence[EpisodeResult],
+    perturbed: ByCondition, rows: Sequence[Robustness],
 ) -> str | None:  # fmt: skip
     """Writes the three files into ``folder``. Returns a line for the console if there can be no picture.
 
     Args:
         weights: whose success it is, in words.
+        protocol: name and hash, that of the unperturbed episodes.
         rows: those of :func:`compare`.
     """
     table = cells(plain, rows)
-    facts = {"iteration": iteration, "weights": weights, "unperturbed": _outcomes(plain)}
-    under = [
+    facts = {"iteration": iteration, "weights": weights, "protocol": protocol, "unperturbed": _outcomes(plain)}
+    conditions = [
         asdict(row) | {"outcomes": _outcomes(results)} for row, results in zip(rows, perturbed.values(), strict=True)
     ]
-    (folder / f"{NAME}.json").write_text(json.dumps(facts | {"conditions": under}, indent=1))
-    page = [f"# Robustness of {weights}", "", *_markdown(table), ""]
+    (folder / f"{NAME}.json").write_text(json.dumps(facts | {"conditions": conditions}, indent=1))
+    under = f"Protocol {protocol['name'] or 'of no name'} `{protocol['hash']}`, and the perturbations."
+    page = [f"# Robustness of {weights}", "", under, "", *_markdown(table), ""]
     if find_spec("matplotlib") is None:
         (folder / f"{NAME}.md").write_text("\n".join(page))
         return f"no picture of this table: matplotlib is missing (pip install 'embodied-rl[plot]'); see {folder}"

@@ -4,11 +4,13 @@
 |---|---|
 | as asked | |
 | other number of envs | ``env.eval.total_num_envs`` |
+| the same, with the rows of a policy call that it has by itself | that, and ``rollout.policy_batch`` |
 | other schedule | ``rollout.schedule`` |
 | other renderer | ``env.eval.renderer``, where the machine has two |
 
-The same episodes run each time, so they are compared one by one. Rows of a policy call (``rollout.policy_batch``) stay
-those of the first run: they are part of the arithmetic.
+The same episodes run each time, so they are compared one by one. Rows of a policy call (``rollout.policy_batch``) are
+part of the arithmetic. They stay those of the first run, but for the third of the table: who sets another number of
+envs gets other rows, too, unless the rows are set.
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ from embodied.observe.console import Console
 from embodied.protocols import NeedsOfMachine, Policy
 from embodied.run import summary
 from embodied.run.build import open_folder, open_model, sizes
+from embodied.run.conditions import conditions
 from embodied.run.engine import open_engine
 from embodied.run.evaluate import Evaluator
 from embodied.run.preflight import Checked
-from embodied.run.protocol import described
+from embodied.run.protocol import described, protocol
 from embodied.run.reporter import Reporter
 from embodied.run.shares import slots_of
-from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server, rows_of_call
+from embodied.run.simulators import MAX_POLICY_BATCH, Simulators, folder_of_rank, open_fork_server, rows_of_call
 from embodied.runtime.signals import StopSignal
 from embodied.targets import load_target
-from embodied.types import EpisodeResult
+from embodied.types import EpisodeResult, WorkerFacts
 
 NAME = "selftest.json"
 
@@ -82,22 +85,28 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         if config.runner.dry_run:
             return
         stop.hold_from_now()
-        checked = prepared(checked, model.policy)
+        asked, checked = checked, prepared(checked, model.policy)
 
-        def results(one: Checked) -> tuple[list[EpisodeResult], dict[str, str]]:
+        def results(one: Checked) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
             forks = server if one.eval.kwargs == checked.eval.kwargs else None  # it has prepared the first renderer
             simulators = Simulators(one, model, folder.path, forks, reporter, engine)
-            found, facts = Evaluator(one, simulators, folder.path, reporter).results(stop)
-            return found, described(facts)
+            return Evaluator(one, simulators, folder.path, reporter).results(stop)
 
         console.say("as asked")
-        first, simulator = results(checked)
+        first, facts = results(checked)
+        simulator = described(facts)
+        held_to = protocol(checked, conditions(checked, model.policy.spec, folder.path, 0), facts, model.policy)
+        console.say(held_to.head)
         rows = []
-        for name, other in variations(checked, simulator.get("renderer", ""), console):
+        for name, other in variations(checked, asked, model.policy, simulator.get("renderer", ""), console):
             console.say(name)
             rows.append(difference(name, first, results(other)[0]))
         if checked.processes.is_main:
-            found = {"simulator": simulator, "runs": [asdict(row) | {"zero": row.zero} for row in rows]}
+            found = {
+                "protocol": held_to.named,
+                "simulator": simulator,
+                "runs": [asdict(row) | {"zero": row.zero} for row in rows],
+            }
             (folder.path / NAME).write_text(json.dumps(found, indent=1))
         console.table("selftest: against the run as asked, on the same starts", cells(rows))
         console.say(verdict(rows))
@@ -105,23 +114,39 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 def prepared(checked: Checked, policy: Policy) -> Checked:
     """Returns the evaluation without videos, with the rows of a policy call that it has anyway."""
-    config = checked.config
-    rows = rows_of_call(policy, config.rollout, slots_of(config, checked.processes.of("rollout")))
+    config, rows = checked.config, _rows(checked, policy)
     video = config.env.eval.video_cfg.model_copy(update={"save_video": False})
     return _changed(checked, {"video_cfg": video}, {"policy_batch": rows})
 
 
-def variations(checked: Checked, renderer: str, console: Console) -> Iterator[tuple[str, Checked]]:
+def _rows(checked: Checked, policy: Policy) -> int:
+    """Rows of a policy call of an evaluation."""
+    config = checked.config
+    return rows_of_call(policy, config.rollout, slots_of(config, checked.processes.of("rollout")))
+
+
+def variations(
+    checked: Checked, asked: Checked, policy: Policy, renderer: str, console: Console
+) -> Iterator[tuple[str, Checked]]:
     """Yields what else is run, under its name.
 
     Args:
+        checked: the first run, as :func:`prepared` gives it.
+        asked: the same as the user asked for it.
         renderer: that drew the first run.
     """
-    side, rollout = checked.eval, checked.config.rollout
+    side, config, rollout = checked.eval, checked.config, checked.config.rollout
     slots = side.config.total_num_envs
     other = max(checked.processes.of("rollout").size, slots // 2) if slots > 1 else 2
     if other != slots:
         yield f"env.eval.total_num_envs={other} in place of {slots}", _changed(checked, {"total_num_envs": other}, {})
+    for few in dict.fromkeys((other, max(checked.processes.of("rollout").size, MAX_POLICY_BATCH // 2))):
+        by_itself = _changed(checked, {"total_num_envs": few}, {"policy_batch": asked.config.rollout.policy_batch})
+        rows = _rows(by_itself, policy)
+        if few != slots and rows != _rows(checked, policy) and config.algorithm.val_rollout_batch_size_per_gpu is None:
+            name = f"env.eval.total_num_envs={few} in place of {slots}, with its own rows of a policy call ({rows})"
+            yield name, by_itself
+            break
     schedule = "lockstep" if rollout.schedule == "ready" else "ready"
     also = {"schedule": schedule, "pipeline_stage_num": 1}
     yield f"rollout.schedule={schedule} in place of {rollout.schedule}", _changed(checked, {}, also)

@@ -92,9 +92,18 @@ def summarise(
     return rows
 
 
-def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under: Conditions) -> dict[str, float]:
-    """Returns the ``eval/`` metrics of ``results``, which ``rows`` sum up."""
+def metrics(
+    rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under: Conditions, steps: bool = True
+) -> dict[str, float]:  # fmt: skip
+    """Returns the ``eval/`` metrics of ``results``, which ``rows`` sum up.
+
+    Args:
+        steps: with lengths of episodes; texts have none.
+    """
     total = rows[-1]
+    solved = [result.solved_at for result in results if result.solved_at]
+    lengths = {"eval/episode_length_mean": total.steps_mean}
+    lengths |= {"eval/time_to_success_mean": mean(solved)} if solved else {}
     return {
         "eval/success_rate": total.success_rate,
         "eval/success_low": total.low,
@@ -103,6 +112,7 @@ def metrics(rows: Sequence[TaskSuccess], results: Sequence[EpisodeResult], under
         "eval/episodes": total.episodes,
         "eval/max_steps": under.max_steps,
         "eval/env_max_steps": under.env_max_steps,
+        **(lengths if steps else {}),
         **{f"eval/task/{row.task_id}/success_rate": row.success_rate for row in rows[:-1]},
     }
 
@@ -131,11 +141,17 @@ def cells(rows: Sequence[TaskSuccess], steps: bool = True) -> list[list[str]]:
     ]
 
 
-def table(rows: Sequence[TaskSuccess]) -> tuple[list[str], list[list[Cell]]]:
-    """Returns the table of trackers: its columns, and a row for each task and one over all."""
-    columns = ["task", "instruction", "successes", "episodes", "success_rate", "low", "high", "not_run"]
-    return columns, [
-        ["all" if row.task_id < 0 else str(row.task_id), *(getattr(row, name) for name in columns[1:])] for row in rows
+def table(rows: Sequence[TaskSuccess], protocol: Mapping[str, str | None]) -> tuple[list[str], list[list[Cell]]]:
+    """Returns the table of trackers: its columns, and a row for each task and one over all.
+
+    Args:
+        protocol: name and hash; trackers show tables of several runs side by side.
+    """
+    columns = ["instruction", "successes", "episodes", "success_rate", "low", "high", "not_run"]
+    named = [protocol["name"] or "", protocol["hash"] or ""]
+    return ["task", *columns, "protocol", "protocol_hash"], [
+        ["all" if row.task_id < 0 else str(row.task_id), *(getattr(row, name) for name in columns), *named]
+        for row in rows
     ]
 
 

@@ -107,20 +107,38 @@ def _lines(file: Path) -> Iterator[Any]:
         return
 
 
-def identity_of_files(folder: str | None) -> list[list[Any]]:
-    """Returns name, size and time of change of the files that lie in a folder of weights; nothing of None."""
-    if folder is None or not Path(folder).is_dir():
-        return []
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+def identity_of_files(folder: Path) -> list[list[Any]]:
+    """Returns name, size and time of change of the files that lie in a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [[str(path.relative_to(folder)), *_state(path)] for path in files]
 
 
 def identity_of_config(resolved: Mapping[str, Any]) -> list[Any]:
-    """Returns a configuration but for what changes no episode, and the state of the files that it names."""
+    """Returns a configuration but for what changes no episode, and the state of the files and folders that it names:
+    weights, adapters, data, whatever key it is that names them."""
     values = {key: value for key, value in _flat(resolved) if not key.startswith(HARMLESS)}
     texts = {value for value in values.values() if isinstance(value, str)}
     named = sorted(text for text in texts if ("/" in text or "." in text) and os.path.isfile(text))
-    return [values, [[path, *_state(Path(path))] for path in named]]
+    folders = sorted({text for key, text in values.items() if isinstance(text, str) and _names_folder(key, text)})
+    run = Path(resolved["runner"]["logger"]["log_path"] or "").absolute()
+    folders = [
+        text for text in folders if not run.is_relative_to(_folder(text).absolute())
+    ]  # the evaluation changes it
+    return [
+        values, [[path, *_state(Path(path))] for path in named],
+        [[text, identity_of_files(_folder(text))] for text in folders],
+    ]  # fmt: skip
+
+
+def _names_folder(key: str, text: str) -> bool:
+    """Whether a value is the path of a folder. A plain word is one where the key says that it is a path."""
+    last = next(part for part in reversed(key.split(".")) if not part.isdigit())
+    path = "/" in text or last.endswith(("path", "paths", "dir", "folder"))
+    return path and bool(text) and os.path.isdir(_folder(text))
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def _flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:

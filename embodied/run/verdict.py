@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from embodied.run.compare import Comparison, Row, same_protocol
+from embodied.run.evaluations import Evaluation
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Names of evaluations in a text: the first is A."""
@@ -15,10 +16,13 @@ def protocols(one: Comparison, letter: str) -> list[str]:
     """Says under which protocols both were evaluated; empty where a file does not say it."""
     if (same := same_protocol(one.first, one.second)) is None:
         return []
-    first, second = (
-        f"{side.protocol.get('name') or 'no name'} ({side.protocol.get('hash')})" for side in (one.first, one.second)
-    )
+    first, second = (protocol_of(side) for side in (one.first, one.second))
     return [f"one protocol: {first}" if same else f"DIFFERENT PROTOCOLS: {first} of A, {second} of {letter}"]
+
+
+def protocol_of(one: Evaluation) -> str:
+    """Name and hash of the protocol that an evaluation was made under."""
+    return f"{one.protocol.get('name') or 'no name'} ({one.protocol.get('hash')})" if one.protocol else "not recorded"
 
 
 def starts(one: Comparison, letter: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,16 @@ from embodied.parallel.sharding import Replicas
 from embodied.protocols import ROUNDINGS, Examples, Policy
 from embodied.random import Stream
 from embodied.run.build import Model, reproducible_arithmetic
+from embodied.run.conditions import Conditions, conditions
 from embodied.run.observations import GREEDY, examples_of, spread
 from embodied.run.preflight import Checked, check
+from embodied.run.protocol import protocol
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, policy_batch
 from embodied.runtime.rollout import Job
 from embodied.runtime.wait_policy import cores_are_shared
 from embodied.schema.compose import compose
-from embodied.types import ContinuousAction, EnvSpec, Episode, EpisodeResult
+from embodied.types import ContinuousAction, EnvSpec, Episode, EpisodeResult, WorkerFacts
 
 EPISODES = 8  # unless ``episodes=N`` says otherwise
 MOST_RECORDS = 256  # observations on which actions are compared
@@ -82,6 +84,7 @@ class Verdict:
 
     env: str  # overrides that named it
     episodes: int
+    protocol: Mapping[str, str | None]  # name and hash, of both evaluations
     tolerance: Tolerance
     agreement: Agreement
     success: Paired
@@ -94,7 +97,8 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "verified": self.verified, "env": self.env, "episodes": self.episodes, "tolerance": asdict(self.tolerance),
+            "verified": self.verified, "env": self.env, "episodes": self.episodes, "protocol": self.protocol,
+            "tolerance": asdict(self.tolerance),
             "agreement": asdict(self.agreement), "success": self.success._asdict(), "differ": self.differ,
         }  # fmt: skip
 
@@ -103,7 +107,8 @@ class Verdict:
         """What to say of it."""
         found, both = self.agreement, self.success
         return [
-            f"{'verified' if self.verified else 'NOT VERIFIED'}: {self.env}, {self.episodes} greedy episodes each",
+            f"{'verified' if self.verified else 'NOT VERIFIED'}: {self.env}, {self.episodes} greedy episodes each, "
+            f"protocol {self.protocol['name'] or 'of no name'} ({self.protocol['hash']})",
             f"actions: {found.share:.2%} agree on {found.observations} observations (needed: "
             f"{self.tolerance}), largest difference {found.largest:.2g}, mean {found.mean:.2g} of the range",
             f"success: {both.first}/{both.starts} by the checkpoint, {both.second}/{both.starts} by the export; "
@@ -168,13 +173,26 @@ def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, devi
     within = TOLERANCES[facts.rounding]
     reporter = Reporter(console, checked.processes, checked.config.runner)
     run = _Runs(checked, spread(checked.eval.spec, wanted.episodes), wanted.logs, reporter, place)
-    theirs = run.of_policy(restore(checkpoint, place).policy, "checkpoint", keep=True)
+    original = restore(checkpoint, place).policy
+    theirs = run.of_policy(original, "checkpoint", keep=True)
+    held_to = protocol(checked, _conditions(checked, original, checkpoint, len(theirs.results)), theirs.facts, original)
     policy = exported.build(facts, folder, place, checked.eval.spec, trust=True).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)
     found = agreement(policy, theirs, checked.eval.spec, within, run.batch, place)
     success = paired([one.success for one in theirs.results], [one.success for one in ours.results])
     differ = _differing(theirs.results, ours.results, found.episodes, within)
-    return Verdict(wanted.env, len(theirs.results), within, found, success, differ)
+    return Verdict(wanted.env, len(theirs.results), held_to.named, within, found, success, differ)
+
+
+def _conditions(checked: Checked, policy: Policy, checkpoint: Path, episodes: int) -> Conditions:
+    """The conditions of a verification, whose plan and sampling are its own (:func:`spread`)."""
+    under = conditions(checked, policy.spec, checkpoint, 0)
+    own = {name: getattr(GREEDY, name) for name in under.sampling}
+    per_task = -(-episodes // len(checked.eval.spec.tasks))
+    return replace(
+        under, episodes_per_task=per_task, use_fixed_reset_state_ids=True, sampling=own, env_seed=0, group_size=1,
+        held_out_states=0,
+    )  # fmt: skip
 
 
 def _checked(overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> tuple[Checked, int]:
@@ -220,6 +238,7 @@ class Ran:
     seen: Examples
     actions: np.ndarray  # [N, *decision]
     owners: np.ndarray  # [N], place in the plan of the episode that each is of
+    facts: Sequence[WorkerFacts]  # what the env workers have found
 
 
 class _Runs:
@@ -247,6 +266,7 @@ class _Runs:
         rows = self._job(keep).rows_needed(policy.spec.num_action_chunks)
         kept = max(1, min(len(self._plan), MOST_RECORDS // rows)) if keep else 0
         with closing(simulators.open(side, max(kept * rows, 2 * side.config.total_num_envs))) as workers:
+            facts = workers.pool.facts
             first = self._part(workers, self._plan[:kept], name, keep=True)
             pairs = [(place, row) for place, result in enumerate(first) for row in result.rows]
             owners, used = np.array([place for place, _ in pairs], int), [row for _, row in pairs]
@@ -255,7 +275,7 @@ class _Runs:
                 for lease in result.leases:
                     workers.rollout.records.give_back(lease)
             rest = self._part(workers, self._plan[kept:], name, keep=False)
-        return Ran([*first, *rest], seen, actions, owners)
+        return Ran([*first, *rest], seen, actions, owners, facts)
 
     def _part(self, workers: Workers, plan: Sequence[Episode], name: str, keep: bool) -> list[EpisodeResult]:
         if not plan:

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from embodied.errors import EvaluationError
 from embodied.protocols import Exported
+from embodied.run import evaluations
+from embodied.run.evaluations import is_of_texts
 
 if TYPE_CHECKING:
     from embodied.learn.checkpoint_meta import Meta
+
+
+LENGTHS = {"mean length": "steps_mean", "to success, median": "steps_to_success"}
+"""Columns on episodes, in control steps, with what the file calls them."""
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -21,8 +28,14 @@ def run_of(checkpoint: Path) -> Path:
     return parents[min(1, len(parents) - 1)]
 
 
-def card(checkpoint: Path, meta: Meta, written: Exported, out: Path) -> str:
-    """Returns README.md of the folder ``out``, as model hubs show it."""
+def card(
+    checkpoint: Path, meta: Meta, written: Exported, out: Path, results: Sequence[tuple[str, Mapping[str, Any]]]
+) -> str:  # fmt: skip
+    """Returns README.md of the folder ``out``, as model hubs show it.
+
+    Args:
+        results: those of :func:`evaluations_of`.
+    """
     head = yaml.safe_dump({"library_name": written.library, "tags": ["embodied", "reinforcement-learning"]}).strip()
     after = f"{meta.iteration} iterations" + (f" and {meta.steps} optimizer steps" if meta.steps else "")
     parts = [
@@ -32,27 +45,86 @@ def card(checkpoint: Path, meta: Meta, written: Exported, out: Path) -> str:
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(fact)} |" for name, fact in meta.policy.items())]),
         *written.notes,
         f"```python\n{written.usage.replace('FOLDER', str(out))}\n```",
-        *evaluation(checkpoint, meta),
+        *(part for name, found in results for part in _evaluation(name, found)),
+        *([] if results else ["## Evaluation", "Not evaluated."]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def evaluation(checkpoint: Path, meta: Meta) -> list[str]:
-    """Returns the card's part on the evaluation after the checkpoint's iteration; nothing if there was none."""
-    file = run_of(checkpoint) / "eval" / f"{meta.iteration:06d}.json"
-    if meta.steps or not file.is_file():
-        return []
-    found: dict[str, Any] = json.loads(file.read_text())
+def evaluations_of(checkpoint: Path, meta: Meta, given: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the evaluations of a checkpoint: the one that its own run made after the same iteration, and, with the
+    names of their runs, those that are ``given`` (as to ``embodied.tools.compare``).
+
+    Raises:
+        EvaluationError: one that is given does not exist, is damaged, or is of other weights.
+    """
+    own = run_of(checkpoint) / "eval" / f"{meta.iteration:06d}.json"
+    files = [own] if not meta.steps and own.is_file() else []
+    for name in given:
+        file = evaluations.read(name).file
+        if not files or not file.samefile(own):
+            _check_same_weights(name, json.loads(file.read_text()), checkpoint, meta)
+            files.append(file)
+    return [(_name(file) if file != own else "", json.loads(file.read_text())) for file in files]
+
+
+def _name(file: Path) -> str:
+    """Returns the name of the run that a file of an evaluation belongs to."""
+    return file.absolute().parent.parent.name
+
+
+def _check_same_weights(name: str, found: Mapping[str, Any], checkpoint: Path, meta: Meta) -> None:
+    """Raises EvaluationError if an evaluation is not known to be of the checkpoint's weights."""
+    of, own = found.get("checkpoint"), meta.identity
+    base = meta.origin.get("policy", {}).get("kwargs", {}).get("model_path")
+    again = f"evaluate it: python -m embodied.eval … runner.ckpt_path={checkpoint}"
+    if own is None:
+        raise EvaluationError(
+            f"{checkpoint} has no checksums, so nothing tells whose weights {name} is of",
+            "resume its run for one iteration, which writes a checkpoint that has them",
+        )
+    if not of or of["identity"] is None:
+        weights = found.get("conditions", {}).get("weights", "unknown weights")
+        raise EvaluationError(f"{name} does not say of which checkpoint it is, only: {weights}", again)
+    if of["identity"] != own:
+        raise EvaluationError(
+            f"{name} is of other weights: of {of['path']} as it was ({of['identity']}), and {checkpoint} is {own}",
+            again,
+        )
+    if of["model_path"] != base:
+        raise EvaluationError(
+            f"{name} is of another network below these weights: actor.model.model_path was {of['model_path']}, and "
+            f"{checkpoint} was trained on {base}",
+            f"{again} actor.model.model_path={base}",
+        )
+
+
+def _evaluation(name: str, found: Mapping[str, Any]) -> list[str]:
+    """Returns the card's part on an evaluation."""
+    lengths = {} if is_of_texts(found["conditions"]) else LENGTHS
+    lost = found["tasks"][-1].get("not_run", 0)
+    columns = {**lengths, **({"not run": "not_run"} if lost else {})}
+    head = ["task", "success", "95 % interval", *columns]
     rows = [
-        f"| {row['instruction']} | {_rate(row)} | {row['low']:.1%} to {row['high']:.1%} |" for row in found["tasks"]
-    ]
-    rates = [
-        f"| {name.removeprefix('eval/').replace('_at/', '@')} | {rate:.1%} | |"
+        [row["instruction"], _rate(row), f"{row['low']:.1%} to {row['high']:.1%}",
+         *(_number(row.get(key)) for key in columns.values())]
+        for row in found["tasks"]
+    ]  # fmt: skip
+    rows += [
+        [name.removeprefix("eval/").replace("_at/", "@"), f"{rate:.1%}", *[""] * (len(head) - 2)]
         for name, rate in found.get("rates", {}).items()
     ]
     under = ", ".join(f"{name} {value}" for name, value in _plain(found["conditions"]).items())
-    table = ["| task | success | 95 % interval |", "|---|---|---|", *rows, *rates]
-    return ["## Evaluation", "\n".join(table), f"Conditions: {_cell(under)}", *_protocol(found.get("protocol", {}))]
+    table = [f"| {' | '.join(map(_cell, row))} |" for row in (head, *rows)]
+    said = [f"{lost} planned episodes were not run, and count neither as success nor as failure."] if lost else []
+    return [
+        f"## Evaluation {name}".strip(), "\n".join([table[0], "|---" * len(head) + "|", *table[1:]]), *said,
+        f"Conditions: {_cell(under)}", *_protocol(found.get("protocol", {})),
+    ]  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def _protocol(found: Mapping[str, Any]) -> list[str]:

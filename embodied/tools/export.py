@@ -5,8 +5,9 @@
                                        └─ a few observations of its env
 
 Which formats there are the policy says (:class:`embodied.protocols.Exports`). The card has the checkpoint's evaluation,
-if its run made one after the same iteration. The folder appears when it is whole. What
-needs torch is imported when it is used, so that ``--help`` answers at once.
+if its run made one after the same iteration, and those that ``--evaluation`` names. The folder appears when it is
+whole.
+What needs torch is imported when it is used, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from embodied.instructions import of_messages
 from embodied.observe.console import Console, make_console
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
 from embodied.spec_json import to_json
-from embodied.tools.card import card, run_of, verification
+from embodied.tools.card import card, evaluations_of, run_of, verification
 from embodied.types import EnvSpec, TextAction
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cpu", help="where the policy is put meanwhile (default: cpu)")
     parser.add_argument(
+        "--evaluation", action="append", default=[], metavar="EVAL",
+        help="for the model card: an evaluation of this checkpoint (runs/NAME or its file, as for compare); one of "
+        "other weights is refused; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
         "--verify", nargs="+", metavar="KEY=VALUE",
         help="evaluate what was written beside the checkpoint, e.g. --verify env=libero_spatial episodes=4",
     )  # fmt: skip
@@ -92,8 +98,11 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
 
         evaluation = asked(given.verify, given.config_dir)
     with evaluation as wanted:
-        for line in run(checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console):
-            print(line)
+        lines = run(
+            checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console,
+            given.evaluation,
+        )  # fmt: skip
+        print(*lines, sep="\n")
         return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
 
 
@@ -119,17 +128,19 @@ def _bytes(text: str) -> int:
 
 def run(
     checkpoint: Path, kind: str, out: Path, dtype: str = "fp32", device: str = "cpu", observations: int = 0,
-    options: dict[str, Any] | None = None, console: Console | None = None,
+    options: dict[str, Any] | None = None, console: Console | None = None, evaluations: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
     """Writes ``out``; returns lines to say.
 
     Args:
         observations: how many of the checkpoint's env are taken to measure on.
         options: as :meth:`embodied.protocols.Exports.export` takes them.
+        evaluations: of the checkpoint, for the card.
 
     Raises:
         CheckpointError: there is no checkpoint, or ``out`` holds files already.
         ConfigError: the policy cannot be exported so.
+        EvaluationError: an evaluation is not of this checkpoint.
     """
     from embodied.learn.checkpoint_meta import read_meta
     from embodied.learn.exported import with_files
@@ -139,6 +150,7 @@ def run(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty", "give a new folder in --out; nothing is overwritten")
     meta = read_meta(checkpoint)
+    results = evaluations_of(checkpoint, meta, evaluations)
     policy, env = restore(checkpoint, device)
     if not isinstance(policy, Exports):
         raise ConfigError(
@@ -155,7 +167,7 @@ def run(
         with without_dropout(policy):
             written = policy.export(kind, part, dtype, examples, options or {})
         written = replace(written, notes=(*written.notes, *why))
-        (part / "README.md").write_text(card(checkpoint, meta, written, out))
+        (part / "README.md").write_text(card(checkpoint, meta, written, out, results))
         facts = facts_of(checkpoint, kind, meta, written, policy, env)
         (part / EXPORT_FILE).write_text(json.dumps(with_files(facts, part), indent=1) + "\n")
         if out.exists():

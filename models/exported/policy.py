@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,13 @@ class ExportedPolicy(nn.Module):
             f"{self.folder} is an exported program, which answers and cannot be trained",
             "train the checkpoint that it was made from: runner.ckpt_path=runs/NAME/checkpoints/NUMBER with its model",
         )
+
+    def pictures(self) -> Mapping[str, Any]:
+        """See :meth:`embodied.protocols.PreparesPictures.pictures`. Of a folder that does not say it, the answer names
+        the program: so it differs from that of others."""
+        if self.facts.pictures:
+            return self.facts.pictures
+        return {"not recorded, program": {name: noted for name, noted in self.facts.files.items() if name != TOKENIZER}}
 
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""

@@ -242,7 +242,7 @@ def _facts(policy: OpenVLAOFTPolicy, kind: str, quantize: str | None, measured: 
         format=kind, env=policy.env, prompt=PromptFacts(TEMPLATE, True, *ids, policy.settings.max_prompt_length),
         num_images=net.num_images, state_dim=net.proprio_dim, num_action_chunks=net.num_action_chunks,
         action_dim=net.action_dim, first_token=net.first_action_id, categories=N_BINS, quantize=quantize,
-        policy=policy.describe(), measured=measured,
+        policy=policy.describe(), pictures=policy.pictures(), measured=measured,
     )  # fmt: skip
 
 

@@ -223,6 +223,14 @@ class OpenVLAOFTPolicy(nn.Module):
             "statistics": self.statistics.describe(),
         }
 
+    def pictures(self) -> Mapping[str, Any]:
+        """See :meth:`embodied.protocols.PreparesPictures.pictures`."""
+        net, settings = self.model.net, self.settings
+        return {
+            "image_size": [net.image_size, net.image_size], "num_images_in_input": net.num_images,
+            "image_preset": settings.image_preset, "center_crop": settings.center_crop,
+        }  # fmt: skip
+
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`.
 

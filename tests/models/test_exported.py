@@ -438,6 +438,37 @@ def test_the_command_evaluates_a_program_and_does_not_train_it(folders, tmp_path
     assert evaluation.main([*RUN, path, "runner.logger.log_path=run"]) == 0
     found = json.loads(Path("run/eval/000000.json").read_text())
     assert len(found["episodes"]) == 2
+    crop = {"center_crop": True, "image_preset": "rlinf", "image_size": [64, 64], "num_images_in_input": 2}
+    assert found["protocol"]["keys"]["pictures"] == crop
     assert "onnx" in capsys.readouterr().out
     assert train.main([*RUN, path, "runner.logger.log_path=other"]) == 2
     assert "cannot be trained" in capsys.readouterr().err
+
+
+def test_programs_of_different_crops_are_evaluated_under_different_protocols(copied, tmp_path, monkeypatch):
+    """A program prepares pictures itself, so no key of ``actor.model`` says how. Where it does otherwise than the
+    protocol wants, the result says so."""
+    monkeypatch.chdir(tmp_path)
+    folder = copied("onnx")
+    mine = {"name": "mine", "sets": {"env.eval.episodes_per_task": 1}}
+    mine |= {"of_model": {"embodied.models.openvla_oft.build_policy": {"actor.model.center_crop": True}}}
+    Path("protocol").mkdir()
+    Path("protocol/mine.yaml").write_text(json.dumps(mine))
+    told = json.loads((folder / "program.json").read_text())["pictures"]
+
+    def evaluated(name: str) -> dict[str, Any]:
+        options = ["protocol=mine", f"actor.model.model_path={folder}", f"runner.logger.log_path={name}"]
+        assert evaluation.main([*RUN, *options, "--config-dir", str(tmp_path)]) == 0
+        return json.loads(Path(name, "eval/000000.json").read_text())["protocol"]
+
+    cropped = evaluated("cropped")
+    assert cropped["changed"] == {}
+    reseal(folder, pictures={**told, "center_crop": False})
+    whole = evaluated("whole")
+    assert whole["changed"] == {"actor.model.center_crop": False}
+    assert whole["hash"] != cropped["hash"]
+    reseal(folder, pictures={})
+    old = evaluated("old")
+    assert old["changed"] == {"actor.model.center_crop": "not known"}
+    assert "program.onnx" in old["keys"]["pictures"]["not recorded, program"]
+    assert len({cropped["hash"], whole["hash"], old["hash"]}) == 3

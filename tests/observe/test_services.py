@@ -165,6 +165,8 @@ def test_a_run_gives_the_same_numbers_whatever_its_tracker_does(record, monkeypa
     assert [row[0] for row in table[1]] == ["0", "1", "all"]
     rate = outcome("with")[0][-1]
     of_all = dict(zip(table[0], table[1][-1], strict=True))
+    held_to = json.loads(Path("runs", "with", "eval", "000002.json").read_text())["protocol"]
+    assert (of_all["protocol"], of_all["protocol_hash"]) == ("", held_to["hash"])
     assert (of_all["success_rate"], of_all["low"]) == (rate["eval/success_rate"], rate["eval/success_low"])
     assert sum(size for line in lines for name, size in line.items() if name.startswith("eval/video/")) == sum(
         file.stat().st_size for file in Path("videos", "with").rglob("*.mp4")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported_runs import video, write_run, write_trace
+from reported_runs import change_evaluation, under, video, write_run, write_trace
 
 from embodied.report import charts, library, videos
 from embodied.report.page import in_script
@@ -32,23 +32,52 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self.text = ""
+        self.paragraphs: dict[str, list[str]] = {"note": [], "dim": []}  # texts of paragraphs, by their class
+        self.tables: dict[str, list[list[str]]] = {}  # by caption
         self._open = ""
+        self._paragraph = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         self._open = tag
+        if tag == "p":
+            self._paragraph = str(dict(attrs).get("class"))
+            self.paragraphs.setdefault(self._paragraph, []).append("")
+        self._cell(tag)
         if tag == "script":
             self.scripts.append("")
 
+    def _cell(self, tag: str) -> None:
+        table = list(self.tables.values())[-1] if self.tables else []
+        if tag == "tr" and self.tables:
+            table.append([])
+        elif tag in ("th", "td") and table:
+            table[-1].append("")
+
     def handle_endtag(self, tag: str) -> None:
         self._open = ""
+        if tag == "p":
+            self._paragraph = ""
 
     def handle_data(self, data: str) -> None:
         if self._open == "script":
             self.scripts[-1] += data
         elif self._open != "style":
             self.text += data
+            if self._paragraph:
+                self.paragraphs[self._paragraph][-1] += data
+            if self._open == "caption":
+                self.tables[data] = []
+            elif self._open in ("th", "td"):
+                list(self.tables.values())[-1][-1][-1] += data
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes that everybody sees."""
+        first, *others = self.paragraphs["note"]
+        assert "need JavaScript" in first
+        return others
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
@@ -128,6 +157,101 @@ def test_several_runs_are_compared_with_the_first(
     assert "a (seed 1), b (seed 2)" in page.text
     assert "C against A, by task: c after 3 iterations" in page.text
     assert "what differs between the runs" in page.text
+
+
+def test_results_of_different_protocols_are_never_side_by_side_without_saying_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note above the curves and above the table, a column in the table, and words at each curve of evaluations."""
+    monkeypatch.chdir(tmp_path)
+    for name, protocol, digest in (("a", "rlinf", "aaaa"), ("b", "rlinf", "aaaa"), ("c", None, "cccc")):
+        folder = write_run(Path(name), group_size=len(digest) + ord(name), evaluations=(6,))
+        change_evaluation(folder, 6, under(protocol, digest))
+    page = made("a", "b", "c")
+    assert page.notes == [
+        "DIFFERENT PROTOCOLS: rlinf (aaaa) of a, b; no name (cccc) of c. Success is a result under its protocol: a "
+        "difference may be the protocol's.",
+        "DIFFERENT PROTOCOLS: rlinf (aaaa) of A, B; no name (cccc) of C. Success is a result under its protocol: a "
+        "difference may be the protocol's.",
+    ]  # fmt: skip
+    head, *rows = page.tables["each against A, over all tasks"]
+    assert [head[1], *(row[1] for row in rows)] == ["protocol", "rlinf (aaaa)", "no name (cccc), another than A's"]
+    assert [line for line in page.paragraphs["dim"] if "evaluations of different protocols" in line] == [
+        "episodes that succeed · 95 % intervals (Wilson); evaluations of different protocols"
+    ], "there is one chart of evaluations"
+    page = made("a", "b")
+    assert "DIFFERENT PROTOCOLS" not in page.text
+    assert "evaluations of different protocols" not in page.text
+    assert "B b after 6 iterations, protocol rlinf (aaaa)" in page.text
+    change_evaluation(Path("b"), 6, lambda found: found.pop("protocol"))
+    page = made("a", "b")
+    assert page.notes[1].startswith(
+        "Whether these evaluations are of one protocol is not known: rlinf (aaaa) of A; not recorded of B"
+    )
+    folder = write_run(Path("d"))
+    change_evaluation(folder, 6, under("rlinf", "aaaa"))
+    change_evaluation(folder, 0, under("rlinf", "dddd"))
+    page = made("d")
+    assert page.notes[0].startswith(
+        "DIFFERENT PROTOCOLS: rlinf (dddd) of after 0 iterations; rlinf (aaaa) of after 6 iterations"
+    )
+    page = made("d@6", "--out", "report.html")
+    assert page.notes == []
+    assert "d@6, protocol rlinf (aaaa)" in page.text
+
+
+def test_lengths_of_episodes_and_those_that_were_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def told(found: dict[str, Any]) -> None:
+        for row in [*found["tasks"], {"task_id": -1, "instruction": "all tasks"}]:
+            row |= {"steps_mean": 20.4 + row["task_id"], "steps_to_success": 17.0 if row["task_id"] else None}
+        found["tasks"].append(row)
+
+    def lost(found: dict[str, Any]) -> None:
+        told(found)
+        found["episodes"][0] |= {"success": None, "not_run": "<b>gone</b> http://me:pw@host"}
+        found["tasks"][0]["not_run"] = found["tasks"][-1]["not_run"] = 1
+
+    folder = write_run(Path("a"), evaluations=(0, 6))
+    change_evaluation(folder, 6, told)
+    change_evaluation(folder, 0, lost)
+    head, *rows = made("a@6", "--out", "report.html").tables["success by task"]
+    assert head[3:] == ["mean length", "to success, median"]
+    assert [row[3:] for row in rows] == [["20", ""], ["21", "17"], ["19", "17"]]
+    page = made("a")
+    head, *rows = page.tables["B against A, by task"]
+    assert head[7:] == [
+        "A mean length", "B mean length", "A to success, median", "B to success, median", "A not run", "B not run",
+    ]  # fmt: skip
+    assert rows[0][7:] == ["20", "20", "", "", "1", ""]
+    assert page.notes == [
+        "1 planned episodes of A were not run, and count neither as success nor as failure; the first: <b>gone</b> "
+        "http://(hidden)@host"
+    ]  # fmt: skip
+    change_evaluation(folder, 6, lambda found: found["conditions"].update(sampling={"max_new_tokens": 8}))
+    assert made("a@6", "--out", "report.html").tables["success by task"][0] == ["task", "success", "95 % interval"]
+
+
+def test_failures_that_got_farthest_come_first(tmp_path: Path, recording: Path) -> None:
+    folder = write_run(tmp_path / "a", per_task=6, evaluations=(6,), recording=recording)
+
+    def progress(found: dict[str, Any]) -> None:
+        for number, episode in enumerate(found["episodes"]):
+            episode |= {"success": number % 3 == 0, "progress": number * 5 % 12 / 12}
+        del found["episodes"][1]["progress"]
+
+    change_evaluation(folder, 6, progress)
+    run = read(str(folder))
+    chosen = videos.choose([run], 10**9).videos
+    failed = [one.episode.progress for one in chosen if not one.episode.success]
+    assert failed == [11 / 12, 10 / 12, 8 / 12, 7 / 12, 4 / 12, 2 / 12, 1 / 12, None]
+    assert [one.episode.success for one in chosen].count(True) == 4
+    assert {one.episode.success for one in chosen[:4]} == {True, False}, "tasks and outcomes still take turns"
+    needed = -(-recording.stat().st_size // 3) * 4 + 30 * videos.TIMES_TOLD
+    few = [one.episode for one in videos.choose([run], 4 * needed).videos]
+    assert sorted(one.progress for one in few if not one.success) == [10 / 12, 11 / 12], "the best of both tasks"
+    assert "progress 0.92" in made(folder).text
 
 
 def test_hostile_names_stay_texts(tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,44 @@ def test_other_protocols_and_simulators_are_never_compared_without_saying_so(wri
     assert found["notes"] == [f"which simulator and renderer made {old} is not recorded"]
 
 
+def test_how_pictures_were_asked_for_moves_no_start(write, capsys):
+    """The workers have said which renderer it was, so ``auto`` and ``egl`` are one protocol, and starts are paired."""
+    one = write("one", below(20), change=changed("env", "renderer", "auto"))
+    other = write("other", below(30), change=changed("env", "renderer", "egl"))
+    (found,) = as_json(capsys, one, other)
+    assert (found["paired"], found["same_protocol"], found["conditions_that_differ"]) == (True, True, [])
+
+    def old(renderer: str):
+        return lambda found: (_of_before(found), found["env"].update(renderer=renderer, max_cached_simulators=2))
+
+    (found,) = as_json(capsys, write("older", change=old("egl")), write("oldest", change=old("osmesa")))
+    assert found["paired"]
+    assert [(row["key"], row["remark"]) for row in found["conditions_that_differ"]] == [
+        ("env.renderer", "moves no start")
+    ], "nothing else says what drew"
+
+
+def test_a_hash_that_differs_is_never_under_the_same_conditions(write, capsys):
+    def keys(**change):
+        def of(found):
+            found["protocol"]["hash"] = "0"
+            found["protocol"]["keys"] |= change
+
+        return of
+
+    assert compare.main([write("one"), write("two", change=keys(tasks=["another"], pictures={"crop": True}))]) == 0
+    said = capsys.readouterr().out
+    assert "DIFFERENT PROTOCOLS" in said
+    assert "the same conditions" not in said
+    rows = {line.split()[0]: line for line in said.splitlines() if line.startswith(("  tasks ", "  pictures.crop "))}
+    assert rows["tasks"].endswith("['another']")
+    assert rows["pictures.crop"].split()[1:] == ["not", "recorded", "True"]
+    assert compare.main([write("one"), write("three", change=keys())]) == 0
+    said = capsys.readouterr().out
+    assert "the same conditions" not in said
+    assert "the protocols' hashes differ although every key in the files is the same" in said
+
+
 def _of_before(found):
     del found["protocol"], found["conditions"]["held_out_states"]
 

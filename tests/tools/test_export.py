@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from embodied import eval as evaluation
 from embodied import train
 from embodied.learn.exported import read_export
 from embodied.learn.origin import restore
-from embodied.protocols import EXPORT_DTYPES
-from embodied.tools import export
+from embodied.protocols import EXPORT_DTYPES, Exported
+from embodied.run.protocol import short_hash
+from embodied.tools import card, export
 from embodied.types import Sampling
 
 COMMON = (
@@ -117,6 +119,11 @@ def test_a_folder_of_texts_is_verified_too(base, tmp_path, capsys):
     assert "verified: env=arithmetic" in capsys.readouterr().out
     found = json.loads((tmp_path / "hf" / "verified.json").read_text())
     assert (found["verified"], found["episodes"], found["agreement"]["observations"]) == (True, 6, 6)
+    held_to = json.loads((base / "eval" / "000001.json").read_text())["protocol"]
+    assert held_to["keys"]["episodes_per_task"] == 16
+    hashed = short_hash({**held_to["keys"], "episodes_per_task": 6})
+    assert found["protocol"] == {"name": None, "hash": hashed}, "of the episodes that were verified"
+    assert f"protocol of no name ({hashed})" in (tmp_path / "hf" / "README.md").read_text()
     assert read_export(tmp_path / "hf").rounding == "none"
 
 
@@ -208,8 +215,67 @@ def test_a_checkpoint_without_an_evaluation_has_no_table(adapted, tmp_path):
     assert export.prompts_of(moved) == []
     assert export.main([str(moved), "--out", str(tmp_path / "hf"), "--dtype", "bf16"]) == 0
     card = (tmp_path / "hf" / "README.md").read_text()
-    assert "## Evaluation" not in card
+    assert card.rstrip().endswith("## Evaluation\n\nNot evaluated.")
     assert "of 3 greedy answers" in card  # prompts of its own
+
+
+def test_an_evaluation_of_its_own_run_goes_on_the_card(base, adapted, tmp_path, capsys):
+    """By what the evaluated checkpoint holds, wherever it lay; of other weights it is refused."""
+    first, other = base / "checkpoints" / "000001", adapted / "checkpoints" / "000001"
+    copy = tmp_path / "copy" / "checkpoints" / "000001"
+    shutil.copytree(first, copy)
+    again = tmp_path / "judged"
+    model = ("model=causal_lm_tiny", *SIZES, f"runner.ckpt_path={copy}", "env.eval.episodes_per_task=5")
+    assert evaluation.main([*COMMON, *model, f"runner.logger.log_path={again}"]) == 0
+    out = tmp_path / "hf"
+    assert export.main([str(first), "--out", str(out), "--evaluation", str(again), "--observations", "0"]) == 0
+    card = (out / "README.md").read_text()
+    own, found = (json.loads(file.read_text()) for file in (base / "eval/000001.json", again / "eval/000000.json"))
+    assert found["protocol"]["hash"] != own["protocol"]["hash"]
+    before, _, judged = card.partition("## Evaluation judged")
+    assert f"Protocol of no name `{own['protocol']['hash']}`" in before
+    assert f"Protocol of no name `{found['protocol']['hash']}`" in judged
+    row = found["tasks"][-1]
+    assert f"| all tasks | {row['successes']}/5 ({row['success_rate']:.1%}) |" in judged
+    capsys.readouterr()
+    for checkpoint, name, said in (
+        (other, again, f"{again} is of other weights: of {copy} as it was"),
+        (first, adapted, f"{adapted} does not say of which checkpoint it is, only: {adapted} after 1 iterations"),
+        (first, tmp_path / "nothing", "there is no"),
+    ):
+        options = [str(checkpoint), "--out", str(tmp_path / "refused"), "--evaluation", str(name)]
+        assert export.main(options) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert "fix:" in error
+    assert not (tmp_path / "refused").exists()
+    file = again / "eval/000000.json"
+    file.write_text(json.dumps({**found, "checkpoint": {**found["checkpoint"], "model_path": "elsewhere"}}))
+    assert export.main([str(first), "--out", str(tmp_path / "refused"), "--evaluation", str(again)]) == 2
+    assert "is of another network below these weights: actor.model.model_path was elsewhere" in capsys.readouterr().err
+
+
+def test_the_card_says_how_long_episodes_were_and_which_could_not_be_run(tmp_path):
+    row = {"instruction": "a | b", "successes": 1, "episodes": 2, "success_rate": 0.5, "low": 0.1, "high": 0.9,
+           "steps_mean": 31.4, "steps_to_success": None, "not_run": 0}  # fmt: skip
+    found = {
+        "tasks": [row, {**row, "instruction": "all tasks", "steps_to_success": 20.0, "not_run": 3}],
+        "conditions": {"max_steps": 40, "sampling": {"do_sample": False}},
+    }
+    said = card.card(tmp_path / "run" / "checkpoints" / "1", Told(), Exported("x", "y"), tmp_path, [("", found)])
+    assert "| task | success | 95 % interval | mean length | to success, median | not run |" in said
+    assert "| a \\| b | 1/2 (50.0%) | 10.0% to 90.0% | 31 |  | 0 |" in said
+    assert "| all tasks | 1/2 (50.0%) | 10.0% to 90.0% | 31 | 20 | 3 |" in said
+    assert "3 planned episodes were not run, and count neither as success nor as failure." in said
+    found["conditions"]["sampling"] = {"max_new_tokens": 8}
+    said = card.card(tmp_path / "run" / "checkpoints" / "1", Told(), Exported("x", "y"), tmp_path, [("", found)])
+    assert "mean length" not in said
+
+
+class Told:
+    """What a card tells of a checkpoint."""
+
+    iteration, steps, weight_version, policy = 1, 0, 1, {}
 
 
 def test_what_cannot_be_written_is_refused(base, adapted, tmp_path, capsys):

@@ -73,6 +73,7 @@ class Facts:
     categories: int  # action tokens
     quantize: str | None = None  # "int8", or None
     policy: Mapping[str, str] = field(default_factory=dict)  # what the exported policy said of itself
+    pictures: Mapping[str, Any] = field(default_factory=dict)  # how it prepares them; empty: an older version wrote it
     measured: Mapping[str, Any] = field(default_factory=dict)  # errors against the policy, and what quantising loses
     files: Mapping[str, str] = field(default_factory=dict)  # name → checksum
 
@@ -133,6 +134,7 @@ def _facts(data: Mapping[str, Any]) -> Facts:
         **{name: _is(data, name, int) for name in counts},
         quantize=None if quantize is None else _is(data, "quantize", str),
         policy={str(name): str(fact) for name, fact in _is(data, "policy", dict).items()},
+        pictures=_is({"pictures": {}, **data}, "pictures", dict),
         measured=_is(data, "measured", dict),
         files=_is(data, "files", dict),
     )
