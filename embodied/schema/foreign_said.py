@@ -32,8 +32,21 @@ def plain(value: Any) -> str:
     return "none" if text in ("null", "-", '""', "") else text
 
 
-def unknown(key: str) -> Any:
-    return None
+@dataclass(frozen=True)
+class Unknown:
+    """Stands for their other keys where no file of theirs is there to be asked.
+
+    Args:
+        group_size: answers to a prompt, which is known of a configuration of ours.
+    """
+
+    group_size: int | None = None
+
+    def __call__(self, key: str) -> Any:
+        return self.group_size if key in ("algorithm.group_size", "actor_rollout_ref.rollout.n") else None
+
+
+unknown = Unknown()
 
 
 def number_of(value: Any) -> float | None:
@@ -69,12 +82,13 @@ def steps(row: Row, value: Any, get: Lookup) -> Said:
 
 def prompts(row: Row, value: Any, get: Lookup) -> Said:
     """verl counts prompts, of which each has ``rollout.n`` answers; here answers are counted."""
-    n = get("actor_rollout_ref.rollout.n") or 1
-    why = "verl counts prompts, and here their answers are counted: this times rollout.n"
+    n = get("actor_rollout_ref.rollout.n") or (None if isinstance(get, Unknown) else 1)
     count = number_of(value)
-    if get is unknown or count is None:
+    if n is None or count is None:
+        why = "verl counts prompts, and here their answers are counted: this times rollout.n"
         return Said(how="derived", why=why)
-    return Said({"actor.global_batch_size": int(count) * int(n)}, "derived", why)
+    records = int(count) * int(n)
+    return Said({"actor.global_batch_size": records}, "derived", f"{count:g} prompts · {n} answers to each")
 
 
 def offload(row: Row, value: Any, get: Lookup) -> Said:
@@ -127,14 +141,14 @@ def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
         return Said(how="nothing", why="algorithm.kl_beta above 0 switches it on") if value else Said(
             {} if get(in_reward) else {"algorithm.kl_beta": 0.0}, "derived"
         )  # fmt: skip
-    if get is unknown or on:
+    if isinstance(get, Unknown) or on:
         return Said(translated(row.ours[0], value), "renamed")
     return Said(how="nothing", why="use_kl_loss is off")
 
 
 def kl_reward(row: Row, value: Any, get: Lookup) -> Said:
     switch = "add_token_level_kl" if row.system == "roll" else "algorithm.use_kl_in_reward"
-    if get is unknown or get(switch):
+    if isinstance(get, Unknown) or get(switch):
         return Said(translated(row.ours[0], value), "renamed")
     return Said(how="nothing", why=f"{switch.rpartition('.')[2]} is off")
 
@@ -143,7 +157,7 @@ def clip_range(row: Row, value: Any, get: Lookup) -> Said:
     """ROLL: one width of the ratio's clip, or two."""
     if row.key == "use_pg_clip_range":
         return Said(how="nothing", why="pg_clip_low and pg_clip_high say it" if value else "pg_clip says it")
-    if get is not unknown and bool(get("use_pg_clip_range")) != (row.key != "pg_clip"):
+    if not isinstance(get, Unknown) and bool(get("use_pg_clip_range")) != (row.key != "pg_clip"):
         return Said(how="nothing", why=f"use_pg_clip_range is {'on' if row.key == 'pg_clip' else 'off'}")
     return Said(dict.fromkeys(row.ours, value), "renamed")
 
@@ -209,7 +223,7 @@ def unless(key: str) -> Rule:
     def rule(row: Row, value: Any, get: Lookup) -> Said:
         if row.key == key:
             return Said({row.ours[0]: -1}, "derived") if not value else Said(how="nothing", why="its frequency says it")
-        off = get is not unknown and not get(key)
+        off = not isinstance(get, Unknown) and not get(key)
         return Said(how="nothing", why=f"{key} is off") if off else Said({row.ours[0]: value}, "renamed")
 
     return rule
@@ -316,7 +330,7 @@ def schedule(row: Row, value: Any, get: Lookup) -> Said:
 def turns(row: Row, value: Any, get: Lookup) -> Said:
     if row.key.endswith("enable"):
         return Said(how="nothing", why="max_assistant_turns says it" if value else "one turn is the default")
-    on = get is unknown or get("rollout.multi_turn_config.enable")
+    on = isinstance(get, Unknown) or get("rollout.multi_turn_config.enable")
     return Said(dict.fromkeys(row.ours, value), "renamed") if on else Said(how="nothing", why="several turns are off")
 
 
