@@ -148,6 +148,12 @@ def test_a_class_that_cannot_be_imported_hides_no_other_key():
     assert "env.train.zzz" not in message
 
 
+def test_a_wrong_value_hides_no_key_of_a_class():
+    message = refused("actor.optim.lr=abc", "env.eval.hroizon=1")
+    assert "unknown key 'env.eval.hroizon'. Did you mean 'horizon'?" in message
+    assert "actor.optim.lr = 'abc': expected a number" in message
+
+
 def test_unknown_keys_are_told_with_what_is_not_set():
     with pytest.raises(UnknownKeyError) as failed:
         compose(["env=libero_10", "model=openvla_oft", "actor.model.model_pth=x", "enf=libero_10"])

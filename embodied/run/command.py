@@ -5,8 +5,7 @@ Imports take longer than all of this, so each stage imports what it needs when i
 | stage | imports | so that |
 |---|---|---|
 | arguments | nothing | ``--help`` answers at once |
-| compose | hydra | a wrong value is said within a second |
-| a key is refused | numpy, the classes of env and model | all unknown keys are said at once |
+| compose | hydra; to refuse keys, the classes of env and model | a refused key is said within a second |
 | check | numpy, the env's class | most mistakes are found without torch |
 | recipe | torch | |
 """

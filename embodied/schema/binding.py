@@ -84,7 +84,7 @@ def _unknown(problems: Iterable[Any], mapping: Mapping[str, Any]) -> list[Told]:
     get = _known_of(mapping)
     extra = [p for p in problems if p["type"] == "extra_forbidden"]
     found = [told for p in extra for told in _told_in(p["loc"], p["input"], get)]
-    return [*found, *_unknown_of_targets(mapping)] if found else []
+    return [*found, *_unknown_of_targets(mapping)]
 
 
 def _known_of(mapping: Mapping[str, Any]) -> Unknown:
