@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -69,65 +68,10 @@ def nothing(why: str) -> Rule:
     return lambda row, value, get: Said(how="nothing", why=why)
 
 
-def steps(row: Row, value: Any, get: Lookup) -> Said:
-    """Optimizer steps of an iteration → records of one."""
-    starts, group = get("data.rollout_batch_size"), get("algorithm.group_size")
-    if not (starts and group and value):
-        return Said(how="derived", why="the records of an iteration divided by this")
-    return Said(
-        {"actor.global_batch_size": int(starts) * int(group) // int(value)}, "derived",
-        f"{starts} starts · {group} answers / {value} steps",
-    )  # fmt: skip
-
-
-def prompts(row: Row, value: Any, get: Lookup) -> Said:
-    """verl counts prompts, of which each has ``rollout.n`` answers; here answers are counted."""
-    n = get("actor_rollout_ref.rollout.n") or (None if isinstance(get, Unknown) else 1)
-    count = number_of(value)
-    if n is None or count is None:
-        why = "verl counts prompts, and here their answers are counted: this times rollout.n"
-        return Said(how="derived", why=why)
-    records = int(count) * int(n)
-    return Said({"actor.global_batch_size": records}, "derived", f"{count:g} prompts · {n} answers to each")
-
-
 def offload(row: Row, value: Any, get: Lookup) -> Said:
     """RLinf's switch for all that can wait in host memory."""
     why = "optimizer and reference; weights stay, because the policy acts with them" if value is True else ""
     return Said({row.ours[0]: value}, "same", why)
-
-
-def accumulated(row: Row, value: Any, get: Lookup) -> Said:
-    micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
-    why = "gradient_accumulation_steps · per_device_train_batch_size · devices"
-    if micro is None or value is None:
-        return Said(how="derived", why=why)
-    return Said({"actor.global_batch_size": int(value) * int(micro) * count(devices)}, "derived", why)
-
-
-def count(devices: Any) -> int:
-    """Devices of ``list(range(0,16))`` or of a list."""
-    if isinstance(devices, list):
-        return max(1, len(devices))
-    bounds = re.search(r"range\((\d+)\s*,\s*(\d+)\)", str(devices))
-    return max(1, int(bounds[2]) - int(bounds[1])) if bounds else 1
-
-
-def per_replica(row: Row, value: Any, get: Lookup) -> Said:
-    n, replicas = get("rollout.n_generation"), get("policy.parallelism.n_init_replicas") or 1
-    if not n or not value:
-        return Said(how="derived", why="samples of an iteration divided by rollout.n_generation")
-    starts = max(1, int(value) * int(replicas) // int(n))
-    return Said({"data.rollout_batch_size": starts}, "derived", f"{value} samples · {replicas} replicas / {n}")
-
-
-def groups(row: Row, value: Any, get: Lookup) -> Said:
-    """RLinf: groups that are collected at the same time; slots are episodes."""
-    group = get("algorithm.group_size")
-    if not group or not value:
-        return Said(how="derived", why="num_group_envs times algorithm.group_size")
-    slots = int(value) * int(group)
-    return Said({"env.train.total_num_envs": slots}, "derived", f"{value} groups of {group} episodes")
 
 
 def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
