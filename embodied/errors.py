@@ -155,8 +155,14 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
     >>> did_you_mean("value_hed", ["value_head"]), did_you_mean("max_lr", ["min_lr"])
     (" Did you mean 'value_head'?", '')
     """
+    near = nearest(got, known)
+    return f" Did you mean '{near}'?" if near else ""
+
+
+def nearest(got: str, known: Iterable[str]) -> str | None:
+    """Returns that of ``known`` which ``got`` is a slip of, if there is one."""
     near = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
-    return f" Did you mean '{near[0]}'?" if near and _is_slip(got, near[0]) else ""
+    return near[0] if near and _is_slip(got, near[0]) else None
 
 
 def _is_slip(got: str, meant: str) -> bool:

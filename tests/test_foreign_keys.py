@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from embodied.models.causal_lm.settings import Settings as TextSettings
 from embodied.models.openvla_oft.settings import Settings as RobotSettings
 
 from embodied.errors import ConfigError, UnknownKeyError
-from embodied.schema import foreign, table, target_kwargs
+from embodied.parallel.group import Group
+from embodied.run.preflight import check
+from embodied.schema import foreign, table
 from embodied.schema.compose import compose, group_options
 from embodied.schema.foreign_hints import hint
 from embodied.schema.foreign_rules import RULES, said_of
-from embodied.schema.foreign_values import VALUES
+from embodied.schema.foreign_values import VALUES, typed
 from embodied.schema.links import MISSING, at
 from embodied.schema.neutral import NEUTRAL
 from embodied.schema.other_names import SAID
@@ -97,17 +100,99 @@ def test_a_key_of_another_system_says_what_it_is_here(override, said):
     assert said in refused(override)
 
 
+TYPOS = {
+    "runner.sed": 1, "algorithm.ratio_clip_eps": 0.2, "env.num_wrokers": 2, "env.train.hroizon": 7,
+    "env.eval.gropu_size": 3, "rollout.schedul": "ready", "actor.model.model_type": "x", "actor.model.lora_rnak": 4,
+    "actor.ppo_mini_batch_size": 64, "critic.nosuch": 1, "data.promt_key": "x", "reward.model.max_lenght": 9,
+    "env.eval.perturb.conditions": {"a": {"camera": {"nosuch": 3}}}, "ppo_epochs": 2, "trainer.nosuch": 1,
+}  # fmt: skip
+"""One in each place: of the schema, of classes, of other systems, in free mappings, at the top."""
+EXACT = (
+    "runner.seed=1", "algorithm.clip_ratio_low=0.2", "algorithm.clip_ratio_high=0.2", "env.num_workers=2",
+    "env.train.horizon=7", "rollout.schedule=ready", "actor.model.lora_rank=4", "actor.global_batch_size=512",
+    "data.prompt_key=x", "reward.model.max_length=9", "algorithm.update_epoch=2",
+)  # fmt: skip
+
+
 def test_all_unknown_keys_are_told_at_once_wherever_they_stand():
-    robot = ("env=fake", "model=openvla_oft_tiny")
-    message = refused("runner.sed=1", "algorithm.ratio_clip_eps=0.2", "actor.model.model_type=x", base=robot)
-    for key in ("runner.sed", "algorithm.ratio_clip_eps", "actor.model.model_type"):
-        assert f"unknown key '{key}'" in message
-    assert "Did you mean 'seed'?" in message
-    side = compose([*FAKE, "env.train.gropu_size=3", "env.train.hroizon=7"], "train", [CONFIG]).config.env.train
+    wrong = ("actor.optim.lr=abc", "algorithm.adv_type=embodied_gae", "algorithm.group_size=8")
+    base = ("env=fake", "model=openvla_oft_tiny")
     with pytest.raises(UnknownKeyError) as failed:
-        target_kwargs(side, "env.train")
-    assert "unknown key 'env.train.gropu_size'" in str(failed.value)
-    assert "unknown key 'env.train.hroizon'. Did you mean 'horizon'?" in str(failed.value)
+        compose([*base, *wrong, *(f"{key}={typed(value)}" for key, value in TYPOS.items())], "train", [CONFIG])
+    told, fix = failed.value.message, failed.value.remedy
+    keys = [key for key in TYPOS if key not in ("env.eval.perturb.conditions", "trainer.nosuch")]
+    for key in [*keys, "env.eval.perturb.conditions.a.camera.nosuch", "trainer"]:
+        assert re.search(f"unknown [a-z ]*'{re.escape(key)}'", told), key
+    assert "actor.optim.lr = 'abc': expected a number" in told
+    assert len(told.splitlines()) == len(TYPOS) + 2
+    for part in (*EXACT, "algorithm.adv_type=gae", "set actor.optim.lr to a value of that kind"):
+        assert part in fix, part
+    assert fix.index("correct") > fix.index("instead of")
+
+
+@pytest.mark.parametrize("key", ["env.train.hroizon", "env.eval.hroizon", "actor.model.nosuch"])
+def test_unknown_keys_of_classes_are_told_before_simulators_are_asked(key, monkeypatch):
+    monkeypatch.setattr("embodied.run.preflight.make_side", lambda *given: pytest.fail("it was made"))
+    composed = compose([*FAKE, f"{key}=3", "env.eval.zzz=3"], "train", [CONFIG])
+    with pytest.raises(UnknownKeyError) as failed:
+        check(composed, Group())
+    assert f"unknown key '{key}'." in failed.value.message
+    assert "unknown key 'env.eval.zzz'." in failed.value.message
+    assert "known keys of env.eval: _target_, " in failed.value.remedy
+
+
+def test_a_class_that_cannot_be_imported_hides_no_other_key():
+    message = refused("runner.sed=1", "env.train._target_=nowhere.Env", "env.train.zzz=1", "env.eval.zzz=1")
+    assert "unknown key 'runner.sed'" in message
+    assert "unknown key 'env.eval.zzz'" in message
+    assert "env.train.zzz" not in message
+
+
+def test_a_wrong_value_hides_no_key_of_a_class():
+    message = refused("actor.optim.lr=abc", "env.eval.hroizon=1")
+    assert "unknown key 'env.eval.hroizon'. Did you mean 'horizon'?" in message
+    assert "actor.optim.lr = 'abc': expected a number" in message
+
+
+def test_unknown_keys_are_told_with_what_is_not_set():
+    with pytest.raises(UnknownKeyError) as failed:
+        compose(["env=libero_10", "model=openvla_oft", "actor.model.model_pth=x", "enf=libero_10"])
+    assert "unknown key 'actor.model.model_pth'. Did you mean 'model_path'?" in failed.value.message
+    assert "unknown group or section 'enf'" in failed.value.message
+    assert failed.value.message.endswith("actor.model.model_path is not set, and has no default")
+    assert failed.value.remedy.startswith("set actor.model.model_path=x instead of actor.model.model_pth; ")
+
+
+def test_a_folder_of_the_user_may_have_groups_of_its_own(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        (tmp_path / "mine" / f"{name}.yaml").write_text(f"# @package runner\nseed: {ord(name)}\n")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text("# @package _global_\ndefaults: [{/mine: a}]\n")
+    config = compose([*FAKE, "experiment=own", "mine=b"], "train", [CONFIG, str(tmp_path)]).config
+    assert config.runner.seed == ord("b")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "reward.reward_type={a: b}",
+            "reward.reward_type = {'a': 'b'}: expected a text, names with numbers ({name: …})",
+        ),
+        ("reward.reward_type=[1]", "reward.reward_type = [1]: expected a text, names"),
+        ("reward.remote.functions={a: b}", "reward.remote.functions.a = 'b': expected a number"),
+        ("reward.remote.functions=3", "reward.remote.functions = 3: expected names with numbers"),
+        ("runner.logger.logger_backends=[1]", "runner.logger.logger_backends.0 = 1: expected a text"),
+        ("runner.first=3", "runner.first = 3: expected a list of texts"),
+        ("data.custom_cls=3", "data.custom_cls = 3: expected keys with values"),
+        ("runner.val_before_train=maybe", "runner.val_before_train = 'maybe': expected true or false"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_said_once_and_in_words(override, said):
+    message = refused(override)
+    assert said in message
+    assert len(message.splitlines()) == 2, "with the fix"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +206,26 @@ def test_all_unknown_keys_are_told_at_once_wherever_they_stand():
 )
 def test_a_value_of_another_system_says_what_it_is_here(key, value, said):
     base = ("env=fake", "model=openvla_oft_tiny")
-    assert said in refused(f"{key}={value}", base=base)
+    message = refused(f"{key}={value}", base=base)
+    assert said in message
+    assert said in message.partition("fix: ")[2], "it is the fix"
+    assert "Did you mean" not in message
+
+
+def test_a_value_of_another_system_is_no_slip():
+    assert refused("algorithm.loss_type=grpo") == (
+        "unknown loss type 'grpo'. Other systems' 'grpo' is algorithm.loss_type=ppo algorithm.adv_type=grpo here.\n"
+        "  fix: set algorithm.loss_type=ppo algorithm.adv_type=grpo"
+    )
+    assert "Did you mean 'gspo'?" in refused("algorithm.loss_type=gpso")
+
+
+def test_prompts_are_counted_as_their_answers():
+    """verl's batch, with the answers to a prompt that the configuration has, or that verl's own key has beside it."""
+    assert "set actor.global_batch_size=256 " in refused("actor.ppo_mini_batch_size=64", "algorithm.group_size=4")
+    message = refused("actor.ppo_mini_batch_size=64", "+actor_rollout_ref.rollout.n=3")
+    assert "set actor.global_batch_size=192 (64 prompts · 3 answers to each)" in message
+    assert "fix: set actor.global_batch_size=192 algorithm.group_size=3 instead of" in message
 
 
 def test_no_hint_is_far_away():

@@ -13,7 +13,7 @@ import torch
 from embodied import train
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
 from embodied.parallel.group import Group
-from embodied.run import counting
+from embodied.run import build, counting, prompts
 from embodied.run.footprint import Passes, Weights, footprint
 from embodied.run.preflight import check
 from embodied.schema.compose import compose
@@ -98,6 +98,38 @@ def test_what_rests_on_the_host_is_not_on_the_gpu_while_the_policy_acts(tmp_path
     assert (update.device["optimizer"], update.device["reference"]) == (2 * GB, GB), "an update needs them"
     on_cpu = footprint(checked, weights, GB, passes)
     assert (on_cpu.on_device, on_cpu.host.get("optimizer")) == ((10 + 2 + 1 + 5) * GB, None), "nothing moves"
+
+
+ARITHMETIC = ("env=arithmetic", "model=causal_lm_tiny", "env.eval.video_cfg.save_video=false")
+
+
+@pytest.mark.parametrize(
+    ("more", "length"),
+    [
+        (("env.train.data_args={terms: [7, 7]}", "actor.model.max_prompt_tokens=14"), 14),
+        (("env=calculator", "actor.model.max_prompt_tokens=300"), 256),  # transcripts grow to what an observation holds
+        (
+            (
+                "env=calculator",
+                "actor.model.max_prompt_tokens=300",
+                *(f"env.{side}.max_prompt_bytes=999" for side in ("train", "eval")),
+            ),
+            300,
+        ),
+    ],
+)
+def test_texts_are_counted_with_their_own_prompts_or_as_long_as_they_may_be(tmp_path, more, length):
+    asked = [*ARITHMETIC, *more, "actor.model.truncation=error", f"runner.output_dir={tmp_path}"]
+    checked = check(compose(asked, "train"), Group())
+    policy = build.make_policy(checked, torch.device("cpu"))
+    text = prompts.longest(checked, policy)
+    assert policy.encode_instructions([text])["prompt_length"].tolist() == [length]
+
+
+def test_demonstrated_texts_are_counted_as_long_as_the_longest(tmp_path):
+    shown = ("data=embodied.envs.text.arithmetic:demonstrations", "data.options={terms: [2, 9], count: 200}")
+    checked = check(compose(["experiment=sft", *ARITHMETIC, *shown, f"runner.output_dir={tmp_path}"], "sft"), Group())
+    assert len(prompts.longest(checked, build.make_policy(checked, torch.device("cpu")))) == 2 * 9
 
 
 def test_a_dry_run_refuses_what_does_not_fit_the_gpu_that_it_is_planned_for(tmp_path, monkeypatch, capsys):

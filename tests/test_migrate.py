@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from embodied import cli, train
+from embodied import cli
 from embodied.errors import ConfigError
 from embodied.run.migration import SYSTEMS, Migration, migrate
 from embodied.schema import AlgorithmConfig, episodes_per_iteration, foreign
@@ -167,23 +167,6 @@ def test_the_command_writes_an_experiment_that_a_run_takes(tmp_path, monkeypatch
         assert part in said.err
     config = compose(["experiment=rlinf_libero_10", *TINY], "train", ["mine"]).config
     assert at(config.model_dump(by_alias=True), "algorithm.sampling_params.temperature") == 1.6
-
-
-@pytest.mark.slow
-@pytest.mark.sim
-def test_the_result_passes_a_dry_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert tool.main([str(HERE / "rlinf_libero_10.yaml"), "--from", "rlinf", "--out", "mine", "--with", *TINY]) == 0
-    small = (
-        "actor.model.precision=fp32",
-        "env.train.total_num_envs=8",
-        "env.eval.total_num_envs=8",
-        "env.num_workers=2",
-        "actor.model.unnorm_key=null",
-    )
-    run = ["--config-dir", "mine", "experiment=rlinf_libero_10", *TINY, *small, "runner.dry_run=true"]
-    assert train.main(run) == 0
 
 
 def test_names_that_a_script_sets_are_read_and_others_stay():

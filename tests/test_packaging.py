@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 
 import embodied
 
@@ -75,6 +76,17 @@ def test_wheel_holds_everything_under_one_package(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
 
 
+def tree() -> set[str]:
+    """The files of the working tree that git knows; not those that only git reads."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return set(listed.split()) - {".gitignore"}
+
+
+def test_the_source_archive_holds_the_working_tree() -> None:
+    included = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    assert tree() - included == set()
+
+
 def test_version_is_the_same_everywhere(wheel: Path) -> None:
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "Unreleased"
@@ -123,5 +135,4 @@ def test_both_archives_pass_twine_and_hold_the_same(wheel: Path, tmp_path: Path)
     assert files_of(archives[0]) == files_of(wheel)
     with tarfile.open(archives[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    tree = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert set(tree) - names <= {".gitignore"}
+    assert tree() - names == set()

@@ -113,7 +113,8 @@ def test_a_condition_of_one_s_own():
         ),
         (
             ["+perturb=robot", "env.eval.perturb.conditions.blur.mild.blurr=1"], UnknownKeyError,
-            "unknown key 'env.eval.perturb.conditions.blur.mild.blurr'. Did you mean 'blur'?", "correct the key",
+            "unknown key 'env.eval.perturb.conditions.blur.mild.blurr'. Did you mean 'blur'?",
+            "set env.eval.perturb.conditions.blur.mild.blur=1 instead",
         ),
         (["+perturb=robot", "env.eval.perturb.strength=[mild]"], UnknownKeyError, "Did you mean 'strengths'?", ""),
         (

@@ -62,10 +62,12 @@ def test_an_unknown_key_is_named_with_what_was_meant(key, meant):
     section[name] = 1
     with pytest.raises(UnknownKeyError) as failed:
         schema.bind(mapping)
-    assert f"unknown key '{key}'." in failed.value.message
+    assert f"unknown {'key' if path else 'group or section'} '{key}'." in failed.value.message
     assert ("Did you mean" in failed.value.message) == bool(meant)
     if meant:
         assert f"Did you mean '{meant}'?" in failed.value.message
+        assert failed.value.remedy == f"set {'.'.join([*path, meant])}=1 instead of {key}"
+    else:
         assert "docs/configuration.md" in failed.value.remedy
 
 
@@ -83,6 +85,13 @@ def test_keys_of_the_env_class_are_checked_against_its_signature(side, key, mean
     with pytest.raises(UnknownKeyError) as failed:
         schema.target_kwargs(getattr(config.env, side), f"env.{side}")
     assert failed.value.message == f"unknown key 'env.{side}.{key}'. Did you mean '{meant}'?"
+    assert failed.value.remedy == f"set env.{side}.{meant}=3 instead of env.{side}.{key}"
+
+
+def test_the_keys_of_the_env_class_are_listed_where_none_is_near():
+    with pytest.raises(UnknownKeyError) as failed:
+        schema.target_kwargs(composed("env.train.zzz=3").env.train, "env.train")
+    assert failed.value.message == "unknown key 'env.train.zzz'."
     assert "horizon" in failed.value.remedy
     assert "_target_" in failed.value.remedy
 
@@ -94,9 +103,9 @@ def test_keys_of_the_model_are_checked_against_its_signature():
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("num_tasks=abc", "env.train.num_tasks = 'abc': input should be a valid integer"),
-     ("fault=3", "env.train.fault = 3: input should be a valid string"),
-     ("success_distance=null", "env.train.success_distance = None: input should be a valid number")],
+    [("num_tasks=abc", "env.train.num_tasks = 'abc': expected a whole number"),
+     ("fault=3", "env.train.fault = 3: expected a text"),
+     ("success_distance=null", "env.train.success_distance = None: expected a number")],
 )  # fmt: skip
 def test_values_of_the_env_class_are_checked_against_its_annotations(value, expected):
     with pytest.raises(ConfigError) as failed:
@@ -130,7 +139,7 @@ def test_a_target_that_cannot_be_imported(target):
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("runner.seed=abc", "runner.seed = 'abc': input should be a valid integer"),
+        ("runner.seed=abc", "runner.seed = 'abc': expected a whole number"),
         ("runner.seed=-1", "runner.seed = -1: input should be greater than or equal to 0"),
         ("runner.max_epochs=1.5", "runner.max_epochs = 1.5"),
         ("runner.device=gpu", "runner.device = 'gpu'"),

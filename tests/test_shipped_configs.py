@@ -4,10 +4,34 @@ from pathlib import Path
 
 import pytest
 
+from embodied import sft, train
 from embodied.schema.compose import compose
 
 CONFIG = Path(__file__).parents[1] / "config"
 PATH = "actor.model.model_path=/a/checkpoint"  # released models are nothing without one
+
+FAST = ("math_quickstart", "quickstart_libero")
+TRIED = (
+    *FAST,
+    "math_calculator",
+    "math_quickstart_sft",
+    "math_calculator_sft",
+    "quickstart_grpo",
+    "quickstart_ppo",
+    "laptop",
+)
+"""Experiments that need nothing but what the tests have."""
+COMPOSED = {
+    "eval": "needs a run's checkpoint",
+    "sft": "needs demonstrations; math_quickstart_sft builds on it",
+    "quickstart_sft": "needs demonstrations", "quickstart_libero_sft": "needs demonstrations",
+    "quickstart_metaworld_sft": "needs demonstrations", "quickstart_metaworld": "needs the package metaworld",
+    "math": "needs problems of the user (tests/test_math_run.py)",
+    "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",
+    "libero_grpo": "needs released weights of 7.6 B parameters", "libero_24gb": "the same", "libero_12gb": "the same",
+    "maniskill_gpu": "needs a GPU that simulates",
+}  # fmt: skip
+"""Those that are composed alone, and why."""
 
 
 def names(group: str) -> list[str]:
@@ -25,6 +49,22 @@ def test_experiment(name):
     cloning = name.endswith("sft")
     data = ["data.train_data_paths=[demos/some]"] if cloning else []
     compose([f"experiment={name}", PATH, *data], "sft" if cloning else "train")
+
+
+def test_every_experiment_is_tried_or_says_what_it_needs():
+    assert sorted([*TRIED, *COMPOSED]) == names("experiment")
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in FAST else pytest.mark.slow) for one in TRIED])
+def test_an_experiment_passes_a_dry_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    entry = sft if name.endswith("sft") else train
+    assert entry.main([f"experiment={name}", "runner.dry_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert "memory of the process" in said
+    assert "not counted" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", names("model"))

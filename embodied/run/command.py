@@ -5,7 +5,7 @@ Imports take longer than all of this, so each stage imports what it needs when i
 | stage | imports | so that |
 |---|---|---|
 | arguments | nothing | ``--help`` answers at once |
-| compose | hydra | a refused key is said within a second |
+| compose | hydra; to refuse keys, the classes of env and model | a refused key is said within a second |
 | check | numpy, the env's class | most mistakes are found without torch |
 | recipe | torch | |
 """

@@ -26,10 +26,11 @@ from embodied.protocols import Decodes, Policy
 from embodied.run import build
 from embodied.run.footprint import Footprint, Pass, Passes, Weights, footprint
 from embodied.run.preflight import Checked
+from embodied.run.prompts import longest
 from embodied.run.shares import only_evaluates, slots_of
 from embodied.run.simulators import policy_batch
 from embodied.runtime.slab import slab_bytes
-from embodied.types import EnvSpec, Evaluation
+from embodied.types import Evaluation
 
 LIMIT = 2**30  # bytes of tensors from which on they get no memory
 REPEATS = 2
@@ -131,6 +132,8 @@ class _Counter:
     def __init__(self, checked: Checked, policy: Policy, live: LiveBytes, mode: Callable[[], Any]) -> None:
         self._checked, self._policy, self._live, self._mode = checked, policy, live, mode
         self._sampling = build.sampling(checked.config.algorithm.sampling_params)
+        with mode(), live:
+            self._longest = longest(checked, policy)
         live.watch(*policy.spec.categories.values())
 
     def passes(self) -> tuple[Passes, int]:
@@ -224,7 +227,7 @@ class _Counter:
         env = self._checked.train.spec
         fields = {name: env.obs[name] for name in instructions.fields_of(env)}
         obs = {n: torch.zeros(rows, *field.shape, dtype=getattr(torch, field.dtype)) for n, field in fields.items()}
-        return obs | dict(policy.encode_instructions([_longest(env)] * rows))
+        return obs | dict(policy.encode_instructions([self._longest] * rows))
 
     def _decisions(self, policy: Policy, decision: Mapping[str, Tensor] | None, rows: int) -> dict[str, Tensor]:
         if decision is not None:
@@ -235,10 +238,6 @@ class _Counter:
         if "length" in made:
             made["length"] += policy.spec.decision["logprobs"].shape[0]
         return made
-
-
-def _longest(env: EnvSpec) -> str:
-    return max(env.tasks, key=len, default="")
 
 
 def _total(result: Evaluation) -> Tensor:

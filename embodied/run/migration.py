@@ -17,6 +17,7 @@ import yaml
 from embodied.errors import EmbodiedError
 from embodied.parallel.group import Group
 from embodied.run.preflight import check
+from embodied.schema.actor import ActorConfig
 from embodied.schema.compose import compose, group_options
 from embodied.schema.foreign import find
 from embodied.schema.foreign_rules import said_of
@@ -37,9 +38,11 @@ HOWS = {
 """What became of a key → how the report says it, in its order."""
 
 MOST_TRIES = 60
+BATCH, PASS = "actor.global_batch_size", "actor.micro_batch_size"
 NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")
 """What an error says of a key that the user has to give; the rest is tried with something in its place."""
-UNRESOLVED = re.compile(r"\$\{[^}]*\}")
+UNRESOLVED = re.compile(r"\$(\{[^}]*\}|\w+)")
+"""A reference, or a name of the shell that their script does not set."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def migrate(mapping: Mapping[str, Any], system: str, given: Sequence[str] = ()) 
                 settings[name] = one
         notes.append(note)
     found = Migration(groups, settings, notes)
+    _fit_passes(found)
     _check_groups(found)
     if "env" not in groups and "data.train_data_paths" in settings:
         groups["env"] = "math"
@@ -156,6 +160,20 @@ def _groups_of(defaults: Any) -> tuple[dict[str, str], list[Note]]:
             elif name != "_self_":
                 notes.append(Note("defaults", text, "nothing", why="groups of theirs that ours do not need"))
     return groups, notes
+
+
+def _fit_passes(found: Migration) -> None:
+    """Makes a pass no larger than the optimizer batch, which others allow: there a batch may be one pass."""
+    batch, usual = found.settings.get(BATCH), ActorConfig.model_fields["micro_batch_size"].default
+    records = found.settings.get(PASS, usual)
+    if not isinstance(batch, int) or not isinstance(records, int) or records <= batch:
+        return
+    found.settings[PASS] = batch
+    for number, note in enumerate(found.notes):
+        if BATCH in note.settings:
+            why = f"{note.why}; " if note.why else ""
+            note = replace(note, settings={**note.settings, PASS: batch}, why=f"{why}a pass has no more records")
+        found.notes[number] = note
 
 
 def _check_groups(found: Migration) -> None:
@@ -209,10 +227,16 @@ def _section(key: str) -> str:
 
 
 def _leave_out(found: Migration, key: str, error: EmbodiedError) -> None:
-    del found.settings[key]
+    """Takes a key out of the result, or of a list that element which the error is about."""
     lines = error.message.splitlines()
     why = next((line for line in lines if key in line), lines[0])
+    value = found.settings.pop(key)
+    rest = (
+        [one for one in value if not re.search(rf"\b{re.escape(str(one))}\b", why)] if isinstance(value, list) else []
+    )
+    if rest := rest if rest != value else []:
+        found.settings[key], why = rest, f"{why}; {error.remedy}"
     for number, note in enumerate(found.notes):
         if key in note.settings:
-            kept = {name: value for name, value in note.settings.items() if name != key}
-            found.notes[number] = replace(note, how="refused", settings=kept, why=why)
+            kept = {name: one for name, one in note.settings.items() if name != key} | ({key: rest} if rest else {})
+            found.notes[number] = replace(note, how="extra" if rest else "refused", settings=kept, why=why)

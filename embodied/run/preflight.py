@@ -54,6 +54,7 @@ class Rules:
 
     def __iter__(self) -> Iterator[Callable[[], object]]:
         config, processes = self.config, self.processes
+        yield partial(schema.check_target_keys, self.composed.resolved)
         yield partial(_check_selftest, config.runner)
         yield partial(check_installed, config.runner.logger.logger_backends)
         yield partial(shares.check, config, processes)

@@ -27,8 +27,9 @@ from embodied.schema.algorithm import SamplingConfig as SamplingConfig
 from embodied.schema.base import OpenSection as OpenSection
 from embodied.schema.base import Section as Section
 from embodied.schema.binding import bind as bind
+from embodied.schema.binding import check_known as check_known
+from embodied.schema.binding import check_target_keys as check_target_keys
 from embodied.schema.binding import target_kwargs as target_kwargs
-from embodied.schema.binding import unknown_key as unknown_key
 from embodied.schema.checks import GROUP_ADVANTAGES as GROUP_ADVANTAGES
 from embodied.schema.checks import check as check
 from embodied.schema.checks import episodes_per_iteration as episodes_per_iteration

@@ -4,89 +4,156 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.errors import ConfigError, UnknownKeyError, nearest
 from embodied.schema.actor import ModelConfig
 from embodied.schema.base import OpenSection
 from embodied.schema.config import Config
-from embodied.schema.foreign import find, leaves
-from embodied.schema.foreign_hints import elsewhere, hint
-from embodied.schema.foreign_values import other_name
+from embodied.schema.foreign import joined, leaves
+from embodied.schema.foreign_hints import elsewhere, hint, instead
+from embodied.schema.foreign_said import Lookup, Unknown
+from embodied.schema.groups import GROUPS
 from embodied.schema.names import choices, in_known_case
+from embodied.schema.told import Told, fix, wrong_values
 from embodied.targets import load_target
 
 TARGETS = ("env.train", "env.eval", "actor.model", "reward.model")
 """Sections with the keyword arguments of a ``_target_``."""
-_CORRECT = "correct the key, or remove it; docs/configuration.md lists every key with its meaning"
-OURS = "embodied."
-"""What the place of a class of this project begins with."""
 
 
 def bind(mapping: Mapping[str, Any]) -> Config:
-    """Check a mapping. Raises :class:`UnknownKeyError` with every unknown key, or :class:`ConfigError` with every wrong
-    value. Keys of a ``_target_`` are looked at later (:func:`target_kwargs`), because it has to be imported for that;
-    those that another system has in its place are told together with other unknown keys."""
+    """Check a mapping. Raises :class:`UnknownKeyError` with every unknown key, also those of a ``_target_`` that can be
+    imported, and every wrong value, or :class:`ConfigError` with every wrong value. Of a mapping that has neither, the
+    keys of a ``_target_`` are looked at later (:func:`check_target_keys`)."""
     try:
         return Config.model_validate(mapping)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    unknown = [
-        line for p in problems if p["type"] == "extra_forbidden" for line in _unknown_lines(p["loc"], p["input"])
-    ]
-    if unknown:
-        told = [line for path in TARGETS for line in _of_others(mapping, path)]
-        raise UnknownKeyError("\n".join([*unknown, *told]), _CORRECT)
-    raise ConfigError(
-        "\n".join(map(_wrong_value, problems)),
-        "set the key to a value of that kind; docs/configuration.md says what it means",
-    )
+    wrong = wrong_values([p for p in problems if p["type"] != "extra_forbidden"], Config, mapping)
+    if unknown := _unknown(problems, mapping):
+        raise _of_unknown(unknown, mapping, wrong)
+    rest = "set the key to a value of that kind; docs/configuration.md says what it means"
+    raise ConfigError("\n".join(told.line for told in wrong), fix(wrong, rest))
 
 
-def _wrong_value(problem: Any) -> str:
-    key, got, message = _dotted(problem["loc"]), problem["input"], problem["msg"]
-    if problem["type"] == "missing":
-        return f"{key} is missing"
-    if problem["type"] == "literal_error":
-        known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
-        message += "." + (other_name(key, got) or did_you_mean(str(got), known))
-    return f"{key} = {got!r}: {message[:1].lower()}{message[1:]}"
+def check_known(mapping: Mapping[str, Any]) -> None:
+    """Does what :func:`bind` does of unknown keys alone, whatever the values are. Raises :class:`UnknownKeyError`."""
+    try:
+        Config.model_validate(mapping)
+    except ValidationError as error:
+        if unknown := _unknown(error.errors(include_url=False), mapping):
+            raise _of_unknown(unknown, mapping) from None
 
 
-def _dotted(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location)
+def check_target_keys(mapping: Mapping[str, Any]) -> None:
+    """Refuses keys that a ``_target_`` does not take, of all sections at once. Raises :class:`UnknownKeyError`."""
+    if unknown := _unknown_of_targets(mapping):
+        raise _of_unknown(unknown, mapping)
 
 
-def _unknown_lines(location: tuple[int | str, ...], value: Any) -> list[str]:
-    """One line for a key; one for each in a section of another system."""
+def _of_unknown(unknown: Sequence[Told], mapping: Mapping[str, Any], wrong: Sequence[Told] = ()) -> UnknownKeyError:
+    """The error of unknown keys, and of wrong values beside them."""
+    vague = [told.key for told in unknown if not told.instead]
+    named = "the key, or remove it" if len(vague) == 1 else f"{joined(vague)}, or remove them"
+    rest = [f"correct {named}"] if vague else []
+    if any("." not in key for key in vague):
+        rest.append(f"groups: {', '.join(GROUPS)}")
+    if any("." in key and _target_of(key) is None for key in vague):
+        rest.append("docs/configuration.md lists every key with its meaning")
+    for path in dict.fromkeys(filter(None, map(_target_of, vague))):
+        takes = _takes(_section(mapping, path), path) or ()
+        rest.append(f"known keys of {path}: {', '.join(sorted({*_own(path), *takes}))}")
+    if values := [told.key for told in wrong if not told.instead]:
+        rest.append(f"set {joined(values)} to a value of that kind")
+    found = [*unknown, *wrong]
+    return UnknownKeyError("\n".join(told.line for told in found), fix(found, "; ".join(rest)))
+
+
+def _target_of(key: str) -> str | None:
+    """The section with a ``_target_`` that a key stands in."""
+    return next((path for path in TARGETS if key.rpartition(".")[0] == path), None)
+
+
+def _unknown(problems: Iterable[Any], mapping: Mapping[str, Any]) -> list[Told]:
+    """Every unknown key: of the schema, and of what a ``_target_`` takes."""
+    get = _known_of(mapping)
+    extra = [p for p in problems if p["type"] == "extra_forbidden"]
+    found = [told for p in extra for told in _told_in(p["loc"], p["input"], get)]
+    return [*found, *_unknown_of_targets(mapping)]
+
+
+def _known_of(mapping: Mapping[str, Any]) -> Unknown:
+    """What hints may know: answers to a prompt, by the key of verl if it is there."""
+    for key in ("actor_rollout_ref.rollout.n", "algorithm.group_size"):
+        if isinstance(size := _section(mapping, key), int):
+            return Unknown(size)
+    return Unknown()
+
+
+def _told_in(location: Sequence[int | str], value: Any, get: Lookup) -> list[Told]:
+    """What is told of a key; of each key in a section of another system."""
     section: Any = Config
     for part in location[:-1]:
         section = _inner(section, str(part))
     known = [f.alias or name for name, f in section.model_fields.items()]
-    key = _dotted(location)
-    told = [(leaf, hint(leaf, inner)) for leaf, inner in leaves(key, value)]
-    if any(said for _, said in told):
-        return [f"unknown key '{leaf}'.{said}" for leaf, said in told]
-    return [unknown_key(key, known, value).message]
+    key = ".".join(map(str, location))
+    inside = [(leaf, inner, hint(leaf, inner, get)) for leaf, inner in leaves(key, value)]
+    if any(said for *_, said in inside):
+        return [Told(f"unknown key '{leaf}'.{said}", leaf, instead(leaf, inner, get)) for leaf, inner, said in inside]
+    if len(location) == 1:
+        return [_told_of(key, [*GROUPS, *known], value, get, "group or section")]
+    return [_told_of(key, known, value, get)]
 
 
-def _of_others(mapping: Mapping[str, Any], path: str) -> list[str]:
-    """A line for each key of a section that other systems have, and that is another one here. The section's class is
-    one of this project, none of which takes such a key."""
-    section = _section(mapping, path)
-    if not isinstance(section, Mapping) or not str(section.get("_target_", "")).startswith(OURS):
-        return []
-    found = []
-    for name, value in section.items():
-        key = f"{path}.{name}"
-        if (rows := find(key)) and all(key not in row.ours for row in rows):
-            found.append(f"unknown key '{key}'.{hint(key, value)}")
+def _told_of(key: str, known: Iterable[str], value: Any, get: Lookup, what: str = "key") -> Told:
+    """What is told of ``a.b.key = value``; ``known`` are the keys of ``a.b``. Says what the key of another system is
+    here."""
+    section, _, name = key.rpartition(".")
+    if said := hint(key, value, get):
+        return Told(f"unknown {what} '{key}'.{said}", key, instead(key, value, get))
+    if meant := nearest(name, known):
+        plain = value is not None and not isinstance(value, Mapping)
+        settings = {f"{section}.{meant}".lstrip("."): value} if plain else {}
+        return Told(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
+    said = elsewhere(key, value, get)
+    return Told(f"unknown {what} '{key}'.{said}", key, instead(key, value, get) if said else {})
+
+
+def _unknown_of_targets(mapping: Mapping[str, Any]) -> list[Told]:
+    """Keys of all sections that their ``_target_`` does not take; a class that cannot be imported here is not asked."""
+    found, get = [], _known_of(mapping)
+    for path in TARGETS:
+        section, own = _section(mapping, path), _own(path)
+        given = [name for name in section if name not in own] if isinstance(section, Mapping) else []
+        takes = _takes(section, path) if given else None
+        for name in given if takes is not None else ():
+            if name not in takes:
+                found.append(_told_of(f"{path}.{name}", [*own, *takes], section[name], get))
     return found
+
+
+def _takes(section: Mapping[str, Any], path: str) -> Collection[str] | None:
+    """Names of the keyword arguments of a section's ``_target_``; None = it takes any, or cannot be asked."""
+    target = section.get("_target_")
+    try:
+        _import_first(section.get("external_lib"))
+        parameters = inspect.signature(load_target(str(target), f"{path}._target_")).parameters
+    except (ConfigError, TypeError, ValueError):
+        return None
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else tuple(parameters)
+
+
+def _own(path: str) -> list[str]:
+    """Keys of a section that the schema knows, whatever its ``_target_`` is."""
+    section: Any = Config
+    for part in path.split("."):
+        section = _inner(section, part)
+    return [f.alias or name for name, f in section.model_fields.items()]
 
 
 def _section(mapping: Any, path: str) -> Any:
@@ -102,13 +169,6 @@ def _inner(section: Any, name: str) -> Any:
     return parts[0] if len(parts) == 1 else within
 
 
-def unknown_key(key: str, known: list[str], value: Any = None) -> UnknownKeyError:
-    """Error for ``a.b.key = value``; ``known`` are the keys of ``a.b``. Says what the key of another system is here."""
-    section, _, name = key.rpartition(".")
-    message = f"unknown key '{key}'.{hint(key, value) or did_you_mean(name, known) or elsewhere(key, value)}"
-    return UnknownKeyError(message, f"known keys of {section or 'the top'}: {', '.join(sorted(known))}")
-
-
 def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     """Keyword arguments for the section's ``_target_``, checked against its signature.
 
@@ -117,7 +177,7 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
         ConfigError: the target cannot be imported, a required argument is missing, or a value is of another type.
     """
     if isinstance(section, ModelConfig):
-        _import_first(section)
+        _import_first(section.external_lib)
     signature = inspect.signature(load_target(section.target, f"{path}._target_"))
     given = dict(section.model_extra or {})
     own = [f.alias or name for name, f in type(section).model_fields.items()]
@@ -127,8 +187,10 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
         given |= {"freeze_pattern": section.freeze_pattern} if section.freeze_pattern is not None else {}
     unknown = [name for name in given if name not in signature.parameters and not takes_any]
     if unknown:
-        told = [unknown_key(f"{path}.{name}", [*own, *signature.parameters], given[name]) for name in unknown]
-        raise UnknownKeyError("\n".join(one.message for one in told), told[0].remedy)
+        known = [*own, *signature.parameters]
+        told = [_told_of(f"{path}.{name}", known, given[name], Unknown()) for name in unknown]
+        rest = f"correct the key, or remove it; known keys of {path}: {', '.join(sorted(known))}"
+        raise UnknownKeyError("\n".join(one.line for one in told), fix(told, rest))
     for name, parameter in signature.parameters.items():
         if parameter.default is parameter.empty and name not in given and parameter.kind is not parameter.VAR_KEYWORD:
             raise ConfigError(f"{path}.{name} is missing", f"set {path}.{name}; {section.target} needs it")
@@ -137,9 +199,8 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     return {name: _of_type(annotations.get(name, Any), names, value, f"{path}.{name}") for name, value in given.items()}
 
 
-def _import_first(model: ModelConfig) -> None:
+def _import_first(given: str | Sequence[str] | None) -> None:
     """Imports what ``external_lib`` names. Raises :class:`ConfigError` if that fails."""
-    given = model.external_lib
     for name in [given] if isinstance(given, str) else given or []:
         try:
             importlib.import_module(name)
@@ -163,7 +224,5 @@ def _of_type(annotation: Any, names: dict[str, Any], value: Any, key: str) -> An
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise ConfigError(
-            _wrong_value({**problem, "loc": (key, *problem["loc"])}), "set the key to a value of that kind"
-        ) from None
+        (told, *_) = wrong_values(error.errors(include_url=False), hints["value"], value, key)
+        raise ConfigError(told.line, fix([told], "set the key to a value of that kind")) from None

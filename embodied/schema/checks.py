@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from embodied.errors import ConfigError, unknown_name
+from embodied.errors import ConfigError, UnknownNameError, unknown_name
 from embodied.schema.actor import OF_SHARDS, FsdpConfig, ModelConfig, Precision
 from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
 from embodied.schema.fixed import check_fixed
-from embodied.schema.foreign_values import other_name
+from embodied.schema.foreign_values import as_overrides, other_name, translated
 from embodied.schema.other_names import check_said
 from embodied.schema.rollout_checks import check_engine, check_generation, check_schedule_of_rollouts
 from embodied.schema.runner import RunnerConfig
@@ -120,9 +120,10 @@ def _check_answers(runner: RunnerConfig) -> None:
 
 def _check_loss(algorithm: AlgorithmConfig) -> None:
     if "." not in algorithm.loss_type and algorithm.loss_type not in LOSSES:
-        error = unknown_name("loss type", algorithm.loss_type, LOSSES, "algorithm.loss_type")
-        told = other_name("algorithm.loss_type", algorithm.loss_type)
-        raise type(error)(error.message + told, error.remedy) if told else error
+        key, name = "algorithm.loss_type", algorithm.loss_type
+        if told := other_name(key, name):
+            raise UnknownNameError(f"unknown loss type '{name}'.{told}", f"set {as_overrides(translated(key, name))}")
+        raise unknown_name("loss type", name, LOSSES, key)
 
 
 def _check_levels(algorithm: AlgorithmConfig) -> None:

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied import schema
-from embodied.errors import ConfigError, did_you_mean
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.schema.groups import GROUPS as GROUPS
 from embodied.schema.groups import group_options as group_options
 from embodied.schema.links import derived, with_changes
@@ -89,8 +89,7 @@ def compose_unchecked(
         merged = OmegaConf.merge(schema.defaults(), raw)
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        key = error.full_key
-        raise ConfigError(f"{key} is not set, and has no default", f"add {key}=… to the command") from error
+        raise _not_set(error.full_key, merged) from error
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
@@ -102,6 +101,19 @@ def compose_unchecked(
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))
     return Composed(config, config.model_dump(by_alias=True, mode="json"))
+
+
+def _not_set(key: str, merged: Any) -> ConfigError:
+    """The error of a key that is not set, and of all unknown ones: one of them may be meant to be it."""
+    message, remedy = f"{key} is not set, and has no default", f"add {key}=… to the command"
+    plain = OmegaConf.to_container(merged, resolve=False)
+    try:
+        schema.check_known(without_neutral(plain))  # type: ignore[arg-type]
+    except UnknownKeyError as error:
+        return UnknownKeyError(f"{error.message}\n{message}", f"{error.remedy}; {remedy}")
+    except ConfigError:
+        pass
+    return ConfigError(message, remedy)
 
 
 def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
@@ -143,6 +155,8 @@ def _expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] =
         if key in SHORT:
             one_path = key == "data" and not value.startswith("[")
             expanded.append(f"++{SHORT[key]}=" + (f"[{_quoted(value)}]" if one_path else value))
+        elif key.isidentifier() and key not in GROUPS and not any((Path(one) / key).is_dir() for one in folders):
+            expanded.append(f"++{override}")  # no group: the schema says what is wrong, together with all else
         elif value == "null" and "." not in key:
             expanded.append(f"~{key}")  # experiment=null leaves the group out
         elif key in ("perturb", "+perturb"):

@@ -106,14 +106,19 @@ def answers() -> Mapping[str, tuple[Row, ...]]:
 
 
 def answered(key: str) -> str:
-    """Says which keys of others a key of ours answers under another name: ``RLinf ratio_clip_eps, verl clip_ratio``."""
+    """Says which keys of others a key of ours answers under another name: ``RLinf ratio_clip_eps; verl clip_ratio``."""
+    return "; ".join(f"{system} {', '.join(keys)}" for system, keys in names_elsewhere(key).items())
+
+
+def names_elsewhere(key: str) -> dict[str, list[str]]:
+    """Returns the keys of others, by system, that a key of ours answers under another name."""
     names: dict[str, list[str]] = {}
     for row in answers().get(key, ()):
         if row.key != key and not (row.where.startswith("env/") and key == f"{key.rpartition('.')[0]}.{row.key}"):
             same = names.setdefault(row.name, [])
             if row.key not in same:
                 same.append(row.key)
-    return "; ".join(f"{system} {', '.join(keys)}" for system, keys in names.items())
+    return names
 
 
 def joined(words: Sequence[str], last: str = "and") -> str:

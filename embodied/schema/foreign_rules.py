@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from embodied.schema import foreign_counts as counts
 from embodied.schema import foreign_said as say
 from embodied.schema.foreign import Row
 from embodied.schema.foreign_said import Lookup, Rule, Said
-from embodied.schema.foreign_starts import starts
 from embodied.schema.foreign_values import translated
 
 _NUMBER_FORMAT = "the number format is actor.model.precision"
@@ -22,8 +22,8 @@ _PLACEMENT = say.nothing(
 _POLICY = "train.train_policy."
 
 RULES: Mapping[str | tuple[str, str], Rule] = {
-    "algorithm.n_minibatches": say.steps,
-    "algorithm.num_group_envs": say.groups,
+    "algorithm.n_minibatches": counts.steps,
+    "algorithm.num_group_envs": counts.groups,
     "algorithm.use_valid_token_scale": say.nothing("losses are always averaged over elements that count"),
     "algorithm.length_params.max_length": say.positive,
     "algorithm.sampling_params.use_greedy": say.opposite,
@@ -40,12 +40,14 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "runner.logger.tensorboard.enable": say.switched("tensorboard"),
     "runner.logger.wandb.enable": say.switched("wandb"),
     "runner.logger.logger_backends": say.loggers,
+    "rollout.pipeline_stage_num": counts.stages,
+    "policy.model_max_length": counts.whole_length,
     "rollout.mode": say.nothing("policy and trainer share their devices"),
     "hydra.run.dir": say.nothing("a run has its own folder"),
     "hydra.output_subdir": say.nothing("a run has its own folder"),
     "hydra.searchpath": say.nothing("--config-dir says it"),
     ("verl", "data.trust_remote_code"): say.native,
-    ("verl", "data.train_batch_size"): starts,
+    ("verl", "data.train_batch_size"): counts.starts,
     "data.return_raw_input_ids": say.nothing("texts are never tokenized anew"),
     "actor_rollout_ref.hybrid_engine": _PLACEMENT,
     "actor_rollout_ref.model.trust_remote_code": say.native, "model.trust_remote_code": say.native,
@@ -54,7 +56,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router": say.only_off("freeze_pattern says it"),
     "actor_rollout_ref.model.use_remove_padding": say.nothing("texts are always computed end to end, without padding"),
     "actor_rollout_ref.actor.strategy": say.strategy,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": say.prompts,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": counts.prompts,
     "actor_rollout_ref.actor.use_kl_loss": say.kl_loss, "actor_rollout_ref.actor.kl_loss_coef": say.kl_loss,
     "actor_rollout_ref.actor.kl_loss_type": say.kl_loss,
     "actor_rollout_ref.actor.data_loader_seed": say.positive,
@@ -95,7 +97,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     _POLICY + "use_rollout_logprobs_for_loss": say.either({"rollout.recompute_logprobs": False}),
     _POLICY + "use_remote_reward": say.either({"reward.remote.enable": True}),
     _POLICY + "remote_reward.enabled": say.nothing("use_remote_reward says it"),
-    "train.train_batch_per_replica": say.per_replica,
+    "train.train_batch_per_replica": counts.per_replica,
     "train.optm_betas": say.betas, "train.optm_warmup_steps": say.warmup,
     "train.fsdp_reshard_after_forward": say.reshard,
     "train.fa_version": say.flash,
@@ -110,7 +112,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "rollout.multi_turn_config.enable": say.turns, "rollout.multi_turn_config.max_assistant_turns": say.turns,
     ("cosmos-rl", "rollout.mode"): say.schedule, "vla.continuous": say.schedule,
     "actor_train.model_args.disable_gradient_checkpointing": say.opposite,
-    "actor_train.training_args.gradient_accumulation_steps": say.accumulated,
+    "actor_train.training_args.gradient_accumulation_steps": counts.accumulated,
     "actor_train.data_args.template": say.template,
     "actor_train.strategy_args.strategy_name": say.strategy, "reference.strategy_args.strategy_name": say.strategy,
     **dict.fromkeys(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -32,8 +31,21 @@ def plain(value: Any) -> str:
     return "none" if text in ("null", "-", '""', "") else text
 
 
-def unknown(key: str) -> Any:
-    return None
+@dataclass(frozen=True)
+class Unknown:
+    """Stands for their other keys where no file of theirs is there to be asked.
+
+    Args:
+        group_size: answers to a prompt, which is known of a configuration of ours.
+    """
+
+    group_size: int | None = None
+
+    def __call__(self, key: str) -> Any:
+        return self.group_size if key in ("algorithm.group_size", "actor_rollout_ref.rollout.n") else None
+
+
+unknown = Unknown()
 
 
 def number_of(value: Any) -> float | None:
@@ -56,64 +68,10 @@ def nothing(why: str) -> Rule:
     return lambda row, value, get: Said(how="nothing", why=why)
 
 
-def steps(row: Row, value: Any, get: Lookup) -> Said:
-    """Optimizer steps of an iteration → records of one."""
-    starts, group = get("data.rollout_batch_size"), get("algorithm.group_size")
-    if not (starts and group and value):
-        return Said(how="derived", why="the records of an iteration divided by this")
-    return Said(
-        {"actor.global_batch_size": int(starts) * int(group) // int(value)}, "derived",
-        f"{starts} starts · {group} answers / {value} steps",
-    )  # fmt: skip
-
-
-def prompts(row: Row, value: Any, get: Lookup) -> Said:
-    """verl counts prompts, of which each has ``rollout.n`` answers; here answers are counted."""
-    n = get("actor_rollout_ref.rollout.n") or 1
-    why = "verl counts prompts, and here their answers are counted: this times rollout.n"
-    count = number_of(value)
-    if get is unknown or count is None:
-        return Said(how="derived", why=why)
-    return Said({"actor.global_batch_size": int(count) * int(n)}, "derived", why)
-
-
 def offload(row: Row, value: Any, get: Lookup) -> Said:
     """RLinf's switch for all that can wait in host memory."""
     why = "optimizer and reference; weights stay, because the policy acts with them" if value is True else ""
     return Said({row.ours[0]: value}, "same", why)
-
-
-def accumulated(row: Row, value: Any, get: Lookup) -> Said:
-    micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
-    why = "gradient_accumulation_steps · per_device_train_batch_size · devices"
-    if micro is None or value is None:
-        return Said(how="derived", why=why)
-    return Said({"actor.global_batch_size": int(value) * int(micro) * count(devices)}, "derived", why)
-
-
-def count(devices: Any) -> int:
-    """Devices of ``list(range(0,16))`` or of a list."""
-    if isinstance(devices, list):
-        return max(1, len(devices))
-    bounds = re.search(r"range\((\d+)\s*,\s*(\d+)\)", str(devices))
-    return max(1, int(bounds[2]) - int(bounds[1])) if bounds else 1
-
-
-def per_replica(row: Row, value: Any, get: Lookup) -> Said:
-    n, replicas = get("rollout.n_generation"), get("policy.parallelism.n_init_replicas") or 1
-    if not n or not value:
-        return Said(how="derived", why="samples of an iteration divided by rollout.n_generation")
-    starts = max(1, int(value) * int(replicas) // int(n))
-    return Said({"data.rollout_batch_size": starts}, "derived", f"{value} samples · {replicas} replicas / {n}")
-
-
-def groups(row: Row, value: Any, get: Lookup) -> Said:
-    """RLinf: groups that are collected at the same time; slots are episodes."""
-    group = get("algorithm.group_size")
-    if not group or not value:
-        return Said(how="derived", why="num_group_envs times algorithm.group_size")
-    slots = int(value) * int(group)
-    return Said({"env.train.total_num_envs": slots}, "derived", f"{value} groups of {group} episodes")
 
 
 def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
@@ -127,14 +85,14 @@ def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
         return Said(how="nothing", why="algorithm.kl_beta above 0 switches it on") if value else Said(
             {} if get(in_reward) else {"algorithm.kl_beta": 0.0}, "derived"
         )  # fmt: skip
-    if get is unknown or on:
+    if isinstance(get, Unknown) or on:
         return Said(translated(row.ours[0], value), "renamed")
     return Said(how="nothing", why="use_kl_loss is off")
 
 
 def kl_reward(row: Row, value: Any, get: Lookup) -> Said:
     switch = "add_token_level_kl" if row.system == "roll" else "algorithm.use_kl_in_reward"
-    if get is unknown or get(switch):
+    if isinstance(get, Unknown) or get(switch):
         return Said(translated(row.ours[0], value), "renamed")
     return Said(how="nothing", why=f"{switch.rpartition('.')[2]} is off")
 
@@ -143,7 +101,7 @@ def clip_range(row: Row, value: Any, get: Lookup) -> Said:
     """ROLL: one width of the ratio's clip, or two."""
     if row.key == "use_pg_clip_range":
         return Said(how="nothing", why="pg_clip_low and pg_clip_high say it" if value else "pg_clip says it")
-    if get is not unknown and bool(get("use_pg_clip_range")) != (row.key != "pg_clip"):
+    if not isinstance(get, Unknown) and bool(get("use_pg_clip_range")) != (row.key != "pg_clip"):
         return Said(how="nothing", why=f"use_pg_clip_range is {'on' if row.key == 'pg_clip' else 'off'}")
     return Said(dict.fromkeys(row.ours, value), "renamed")
 
@@ -209,7 +167,7 @@ def unless(key: str) -> Rule:
     def rule(row: Row, value: Any, get: Lookup) -> Said:
         if row.key == key:
             return Said({row.ours[0]: -1}, "derived") if not value else Said(how="nothing", why="its frequency says it")
-        off = get is not unknown and not get(key)
+        off = not isinstance(get, Unknown) and not get(key)
         return Said(how="nothing", why=f"{key} is off") if off else Said({row.ours[0]: value}, "renamed")
 
     return rule
@@ -316,7 +274,7 @@ def schedule(row: Row, value: Any, get: Lookup) -> Said:
 def turns(row: Row, value: Any, get: Lookup) -> Said:
     if row.key.endswith("enable"):
         return Said(how="nothing", why="max_assistant_turns says it" if value else "one turn is the default")
-    on = get is unknown or get("rollout.multi_turn_config.enable")
+    on = isinstance(get, Unknown) or get("rollout.multi_turn_config.enable")
     return Said(dict.fromkeys(row.ours, value), "renamed") if on else Said(how="nothing", why="several turns are off")
 
 

@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from embodied.observe import metrics
+from embodied.schema.foreign import names_elsewhere
 from embodied.schema.neutral import NEUTRAL, Neutral, told
 from embodied.schema.table import Key, keys
 
@@ -25,6 +26,9 @@ def configuration() -> str:
         "Under `env.train`, `env.eval`, `actor.model` and `reward.model` there are also the keyword arguments of the "
         "class that `_target_` names; its docstring says what they mean (`embodied.envs.libero.LiberoEnv`, "
         "`embodied.models.openvla_oft.build_policy`).",
+        "",
+        "*Elsewhere* says which keys of RLinf, verl, SimpleVLA-RL, ROLL and Cosmos-RL a key answers, where they have "
+        "another name. Keys of theirs with the same name are not repeated. [Files](migrate.md) can be translated.",
         "",
     ]
     for section, inner in groupby(keys(), lambda key: key.section):
@@ -65,7 +69,14 @@ PAGES = {"configuration.md": configuration, "metrics.md": metrics_page}
 
 def _row(key: Key) -> str:
     kind = key.type.replace("|", "\\|")
-    return f"| `{key.name}` | {kind} | {key.default} | {key.meaning} |"
+    return f"| `{key.name}` | {kind} | {key.default} | {key.meaning}{_elsewhere(key.name)} |"
+
+
+def _elsewhere(key: str) -> str:
+    """The names that other systems have for a key, on a line of their own."""
+    names = names_elsewhere(key)
+    told = "; ".join(f"{system} {', '.join(f'`{one}`' for one in keys)}" for system, keys in names.items())
+    return f"<br>*Elsewhere:* {told}" if told else ""
 
 
 def main() -> None:

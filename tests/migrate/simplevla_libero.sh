@@ -1,3 +1,4 @@
+# Keys of SimpleVLA-RL's examples/run_openvla_oft_rl_libero.sh (PRIME-RL/SimpleVLA-RL), with smaller numbers.
 export SUITE="libero_10"
 LR=5e-6
 CHECKPOINTS=/tmp/$SUITE

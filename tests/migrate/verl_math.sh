@@ -1,3 +1,4 @@
+# Keys of verl's page "Config Explanation", in the way in which verl's example scripts give them; values of this test's own.
 set -x
 python3 -m verl.trainer.main_ppo \
     algorithm.adv_estimator=grpo \

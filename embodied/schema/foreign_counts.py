@@ -1,0 +1,119 @@
+"""How many starts, records and tokens keys of other systems mean: verl counts prompts, SimpleVLA-RL starts of a robot's
+episodes, RLinf rounds.
+
+Here an iteration of a robot has ``rollout_epoch · total_num_envs`` episodes, ``group_size`` from each start.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from embodied.schema.algorithm import AlgorithmConfig
+from embodied.schema.env import EnvSideConfig
+from embodied.schema.foreign import Row
+from embodied.schema.foreign_said import Lookup, Said, Unknown, number_of
+from embodied.schema.foreign_values import translated
+
+ROBOTS = ("data.task_suite_name", "actor_rollout_ref.model.vla")
+"""Keys that SimpleVLA-RL has and verl has not."""
+SLOTS = EnvSideConfig.model_fields["total_num_envs"].default
+GROUP = AlgorithmConfig.model_fields["group_size"].default
+
+
+def starts(row: Row, value: Any, get: Lookup) -> Said:
+    """verl's prompts of an iteration; of robots the rounds over the default env slots that have as many starts. Where
+    they do not come out even, a round is one group."""
+    given = number_of(value)
+    if given is None or not any(map(get, ROBOTS)):
+        return Said(translated(row.ours[0], value), "renamed")
+    number, group, slots = int(given), int(number_of(get("data.n_samples")) or GROUP), SLOTS
+    rounds, rest = divmod(number * group, slots)
+    if rest:
+        rounds, slots = number, group
+    return Said(
+        {"algorithm.rollout_epoch": rounds, "env.train.total_num_envs": slots}, "derived",
+        f"{number} starts · {group} episodes = {rounds} rounds · {slots} env slots; fewer rounds of more slots, with "
+        "the same product, are as many starts, and faster",
+    )  # fmt: skip
+
+
+def steps(row: Row, value: Any, get: Lookup) -> Said:
+    """Optimizer steps of an iteration → records of one."""
+    starts, group = get("data.rollout_batch_size"), get("algorithm.group_size")
+    if not (starts and group and value):
+        return Said(how="derived", why="the records of an iteration divided by this")
+    return Said(
+        {"actor.global_batch_size": int(starts) * int(group) // int(value)}, "derived",
+        f"{starts} starts · {group} answers / {value} steps",
+    )  # fmt: skip
+
+
+def prompts(row: Row, value: Any, get: Lookup) -> Said:
+    """verl counts prompts, of which each has ``rollout.n`` answers; here answers are counted."""
+    n = number_of(get("actor_rollout_ref.rollout.n")) or (None if isinstance(get, Unknown) else 1)
+    count = number_of(value)
+    if count is not None and any(map(get, ROBOTS)):
+        why = "SimpleVLA-RL counts episodes, and here their chunks are counted: multiply it by the chunks of an episode"
+        return Said({"actor.global_batch_size": int(count)}, "derived", why)
+    if n is None or count is None:
+        why = "verl counts prompts, and here their answers are counted: this times rollout.n"
+        return Said(how="derived", why=why)
+    records = int(count) * int(n)
+    return Said({"actor.global_batch_size": records}, "derived", f"{count:g} prompts · {n:g} answers to each")
+
+
+def accumulated(row: Row, value: Any, get: Lookup) -> Said:
+    micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
+    why = "gradient_accumulation_steps · per_device_train_batch_size · devices"
+    if micro is None or value is None:
+        return Said(how="derived", why=why)
+    return Said({"actor.global_batch_size": int(value) * int(micro) * count(devices)}, "derived", why)
+
+
+def count(devices: Any) -> int:
+    """Devices of ``list(range(0,16))`` or of a list."""
+    if isinstance(devices, list):
+        return max(1, len(devices))
+    bounds = re.search(r"range\((\d+)\s*,\s*(\d+)\)", str(devices))
+    return max(1, int(bounds[2]) - int(bounds[1])) if bounds else 1
+
+
+def per_replica(row: Row, value: Any, get: Lookup) -> Said:
+    n, replicas = get("rollout.n_generation"), get("policy.parallelism.n_init_replicas") or 1
+    if not n or not value:
+        return Said(how="derived", why="samples of an iteration divided by rollout.n_generation")
+    if slots := get("vla.num_envs"):
+        rounds, rest = divmod(int(value) * int(replicas), int(slots))
+        why = f"{value} episodes · {replicas} replicas / {slots} env slots"
+        return Said(how="refused", why=f"{why} is no whole number of rounds") if rest else Said(
+            {"algorithm.rollout_epoch": rounds}, "derived", why
+        )  # fmt: skip
+    starts = max(1, int(value) * int(replicas) // int(n))
+    return Said({"data.rollout_batch_size": starts}, "derived", f"{value} samples · {replicas} replicas / {n}")
+
+
+def groups(row: Row, value: Any, get: Lookup) -> Said:
+    """RLinf: groups that are collected at the same time; slots are episodes."""
+    group = get("algorithm.group_size")
+    if not group or not value:
+        return Said(how="derived", why="num_group_envs times algorithm.group_size")
+    slots = int(value) * int(group)
+    return Said({"env.train.total_num_envs": slots}, "derived", f"{value} groups of {group} episodes")
+
+
+def stages(row: Row, value: Any, get: Lookup) -> Said:
+    """RLinf: parts of the slots that take turns; here they do so in a lockstep alone."""
+    settings = {row.ours[0]: value}
+    if (number_of(value) or 0) <= 1:
+        return Said(settings, "same")
+    return Said({**settings, "rollout.schedule": "lockstep"}, "derived", "parts of the slots take turns in a lockstep")
+
+
+def whole_length(row: Row, value: Any, get: Lookup) -> Said:
+    """Cosmos-RL: prompt and answer together; what the answer leaves is the prompt's."""
+    whole, answer = number_of(value), number_of(get("rollout.max_response_length"))
+    if whole is None or answer is None or answer >= whole:
+        return Said(translated(row.ours[0], value), "renamed")
+    settings = {row.ours[0]: value, "data.max_prompt_length": int(whole - answer)}
+    return Said(settings, "derived", f"{whole:g} − {answer:g} of the answer is left for the prompt")
