@@ -121,6 +121,12 @@ class MixedPrecisionConfig(Section):
     reduce_dtype: Literal["fp32", "bf16"] | None = Field(
         None, description="fsdp2: format in which gradients are added up between processes; null = their own."
     )
+    buffer_dtype: Literal["fp32", "bf16"] | None = Field(
+        None,
+        description="fsdp2: format of the policy's buffers, such as the frequencies of positions or the bounds of "
+        "actions; null = their own. bf16 rounds them to three digits, in this run alone: a checkpoint is evaluated "
+        "elsewhere with the exact ones.",
+    )
 
 
 class WrapPolicyConfig(Section):
@@ -187,6 +193,16 @@ class FsdpConfig(Section):
         ge=-1,
         description="fsdp2: processes that share one copy of the policy (those of one machine, say); -1 = all of them.",
     )
+    forward_prefetch: bool = Field(
+        False,
+        description="fsdp2: ask for the next layer's weights as soon as a layer has its own, so that a host that lags "
+        "behind the GPU holds up none of them; the weights of one layer more are held at a time.",
+    )
+    backward_prefetch: Literal["pre", "backward_pre", "post", "backward_post", False] | None = Field(
+        None,
+        description="fsdp2: pre (backward_pre, null) = the backward pass gathers the next layer's weights while one "
+        "computes; post (backward_post, false) = when their turn has come: slower, and less memory.",
+    )
     shard_frozen: bool = Field(
         False, description="fsdp2: share out weights that are not trained as well; false = each process holds them all."
     )
@@ -197,7 +213,7 @@ class FsdpConfig(Section):
 
 OF_SHARDS = (
     "reshard_after_forward", "cpu_offload", "offload_pin_memory", "enable_gradient_accumulation", "fsdp_size",
-    "shard_frozen", "mixed_precision", "wrap_policy",
+    "forward_prefetch", "backward_prefetch", "shard_frozen", "mixed_precision", "wrap_policy",
 )  # fmt: skip
 """Keys of ``actor.fsdp_config`` that say how shards are held."""
 

@@ -50,15 +50,6 @@ RUN: Mapping[str, Neutral] = {
         (False, True), "operations are always counted (train/tflops_per_s, if the policy says how many it makes)",
         "set runner.peak_tflops=measure for time/train_mfu, a share of what the device can do",
     ),
-    "actor.fsdp_config.forward_prefetch": Neutral(
-        (False,), "fsdp2 gathers the next layer while one computes, as far as the host is ahead of the GPU"
-    ),
-    "actor.fsdp_config.backward_prefetch": Neutral(
-        ("backward_pre", "pre"), "fsdp2 gathers the next layer of the backward pass while one computes"
-    ),
-    "actor.fsdp_config.mixed_precision.buffer_dtype": Neutral(
-        ("fp32",), "fsdp2 leaves buffers in their own number format, fp32"
-    ),
     "actor.fsdp_config.use_liger_kernel": Neutral(
         (False,), "Liger's kernels replace layers of networks from transformers, and the networks here are its own or "
         "are changed for packed texts", "set actor.use_torch_compile=true (OpenVLA-OFT)",
@@ -79,9 +70,6 @@ RUN: Mapping[str, Neutral] = {
         f"actor.megatron.ckpt.{name}": Neutral((), MEGATRON)
         for name in ("model", "model_type", "save_path", "use_gpu_num", "use_gpu_index", "process_num")
     },
-    "runner.checkpoint.export_safetensors": Neutral(
-        (False,), "a checkpoint has what is trained", "run python -m embodied.tools.export CHECKPOINT afterwards"
-    ),
     "runner.checkpoint.upload_hf": Neutral((False,), _UPLOAD, _SEND),
     "runner.checkpoint.hf_repo_name": Neutral((), _UPLOAD, _SEND),
     "runner.checkpoint.upload_s3": Neutral((False,), _UPLOAD, _SEND),

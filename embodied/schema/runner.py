@@ -122,6 +122,13 @@ class CheckpointConfig(Section):
         "is trained and the optimizer's state); false = the run waits until it is on the disk. Such a copy is kept of "
         "each iteration that is not saved, too, so that a stop in the midst of an update loses no earlier one.",
     )
+    export_safetensors: bool = Field(
+        False,
+        description="Write each checkpoint for other programs, too: exports/ in the run folder has Hugging Face "
+        "folders in fp32, as embodied.tools.export writes them, each as long as its checkpoint. A process beside the "
+        "run does it, with another copy of the policy in host memory; of checkpoints that come while it works the "
+        "newest is next, and the others are left out. A failure is said and stops nothing.",
+    )
 
 
 class RunnerConfig(Section):
