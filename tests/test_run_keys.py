@@ -251,6 +251,49 @@ def test_what_the_backward_pass_needs_is_kept_on_the_host_with_the_same_gradient
     assert packed == [1]
 
 
+class Known:
+    """A tracker of a user, which writes down what it is told and what the process is called."""
+
+    def __init__(self, folder: Path, resume_step: int | None, run_id: str | None) -> None:
+        self.run_id = run_id
+        name = Path("/proc/self/comm").read_text().strip()
+        with Path("known").open("a") as file:
+            file.write(f"{folder} {run_id} {name}\n")
+
+    def log(self, step: int, metrics: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_has_an_id_and_its_process_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = Path("/proc/self/comm").read_text()
+    tracked = (*RUN, f"runner.logger.logger_backends=[jsonl,{__name__}.Known]", "runner.max_epochs=0")
+    named = ("actor.group_name=ActorGroupOfMine", "env.eval.video_cfg.save_video=true")
+    try:
+        assert train.main([*tracked, *named, "runner.run_id=0712"]) == 0
+        assert train.main([*tracked]) == 0
+    finally:
+        Path("/proc/self/comm").write_text(before)
+    assert Path("known").read_text().splitlines() == [
+        "runs/run-0712 0712 ActorGroupOfMin",
+        "runs/run None ActorGroupOfMin",
+    ]
+    assert config("runner.run_id=a").env.eval.video_cfg.video_base_dir.endswith("-a/eval")
+    assert config("runner.run_id=''").runner.experiment_name == config().runner.experiment_name
+    assert config("runner.run_id=null") == config()
+    assert "runner.run_id" in refused("runner.run_id=a/b")
+    group = Group(3, 4)
+    try:
+        group.call("ActorGroupOfMine")
+        assert Path("/proc/self/comm").read_text() == "ActorGroupOfM-3\n"
+    finally:
+        Path("/proc/self/comm").write_text(before)
+    assert group.name == "ActorGroupOfMine 3: "
+
+
 def rows(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

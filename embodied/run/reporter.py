@@ -131,9 +131,12 @@ class Reporter:
         logger = self._runner.logger
         if self.processes.is_main:
             about = About(self._runner.experiment_name or "run", logger.project_name, logger.group_name, config)
+            names = backends or logger.logger_backends
+            if self._runner.run_id:
+                ids = dict.fromkeys(names, self._runner.run_id) | ids
             self._trackers = make_trackers(
-                backends or logger.logger_backends, Path(logger.log_path), last_step, ids, about, self.console.say
-            )
+                names, Path(logger.log_path), last_step, ids, about, self.console.say
+            )  # fmt: skip
 
     @property
     def run_ids(self) -> dict[str, str]:

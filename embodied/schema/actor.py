@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from embodied.schema.base import OpenSection, Section
+from embodied.schema.base import GROUP_NAME, OpenSection, Section
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -242,6 +242,13 @@ class CriticConfig(Section):
 class ActorConfig(Section):
     global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step, over all processes.")
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass of a process.")
+    group_name: str | None = Field(
+        None,
+        pattern=GROUP_NAME,
+        description="Name of the processes that train: what ps and top call them (15 letters at most), with the rank "
+        "behind it where there are several, and what their own lines on the terminal begin with; null = python, and "
+        "lines that begin with the rank.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,

@@ -84,7 +84,8 @@ def compose_unchecked(
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
-    raw["runner"]["experiment_name"] = name
+    run_id = raw["runner"].get("run_id")
+    raw["runner"]["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)

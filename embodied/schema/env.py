@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from embodied.schema.actor import Precision
-from embodied.schema.base import OpenSection, Section
+from embodied.schema.base import GROUP_NAME, OpenSection, Section
 from embodied.schema.perturb import PerturbConfig
-
-GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"  # a part of the name of a file
 
 
 class VideoConfig(Section):

@@ -33,10 +33,6 @@ RUN: Mapping[str, Neutral] = {
     "actor.training_backend": Neutral(("fsdp", "fsdp2"), MEGATRON, _FSDP),
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
     "actor.spec_name": Neutral((), MEGATRON, _FSDP),
-    "actor.group_name": Neutral(
-        ("ActorGroup",), "the process that trains is the one of the command, and its lines have no name of its own",
-        "set runner.experiment_name",
-    ),
     "actor.channel.name": Neutral(
         (), "records stand in the memory of env.channel until the update", same_as="env.channel.name"
     ),
@@ -79,9 +75,6 @@ RUN: Mapping[str, Neutral] = {
     "runner.weight_sync_interval": Neutral((1,), "each iteration acts with the weights that the one before has left"),
     "runner.profiler.nsys": Neutral(
         (False,), "no phases are marked for Nsight Systems", "set runner.profiler.enable=true for torch's profiler"
-    ),
-    "runner.run_id": Neutral(
-        ("",), "a run is known by its name, and a tracker gives it an id", "set runner.experiment_name"
     ),
     "runner.trace_verbosity": Neutral(
         (0,), "rollouts are traced or not", "set rollout.trace=true, and see embodied.tools.report"

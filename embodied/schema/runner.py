@@ -137,6 +137,15 @@ class RunnerConfig(Section):
         min_length=1,
         description="Name of the run and of its folder; null joins the chosen env, model and algorithm.",
     )
+    run_id: str | None = Field(
+        None,
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
+        max_length=64,
+        coerce_numbers_to_str=True,
+        description="Id of this run among those of one name. The name becomes NAME-ID, and with it the run's folder; "
+        "trackers know the run by the id, which has to be new in their project. null = none: the name alone, and an "
+        "id that the tracker makes up.",
+    )
     task_type: Literal["embodied", "math", "sft", "demos"] = Field(
         "embodied",
         description="embodied = reinforcement learning; math = the same with an env that takes text; sft = learning "
