@@ -73,12 +73,6 @@ RUN: Mapping[str, Neutral] = {
     "runner.checkpoint.s3_prefix": Neutral((), _UPLOAD, _SEND),
     "runner.weight_sync_dtype": Neutral((), "weights reach what generates in the policy's own number format"),
     "runner.weight_sync_interval": Neutral((1,), "each iteration acts with the weights that the one before has left"),
-    "runner.profiler.nsys": Neutral(
-        (False,), "no phases are marked for Nsight Systems", "set runner.profiler.enable=true for torch's profiler"
-    ),
-    "runner.trace_verbosity": Neutral(
-        (0,), "rollouts are traced or not", "set rollout.trace=true, and see embodied.tools.report"
-    ),
     "runner.logger.tensorboard_queue_size": Neutral((10,), "the numbers of an iteration are written at once"),
 }  # fmt: skip
 """Key → what it may say, and why nothing else."""

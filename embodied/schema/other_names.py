@@ -29,6 +29,7 @@ GENERATION = ("actor.fsdp_config.strategy", "fsdp")
 SAID: Mapping[str, Callable[[Any], Values]] = {
     "runner.checkpoint.save_mode": lambda mode: {"runner.checkpoint.async_save": mode == "async"},
     "runner.checkpoint.save_interval_epochs": lambda epochs: {"runner.save_interval": epochs} if epochs else {},
+    "runner.trace_verbosity": lambda level: {"rollout.trace": (False, "eval", True)[level]},
     "cluster.distributed_timeout_minutes": lambda minutes: {"cluster.timeout_s": 60 * minutes},
     "actor.fsdp_config.sharding_strategy": lambda name: {
         f"actor.fsdp_config.{key}": value for key, value in STRATEGIES[name].items()

@@ -90,6 +90,12 @@ class ProfilerConfig(Section):
     profile_memory: bool = Field(False, description="Record what memory tensors take.")
     with_stack: bool = Field(False, description="Record where in the code each operation was called.")
     with_modules: bool = Field(False, description="Record the modules that operations belong to.")
+    nsys: bool = Field(
+        False,
+        description="Mark the phases of iterations (rollout, policy, waiting, update, evaluation, save) as NVTX ranges "
+        "for Nsight Systems: nsys profile -t cuda,nvtx python -m embodied.train …. Needs a GPU. Other keys of the "
+        "profiler are not for it.",
+    )
 
 
 class CheckpointConfig(Section):
@@ -145,6 +151,10 @@ class RunnerConfig(Section):
         description="Id of this run among those of one name. The name becomes NAME-ID, and with it the run's folder; "
         "trackers know the run by the id, which has to be new in their project. null = none: the name alone, and an "
         "id that the tracker makes up.",
+    )
+    trace_verbosity: Literal[0, 1, 2] | None = Field(
+        None,
+        description="Another name of rollout.trace: 0 = false, 1 = eval, 2 = true; null = what rollout.trace says.",
     )
     task_type: Literal["embodied", "math", "sft", "demos"] = Field(
         "embodied",
