@@ -115,6 +115,14 @@ def test_the_number_of_problems_is_that_of_the_episodes():
     assert "rollout_batch_size 12 and algorithm.rollout_epoch 2" in message
 
 
+def test_the_envs_of_files_are_told_to_keep_nothing():
+    found = made("data.enable_dataset_cache=false")["env"]
+    assert [found[side]["enable_dataset_cache"] for side in ("train", "eval")] == [False, False]
+    assert "enable_dataset_cache" not in made()["env"]["train"]
+    other = compose(["env=fake", "model=fake", "data.enable_dataset_cache=false"], "train", [str(HERE / "config")])
+    assert "enable_dataset_cache" not in other.resolved["env"]["train"]
+
+
 def test_nothing_changes_where_no_key_is_given():
     direct = made("env.train.data=a.jsonl", "env.eval.data=b.jsonl")
     assert direct["env"]["train"]["data"] == "a.jsonl"

@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "env.start_method", "runner.selftest",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
     "actor.fsdp_config", "actor.num_threads", "runner.max_steps", "reward.num_workers", "data.num_workers",
+    "data.enable_dataset_cache", "env.train.enable_dataset_cache",
     "data.val_rollout_batch_size", "protocol.name", "protocol.source", "protocol.env", "protocol.sets",
     "protocol.of_model", "data.validation_shuffle", "data.filter_overlong_prompts_workers",
     "env.train.token_limit.workers", "algorithm.rollout_batch_size_per_gpu", "algorithm.val_rollout_batch_size_per_gpu",

@@ -24,6 +24,7 @@ from embodied import schema
 from embodied.errors import ConfigError, did_you_mean
 from embodied.schema.groups import GROUPS as GROUPS
 from embodied.schema.groups import group_options as group_options
+from embodied.schema.hub_cache import with_cached_model
 from embodied.schema.links import derived, with_changes
 from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
@@ -96,7 +97,7 @@ def compose_unchecked(
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
-    mapping = without_neutral(mapping)  # type: ignore[arg-type]
+    mapping = without_neutral(with_cached_model(mapping))  # type: ignore[arg-type]
     given = [override.lstrip("+~").partition("=")[0] for override in overrides]
     mapping = with_changes(mapping, not_given(asked(mapping), given))
     config = schema.bind(mapping)

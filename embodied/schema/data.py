@@ -51,7 +51,11 @@ class DataConfig(Section):
     val_split: str | list[str] | None = Field(None, description="The same of val_data_paths.")
     val_revision: str | None = Field(None, description="The same of val_data_paths.")
     custom_cls: CustomClsConfig = CustomClsConfig()
-    enable_dataset_cache: bool = Field(True, description="Keep the index of a file for the next run; always so.")
+    enable_dataset_cache: bool = Field(
+        True,
+        description="Text: keep the index of a file (of Parquet, and of data sets of Hugging Face, a copy) in the "
+        "cache folder (XDG_CACHE_HOME), for the other processes and the next run; false = each process makes its own.",
+    )
     camera_keys: list[str] | None = Field(
         None, description="Names that the env's cameras have in the files, in the env's order; null = the same."
     )

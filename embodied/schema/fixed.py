@@ -13,8 +13,6 @@ FIXED: Mapping[str, str] = {
         "a problem is read by its number when its episode begins, so nothing is loaded ahead",
     "data.image_key":
         "problems are texts, without pictures",
-    "data.enable_dataset_cache":
-        "the index of a file is kept in the cache folder (XDG_CACHE_HOME), because env workers read it there",
     "data.return_raw_chat":
         "a verifier belongs to the env, which knows the prompt as the data has it",
     "data.return_full_prompt":

@@ -68,7 +68,9 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
     "trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
     "low_cpu_mem_usage": Neutral((True,), "weights are never held twice in host memory"),
     "model_revision": Neutral(
-        (), "nothing is downloaded", "give the folder of that revision in actor.model.model_path"
+        (),
+        "nothing is downloaded: it is of a name on the hub that the Hugging Face cache of this machine has",
+        "give the folder of that revision in actor.model.model_path",
     ),
     "override_config": Neutral(({},), "this model has keys of its own for its sizes"),
     "attn_implementation": Neutral((), "this model does not let its attention be chosen"),
