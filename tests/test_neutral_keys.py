@@ -40,7 +40,8 @@ def model_of(*overrides: str, base: tuple[str, ...]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", NEUTRAL)
 def test_what_asks_for_nothing_is_dropped_and_the_rest_refused(key):
-    for value in (None, *NEUTRAL[key].values):
+    numbers = [0, 128] if NEUTRAL[key].numbers else []
+    for value in (None, *NEUTRAL[key].values, *numbers):
         assert without_neutral(with_changes(FAKE, {key: value})) == FAKE
     with pytest.raises(ConfigError) as failed:
         without_neutral(with_changes(FAKE, {key: OTHER}))

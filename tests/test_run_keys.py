@@ -101,7 +101,6 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.lr_sched.lr_wsd_decay_iters=2", "set actor.lr_sched.lr_decay_style=wsd"),
         ("hydra.run.dir=elsewhere", "set runner.output_dir"),
         ("hydra.job.chdir=true", "hydra's launcher, which is not used"),
-        ("actor.fsdp_config.offload_pin_memory=false", "set actor.fsdp_config.cpu_offload=true"),
         ("actor.lr_sched.lr_wsd_decay_style=linear", "set actor.lr_sched.lr_decay_style=wsd"),
         ("actor.channel.name=other", "the memory of env.channel"),
         ("hydra.output_subdir=record", "leaves its configuration in config.yaml"),
@@ -231,6 +230,12 @@ def test_a_run_says_which_keys_of_shards_have_no_effect():
     ]
     usual = make_parallel(FakePolicy(), schema.FsdpConfig(), schema.AlgorithmConfig(), Group(), torch.device("cpu"))
     assert usual.notes == []
+    pinned = schema.FsdpConfig(offload_pin_memory=False)
+    alone = make_parallel(FakePolicy(), pinned, schema.AlgorithmConfig(), Group(), torch.device("cpu"))
+    assert alone.notes == [
+        "without effect, as each process holds the whole policy: actor.fsdp_config.offload_pin_memory"
+    ]
+    config("actor.fsdp_config.offload_pin_memory=false", "actor.fsdp_config.strategy=replicate")
 
 
 def test_what_the_backward_pass_needs_is_kept_on_the_host_with_the_same_gradients(monkeypatch):

@@ -144,6 +144,8 @@ def make_parallel(
     if strategy == "replicate":
         return Replicas(policy, group, [*notes, *_without_effect(fsdp)])
     _check_can_shard(policy, fsdp, algorithm, device)
+    if not fsdp.offload_pin_memory and not fsdp.cpu_offload:
+        notes.append("actor.fsdp_config.offload_pin_memory false: without cpu_offload nothing is kept on the host")
     return Shards(policy, fsdp, group, device, notes)
 
 

@@ -185,7 +185,7 @@ def _check_fsdp(fsdp: FsdpConfig, precision: Precision) -> None:
     changed = [name for name in OF_SHARDS if getattr(fsdp, name) != getattr(usual, name)]
     same_format = fsdp.mixed_precision.param_dtype in (None, precision) and fsdp.mixed_precision.reduce_dtype is None
     as_ever = {  # replicate always does so, or gathers nothing
-        "enable_gradient_accumulation", "forward_prefetch", "backward_prefetch",
+        "enable_gradient_accumulation", "forward_prefetch", "backward_prefetch", "offload_pin_memory",
         *(["mixed_precision"] if same_format else []),
     }  # fmt: skip
     changed = [name for name in changed if name not in as_ever]

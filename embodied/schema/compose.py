@@ -25,9 +25,10 @@ from embodied.errors import ConfigError, did_you_mean
 from embodied.schema.groups import GROUPS as GROUPS
 from embodied.schema.groups import group_options as group_options
 from embodied.schema.hub_cache import with_cached_model
-from embodied.schema.links import derived, with_changes
+from embodied.schema.links import derived, with_changes, without
 from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
+from embodied.schema.nulls import silent
 from embodied.schema.protocol import asked, not_given
 
 
@@ -84,6 +85,9 @@ def compose_unchecked(
     raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
+    nothing = silent(raw)
+    for key in nothing:
+        raw = without(raw, key)
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
     run_id = raw["runner"].get("run_id")
     raw["runner"]["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
@@ -98,7 +102,7 @@ def compose_unchecked(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
     mapping = without_neutral(with_cached_model(mapping))  # type: ignore[arg-type]
-    given = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides) if key not in nothing]
     mapping = with_changes(mapping, not_given(asked(mapping), given))
     config = schema.bind(mapping)
     if changes := derived(config, [SHORT.get(key, key) for key in given]):

@@ -269,6 +269,18 @@ def with_changes(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     return found
 
 
+def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Returns the mapping without a dotted key, and without sections that are empty then."""
+    name, _, rest = key.partition(".")
+    found = dict(mapping)
+    inner = without(found[name], rest) if rest else None
+    if inner:
+        found[name] = inner
+    else:
+        del found[name]
+    return found
+
+
 MISSING = object()
 
 

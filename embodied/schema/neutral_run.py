@@ -13,6 +13,7 @@ class Neutral(NamedTuple):
     why: str
     fix: str = ""  # beside leaving it out
     same_as: str = ""  # key whose value it may have, too
+    numbers: bool = False  # whether it may be any whole number
 
 
 MEGATRON = "there is no Megatron backend"

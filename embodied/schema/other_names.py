@@ -99,11 +99,6 @@ def check_said(config: Config) -> None:
             raise ConfigError(
                 f"runner.checkpoint.{name} has no model", f"add it: runner.checkpoint.{name}=[model,optimizer,extra]"
             )
-    if not fsdp.offload_pin_memory and not fsdp.cpu_offload:
-        raise ConfigError(
-            "actor.fsdp_config.offload_pin_memory is false, and cpu_offload too: nothing is kept on the host",
-            "set actor.fsdp_config.cpu_offload=true, or leave offload_pin_memory out",
-        )
     sched = config.actor.lr_sched
     if sched.lr_decay_style != "wsd" and sched.lr_wsd_decay_style != "exponential":
         raise ConfigError(
