@@ -40,7 +40,8 @@ def model_of(*overrides: str, base: tuple[str, ...]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", NEUTRAL)
 def test_what_asks_for_nothing_is_dropped_and_the_rest_refused(key):
-    for value in (None, *NEUTRAL[key].values):
+    numbers = [0, 128] if NEUTRAL[key].numbers else []
+    for value in (None, *NEUTRAL[key].values, *numbers):
         assert without_neutral(with_changes(FAKE, {key: value})) == FAKE
     with pytest.raises(ConfigError) as failed:
         without_neutral(with_changes(FAKE, {key: OTHER}))
@@ -132,6 +133,51 @@ def test_what_cannot_be_is_refused(base, key, said):
     with pytest.raises(ConfigError) as failed:
         settings.from_kwargs(model_of(*keys, base=base))
     assert said in str(failed.value)
+
+
+@pytest.fixture
+def downloaded(tmp_path, monkeypatch):
+    """The cache of huggingface_hub with two commits of a model."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    model = tmp_path / "hf/hub/models--ours--tiny"
+    for commit, names in (("a" * 40, ["main"]), ("b" * 40, ["v2", "refs/pr/1"])):
+        (model / "snapshots" / commit).mkdir(parents=True)
+        for name in names:
+            (model / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
+            (model / "refs" / name).write_text(commit)
+    (model / "refs" / "lost").write_text("c" * 40)
+    return model / "snapshots"
+
+
+@pytest.mark.parametrize("base", [ROBOT, TEXT, ("env=fake", "model=fake")])
+@pytest.mark.parametrize(
+    ("revision", "commit"), [(None, "a"), ("main", "a"), ("v2", "b"), ("refs/pr/1", "b"), ("b" * 40, "b")]
+)
+def test_a_revision_is_found_where_the_hub_has_put_it(downloaded, base, revision, commit):
+    asked = [] if revision is None else [f"actor.model.model_revision={revision}"]
+    mapping = compose([*base, "actor.model.model_path=ours/tiny", *asked], "train", [CONFIG]).resolved["actor"]["model"]
+    assert mapping["model_path"] == str(downloaded / (commit * 40))
+    assert mapping.get("model_revision") is None
+
+
+@pytest.mark.parametrize("revision", ["v3", "lost", "../main", "c" * 40])
+def test_a_revision_that_was_not_downloaded_is_refused(downloaded, revision):
+    with pytest.raises(ConfigError, match=r"(?s)revision .* is not in .*lost, main, refs/pr/1, v2, a{40}, b{40}.*hf "):
+        config("actor.model.model_path=ours/tiny", f"actor.model.model_revision={revision}", base=TEXT)
+    with pytest.raises(ConfigError, match="which has none"):
+        config("actor.model.model_path=ours/other", f"actor.model.model_revision={revision}", base=TEXT)
+
+
+def test_a_folder_and_a_name_that_is_not_there_are_left_as_they_are(downloaded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ours/tiny").mkdir(parents=True)
+    for path in ("ours/tiny", "ours/unknown"):
+        assert model_of(f"actor.model.model_path={path}", base=TEXT)["model_path"] == path
+    with pytest.raises(ConfigError, match="model_path is a folder, which has one revision"):
+        TextSettings.from_kwargs(
+            model_of("actor.model.model_path=ours/tiny", "actor.model.model_revision=v2", base=TEXT)
+        )
 
 
 def test_an_external_library_is_imported_first(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.passes import offloaded
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel, units_of
+from embodied.run import profiling
 from embodied.run.shares import check
 from embodied.schema import table
 from embodied.schema.actor import WrapPolicyConfig
@@ -66,6 +67,9 @@ def test_every_key_of_the_share_is_answered():
         ("runner.checkpoint.save_interval_epochs=4", "runner.save_interval", 4),
         ("runner.checkpoint.save_interval_epochs=0", "runner.save_interval", 2),
         ("cluster.distributed_timeout_minutes=2", "cluster.timeout_s", 120.0),
+        ("runner.trace_verbosity=0", "rollout.trace", False),
+        ("runner.trace_verbosity=1", "rollout.trace", "eval"),
+        ("runner.trace_verbosity=2", "rollout.trace", True),
         ("actor.fsdp_config.sharding_strategy=NO_SHARD", "actor.fsdp_config.strategy", "replicate"),
         ("actor.fsdp_config.sharding_strategy=full_shard", "actor.fsdp_config.strategy", "fsdp2"),
         ("actor.fsdp_config.sharding_strategy=shard_grad_op", "actor.fsdp_config.reshard_after_forward", False),
@@ -97,7 +101,6 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.lr_sched.lr_wsd_decay_iters=2", "set actor.lr_sched.lr_decay_style=wsd"),
         ("hydra.run.dir=elsewhere", "set runner.output_dir"),
         ("hydra.job.chdir=true", "hydra's launcher, which is not used"),
-        ("actor.fsdp_config.offload_pin_memory=false", "set actor.fsdp_config.cpu_offload=true"),
         ("actor.lr_sched.lr_wsd_decay_style=linear", "set actor.lr_sched.lr_decay_style=wsd"),
         ("actor.channel.name=other", "the memory of env.channel"),
         ("hydra.output_subdir=record", "leaves its configuration in config.yaml"),
@@ -227,6 +230,12 @@ def test_a_run_says_which_keys_of_shards_have_no_effect():
     ]
     usual = make_parallel(FakePolicy(), schema.FsdpConfig(), schema.AlgorithmConfig(), Group(), torch.device("cpu"))
     assert usual.notes == []
+    pinned = schema.FsdpConfig(offload_pin_memory=False)
+    alone = make_parallel(FakePolicy(), pinned, schema.AlgorithmConfig(), Group(), torch.device("cpu"))
+    assert alone.notes == [
+        "without effect, as each process holds the whole policy: actor.fsdp_config.offload_pin_memory"
+    ]
+    config("actor.fsdp_config.offload_pin_memory=false", "actor.fsdp_config.strategy=replicate")
 
 
 def test_what_the_backward_pass_needs_is_kept_on_the_host_with_the_same_gradients(monkeypatch):
@@ -251,6 +260,68 @@ def test_what_the_backward_pass_needs_is_kept_on_the_host_with_the_same_gradient
     assert packed == [1]
 
 
+RANGES = ("rollout/wait", "rollout/policy", "rollout/ranks")
+
+
+class Ranges:
+    """Stands for torch.cuda.nvtx."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.range_push, self.range_pop = seen.append, lambda: seen.append("end")
+
+
+def test_without_a_gpu_no_phase_is_marked_which_is_said(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(profiling, "has_gpu", lambda: False)
+    assert profiling.marks(config("runner.profiler.nsys=true").runner.profiler, said.append) is None
+    assert said == ["runner.profiler.nsys marks nothing: torch finds no GPU here, and NVTX comes with one"]
+    assert profiling.marks(config().runner.profiler, said.append) is None
+    assert len(said) == 1
+
+
+class Known:
+    """A tracker of a user, which writes down what it is told and what the process is called."""
+
+    def __init__(self, folder: Path, resume_step: int | None, run_id: str | None) -> None:
+        self.run_id = run_id
+        name = Path("/proc/self/comm").read_text().strip()
+        with Path("known").open("a") as file:
+            file.write(f"{folder} {run_id} {name}\n")
+
+    def log(self, step: int, metrics: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_has_an_id_and_its_process_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = Path("/proc/self/comm").read_text().strip()
+    tracked = (*RUN, f"runner.logger.logger_backends=[jsonl,{__name__}.Known]", "runner.max_epochs=0")
+    named = ("actor.group_name=ActorGroupOfMine", "env.eval.video_cfg.save_video=true")
+    try:
+        assert train.main([*tracked, *named, "runner.run_id=0712"]) == 0
+        assert train.main([*tracked]) == 0
+    finally:
+        Path("/proc/self/comm").write_text(before)
+    assert Path("known").read_text().splitlines() == [
+        "runs/run-0712 0712 ActorGroupOfMin",
+        "runs/run None ActorGroupOfMin",
+    ]
+    assert config("runner.run_id=a").env.eval.video_cfg.video_base_dir.endswith("-a/eval")
+    assert config("runner.run_id=''").runner.experiment_name == config().runner.experiment_name
+    assert config("runner.run_id=null") == config()
+    assert "runner.run_id" in refused("runner.run_id=a/b")
+    group = Group(3, 4)
+    try:
+        group.call("ActorGroupOfMine")
+        assert Path("/proc/self/comm").read_text() == "ActorGroupOfM-3\n"
+    finally:
+        Path("/proc/self/comm").write_text(before)
+    assert group.name == "ActorGroupOfMine 3: "
+
+
 def rows(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -258,11 +329,23 @@ def rows(folder: Path) -> list[dict[str, float]]:
 def test_a_run_leaves_out_and_takes_parts_of_checkpoints_and_profiles_itself(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     parts = ("runner.checkpoint.save_contents=[model]", "runner.checkpoint.max_keep=-1")
+    ranges: list[str] = []
+    monkeypatch.setattr(torch.cuda, "nvtx", Ranges(ranges))
+    monkeypatch.setattr(profiling, "has_gpu", lambda: True)
+    marked = ("runner.profiler.nsys=true", "runner.trace_verbosity=1")
     profile = ("runner.profiler.enable=true", "runner.profiler.wait_steps=0", "runner.profiler.with_stack=true",
-               "actor.fsdp_config.activation_offload=true")  # fmt: skip
+               "actor.fsdp_config.activation_offload=true", *marked)  # fmt: skip
     assert train.main([*RUN, *parts, *profile, "runner.max_epochs=4", "runner.max_steps=4"]) == 0
     run = Path("runs/run")
     assert len([*(run / "checkpoints").iterdir()]) == 4, "all of them stay"
+    assert [path.name for path in (run / "trace").iterdir()] == ["000001-eval.json"]
+    assert [mark for mark in ranges if mark.startswith("time/")] == [
+        *(["time/rollout", "time/train", "time/save"] * 3), "time/rollout", "time/train", "time/eval", "time/save",
+    ]  # fmt: skip
+    first, second = (ranges.index(name) for name in ("time/rollout", "time/train"))
+    assert {"rollout/wait", "rollout/policy"} <= set(ranges[first:second]) <= {"time/rollout", *RANGES, "end"}
+    assert ranges.count("end") == len(ranges) / 2
+    assert ranges[second + 1] == "end"
     trace = json.loads(gzip.decompress((run / "profile/rank0.json.gz").read_bytes()))
     names = {event.get("name") for event in trace["traceEvents"]}
     assert "ProfilerStep#1" in names

@@ -18,6 +18,7 @@ from embodied.errors import ConfigError
 from embodied.schema.compose import SHORT, compose
 from embodied.schema.fixed import FIXED, check_fixed
 from embodied.schema.links import at, with_changes
+from embodied.schema.nulls import SAY_NOTHING
 
 HERE = Path(__file__).parent
 CONFIG = str(HERE / "config")
@@ -113,6 +114,14 @@ def test_the_number_of_problems_is_that_of_the_episodes():
     assert schema.episodes_per_iteration(config) == 48
     message = refused(*FILES, "data.rollout_batch_size=12", "algorithm.rollout_epoch=2")
     assert "rollout_batch_size 12 and algorithm.rollout_epoch 2" in message
+
+
+def test_the_envs_of_files_are_told_to_keep_nothing():
+    found = made("data.enable_dataset_cache=false")["env"]
+    assert [found[side]["enable_dataset_cache"] for side in ("train", "eval")] == [False, False]
+    assert "enable_dataset_cache" not in made()["env"]["train"]
+    other = compose(["env=fake", "model=fake", "data.enable_dataset_cache=false"], "train", [str(HERE / "config")])
+    assert "enable_dataset_cache" not in other.resolved["env"]["train"]
 
 
 def test_nothing_changes_where_no_key_is_given():
@@ -223,19 +232,51 @@ def usual() -> dict[str, Any]:
     return made(*FILES)
 
 
-OTHER = {True: False, False: True, "right": "left", "float32": "bfloat16"}
+OTHER = {True: False, False: True, None: 2, "float32": "bfloat16"}
+NO_OTHER = {key for key, fixed in FIXED.items() if fixed.also and key != "data.image_key"}
+"""Those of which each value is taken."""
 
 
-@pytest.mark.parametrize("key", FIXED)
+@pytest.mark.parametrize("key", FIXED.keys() - NO_OTHER)
 def test_another_value_of_what_is_always_so_is_refused_with_the_reason(usual, key):
-    other = {"data.prefetch_factor": 2, "data.image_key": "images"}.get(key)
-    changed = with_changes(usual, {key: OTHER[at(usual, key)] if other is None else other})
+    changed = with_changes(usual, {key: "pictures" if key == "data.image_key" else OTHER[at(usual, key)]})
     check_fixed(schema.bind(usual))
     with pytest.raises(ConfigError) as failed:
         check_fixed(schema.bind(changed))
     message = str(failed.value)
-    assert FIXED[key] in message
+    assert FIXED[key].why in message
     assert f"leave {key} out" in message
+
+
+@pytest.mark.parametrize("key", [key for key, fixed in FIXED.items() if fixed.also])
+def test_what_others_say_by_default_is_taken_and_said_to_change_nothing(usual, key):
+    for value in FIXED[key].also:
+        taken = schema.bind(with_changes(usual, {key: value}))
+        check_fixed(taken)
+        (line,) = schema.notes(taken)
+        assert line.startswith(f"{key} {str(value).lower()}" if isinstance(value, bool) else f'{key} "{value}"')
+        assert FIXED[key].note in line
+    assert schema.notes(schema.bind(usual)) == []
+
+
+def test_a_key_that_says_nothing_keeps_its_default():
+    silent = [f"{key}={str(value).lower() if value is not None else 'null'}"
+              for key, values in SAY_NOTHING.items() for value in values]  # fmt: skip
+    assert len(silent) > 10
+    tokens = schema.RunnerConfig.model_fields["max_tokens_per_mbs"].default  # which a file of the math group changes
+    assert made(*FILES, *silent) == made(*FILES, f"runner.max_tokens_per_mbs={tokens}")
+    assert made(*FILES, "runner.seed=null", "data.num_workers=0")["actor"]["model"]["seed"] == 1234
+    assert "data.num_workers" in refused("data.num_workers=false")
+
+
+def test_a_name_for_an_engine_and_a_cache_that_nothing_has_are_said():
+    robot = ["env=fake", "model=fake", "rollout.group_name=RolloutGroup", "data.enable_dataset_cache=false"]
+    assert schema.notes(compose(robot, "train", [CONFIG]).config) == [
+        "rollout.group_name RolloutGroup: it is the name of an engine's log, and no engine runs",
+        "data.enable_dataset_cache false: no env here reads files of problems",
+    ]
+    own = compose([*WITH_MODEL, *FILES, "data.enable_dataset_cache=false"], "train", [CONFIG]).config
+    assert schema.notes(own) == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class Reader:
     Args:
         options: keyword arguments of functions.
         instead: a function that takes the place of all paths, and gets them as ``data_files``.
+        keep: whether what is worked out from files is kept for later starts.
 
     Every method raises :class:`embodied.errors.DatasetError` for a file that is missing, damaged or empty, or a row
     that lacks a column, and :class:`embodied.errors.ConfigError` for a function that cannot be imported or called.
@@ -34,6 +35,7 @@ class Reader:
     columns: Columns
     options: Mapping[str, Any] = field(default_factory=dict)
     instead: str | None = None
+    keep: bool = True
 
     def read(self, paths: Sequence[str], part: Part = WHOLE) -> list[Written]:
         """Reads all demonstrated answers.
@@ -66,5 +68,6 @@ class Reader:
 
     def _rows(self, path: str, part: Part, options: Mapping[str, Any]) -> list[list[Written]]:
         """The demonstrated answers of each row."""
-        rows = load_custom(path, options, KEYS) if is_custom(path) else open_source(source_of(path, part), part)
+        own = is_custom(path)
+        rows = load_custom(path, options, KEYS) if own else open_source(source_of(path, part, self.keep), part)
         return answers_by_row([*rows], self.columns, path)

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -60,14 +60,16 @@ class Checkpoints:
         async_save: write in the background.
         contents: parts that are saved, see ``runner.checkpoint.save_contents``.
         origin: what each of them says of where its policy comes from (``embodied.learn.origin``), values of JSON.
+        completed: is told of each one that is whole (rank 0, in the thread that writes); returns those that are being
+            read, which stay until the next is whole.
     """
 
     def __init__(
         self, folder: Path, max_keep: int, async_save: bool = False, origin: Mapping[str, Any] | None = None,
-        contents: Sequence[str] = PARTS,
+        contents: Sequence[str] = PARTS, completed: Callable[[Path], Collection[Path]] = lambda path: (),
     ) -> None:  # fmt: skip
         self.folder, self._max_keep, self._async, self._contents = folder, max_keep, async_save, contents
-        self._origin = dict(origin or {})
+        self._origin, self._completed = dict(origin or {}), completed
         self._thread: ThreadPoolExecutor | None = None
         self._group: dist.ProcessGroup | None = None
         self._pending: Future[None] | None = None
@@ -229,10 +231,12 @@ class Checkpoints:
                 f"cannot write checkpoint {final}: {error}",
                 "free space or fix the permissions, then run the same command again; earlier checkpoints are intact",
             ) from error
+        read = self._completed(final)
         older = [path for path in self.all() if place(path) <= place(final)]
         for old in older[: -self._max_keep] if self._max_keep > 0 else []:
-            with suppress(OSError):  # the new one is whole, and the next save tries again
-                _remove(old)
+            if old not in read:
+                with suppress(OSError):  # the new one is whole, and the next save tries again
+                    _remove(old)
 
 
 def _replace(final: Path, aside: Path) -> Path:

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from time import perf_counter
 from types import TracebackType
+from typing import Any, Protocol
+
+
+class Marks(Protocol):
+    """What shows sections to a profiler, such as ``torch.cuda.nvtx``. Ranges end in the order in which they lie."""
+
+    def range_push(self, msg: str) -> Any: ...
+
+    def range_pop(self) -> Any: ...
 
 
 class Sections:
@@ -11,17 +20,21 @@ class Sections:
 
     ``with sections("rollout/policy"): …`` costs about half a microsecond. Any name will do; a slash has no meaning.
     Sections may nest, also a name in itself (the outermost counts). Use it from one thread only.
+
+    Args:
+        marks: is told of each section, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks | None = None) -> None:
         self._sections: dict[str, _Section] = {}
+        self._marks = marks
         self._began = perf_counter()
 
     def __call__(self, name: str) -> _Section:
         """Section called ``name``, to be entered by ``with``."""
         section = self._sections.get(name)
         if section is None:
-            section = self._sections[name] = _Section()
+            section = self._sections[name] = _Section() if self._marks is None else _Marked(name, self._marks)
         return section
 
     @property
@@ -69,3 +82,21 @@ class _Section:
         self.depth -= 1
         if self.depth == 0:
             self.seconds += perf_counter() - self.started
+
+
+class _Marked(_Section):
+    __slots__ = ("marks", "name")
+
+    def __init__(self, name: str, marks: Marks) -> None:
+        super().__init__()
+        self.name, self.marks = name, marks
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self.marks.range_push(self.name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.marks.range_pop()
+        super().__exit__(kind, error, where)

@@ -22,7 +22,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # importing torch takes seconds, and most mistakes are found 
     from torch import Tensor
 
 T = TypeVar("T")
+COMM = 15  # letters of a process's name that Linux keeps
 NOTICE_S = 10.0  # torchrun looks for processes that have ended many times a second, on the machine of each
 STORE_LIMIT = 2**20  # bytes of one value in torch's store, which refuses more than 8 MiB
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe", "TCPStore")
@@ -58,7 +59,7 @@ class Group:
         roles: frozenset[Role] = EVERY_ROLE,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self.roles = roles
+        self.roles, self._called = roles, "rank"
         self._was_connected = False
         self._store: Any = None
         self._posted: set[str] = set()
@@ -113,7 +114,14 @@ class Group:
     @property
     def name(self) -> str:
         """``rank 1: ``, with which its lines begin; empty in a group of one."""
-        return f"rank {self.rank}: " if self.size > 1 else ""
+        return f"{self._called} {self.rank}: " if self.size > 1 else ""
+
+    def call(self, name: str) -> None:
+        """Names the processes (``actor.group_name``): lines begin with it, and ps and top show it."""
+        self._called = name
+        own = f"-{self.rank}" if self.size > 1 else ""
+        with suppress(OSError):  # not every system has this file
+            Path("/proc/self/comm").write_text(name[: COMM - len(own)] + own)
 
     @contextmanager
     def connected(self, on_gpu: bool, timeout_s: float, init_timeout_s: float | None = None) -> Iterator[None]:

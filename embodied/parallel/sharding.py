@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -143,6 +144,8 @@ def make_parallel(
     if strategy == "replicate":
         return Replicas(policy, group, [*notes, *_without_effect(fsdp)])
     _check_can_shard(policy, fsdp, algorithm, device)
+    if not fsdp.offload_pin_memory and not fsdp.cpu_offload:
+        notes.append("actor.fsdp_config.offload_pin_memory false: without cpu_offload nothing is kept on the host")
     return Shards(policy, fsdp, group, device, notes)
 
 
@@ -192,6 +195,7 @@ def _shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devi
         "offload_policy": CPUOffloadPolicy(pin_memory=fsdp.offload_pin_memory) if fsdp.cpu_offload else OffloadPolicy(),
         "ignored_params": set() if fsdp.shard_frozen else {p for p in policy.parameters() if not p.requires_grad},
     }
+    _cast_buffers(policy, fsdp)
     units = [m for m in units_of(policy, fsdp.wrap_policy) if m is not policy]
     for unit in units:
         fully_shard(unit, reshard_after_forward=fsdp.reshard_after_forward, **options)
@@ -201,7 +205,32 @@ def _shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devi
     for unit in wrapped:
         unit.set_gradient_divide_factor(1.0)  # the sum, not the mean
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no other way to divide by one
+    _set_prefetch(policy, units, fsdp)
     return wrapped
+
+
+def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
+    """Says when units are gathered before their turn. By itself, FSDP2 prefetches in the backward pass alone.
+
+    Only the elements of one list follow each other for certain. What is gathered early and then not used would be
+    there in the next pass, with weights of before.
+    """
+    if fsdp.forward_prefetch:
+        for layers in map(list, _lists(policy)):
+            for unit, following in pairwise(layers):
+                if unit in units and following in units:
+                    unit.set_modules_to_forward_prefetch([following])
+    if fsdp.backward_prefetch in (False, "post", "backward_post"):
+        for unit in (*units, policy):
+            unit.set_modules_to_backward_prefetch([unit])  # which is there by then, so that nothing is gathered early
+
+
+def _cast_buffers(policy: nn.Module, fsdp: FsdpConfig) -> None:
+    """Casts what is neither trained nor a whole number. FSDP2 itself leaves buffers as they are."""
+    if (name := fsdp.mixed_precision.buffer_dtype) is not None:
+        for buffer in policy.buffers():
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.to(DTYPES[name])
 
 
 def _precision(fsdp: FsdpConfig) -> Any:

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 from zipfile import BadZipFile
@@ -30,6 +30,7 @@ class SourceFile:
     path: Path  # absolute
     size: int  # bytes
     mtime_ns: int
+    keep: bool = True  # whether what is worked out from it is kept for other processes and later starts
 
     @classmethod
     def of(cls, path: Path) -> SourceFile:
@@ -94,7 +95,7 @@ class SourceFolder(SourceFile):
         shown = [(found, name) for found, name in inside if not any(part.startswith(".") for part in name.parts)]
         states = [found.stat() for found, _ in shown]
         size, changed = sum(one.st_size for one in states), max((one.st_mtime_ns for one in states), default=0)
-        return cls(path.absolute(), size, changed, _digest(*(str(name) for _, name in shown)))
+        return cls(path.absolute(), size, changed, names=_digest(*(str(name) for _, name in shown)))
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -106,7 +107,7 @@ class SourceFolder(SourceFile):
         now = time.monotonic()
         if now < _next_check.get(self, 0.0):
             return
-        found = self.of(self.path)
+        found = replace(self.of(self.path), keep=self.keep)
         self._compare(found.size, found.mtime_ns)
         if found != self:
             raise DatasetError(f"files of {self.path} have other names since its rows were counted", _KEEP)
@@ -130,7 +131,8 @@ class SourceName(SourceFile):
 def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
     """Loads something that was worked out from a file; works it out first if that was not done for this state of it.
 
-    What belongs to an earlier state of the file is removed. A damaged file is made again.
+    What belongs to an earlier state of the file is removed. A damaged file is made again. Of a file that is not to be
+    kept, each call works it out, into a temporary file that has no name any more when it is loaded.
 
     Args:
         what: distinguishes several things about one file; part of the name.
@@ -141,6 +143,8 @@ def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Ca
         DatasetError: it cannot be written.
         AssetsMissingError: there is no cache folder that can be written.
     """
+    if not file.keep:
+        return _made(file, make, load)
     folder = cache_folder("text")
     name, state = _digest(str(file.path)), _digest(VERSION, *file.state)
     target = folder / f"{name}-{state}-{what}"
@@ -155,11 +159,25 @@ def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Ca
     try:
         _write(target, make)
     except OSError as error:
-        raise DatasetError(
-            f"cannot write the index of {file.path} to {folder}: {error}",
-            "free space there, or set XDG_CACHE_HOME to a folder on another disk",
-        ) from error
+        raise _cannot_write(file, folder, error, "XDG_CACHE_HOME") from error
     return load(target)
+
+
+def _made(file: SourceFile, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
+    with tempfile.TemporaryDirectory(prefix="embodied-rows-") as folder:
+        target = Path(folder) / "made"
+        try:
+            _write(target, make)
+        except OSError as error:
+            raise _cannot_write(file, Path(folder), error, "TMPDIR") from error
+        return load(target)
+
+
+def _cannot_write(file: SourceFile, folder: Path, error: OSError, variable: str) -> DatasetError:
+    return DatasetError(
+        f"cannot write the index of {file.path} to {folder}: {error}",
+        f"free space there, or set {variable} to a folder on another disk",
+    )
 
 
 def _write(target: Path, make: Callable[[BinaryIO], None]) -> None:

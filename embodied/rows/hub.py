@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,8 +51,11 @@ class Part:
 WHOLE = Part()
 
 
-def source_of(where: str, part: Part = WHOLE) -> SourceFile:
+def source_of(where: str, part: Part = WHOLE, keep: bool = True) -> SourceFile:
     """A file, a folder or a name, in the state in which it is now.
+
+    Args:
+        keep: whether what is worked out from it is kept for other processes and later starts.
 
     Raises:
         DatasetError: there is no such file, or it is empty.
@@ -62,15 +65,15 @@ def source_of(where: str, part: Part = WHOLE) -> SourceFile:
     if path.is_dir():
         if part.revision is not None:
             raise ConfigError(f"revision is {part.revision}, and {where} is a folder", "leave the revision out")
-        return SourceFolder.of(path)
+        return replace(SourceFolder.of(path), keep=keep)
     if is_hub_name(where):
-        return SourceName.of(path)
+        return replace(SourceName.of(path), keep=keep)
     if part != WHOLE:
         raise ConfigError(
             f"{where} is a file, and has no{part}: these are of data sets of Hugging Face",
             "leave out data.train_subset, train_split, train_revision (val_… of the other side), or give a folder",
         )
-    return SourceFile.of(path)
+    return replace(SourceFile.of(path), keep=keep)
 
 
 def is_hub_name(where: str) -> bool:

@@ -83,7 +83,7 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
         check_same_weights(policy, processes)
         learners = processes.of("train")
         sharding = make_parallel(policy, config.actor.fsdp_config, config.algorithm, learners, device)
-        for line in sharding.notes:
+        for line in (*schema.notes(config), *sharding.notes):
             reporter.console.say(line)
         yield Model(policy, device, sharding)
 

@@ -109,6 +109,8 @@ def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, rec
     from embodied.runtime.wait_policy import cores_are_shared
 
     cores_are_shared()
+    if (name := composed.config.actor.group_name) is not None:
+        processes.call(name)
     console = make_console() if processes.is_main else NullConsole()
     stop = StopSignal(composed.config.runner.stop_timeout_s, processes.name)
     try:

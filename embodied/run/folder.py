@@ -19,13 +19,14 @@ from embodied.schema import ProtocolConfig, defaults
 
 MAY_CHANGE = (
     "runner.max_epochs", "runner.save_interval", "runner.val_check_interval", "runner.resume_dir", "runner.dry_run",
-    "runner.device_memory_gib", "runner.profiler",
+    "runner.device_memory_gib", "runner.profiler", "runner.trace_verbosity", "actor.group_name",
     "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir", "runner.logger",
     "runner.checkpoint", "runner.stop_timeout_s", "runner.val_before_train", "env.eval", "env.num_workers",
     "env.init_timeout_s", "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python",
     "env.start_method", "runner.selftest",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
     "actor.fsdp_config", "actor.num_threads", "runner.max_steps", "reward.num_workers", "data.num_workers",
+    "data.enable_dataset_cache", "env.train.enable_dataset_cache",
     "data.val_rollout_batch_size", "protocol.name", "protocol.source", "protocol.env", "protocol.sets",
     "protocol.of_model", "data.validation_shuffle", "data.filter_overlong_prompts_workers",
     "env.train.token_limit.workers", "algorithm.rollout_batch_size_per_gpu", "algorithm.val_rollout_batch_size_per_gpu",

@@ -1,4 +1,5 @@
-"""Records some iterations of a run with torch's profiler (``runner.profiler``): ``<run>/profile/rank0.json.gz``.
+"""Records some iterations of a run with torch's profiler (``runner.profiler``): ``<run>/profile/rank0.json.gz``. Marks
+its phases for Nsight Systems.
 
 with profiled(config, folder, rank, say) as step:
     …            an iteration
@@ -11,7 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
+from embodied.observe.timing import Marks
 from embodied.schema.runner import ProfilerConfig
+
+
+def has_gpu() -> bool:
+    """Whether torch finds one."""
+    return torch.cuda.is_available()
+
+
+def marks(config: ProfilerConfig, say: Callable[[str], None]) -> Marks | None:
+    """Returns what marks phases for Nsight Systems (NVTX ranges); None without ``nsys`` or without a GPU."""
+    if not config.nsys:
+        return None
+    if not has_gpu():
+        say("runner.profiler.nsys marks nothing: torch finds no GPU here, and NVTX comes with one")
+        return None
+    return torch.cuda.nvtx
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from embodied.observe.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
 from embodied.protocols import Cell
 from embodied.run.newest import earlier
-from embodied.run.profiling import profiled
+from embodied.run.profiling import marks, profiled
 from embodied.run.reports import Reports
 from embodied.runtime.signals import StopSignal
 from embodied.schema import RunnerConfig
@@ -45,7 +45,7 @@ class Reporter:
 
     def __init__(self, console: Console, processes: Group, runner: RunnerConfig) -> None:
         self.console, self.processes = console, processes
-        self.sections = Sections()
+        self.sections = Sections(marks(runner.profiler, console.say))
         self._runner = runner
         self._trackers: Trackers | None = None
         self._pace = Pace(0, runner.max_epochs)
@@ -131,9 +131,12 @@ class Reporter:
         logger = self._runner.logger
         if self.processes.is_main:
             about = About(self._runner.experiment_name or "run", logger.project_name, logger.group_name, config)
+            names = backends or logger.logger_backends
+            if self._runner.run_id:
+                ids = dict.fromkeys(names, self._runner.run_id) | ids
             self._trackers = make_trackers(
-                backends or logger.logger_backends, Path(logger.log_path), last_step, ids, about, self.console.say
-            )
+                names, Path(logger.log_path), last_step, ids, about, self.console.say
+            )  # fmt: skip
 
     @property
     def run_ids(self) -> dict[str, str]:

@@ -3,24 +3,19 @@
     evaluation ─▶ refresh: python -m embodied.tools.report, a process of its own; the run goes on
     end        ─▶ finish: the last report is waited for
 
-Beside the run that process has the lowest priority. It has a session of its own, so neither its failure nor a Ctrl-C
-meant for the run reaches the other. A report that cannot be written is said, and stops nothing.
+Beside the run that process has the lowest priority. A report that cannot be written is said, and stops nothing.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
 
 from embodied.observe.console import Console
+from embodied.run.beside import Beside
 from embodied.runtime.signals import StopSignal
 
 FILE = "report.html"
@@ -31,7 +26,6 @@ NEEDED = {"vl-convert-python": "vl_convert", "jinja2": "jinja2"}
 """Distribution → module of what the extra ``report`` installs."""
 
 END_S = 120.0  # the first report of a machine bundles the charting library
-LOWEST = 19  # priority beside a run
 STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
 LOOK_S = 0.05  # between two looks at whether it is ready, or a stop signal has come
 
@@ -48,8 +42,7 @@ class Reports:
         self._folder, self._console = folder, console
         self._wanted = wanted and all(find_spec(name) is not None for name in NEEDED.values())
         self._missing = wanted and not self._wanted
-        self._process: subprocess.Popen[bytes] | None = None
-        self._said: IO[bytes] | None = None
+        self._process: Beside | None = None
 
     def refresh(self) -> None:
         """Begins a new report. If the one before is still being written, the next refresh shows what is new."""
@@ -75,14 +68,10 @@ class Reports:
         """Ends what is still being written: the report before stays as it is."""
         if self._running():
             assert self._process is not None
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # its session, so what it has started as well
-            self._process.wait()
+            self._process.kill()
             with suppress(OSError):
                 (self._folder / f".{FILE}.{self._process.pid}.part").unlink(missing_ok=True)
-        if self._said is not None:
-            self._said.close()
-        self._process = self._said = None
+        self._process = None
 
     def _begin(self, behind: bool) -> None:
         """Starts to write, with what the run has left so far.
@@ -91,37 +80,21 @@ class Reports:
             behind: other work has the cores first.
         """
         self.close()
-        command = [*PROGRAM, str(self._folder)]
         try:
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said,
-                start_new_session=True,
-            )  # fmt: skip
+            self._process = Beside([*PROGRAM, str(self._folder)], behind)
         except OSError as error:
             self._console.say(f"the report was not written: {error}")
-            return
-        if behind:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST)
 
     def _running(self) -> bool:
         """Whether a report is being written. Says so if the last one failed."""
         if self._process is None:
             return False
-        status = self._process.poll()
-        if status is None:
+        if self._process.runs():
             return True
-        self._process = None
-        if status != 0:
-            self._console.say(f"the report was not written: {self._failure(status)}")
+        failure, self._process = self._process.failure(), None
+        if failure:
+            self._console.say(f"the report was not written: {failure}")
         return False
-
-    def _failure(self, status: int) -> str:
-        assert self._said is not None
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return " ".join(line.strip() for line in lines[-2:]) or f"its process ended with status {status}"
 
     def _wait(self, stop: StopSignal) -> None:
         """Waits for the report that is being written; after a stop signal only as long as may be."""

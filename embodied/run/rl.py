@@ -78,6 +78,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.say(summary.ending(checked, iterations, evaluated=not trainer.unlogged))
         if rows := gain(folder.path):
             console.table("success before and after, on the same starts", rows)
+        saves.exporter.finish(stop)
         reporter.finish(stop)
         console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
 

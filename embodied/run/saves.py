@@ -13,6 +13,7 @@ from embodied.learn.snapshot import PARTS
 from embodied.learn.state import Learner
 from embodied.parallel import collectives
 from embodied.parallel.sharding import Parallel
+from embodied.run.exports import Exporter
 from embodied.run.folder import RunFolder
 from embodied.run.reporter import Reporter
 from embodied.run.rescheduled import rescheduled
@@ -32,7 +33,10 @@ class Saves:
         runner = config.runner
         kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
         path = folder.path / "checkpoints"
-        self.checkpoints = Checkpoints(path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents)
+        self.exporter = Exporter(folder.path, kept.export_safetensors, learner.policy, reporter.console)
+        self.checkpoints = Checkpoints(
+            path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents, self.exporter.completed
+        )
         self._folder, self._runner, self._learner, self._sharding = folder.path, runner, learner, sharding
         self._reporter = reporter
         self._saved: tuple[int, int] | None = (0, 0)
@@ -58,6 +62,8 @@ class Saves:
             if text := rescheduled(self._earlier, self._config, iteration):
                 self._reporter.console.say(text)
             self._saved = (iteration, meta.steps)
+            if collectives.here() == 0:
+                self.exporter.missing(found)
         self._saved_at = monotonic()
         return iteration, ids
 
@@ -122,7 +128,9 @@ class Saves:
         return place(older[-1])[0] if older else 0
 
     def close(self) -> None:
-        """Waits until nothing is being written; an error of the writing is only said, as another ends the run."""
+        """Ends an export that goes on, and waits until nothing is being written; an error of the writing is only said,
+        as another ends the run."""
+        self.exporter.close()
         self.checkpoints.close(self._reporter.console.say)
 
 

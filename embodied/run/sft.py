@@ -57,6 +57,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         stop.hold_from_now()
         iterations = train(checked, cloner, evaluator, reporter, saves, stop)
         console.say(summary.ending(checked, iterations, cloner.steps_done))
+        saves.exporter.finish(stop)
         reporter.finish(stop)
         console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
 

@@ -122,6 +122,7 @@ class Simulators:
             pool, self._policy_port(slab, side, slots), RecordStore(slab), model.policy.spec.num_action_chunks,
             _schedule(config, slots), self.reporter.sections,
             trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
+            only_evaluations=config.rollout.trace == "eval",
         )  # fmt: skip
         return Workers(side.identity, pool, slab, rollout, self.engine)
 

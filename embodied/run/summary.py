@@ -11,6 +11,7 @@ from embodied.learn.trainer import Trainer
 from embodied.protocols import Policy, RewardModel
 from embodied.run.build import Model, Sizes
 from embodied.run.conditions import conditions, limit_of
+from embodied.run.exports import FOLDER as EXPORTS
 from embodied.run.preflight import Checked
 from embodied.run.reports import FILE as REPORT
 from embodied.run.shares import slots_of, workers_of
@@ -144,6 +145,8 @@ def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> 
         rows.append(["texts of evaluations", str(folder / "generations")])
     if checkpoints:
         rows.append(["checkpoint", str(checkpoints[-1])])
+        if (exported := folder / EXPORTS / checkpoints[-1].name).exists():
+            rows.append(["exported", str(exported)])
     for side in (checked.train, checked.eval):
         videos = side.config.video_cfg
         if videos.records:

@@ -92,6 +92,7 @@ class Rollout:
         records: store whose rows the episodes lease. Rows of kept records stay leased until they are given back.
         chunk: K, actions of a record.
         trace: folder that gets a trace of each ``collect``, or None.
+        only_evaluations: trace no others.
     """
 
     def __init__(
@@ -103,9 +104,11 @@ class Rollout:
         schedule: Schedule,
         sections: Sections,
         trace: Path | None = None,
+        only_evaluations: bool = False,
     ) -> None:
         self._envs, self._policy, self.records, self._chunk = envs, policy, records, chunk
-        self._schedule, self._sections, self._trace = schedule, sections, trace
+        self._schedule, self._sections = schedule, sections
+        self._trace, self._only_evaluations = trace, only_evaluations
         self._built = BuiltTasks(envs.num_slots)
 
     def collect(
@@ -173,15 +176,19 @@ class Rollout:
             )
         self._policy.begin(Draw(job.sampling, job.seed, job.stream))
         slots = min(job.num_slots, self._envs.num_slots)
-        timeline = Timeline(slots, keep=self._trace is not None)
+        timeline = Timeline(slots, keep=self._traced(job) is not None)
         booked = Episodes(plan, job, self.records, self._chunk)
         return Run(self._envs, self._policy, self._schedule, self._built, booked, timeline, slots)
 
+    def _traced(self, job: Job) -> Path | None:
+        """The folder that gets a trace of ``job``."""
+        return None if self._only_evaluations and job.stream != Stream.EVAL_NOISE else self._trace
+
     def _write_trace(self, timeline: Timeline, job: Job) -> None:
-        if self._trace is not None:
-            number = len([*self._trace.glob("*.json")]) + 1
+        if (folder := self._traced(job)) is not None:
+            number = len([*folder.glob("*.json")]) + 1
             side = "eval" if job.stream == Stream.EVAL_NOISE else "train"
-            timeline.write(self._trace / f"{number:06d}-{side}.json")
+            timeline.write(folder / f"{number:06d}-{side}.json")
 
 
 class Run:

@@ -48,6 +48,7 @@ from embodied.schema.env import EnvSideConfig as EnvSideConfig
 from embodied.schema.env import EnvTrainConfig as EnvTrainConfig
 from embodied.schema.env import RolloutConfig as RolloutConfig
 from embodied.schema.env import VideoConfig as VideoConfig
+from embodied.schema.fixed import notes as notes
 from embodied.schema.perturb import PerturbationConfig as PerturbationConfig
 from embodied.schema.perturb import PerturbConfig as PerturbConfig
 from embodied.schema.protocol import ProtocolConfig as ProtocolConfig

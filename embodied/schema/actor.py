@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from embodied.schema.base import OpenSection, Section
+from embodied.schema.base import GROUP_NAME, OpenSection, Section
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -121,6 +121,12 @@ class MixedPrecisionConfig(Section):
     reduce_dtype: Literal["fp32", "bf16"] | None = Field(
         None, description="fsdp2: format in which gradients are added up between processes; null = their own."
     )
+    buffer_dtype: Literal["fp32", "bf16"] | None = Field(
+        None,
+        description="fsdp2: format of the policy's buffers, such as the frequencies of positions or the bounds of "
+        "actions; null = their own. bf16 rounds them to three digits, in this run alone: a checkpoint is evaluated "
+        "elsewhere with the exact ones.",
+    )
 
 
 class WrapPolicyConfig(Section):
@@ -187,6 +193,16 @@ class FsdpConfig(Section):
         ge=-1,
         description="fsdp2: processes that share one copy of the policy (those of one machine, say); -1 = all of them.",
     )
+    forward_prefetch: bool = Field(
+        False,
+        description="fsdp2: ask for the next layer's weights as soon as a layer has its own, so that a host that lags "
+        "behind the GPU holds up none of them; the weights of one layer more are held at a time.",
+    )
+    backward_prefetch: Literal["pre", "backward_pre", "post", "backward_post", False] | None = Field(
+        None,
+        description="fsdp2: pre (backward_pre, null) = the backward pass gathers the next layer's weights while one "
+        "computes; post (backward_post, false) = when their turn has come: slower, and less memory.",
+    )
     shard_frozen: bool = Field(
         False, description="fsdp2: share out weights that are not trained as well; false = each process holds them all."
     )
@@ -197,7 +213,7 @@ class FsdpConfig(Section):
 
 OF_SHARDS = (
     "reshard_after_forward", "cpu_offload", "offload_pin_memory", "enable_gradient_accumulation", "fsdp_size",
-    "shard_frozen", "mixed_precision", "wrap_policy",
+    "forward_prefetch", "backward_prefetch", "shard_frozen", "mixed_precision", "wrap_policy",
 )  # fmt: skip
 """Keys of ``actor.fsdp_config`` that say how shards are held."""
 
@@ -226,6 +242,13 @@ class CriticConfig(Section):
 class ActorConfig(Section):
     global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step, over all processes.")
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass of a process.")
+    group_name: str | None = Field(
+        None,
+        pattern=GROUP_NAME,
+        description="Name of the processes that train: what ps and top call them (15 letters at most), with the rank "
+        "behind it where there are several, and what their own lines on the terminal begin with; null = python, and "
+        "lines that begin with the rank.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,

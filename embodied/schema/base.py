@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from embodied.schema.names import choices, in_known_case
 
+GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+"""Pattern of the name of some processes, which is a part of the names of files."""
+
 
 class Section(BaseModel):
     """A part of the configuration. Unknown keys are errors, and values cannot change after composition. Names of

@@ -185,10 +185,10 @@ def _check_fsdp(fsdp: FsdpConfig, precision: Precision) -> None:
     usual = FsdpConfig(strategy=fsdp.strategy)
     changed = [name for name in OF_SHARDS if getattr(fsdp, name) != getattr(usual, name)]
     same_format = fsdp.mixed_precision.param_dtype in (None, precision) and fsdp.mixed_precision.reduce_dtype is None
-    as_ever = {
-        "enable_gradient_accumulation",
+    as_ever = {  # replicate always does so, or gathers nothing
+        "enable_gradient_accumulation", "forward_prefetch", "backward_prefetch", "offload_pin_memory",
         *(["mixed_precision"] if same_format else []),
-    }  # replicate always does so
+    }  # fmt: skip
     changed = [name for name in changed if name not in as_ever]
     if fsdp.strategy == "replicate" and changed:
         raise ConfigError(

@@ -24,9 +24,11 @@ from embodied import schema
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.schema.groups import GROUPS as GROUPS
 from embodied.schema.groups import group_options as group_options
-from embodied.schema.links import derived, with_changes
+from embodied.schema.hub_cache import with_cached_model
+from embodied.schema.links import derived, with_changes, without
 from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
+from embodied.schema.nulls import silent
 from embodied.schema.protocol import asked, not_given
 
 
@@ -83,8 +85,12 @@ def compose_unchecked(
     raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
+    nothing = silent(raw)
+    for key in nothing:
+        raw = without(raw, key)
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
-    raw["runner"]["experiment_name"] = name
+    run_id = raw["runner"].get("run_id")
+    raw["runner"]["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
@@ -94,8 +100,8 @@ def compose_unchecked(
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
-    mapping = without_neutral(mapping)  # type: ignore[arg-type]
-    given = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    mapping = without_neutral(with_cached_model(mapping))  # type: ignore[arg-type]
+    given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides) if key not in nothing]
     mapping = with_changes(mapping, not_given(asked(mapping), given))
     config = schema.bind(mapping)
     if changes := derived(config, [SHORT.get(key, key) for key in given]):

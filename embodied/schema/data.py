@@ -51,7 +51,11 @@ class DataConfig(Section):
     val_split: str | list[str] | None = Field(None, description="The same of val_data_paths.")
     val_revision: str | None = Field(None, description="The same of val_data_paths.")
     custom_cls: CustomClsConfig = CustomClsConfig()
-    enable_dataset_cache: bool = Field(True, description="Keep the index of a file for the next run; always so.")
+    enable_dataset_cache: bool = Field(
+        True,
+        description="Text: keep the index of a file (of Parquet, and of data sets of Hugging Face, a copy) in the "
+        "cache folder (XDG_CACHE_HOME), for the other processes and the next run; false = each process makes its own.",
+    )
     camera_keys: list[str] | None = Field(
         None, description="Names that the env's cameras have in the files, in the env's order; null = the same."
     )
@@ -154,12 +158,17 @@ class DataConfig(Section):
         None,
         ge=1,
         description="Text: processes that read problems, of each process that trains. These are the env workers, which "
-        "verify answers too, so it is the same as reward.num_workers and env.num_workers; null = those say it.",
+        "verify answers too, so it is the same as reward.num_workers and env.num_workers; null and 0 = those "
+        "say it.",
     )
     prefetch_factor: int | None = Field(
         None, description="Always null: a problem is read from an index when its episode begins."
     )
-    image_key: str | None = Field(None, description="Text: column of pictures; always null, problems have none.")
+    image_key: str | None = Field(
+        None,
+        description="Text: column of pictures, which problems have none of; images, as verl says by default, reads "
+        "nothing.",
+    )
     options: dict[str, Any] = Field(
         {}, description="Text: keyword arguments of data sets of yours (file.py:Name, module:function, custom_cls)."
     )

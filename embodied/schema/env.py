@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from embodied.schema.actor import Precision
-from embodied.schema.base import OpenSection, Section
+from embodied.schema.base import GROUP_NAME, OpenSection, Section
 from embodied.schema.perturb import PerturbConfig
-
-GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"  # a part of the name of a file
 
 
 class VideoConfig(Section):
@@ -289,10 +287,10 @@ class RolloutConfig(Section):
         description="schedule lockstep: fixed parts of the slots that take turns, so that the policy serves one while "
         "the simulators of the others work; 1 = all slots wait for each other.",
     )
-    trace: bool = Field(
+    trace: bool | Literal["eval"] = Field(
         False,
         description="Write a trace of each rollout, who waited for whom, to trace/ in the run folder; "
-        "https://ui.perfetto.dev shows it.",
+        "https://ui.perfetto.dev shows it. eval = of evaluations alone.",
     )
     policy_batch: int | None = Field(
         None,

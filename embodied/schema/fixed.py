@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
-from embodied.schema.links import at
+from embodied.schema.links import SIDES, at, own_of
 
-FIXED: Mapping[str, str] = {
-    "data.prefetch_factor":
-        "a problem is read by its number when its episode begins, so nothing is loaded ahead",
-    "data.image_key":
-        "problems are texts, without pictures",
-    "data.enable_dataset_cache":
-        "the index of a file is kept in the cache folder (XDG_CACHE_HOME), because env workers read it there",
-    "data.return_raw_chat":
-        "a verifier belongs to the env, which knows the prompt as the data has it",
-    "data.return_full_prompt":
-        "a verifier belongs to the env, and only the policy knows the chat template",
-    "actor.sequence_packing":
-        "texts are always computed end to end, without padding",
-    "actor.enable_dp_load_balance":
+
+class Fixed(NamedTuple):
+    """Why a key has no other value than its default."""
+
+    why: str
+    also: tuple[Any, ...] = ()  # defaults of other systems, which ask for nothing that is not so
+    note: str = ""  # what a run says of those
+
+
+FIXED: Mapping[str, Fixed] = {
+    "data.prefetch_factor": Fixed(
+        "a problem is read by its number when its episode begins, so nothing is loaded ahead"
+    ),
+    "data.image_key": Fixed("problems are texts, without pictures", ("images",), "no column of pictures is read"),
+    "data.return_raw_chat": Fixed(
+        "a verifier belongs to the env, which knows the prompt as the data has it", (False,),
+        "a verifier that is a function of yours is given the prompt as the data has it all the same",
+    ),
+    "data.return_full_prompt": Fixed("a verifier belongs to the env, and only the policy knows the chat template"),
+    "actor.sequence_packing": Fixed(
+        "texts are always computed end to end, without padding", (False,),
+        "texts are computed end to end all the same, without padding, which changes no result",
+    ),
+    "actor.enable_dp_load_balance": Fixed(
         "records stay in the process that has collected them; each process fills its passes evenly "
-        "(runner.enable_dynamic_batch_size)",
-    "actor.tokenizer.use_fast":
-        "tokenizers are those of the package tokenizers",
-    "actor.tokenizer.trust_remote_code":
-        "code that comes with a tokenizer is never run",
-    "actor.tokenizer.padding_side":
+        "(runner.enable_dynamic_batch_size)"
+    ),
+    "actor.tokenizer.use_fast": Fixed(
+        "tokenizers are those of the package tokenizers", (False,),
+        "the tokenizer is that of the package tokenizers all the same",
+    ),
+    "actor.tokenizer.trust_remote_code": Fixed("code that comes with a tokenizer is never run"),
+    "actor.tokenizer.padding_side": Fixed(
         "texts are computed end to end, and rows of prompts are filled up on the right, which changes no result",
-    "algorithm.logprob_dtype":
-        "log-probs are computed and kept in float32, whatever actor.model.precision is",
+        ("left",), "rows of prompts are filled up on the right all the same, which changes no result",
+    ),
+    "algorithm.logprob_dtype": Fixed(
+        "log-probs are computed and kept in float32, whatever actor.model.precision is"
+    ),
 }  # fmt: skip
-"""Key → why it has no other value than its default."""
+"""Key → why it is always as it is by default."""
 
 
 def check_fixed(config: Config) -> None:
     """Refuses other values. Raises :class:`ConfigError` with the reason."""
     everything, usual = config.model_dump(by_alias=True), defaults()
-    for key, why in FIXED.items():
-        if (given := at(everything, key)) != (only := at(usual, key)):
-            told = {None: "null", True: "true", False: "false"}.get(only, only)
+    for key, fixed in FIXED.items():
+        given, only = at(everything, key), at(usual, key)
+        if given != only and given not in fixed.also:
+            its = told(only).strip('"')
             raise ConfigError(
-                f"{key} is {given!r}, and can only be {told}: {why}", f"leave {key} out, or set it to {told}"
+                f"{key} is {given!r}, and can only be {its}: {fixed.why}", f"leave {key} out, or set it to {its}"
             )
     learns, wanted = config.algorithm.adv_type == "gae", config.critic.use_critic_model
     if wanted is not None and wanted != learns:
@@ -53,3 +71,25 @@ def check_fixed(config: Config) -> None:
             "set algorithm.adv_type=gae (algorithm=ppo) for a value function, another one for none; or leave "
             "critic.use_critic_model out",
         )
+
+
+def notes(config: Config) -> list[str]:
+    """Returns lines about values that were taken though they change nothing, for a run to say at its start."""
+    everything, usual = config.model_dump(by_alias=True), defaults()
+    lines = [
+        f"{key} {told(at(everything, key))}: {fixed.note}"
+        for key, fixed in FIXED.items()
+        if fixed.note and at(everything, key) != at(usual, key)
+    ]
+    name = config.rollout.group_name
+    if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
+        lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
+    reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
+    if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
+        lines.append("data.enable_dataset_cache false: no env here reads files of problems")
+    return lines
+
+
+def told(value: Any) -> str:
+    """Returns a value as a YAML file has it."""
+    return json.dumps(value)

@@ -54,6 +54,8 @@ def derived(config: Config, given: Sequence[str] = ()) -> Changes:
         if runner.task_type != "sft" and "data" in own and own["data"] is None:
             alone = runner.only_eval and not data.train_data_paths  # the other side is not asked anything
             changes |= _problems(data, "eval" if alone else side, own)
+        if not data.enable_dataset_cache and _takes(config, side, "enable_dataset_cache"):
+            changes["enable_dataset_cache"] = False
         if own.get("max_prompt_bytes", 0) is None:
             changes["max_prompt_bytes"] = _prompt_bytes(data)
         if data.filter_overlong_prompts and own.get("filter_overlong_prompts") and own.get("token_limit", 0) is None:
@@ -73,6 +75,15 @@ def own_of(config: Config, side: str) -> Mapping[str, Any]:
     """The keyword arguments of a side's env."""
     env: EnvSideConfig = getattr(config.env, side)
     return env.model_extra or {}
+
+
+def _takes(config: Config, side: str, name: str) -> bool:
+    """Whether the env of a side has such a keyword argument; one that cannot be imported has none."""
+    target = getattr(config.env, side).target
+    try:
+        return name in inspect.signature(load_target(target, f"env.{side}._target_")).parameters
+    except (ConfigError, TypeError, ValueError):
+        return False
 
 
 def _slots_of_evaluation(config: Config, given: Sequence[str]) -> int:
@@ -255,6 +266,18 @@ def with_changes(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     for key, value in changes.items():
         name, _, rest = key.partition(".")
         found[name] = with_changes(found.get(name) or {}, {rest: value}) if rest else value
+    return found
+
+
+def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Returns the mapping without a dotted key, and without sections that are empty then."""
+    name, _, rest = key.partition(".")
+    found = dict(mapping)
+    inner = without(found[name], rest) if rest else None
+    if inner:
+        found[name] = inner
+    else:
+        del found[name]
     return found
 
 

@@ -6,12 +6,12 @@ A key under ``actor.model`` or ``reward.model`` stands here for those models tha
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.schema.links import MISSING, at
+from embodied.schema.fixed import told as told
+from embodied.schema.links import MISSING, at, without
 from embodied.schema.neutral_run import MEGATRON as _MEGATRON
 from embodied.schema.neutral_run import RUN, Neutral
 from embodied.targets import load_target
@@ -68,7 +68,9 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
     "trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
     "low_cpu_mem_usage": Neutral((True,), "weights are never held twice in host memory"),
     "model_revision": Neutral(
-        (), "nothing is downloaded", "give the folder of that revision in actor.model.model_path"
+        (),
+        "nothing is downloaded: it is of a name on the hub that the Hugging Face cache of this machine has",
+        "give the folder of that revision in actor.model.model_path",
     ),
     "override_config": Neutral(({},), "this model has keys of its own for its sizes"),
     "attn_implementation": Neutral((), "this model does not let its attention be chosen"),
@@ -124,7 +126,7 @@ NEUTRAL: Mapping[str, Neutral] = {
     "rollout.validate_weight": Neutral((False,), _VALIDATED, _GAP),
     "rollout.validate_save_dir": Neutral((), _VALIDATED, _GAP),
     "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE),
-    "rollout.torch_compile_max_bs": Neutral((), _COMPILED, _COMPILE),
+    "rollout.torch_compile_max_bs": Neutral((), "rollout.use_torch_compile is always false", _COMPILE, numbers=True),
     "rollout.sglang_decode_log_interval": Neutral((), "rollout.backend sglang is not offered"),
     "rollout.vllm.quantization": Neutral(
         ("none",), "an engine is given the policy's weights after each update, in the policy's number format"
@@ -150,22 +152,18 @@ def without_neutral(mapping: Mapping[str, Any]) -> dict[str, Any]:
         if section in takes and takes[section](name):
             continue
         values = (*neutral.values, *([at(mapping, neutral.same_as)] if neutral.same_as else []))
-        if value is not None and not any(_same(value, one) for one in values):
+        number = neutral.numbers and type(value) is int
+        if value is not None and not number and not any(_same(value, one) for one in values):
             raise _refused(key, value, neutral, at(mapping, f"{section}._target_"))
-        found = _without(found, key)
+        found = without(found, key)
     return found
 
 
 def _refused(key: str, value: Any, neutral: Neutral, target: Any) -> ConfigError:
-    only = " or ".join(map(told, (None, *neutral.values)))
+    only = " or ".join([*map(told, (None, *neutral.values)), *(["a whole number"] if neutral.numbers else [])])
     whose = "" if target is MISSING else f" of {target}"
     fix = f"leave {key} out" + (f"; {neutral.fix}" if neutral.fix else "")
     return ConfigError(f"{key}{whose} is {told(value)}, and can only be {only}: {neutral.why}", fix)
-
-
-def told(value: Any) -> str:
-    """Returns a value as a YAML file has it."""
-    return json.dumps(value)
 
 
 def _same(value: Any, one: Any) -> bool:
@@ -186,15 +184,3 @@ def _takes(mapping: Mapping[str, Any], path: str) -> Callable[[str], bool]:
         return lambda name: False
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return lambda name: takes_any or name in parameters
-
-
-def _without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The mapping without a dotted key, and without sections that are empty then."""
-    name, _, rest = key.partition(".")
-    found = dict(mapping)
-    inner = _without(found[name], rest) if rest else None
-    if inner:
-        found[name] = inner
-    else:
-        del found[name]
-    return found

@@ -13,6 +13,7 @@ class Neutral(NamedTuple):
     why: str
     fix: str = ""  # beside leaving it out
     same_as: str = ""  # key whose value it may have, too
+    numbers: bool = False  # whether it may be any whole number
 
 
 MEGATRON = "there is no Megatron backend"
@@ -33,10 +34,6 @@ RUN: Mapping[str, Neutral] = {
     "actor.training_backend": Neutral(("fsdp", "fsdp2"), MEGATRON, _FSDP),
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
     "actor.spec_name": Neutral((), MEGATRON, _FSDP),
-    "actor.group_name": Neutral(
-        ("ActorGroup",), "the process that trains is the one of the command, and its lines have no name of its own",
-        "set runner.experiment_name",
-    ),
     "actor.channel.name": Neutral(
         (), "records stand in the memory of env.channel until the update", same_as="env.channel.name"
     ),
@@ -49,15 +46,6 @@ RUN: Mapping[str, Neutral] = {
     "actor.calculate_flops": Neutral(
         (False, True), "operations are always counted (train/tflops_per_s, if the policy says how many it makes)",
         "set runner.peak_tflops=measure for time/train_mfu, a share of what the device can do",
-    ),
-    "actor.fsdp_config.forward_prefetch": Neutral(
-        (False,), "fsdp2 gathers the next layer while one computes, as far as the host is ahead of the GPU"
-    ),
-    "actor.fsdp_config.backward_prefetch": Neutral(
-        ("backward_pre", "pre"), "fsdp2 gathers the next layer of the backward pass while one computes"
-    ),
-    "actor.fsdp_config.mixed_precision.buffer_dtype": Neutral(
-        ("fp32",), "fsdp2 leaves buffers in their own number format, fp32"
     ),
     "actor.fsdp_config.use_liger_kernel": Neutral(
         (False,), "Liger's kernels replace layers of networks from transformers, and the networks here are its own or "
@@ -79,9 +67,6 @@ RUN: Mapping[str, Neutral] = {
         f"actor.megatron.ckpt.{name}": Neutral((), MEGATRON)
         for name in ("model", "model_type", "save_path", "use_gpu_num", "use_gpu_index", "process_num")
     },
-    "runner.checkpoint.export_safetensors": Neutral(
-        (False,), "a checkpoint has what is trained", "run python -m embodied.tools.export CHECKPOINT afterwards"
-    ),
     "runner.checkpoint.upload_hf": Neutral((False,), _UPLOAD, _SEND),
     "runner.checkpoint.hf_repo_name": Neutral((), _UPLOAD, _SEND),
     "runner.checkpoint.upload_s3": Neutral((False,), _UPLOAD, _SEND),
@@ -89,15 +74,6 @@ RUN: Mapping[str, Neutral] = {
     "runner.checkpoint.s3_prefix": Neutral((), _UPLOAD, _SEND),
     "runner.weight_sync_dtype": Neutral((), "weights reach what generates in the policy's own number format"),
     "runner.weight_sync_interval": Neutral((1,), "each iteration acts with the weights that the one before has left"),
-    "runner.profiler.nsys": Neutral(
-        (False,), "no phases are marked for Nsight Systems", "set runner.profiler.enable=true for torch's profiler"
-    ),
-    "runner.run_id": Neutral(
-        ("",), "a run is known by its name, and a tracker gives it an id", "set runner.experiment_name"
-    ),
-    "runner.trace_verbosity": Neutral(
-        (0,), "rollouts are traced or not", "set rollout.trace=true, and see embodied.tools.report"
-    ),
     "runner.logger.tensorboard_queue_size": Neutral((10,), "the numbers of an iteration are written at once"),
 }  # fmt: skip
 """Key → what it may say, and why nothing else."""

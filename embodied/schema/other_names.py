@@ -29,6 +29,7 @@ GENERATION = ("actor.fsdp_config.strategy", "fsdp")
 SAID: Mapping[str, Callable[[Any], Values]] = {
     "runner.checkpoint.save_mode": lambda mode: {"runner.checkpoint.async_save": mode == "async"},
     "runner.checkpoint.save_interval_epochs": lambda epochs: {"runner.save_interval": epochs} if epochs else {},
+    "runner.trace_verbosity": lambda level: {"rollout.trace": (False, "eval", True)[level]},
     "cluster.distributed_timeout_minutes": lambda minutes: {"cluster.timeout_s": 60 * minutes},
     "actor.fsdp_config.sharding_strategy": lambda name: {
         f"actor.fsdp_config.{key}": value for key, value in STRATEGIES[name].items()
@@ -98,11 +99,6 @@ def check_said(config: Config) -> None:
             raise ConfigError(
                 f"runner.checkpoint.{name} has no model", f"add it: runner.checkpoint.{name}=[model,optimizer,extra]"
             )
-    if not fsdp.offload_pin_memory and not fsdp.cpu_offload:
-        raise ConfigError(
-            "actor.fsdp_config.offload_pin_memory is false, and cpu_offload too: nothing is kept on the host",
-            "set actor.fsdp_config.cpu_offload=true, or leave offload_pin_memory out",
-        )
     sched = config.actor.lr_sched
     if sched.lr_decay_style != "wsd" and sched.lr_wsd_decay_style != "exponential":
         raise ConfigError(

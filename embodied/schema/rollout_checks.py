@@ -32,7 +32,7 @@ def check_schedule_of_rollouts(config: Config) -> None:
 
 OF_ENGINES = (
     "python", "gpu_memory_utilization", "tensor_parallel_size", "enable_offload", "init_timeout_s", "answer_timeout_s",
-    "max_engine_restarts", "max_logprob_gap", "attention_backend", "group_name", "vllm",
+    "max_engine_restarts", "max_logprob_gap", "attention_backend", "vllm",
 )  # fmt: skip
 
 

@@ -90,6 +90,12 @@ class ProfilerConfig(Section):
     profile_memory: bool = Field(False, description="Record what memory tensors take.")
     with_stack: bool = Field(False, description="Record where in the code each operation was called.")
     with_modules: bool = Field(False, description="Record the modules that operations belong to.")
+    nsys: bool = Field(
+        False,
+        description="Mark the phases of iterations (rollout, policy, waiting, update, evaluation, save) as NVTX ranges "
+        "for Nsight Systems: nsys profile -t cuda,nvtx python -m embodied.train …. Needs a GPU. Other keys of the "
+        "profiler are not for it.",
+    )
 
 
 class CheckpointConfig(Section):
@@ -122,6 +128,13 @@ class CheckpointConfig(Section):
         "is trained and the optimizer's state); false = the run waits until it is on the disk. Such a copy is kept of "
         "each iteration that is not saved, too, so that a stop in the midst of an update loses no earlier one.",
     )
+    export_safetensors: bool = Field(
+        False,
+        description="Write each checkpoint for other programs, too: exports/ in the run folder has Hugging Face "
+        "folders in fp32, as embodied.tools.export writes them, each as long as its checkpoint. A process beside the "
+        "run does it, with another copy of the policy in host memory; of checkpoints that come while it works the "
+        "newest is next, and the others are left out. A failure is said and stops nothing.",
+    )
 
 
 class RunnerConfig(Section):
@@ -129,6 +142,19 @@ class RunnerConfig(Section):
         None,
         min_length=1,
         description="Name of the run and of its folder; null joins the chosen env, model and algorithm.",
+    )
+    run_id: str | None = Field(
+        None,
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
+        max_length=64,
+        coerce_numbers_to_str=True,
+        description="Id of this run among those of one name. The name becomes NAME-ID, and with it the run's folder; "
+        "trackers know the run by the id, which has to be new in their project. null = none: the name alone, and an "
+        "id that the tracker makes up.",
+    )
+    trace_verbosity: Literal[0, 1, 2] | None = Field(
+        None,
+        description="Another name of rollout.trace: 0 = false, 1 = eval, 2 = true; null = what rollout.trace says.",
     )
     task_type: Literal["embodied", "math", "sft", "demos"] = Field(
         "embodied",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from embodied.schema.config import Config
+from embodied.schema.nulls import SAY_NOTHING
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,15 @@ def keys() -> Iterator[Key]:
     for section, model in _sections("", Config):
         for name, field in model.model_fields.items():
             if not _model_of(field):
-                yield Key(
+                key = Key(
                     section, f"{section}.{field.alias or name}", _type(field.annotation), _default(field.default),
                     field.description or "",
                 )  # fmt: skip
+                yield _with_null(key) if None in SAY_NOTHING.get(key.name, ()) else key
+
+
+def _with_null(key: Key) -> Key:
+    return replace(key, type=f"{key.type} | null", meaning=f"{key.meaning.removesuffix('.')}; null = the default.")
 
 
 def _sections(path: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:

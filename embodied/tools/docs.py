@@ -51,7 +51,8 @@ def configuration() -> str:
 
 
 def _values(neutral: Neutral) -> str:
-    return ", ".join(f"`{told(value)}`" for value in (None, *neutral.values))
+    values = [f"`{told(value)}`" for value in (None, *neutral.values)]
+    return ", ".join([*values, *(["a whole number"] if neutral.numbers else [])])
 
 
 def _sentence(neutral: Neutral) -> str:

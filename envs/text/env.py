@@ -57,6 +57,7 @@ class MathEnv(TextEnv):
         part: all problems; train or held_out: without those that ``test_size`` holds out for evaluations, or those
             alone. Which these are depends on nothing else.
         test_size: share of the problems that is held out, or their number if it is 1 or more.
+        enable_dataset_cache: keep the index of a file in the cache folder; False = each process makes its own.
 
     Raises:
         ConfigError: an option is impossible.
@@ -90,6 +91,7 @@ class MathEnv(TextEnv):
         part: str = "all",
         test_size: float = 0.1,
         token_limit: Mapping[str, Any] | None = None,
+        enable_dataset_cache: bool = True,
     ) -> None:
         reading = Reading(
             prompt_key, answer_key, messages_key, data_source_key, system_prompt, chat, template, max_prompt_bytes,
@@ -99,7 +101,8 @@ class MathEnv(TextEnv):
         selection = Selection(filter_overlong_prompts, shuffle, shuffle_seed, max_samples, part, test_size, limit)
         of_hub = Part.of(subset, split, revision)
         parts = "" if callable(verifier) or answer_key is None else as_json(verifier)
-        sources = open_sources(paths_of(data), data_args or {}, reading, selection, weights, of_hub, parts)
+        sources = open_sources(paths_of(data), data_args or {}, reading, selection, weights, of_hub, parts,
+                               enable_dataset_cache)  # fmt: skip
         super().__init__(sources, verifier, max_prompt_bytes, max_response_bytes)
 
 

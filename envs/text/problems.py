@@ -81,6 +81,7 @@ def open_sources(
     weights: Sequence[float] | None,
     part: Part = WHOLE,
     verifier: str = "",
+    keep: bool = True,
 ) -> list[Source]:
     """Opens files, data sets of Hugging Face and custom ones, each as a source. A second call in a process gives the
     same objects.
@@ -90,6 +91,7 @@ def open_sources(
         weights: shares of the starts, one a source; None = each source has as many as it has problems.
         part: of the data sets of Hugging Face.
         verifier: parts of a verifier as JSON; problems whose answers it cannot read are left out. "" = keep them.
+        keep: whether what is worked out from files is kept for other processes and later starts.
 
     Raises:
         ConfigError: an option is impossible.
@@ -112,7 +114,7 @@ def open_sources(
     found = [
         _open_custom(name, where, given, reading, selection, verifier)
         if is_custom(where)
-        else _open_file(name, source_of(where, part), part, reading, selection, verifier)
+        else _open_file(name, source_of(where, part, keep), part, reading, selection, verifier)
         for name, where in zip(names, data, strict=True)
     ]
     return found if weights is None else _weighted(found, weights, selection)

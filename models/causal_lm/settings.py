@@ -102,7 +102,7 @@ class Settings:
             reason = "texts are laid end to end, for which attention is written here with torch's sdpa"
             raise bad("attn_implementation", self.attn_implementation, reason, "remove the key, or set it to sdpa")
         if self.model_revision is not None:
-            reason = "nothing is downloaded: model_path is a folder on this machine"
+            reason = "nothing is downloaded: model_path is a folder, which has one revision"
             raise bad(
                 "model_revision", self.model_revision, reason, "remove the key, and give the folder of that revision"
             )

@@ -21,7 +21,7 @@ SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
 Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for SigLIP's
 NATIVE = {
     "trust_remote_code": (False, "this implementation is native and never runs a checkpoint's code"),
-    "model_revision": (None, "nothing is downloaded: model_path is a folder on this machine"),
+    "model_revision": (None, "nothing is downloaded: model_path is a folder, which has one revision"),
     "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
 }
 

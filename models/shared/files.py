@@ -40,7 +40,7 @@ def folder_of(model_path: str) -> Path:
     if not path.is_dir():
         raise CheckpointError(
             f"no folder {path} (actor.model.model_path)",
-            "nothing is downloaded here: run `hf download OWNER/NAME --local-dir DIR` and give DIR",
+            "nothing is downloaded here: run `hf download OWNER/NAME` first, or with `--local-dir DIR` and give DIR",
         )
     return path
 

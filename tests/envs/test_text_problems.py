@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from embodied.envs.text import problems
+from embodied.envs.text.env import MathEnv
 from embodied.envs.text.problems import EVAL_SEEDS, Selection, Source, Survey, open_sources
 from embodied.envs.text.reading import Reading
 
@@ -45,6 +46,15 @@ def sources(
 
 def numbers(source: Source) -> list[int]:
     return [source.problem(start, 0).number for start in range(len(source))]
+
+
+def test_without_the_cache_each_process_reads_files_anew(tmp_path):
+    path = write(tmp_path / "some.jsonl", [*sums(3), {"prompt": "lost"}])
+    env = MathEnv(path, enable_dataset_cache=False)
+    assert env.spec.num_init_states == (3,)
+    assert not (tmp_path / "cache").exists()
+    MathEnv(path)
+    assert (tmp_path / "cache").exists()
 
 
 # -- a source --------------------------------------------------------------------------------------------------------

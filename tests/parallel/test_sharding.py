@@ -173,6 +173,59 @@ def test_the_cases_are_what_they_are_called(collected, on_two_ranks):
     assert all(row["train/grad_norm"] > 0 for row in metrics["grpo"])
 
 
+class Layers(torch.nn.Module):
+    """Three layers and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
+        self.head = torch.nn.Linear(4, 1)
+        self.register_buffer("scale", torch.tensor([1.001]))
+        self.register_buffer("steps", torch.tensor([3]))
+
+    def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs).tanh()
+        return self.head(inputs) * self.scale
+
+
+GATHERS = {"usual": {}, "early": {"forward_prefetch": True, "backward_prefetch": "pre"},
+           "late": {"backward_prefetch": "post"}, "never early": {"backward_prefetch": False},
+           "own buffers": {"mixed_precision": {"buffer_dtype": "fp32"}},
+           "short buffers": {"mixed_precision": {"buffer_dtype": "bf16"}}}  # fmt: skip
+
+
+def gathers(world: Group) -> dict[str, tuple[list[tuple[str, str]], list[torch.Tensor]]]:
+    """What is gathered before its turn, and the weights after two steps. Checks the format of buffers."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    found = {}
+    for name, keys in GATHERS.items():
+        policy, early = Layers(), []
+        parallel = make_parallel(policy, FsdpConfig(**FSDP2, **keys), AlgorithmConfig(), world, CPU)
+
+        def unshard(group: Any, kind: str, early: Any = early, unshard: Any = FSDPParamGroup._prefetch_unshard) -> None:
+            if not group.is_unsharded:
+                early.append((kind, group._module_fqn))
+            unshard(group, kind)
+
+        optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(FSDPParamGroup, "_prefetch_unshard", staticmethod(unshard))
+            for _ in range(2):
+                policy.evaluate(torch.ones(2, 4) * (world.rank + 1)).square().sum().backward()
+                parallel.sum_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+                parallel.reshard()
+        found[name] = early[: len(early) // 2], [whole(parameter) for parameter in policy.parameters()]
+        assert early[len(early) // 2 :] == found[name][0], "in each pass"
+        short = name == "short buffers"
+        assert (policy.scale.dtype, policy.steps.dtype) == (torch.bfloat16 if short else torch.float32, torch.int64)
+    return found
+
+
 def differ(world: Group) -> str:
     policy = FakePolicy(seed=world.rank)
     with pytest.raises(RanksDifferError) as caught:
@@ -180,8 +233,37 @@ def differ(world: Group) -> str:
     return caught.value.message
 
 
-def test_ranks_that_hold_other_weights_are_refused():
-    assert "the 2 processes hold different weights: 5 of 5 parameters differ (task.weight" in on_ranks(differ)[1]
+def differ_and_gathers(world: Group) -> tuple[str, dict[str, tuple[list[tuple[str, str]], list[torch.Tensor]]]]:
+    return differ(world), gathers(world)
+
+
+@pytest.fixture(scope="module")
+def small_works() -> list[Any]:
+    """Both in the same two processes, which take seconds to start."""
+    return on_ranks(differ_and_gathers)
+
+
+def test_ranks_that_hold_other_weights_are_refused(small_works):
+    assert "the 2 processes hold different weights: 5 of 5 parameters differ (task.weight" in small_works[1][0]
+
+
+def test_layers_are_gathered_when_the_keys_say_so_with_the_same_numbers(small_works):
+    found = [dict(gathered) for _, gathered in small_works]
+    usual = found[0]["usual"][1]
+    for rank in found:
+        _, rounded = rank.pop("short buffers")
+        assert not torch.equal(rounded[0], usual[0])
+        torch.testing.assert_close(rounded, usual, rtol=0.05, atol=0.01)
+        assert all(map(torch.equal, rank.pop("own buffers")[1], usual))
+    assert {name: rows for name, (rows, _) in found[0].items()} == {
+        "usual": [("backward", f"layers.{number}") for number in (2, 1, 0)],
+        "early": [("forward", "layers.1"), ("forward", "layers.2"),
+                  *(("backward", f"layers.{number}") for number in (2, 1, 0))],
+        "late": [], "never early": [],
+    }  # fmt: skip
+    for rank in found:
+        for _, weights in rank.values():
+            assert all(map(torch.equal, weights, usual))
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,16 @@ def test_the_copy_is_made_once_and_read_without_the_package(folder, cache, monke
     assert len(list(cache.iterdir())) == 1
 
 
+def test_of_a_folder_that_is_not_to_be_kept_no_copy_stays(folder, cache, monkeypatch):
+    monkeypatch.setattr(files, "_next_check", {})
+    rows = open_source(source_of(str(folder), Part("hard"), keep=False), Part("hard"))
+    assert [*rows] == table("hard/train", 4)
+    assert rows[1] == table("hard/train", 4)[1], "after a look at the folder"
+    found = Reader(Columns(response="answer"), keep=False).read([str(folder)], Part("hard"))
+    assert len(found) == 4
+    assert not cache.exists()
+
+
 def test_a_folder_that_changes_is_noticed_and_read_anew(folder):
     rows = opened(folder, "hard")
     file = folder / "hard" / "train.jsonl"

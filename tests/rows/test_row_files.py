@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,8 @@ TABLE = [
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return tmp_path / "cache" / "embodied" / "text"
 
 
@@ -127,6 +131,15 @@ def test_the_index_is_made_once_and_shared(tmp_path, monkeypatch, cache):
     assert len(list(cache.iterdir())) == 1
 
 
+def test_of_a_file_that_is_not_to_be_kept_each_process_makes_its_own(table_file, cache):
+    source = replace(SourceFile.of(table_file), keep=False)
+    rows, again = open_rows(source), open_rows(source)
+    assert [*rows] == [*again] == TABLE
+    assert rows[2] == TABLE[2]
+    assert not cache.exists()
+    assert not list(Path(tempfile.gettempdir()).glob("embodied-rows-*"))
+
+
 def test_a_new_state_of_the_file_replaces_what_was_kept_of_the_old_one(tmp_path, cache):
     path = tmp_path / "table.jsonl"
     write_jsonl(path, TABLE)
@@ -157,6 +170,8 @@ def test_an_index_that_cannot_be_written_says_where(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(DatasetError, match=r"(?s)index of .*table\.jsonl to .*No space left.*XDG_CACHE_HOME"):
         opened(path)
+    with pytest.raises(DatasetError, match=r"(?s)index of .*table\.jsonl to .*No space left.*TMPDIR"):
+        open_rows(replace(SourceFile.of(path), keep=False))
 
 
 def grown(path: Path) -> None:

@@ -48,9 +48,10 @@ TOKENS = torch.arange(3, 19).unsqueeze(0)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a network that was made at random, all of whose weights are trained."""
+    """A run of a network that was made at random, all of whose weights are trained; it exports them itself."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert train.main([*COMMON, "model=causal_lm_tiny", *SIZES, *TRAIN, f"runner.logger.log_path={folder}"]) == 0
+    own = (f"runner.logger.log_path={folder}", "runner.checkpoint.export_safetensors=true")
+    assert train.main([*COMMON, "model=causal_lm_tiny", *SIZES, *TRAIN, *own]) == 0
     return folder
 
 
@@ -68,6 +69,17 @@ def adapted(base: Path, whole: Path) -> Path:
     lora = ("model=causal_lm", f"actor.model.model_path={whole}", "actor.model.lora_rank=4")
     assert train.main([*COMMON, *lora, *TRAIN, f"runner.logger.log_path={folder}"]) == 0
     return folder
+
+
+def test_a_run_exports_its_checkpoints_itself(base: Path, whole: Path) -> None:
+    own = base / "exports" / "000001"
+    files = {path.name for path in whole.iterdir()}
+    assert {path.name for path in own.iterdir()} == files
+    assert "model.safetensors" in files
+    for name in files - {"README.md", "embodied.json"}:
+        assert (own / name).read_bytes() == (whole / name).read_bytes(), name
+    assert read_export(own).source == read_export(whole).source
+    assert "## Evaluation" in (own / "README.md").read_text(), "which comes before the save"
 
 
 def kept(folder: Path, number: int) -> list[dict[str, Any]]:

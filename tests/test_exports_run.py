@@ -1,0 +1,166 @@
+"""Checkpoints that are exported beside the run: in which order, what stays, and what a failure or a stop does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from embodied import train
+from embodied.errors import ConfigError
+from embodied.learn.checkpoint import Checkpoints
+from embodied.observe.console import NullConsole
+from embodied.run import exports
+from embodied.run.exports import Exporter
+from embodied.runtime.signals import Stopped, StopSignal
+from embodied.testing import FakePolicy
+
+RUN = Path("runs/run")
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Said(NullConsole):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class Exportable(FakePolicy):
+    export_formats: ClassVar = {"hf": "a folder"}
+
+    def export(self, *args: object) -> None:
+        raise AssertionError("the run itself exports nothing")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def exporter(monkeypatch: pytest.MonkeyPatch, script: str, console: Said) -> Exporter:
+    """One whose exports are written by lines of shell; $1 is the checkpoint, $5 the folder."""
+    monkeypatch.setattr(exports, "PROGRAM", ("sh", "-c", script, "sh"))
+    return Exporter(RUN, True, Exportable(), console)
+
+
+def checkpoint(number: int) -> Path:
+    path = RUN / "checkpoints" / f"{number:06d}"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+WRITES = 'until test -e go; do sleep 0.02; done; mkdir -p "$5"; echo "$1" >> "$5/file"'
+
+
+def test_one_is_exported_at_a_time_and_the_newest_is_next(monkeypatch):
+    said = Said()
+    one = exporter(monkeypatch, WRITES, said)
+    paths = [checkpoint(number) for number in (1, 2, 3)]
+    assert [[*one.completed(path)] for path in paths] == [paths[:1]] * 3, "the first is still being read"
+    (line,) = said.lines
+    assert line.startswith(f"{paths[1]} is not exported: the one before was not ready")
+    Path("go").touch()
+    one.finish(StopSignal())
+    assert sorted(path.name for path in (RUN / "exports").iterdir()) == ["000001", "000003"]
+    assert (RUN / "exports/000003/file").read_text().splitlines() == [str(paths[2])]
+    assert said.lines == [line]
+
+
+def test_an_exported_folder_goes_with_its_checkpoint_and_is_replaced_with_it(monkeypatch):
+    Path("go").touch()
+    for number in (1, 2, 2):
+        one = exporter(monkeypatch, WRITES, Said())
+        one.completed(checkpoint(number))
+        one.finish(StopSignal())
+    assert (RUN / "exports/000002/file").read_text().count("\n") == 1, "of the checkpoint as it is now"
+    checkpoint(1).rmdir()
+    one = exporter(monkeypatch, WRITES, Said())
+    one.completed(checkpoint(3))
+    one.finish(StopSignal())
+    assert sorted(path.name for path in (RUN / "exports").iterdir()) == ["000002", "000003"]
+
+
+def test_what_a_run_goes_on_from_is_exported_unless_it_was(monkeypatch):
+    Path("go").touch()
+    elsewhere = Path("runs/other/checkpoints/000009")
+    for path in (checkpoint(1), checkpoint(1), elsewhere):
+        one = exporter(monkeypatch, WRITES, Said())
+        one.missing(path)
+        one.finish(StopSignal())
+    assert [path.name for path in (RUN / "exports").iterdir()] == ["000001"]
+    assert (RUN / "exports/000001/file").read_text().count("\n") == 1
+
+
+def test_a_failure_is_said_and_stops_nothing(monkeypatch):
+    said = Said()
+    one = exporter(monkeypatch, "echo error: no space >&2; exit 2", said)
+    one.completed(checkpoint(1))
+    one.finish(StopSignal())
+    monkeypatch.setattr(exports, "PROGRAM", ("./nothing",))
+    two = Exporter(RUN, True, Exportable(), said)
+    assert [*two.completed(checkpoint(2))] == []
+    assert said.lines[0] == "runs/run/checkpoints/000001 was not exported: error: no space"
+    assert said.lines[1].startswith("runs/run/checkpoints/000002 was not exported: [Errno 2]")
+
+
+def test_a_stop_signal_ends_an_export_and_says_how_to_write_it(monkeypatch):
+    said = Said()
+    one = exporter(monkeypatch, 'mkdir -p "$(dirname $5)/.$(basename $5).part"; echo $$ > pid; exec sleep 60', said)
+    one.completed(checkpoint(1))
+    until(lambda: Path("pid").exists() and bool(Path("pid").read_text()))
+    stop, began = StopSignal(timeout_s=1.0), time.monotonic()
+    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    with stop, stop.hold():
+        sender.start()
+        with suppress(Stopped):
+            one.finish(stop)
+        assert stop.wanted
+        stop.number = None
+    assert time.monotonic() - began < 10.0
+    assert said.lines == [
+        "the export is not ready. To write it: python -m embodied.tools.export runs/run/checkpoints/000001 --out FOLDER"
+    ]
+    assert not Path("/proc", Path("pid").read_text().strip()).exists()
+    assert [*(RUN / "exports").iterdir()] == []
+
+
+def test_a_checkpoint_that_is_being_read_stays(monkeypatch):
+    from learn.learner import trained
+
+    one = exporter(monkeypatch, WRITES, Said())
+    learner = trained()
+    checkpoints = Checkpoints(RUN / "checkpoints", 1, completed=one.completed)
+    for number in (1, 2):
+        checkpoints.save(learner, number)
+    assert [path.name for path in checkpoints.all()] == ["000001", "000002"]
+    Path("go").touch()
+    one.finish(StopSignal())
+    checkpoints.save(learner, 3)
+    assert [path.name for path in checkpoints.all()] == ["000003"]
+
+
+def test_a_policy_without_the_format_is_refused_before_the_first_iteration(capfd):
+    keys = ("env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.dry_run=true", "env.num_workers=1",
+            f"{exports.KEY}=true", "--config-dir", str(Path(__file__).parent / "config"))  # fmt: skip
+    assert train.main([*keys]) == 2
+    assert "FakePolicy has no format 'hf'" in capfd.readouterr().err
+    with pytest.raises(ConfigError, match=f"set {exports.KEY}=false"):
+        Exporter(RUN, True, FakePolicy(), Said())
+    assert [*Exporter(RUN, False, FakePolicy(), Said()).completed(checkpoint(1))] == []
+    assert sys.executable in exports.PROGRAM
