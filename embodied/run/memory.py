@@ -82,8 +82,8 @@ class Plan:
 
 
 def check_large(checked: Checked, weights: Weights) -> None:
-    """Refuses a run whose large checkpoint cannot fit, with what it brings along: what the doctor fails without building
-    the policy.
+    """Refuses a run whose large checkpoint cannot fit, with what it brings along: what the doctor fails without
+    building the policy.
 
     Raises:
         DeviceMemoryError: it names the keys to lower.

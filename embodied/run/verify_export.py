@@ -168,8 +168,11 @@ def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, devi
     within = TOLERANCES[facts.rounding]
     reporter = Reporter(console, checked.processes, checked.config.runner)
     run = _Runs(checked, spread(checked.eval.spec, wanted.episodes), wanted.logs, reporter, place)
-    theirs = run.of_policy(restore(checkpoint, place).policy, "checkpoint", keep=True)
-    policy = exported.build(facts, folder, place, checked.eval.spec, trust=True).policy  # written just now
+    with console.progress("loading the checkpoint", brief=True):
+        policy = restore(checkpoint, place).policy
+    theirs = run.of_policy(policy, "checkpoint", keep=True)
+    with console.progress("loading the export", brief=True):
+        policy = exported.build(facts, folder, place, checked.eval.spec, trust=True).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)
     found = agreement(policy, theirs, checked.eval.spec, within, run.batch, place)
     success = paired([one.success for one in theirs.results], [one.success for one in ours.results])

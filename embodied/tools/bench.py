@@ -107,9 +107,10 @@ def run(checked: Checked, console: Console) -> None:
             f"{checked.train.config.target} hosts all slots of a worker in one simulator, and this measures one slot",
             "set env.num_workers to 1 or 2 a GPU, and env.train.total_num_envs as large as its memory allows",
         )
-    from embodied.run.build import build_policy
+    with console.progress("building the policy", brief=True):
+        from embodied.run.build import build_policy
 
-    policy, device = build_policy(checked)
+        policy, device = build_policy(checked)
     with tempfile.TemporaryDirectory() as folder:
         console.say("one env worker: starting, building the simulator, two episodes' beginnings …")
         with console.progress("measuring an env worker", brief=True):
