@@ -130,6 +130,15 @@ METRICS: dict[str, str] = {
     "memory/pss_gb": "memory of the training processes and their env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
+STAGES: dict[str, str] = {
+    "rollout": "training, once an iteration, of its rollout",
+    "train": "training, once an iteration, of its updates",
+    "sft": "supervised training, once an iteration, of its updates and its validation",
+    "eval": "an evaluation: of eval, or of training and supervised training each runner.val_check_interval iterations",
+    "time": "training and supervised training, once an iteration, from the sections that its stages are timed by",
+    "memory": "training, once an iteration: after its rollout, and of a GPU after its updates",
+}
+"""Group of metrics → what writes it."""
 
 
 def check(names: Iterable[str]) -> None:
@@ -157,7 +166,20 @@ def markdown() -> str:
     parts: list[str] = []
     for group in dict.fromkeys(name.split("/")[0] for name in METRICS):
         rows = [f"| `{name}` | {_cell(text)} |" for name, text in METRICS.items() if name.startswith(f"{group}/")]
-        parts.append("\n".join([f"## {group}", "", "| name | meaning, unit |", "|---|---|", *rows, ""]))
+        parts.append(
+            "\n".join(
+                [
+                    f"## {group}",
+                    "",
+                    f"Written by {STAGES[group]}.",
+                    "",
+                    "| name | meaning, unit |",
+                    "|---|---|",
+                    *rows,
+                    "",
+                ]
+            )
+        )
     return "\n".join(parts)
 
 

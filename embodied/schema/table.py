@@ -24,6 +24,7 @@ class Key:
     type: str  # str | null
     default: str
     meaning: str
+    model: type[BaseModel]  # that declares it
 
 
 def keys() -> Iterator[Key]:
@@ -33,7 +34,7 @@ def keys() -> Iterator[Key]:
             if not _model_of(field):
                 yield Key(
                     section, f"{section}.{field.alias or name}", _type(field.annotation), _default(field.default),
-                    field.description or "",
+                    field.description or "", model,
                 )  # fmt: skip
 
 

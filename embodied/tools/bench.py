@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
         run(check(compose(overrides, "train", folders), Group()), make_console())
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     return 0
 

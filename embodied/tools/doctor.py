@@ -15,7 +15,7 @@ from embodied.doctor import configuration, devices, machine, simulators, sizes, 
 from embodied.doctor.findings import Finding, of_error, once
 from embodied.doctor.report import as_json, show
 from embodied.doctor.running import Check, run_all
-from embodied.errors import EmbodiedError
+from embodied.errors import EmbodiedError, told
 from embodied.observe.console import NullConsole, make_console
 from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import Composed, compose_unchecked
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         overrides, folders, _ = parse_argv([word for word in given if word != "--json"], "tools.doctor")
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     found: list[Finding] = []
     composed: Composed | None = None

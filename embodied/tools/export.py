@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.errors import CheckpointError, ConfigError, EmbodiedError, unknown_name
+from embodied.errors import CheckpointError, ConfigError, EmbodiedError, told, unknown_name
 from embodied.files import EXPORT_FILE
 from embodied.instructions import of_messages
 from embodied.observe.console import Console, make_console
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _carry_out(given, make_console())
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.serving import access
 from embodied.serving.limits import ServerLimits
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(given)
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

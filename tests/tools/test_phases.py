@@ -1,7 +1,7 @@
 """What a command waits for is said while it waits, whichever verb it is.
 
-Slow stand-ins take the places of what takes long. Each sleeps longer than a console is silent, and then ends the command
-with an error.
+Slow stand-ins take the places of what takes long. Each sleeps longer than a console is silent, and then ends the
+command with an error.
 """
 
 from __future__ import annotations
