@@ -28,7 +28,8 @@ ROW = {
     "iteration": 3, "iterations": 10, "left_s": 7200.0, "rollout/success_rate": 0.25, "rollout/success_low": 0.1,
     "rollout/success_high": 0.5, "rollout/return_mean": 0.75, "rollout/env_steps_per_s": 812.4,
     "train/approx_kl": 0.0123, "train/clip_share": 0.034, "train/samples_per_s": 100.0, "time/train_s": 2.0,
-    "train/records": 100, "time/iteration_s": 10.0, "time/policy_share": 0.4, "time/env_wait_share": 0.3, "memory/pss_gb": 1.5,
+    "train/records": 100, "time/iteration_s": 10.0, "time/policy_share": 0.4, "time/env_wait_share": 0.3,
+    "memory/pss_gb": 1.5,
 }  # fmt: skip
 
 
