@@ -136,7 +136,7 @@ def metrics(iteration: int) -> dict[str, float]:
         "rollout/success_low": rate - 0.1, "rollout/success_high": rate + 0.1, "eval/success_rate": rate,
         "eval/success_low": rate - 0.1, "eval/success_high": rate + 0.1, "rollout/return_mean": rate,
         "rollout/env_steps_per_s": 812.0, "train/approx_kl": 0.01, "train/kl_reference": 0.02,
-        "train/clip_share": 0.03, "train/samples_per_s": 50.0, "time/train_s": 2.0, "time/iteration_s": 10.0,
+        "train/clip_share": 0.03, "train/records": 100, "time/train_s": 2.0, "time/iteration_s": 10.0,
         "memory/pss_gb": 3.2, "memory/device_peak_gb": 20.0, **{f"time/{name}_share": 0.2 for name in shares},
     }  # fmt: skip
 

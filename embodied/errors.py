@@ -149,6 +149,20 @@ class Stopped(BaseException):
     """The user or the machine's scheduler wants the run to end (SIGTERM, Ctrl-C); no failure of anything."""
 
 
+def told(error: EmbodiedError) -> str:
+    """Returns what a command prints of an error: its message with the fix, its notes, and by which name
+    ``embodied explain`` and docs/troubleshooting.md know it.
+
+    >>> print(told(UnknownKeyError("unknown key 'runner.sed'", "write runner.seed")))
+    error: unknown key 'runner.sed'
+      fix: write runner.seed
+      kind: UnknownKeyError (embodied explain UnknownKeyError)
+    """
+    name = type(error).__name__
+    lines = [f"error: {error}", *getattr(error, "__notes__", ()), f"  kind: {name} (embodied explain {name})"]
+    return "\n".join(lines)
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the nearest of ``known``, else an empty string.
 

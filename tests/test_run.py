@@ -658,6 +658,7 @@ def test_rates_of_training_and_shares_of_time():
     row = rows()[1]
     trained = row["train/samples_per_s"] * row["time/train_s"]
     assert trained == pytest.approx(row["rollout/records"] - row["train/skipped_records"])
+    assert row["train/records"] == pytest.approx(trained)
     assert row["train/tokens_per_s"] == pytest.approx(28 * row["train/samples_per_s"])
     assert row["time/train_mfu"] == pytest.approx(row["train/tflops_per_s"] / 0.001)
     shares = [row[f"time/{name}_share"] for name in ("rollout", "train", "eval", "save")]

@@ -19,14 +19,15 @@ from embodied.schema.compose import Composed, compose_unchecked
 NAME = "configuration"
 
 
-def configuration(overrides: Sequence[str], folders: Sequence[str]) -> Iterator[Finding]:
-    """Composes and checks a configuration as ``embodied.train`` does; in a process of its own.
+def configuration(overrides: Sequence[str], folders: Sequence[str], command: str = "train") -> Iterator[Finding]:
+    """Composes and checks a configuration as a command does; in a process of its own.
 
     Args:
         folders: those with more group files.
+        command: ``train``, ``eval``, ``sft`` or ``demos``.
     """
     try:
-        composed = compose_unchecked(overrides, "train", folders)
+        composed = compose_unchecked(overrides, command, folders)
     except EmbodiedError as error:
         yield of_error(NAME, error)
         return

@@ -65,12 +65,15 @@ def elsewhere(target: str, python: str) -> Iterator[Finding]:
     yield Finding(target, "skipped", f"env.python is set: its workers run in {python}, which is not looked at")
 
 
-def simulator(target: str, overrides: Sequence[str], folders: Sequence[str], required: bool) -> Iterator[Finding]:
+def simulator(
+    target: str, overrides: Sequence[str], folders: Sequence[str], required: bool, command: str = "train"
+) -> Iterator[Finding]:
     """Looks at one simulator; in a process of its own.
 
     Args:
         overrides: a configuration with ``env.train`` or ``env.eval`` of this class.
         required: a run was asked for that uses it, so that it must work.
+        command: that is to run it.
     """
     needs: SimulatorNeeds = load_target(target, "env.train._target_").needs()
     absent = [module for module in needs.modules if find_spec(module) is None]
@@ -82,7 +85,7 @@ def simulator(target: str, overrides: Sequence[str], folders: Sequence[str], req
         return
     with ThreadPoolExecutor(len(needs.renderers) + 1) as pool:
         drawn = {name: pool.submit(_draw, draw) for name, draw in needs.renderers.items()}
-        yield from _files(needs, target, overrides, folders, required)
+        yield from _files(needs, target, overrides, folders, required, command)
         yield from drawings(needs, {name: future.result() for name, future in drawn.items()}, required)
 
 
@@ -108,11 +111,11 @@ def drawings(needs: SimulatorNeeds, drawn: Mapping[str, str | EmbodiedError], re
 
 
 def _files(
-    needs: SimulatorNeeds, target: str, overrides: Sequence[str], folders: Sequence[str], required: bool
+    needs: SimulatorNeeds, target: str, overrides: Sequence[str], folders: Sequence[str], required: bool, command: str
 ) -> Iterator[Finding]:
     """Constructs the env, which looks for its files, and imports the simulator as a worker does."""
     try:
-        sides = compose_unchecked(overrides, "train", folders).config.env
+        sides = compose_unchecked(overrides, command, folders).config.env
         name = "train" if sides.train.target == target else "eval"
         side = getattr(sides, name)
         env = load_target(target, f"env.{name}._target_")(**target_kwargs(side, f"env.{name}"))

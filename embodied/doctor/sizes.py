@@ -20,10 +20,13 @@ NAME = "memory of the run"
 TIGHT = 0.8  # share of the memory that a run should not exceed
 
 
-def sizes(overrides: Sequence[str], folders: Sequence[str]) -> Iterator[Finding]:
+def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "train") -> Iterator[Finding]:
     """Adds up what the run will take, and holds it against this machine; in a process of its own. Whether the machine
     can draw does not matter for it."""
-    composed = compose_unchecked(overrides, "train", folders)
+    composed = compose_unchecked(overrides, command, folders)
+    if composed.config.runner.task_type == "demos" or composed.config.runner.answers is not None:
+        yield Finding(NAME, "skipped", "no policy is built")
+        return
     rules = Rules(composed, Group(), machine=False)
     if configuration.errors(composed, rules):
         yield Finding(NAME, "skipped", "the configuration is refused, see there")

@@ -194,6 +194,8 @@ class Trainer(Stepping):
         with watch("update", epochs * len(own.among(batch.ranks, keep))) as passed:
             for epoch in range(epochs):
                 self._epoch(own, batch, (iteration, epoch, epochs), metrics, passed)
+                if epoch == 0:
+                    metrics.records = metrics.samples
 
     def _epoch(
         self, own: OwnRecords, batch: Batch, place: tuple[int, int, int], metrics: UpdateMetrics, passed: Passed

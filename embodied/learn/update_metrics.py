@@ -32,6 +32,7 @@ class UpdateMetrics:
     largest: dict[str, float] = field(default_factory=dict)  # metric → largest value seen, at least 0
     per_batch: dict[str, float] = field(default_factory=dict)  # metric → sum, shown as the mean over optimizer batches
     samples: int = 0  # records that went forward and backward, each time that they did
+    records: int = 0  # of these, in the first epoch: each once
     flops: float = 0.0  # of these passes; 0 if the policy does not say
 
     loss: float = 0.0
@@ -100,13 +101,13 @@ class UpdateMetrics:
         """The metrics of all ranks: with the upper half added up, and the largest of ``largest``."""
         if group.size == 1:
             return self
-        sums = np.array([self.samples, self.flops])
+        sums = np.array([self.samples, self.records, self.flops])
         parts = group.gather((on_cpu(self.stats), sums, self.means, self.largest, self.per_batch))
         stats, added, means, largest, per_batch = zip(*parts, strict=True)
-        samples, flops = np.sum(added, axis=0).tolist()
+        samples, records, flops = np.sum(added, axis=0).tolist()
         return replace(
-            self, stats=add_stats(stats), samples=int(samples), flops=flops, means=_merged(means, _add),
-            largest=_merged(largest, max), per_batch=_merged(per_batch, sum),
+            self, stats=add_stats(stats), samples=int(samples), records=int(records), flops=flops,
+            means=_merged(means, _add), largest=_merged(largest, max), per_batch=_merged(per_batch, sum),
         )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
@@ -116,6 +117,7 @@ class UpdateMetrics:
             "train/loss": self.loss / taken,
             "train/grad_norm": self.grad_norm / taken,
             "train/optimizer_steps": self.steps,
+            "train/records": self.records,
             "train/skipped_records": self.skipped,
             "train/bad_updates": self.bad,
             "train/overflows": self.overflows,

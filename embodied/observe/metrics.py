@@ -59,6 +59,7 @@ METRICS: dict[str, str] = {
     "train/kl_beta": "weight of that KL in the iteration (kl_ctrl)",
     "train/behaviour_weight_mean": "mean weight that corrects for the acting policy (loss_type tis); 1 = no difference",
     "train/entropy": "mean entropy of the actions of what was trained on, at algorithm.entropy_type, nats",
+    "train/records": "records that went forward and backward, each once whatever update_epoch is, count",
     "train/skipped_records": "records left out of the forward pass because their advantage is 0, count",
     "train/optimizer_steps": "optimizer updates in the iteration, count",
     "train/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
@@ -72,7 +73,8 @@ METRICS: dict[str, str] = {
     "train/value_grad_norm": "mean over updates of the 2-norm of the value head's gradient before clipping",
     "train/staleness_mean": "mean over records of the optimizer updates between acting and training, count",
     "train/staleness_max": "largest such number, count",
-    "train/samples_per_s": "records that went forward and backward, a second of the updates' wall time, 1/s",
+    "train/samples_per_s": "records that went forward and backward, once an epoch (update_epoch), a second of the "
+    "updates' wall time, 1/s",
     "train/tokens_per_s": "their action tokens a second, 1/s",
     "train/tflops_per_s": "floating-point operations of these passes by the policy's formula (flops), 10¹² a second",
     # An iteration of supervised training.
@@ -133,6 +135,15 @@ METRICS: dict[str, str] = {
     "memory/pss_gb": "memory of the training processes and their env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
+STAGES: dict[str, str] = {
+    "rollout": "training, once an iteration, of its rollout",
+    "train": "training, once an iteration, of its updates",
+    "sft": "supervised training, once an iteration, of its updates and its validation",
+    "eval": "an evaluation: of eval, or of training and supervised training each runner.val_check_interval iterations",
+    "time": "training and supervised training, once an iteration, from the sections that its stages are timed by",
+    "memory": "training, once an iteration: after its rollout, and of a GPU after its updates",
+}
+"""Group of metrics → what writes it."""
 
 
 def check(names: Iterable[str]) -> None:
@@ -160,7 +171,20 @@ def markdown() -> str:
     parts: list[str] = []
     for group in dict.fromkeys(name.split("/")[0] for name in METRICS):
         rows = [f"| `{name}` | {_cell(text)} |" for name, text in METRICS.items() if name.startswith(f"{group}/")]
-        parts.append("\n".join([f"## {group}", "", "| name | meaning, unit |", "|---|---|", *rows, ""]))
+        parts.append(
+            "\n".join(
+                [
+                    f"## {group}",
+                    "",
+                    f"Written by {STAGES[group]}.",
+                    "",
+                    "| name | meaning, unit |",
+                    "|---|---|",
+                    *rows,
+                    "",
+                ]
+            )
+        )
     return "\n".join(parts)
 
 

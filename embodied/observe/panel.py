@@ -189,14 +189,14 @@ def _speed(now: Values) -> Iterator[str]:
 
 
 def useful_samples_per_s(now: Values) -> float | None:
-    """Records that gave a gradient, a second of the whole iteration, 1/s; None where that was not measured.
+    """Records that gave a gradient, each once, a second of the whole iteration, 1/s; None where that was not measured.
 
-    ``train/samples_per_s`` counts them a second of the update alone.
+    ``train/samples_per_s`` counts them in each epoch, a second of the update alone.
     """
-    names = ("train/samples_per_s", "time/train_s", "time/iteration_s")
+    names = ("train/records", "time/iteration_s")
     if not all(name in now for name in names) or not now["time/iteration_s"] > 0:
         return None
-    return now[names[0]] * now[names[1]] / now[names[2]]
+    return now[names[0]] / now[names[1]]
 
 
 def _percent(share: float) -> str:

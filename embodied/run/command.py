@@ -15,11 +15,12 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from embodied.errors import ConfigError, EmbodiedError, Stopped
+from embodied.errors import ConfigError, EmbodiedError, Stopped, told
 from embodied.parallel.group import Group, ended_by
 from embodied.schema.arguments import parse_argv
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = N
         return 128 + signal.SIGINT
     except EmbodiedError as error:
         if processes.speaks:
-            print(f"{processes.name}error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+            print(f"{processes.name}{told(error)}", file=sys.stderr)
         return 2
 
 
@@ -69,10 +70,11 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
 
     from embodied.schema.compose import as_yaml, compose
 
-    composed = replace(compose(overrides, config_name, folders), command=typed(argv, config_name, processes))
-    _check_entry(composed, config_name)
+    with _advised(config_name):
+        composed = replace(compose(overrides, config_name, folders), command=typed(argv, config_name, processes))
+        _check_entry(composed, config_name)
     if not print_only:
-        return _carry_out(composed, folders, processes, recipe)
+        return _carry_out(composed, config_name, folders, processes, recipe)
     if processes.is_main:
         print(as_yaml(composed), end="")
     return 0
@@ -97,7 +99,20 @@ def _check_entry(composed: Composed, config_name: str) -> None:
         )
 
 
-def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, recipe: Recipe | None) -> int:
+@contextmanager
+def _advised(config_name: str) -> Iterator[None]:
+    """Lets a refusal say where all that is wrong is told, not the first alone."""
+    try:
+        yield
+    except EmbodiedError as error:
+        doctor = "python -m embodied.tools.doctor" + ("" if config_name == "train" else f" {config_name}")
+        error.add_note(f"  more: {doctor}, with the same arguments, says all that is wrong")
+        raise
+
+
+def _carry_out(
+    composed: Composed, config_name: str, folders: Sequence[str], processes: Group, recipe: Recipe | None
+) -> int:
     """Checks what was composed and runs the recipe under a stop signal; returns the exit status.
 
     Args:
@@ -116,9 +131,11 @@ def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, rec
     try:
         with stop:
             composed = first.run(composed, folders, processes, stop)
-            with console.progress("checking the configuration", brief=True):
-                checked = _checked(composed, processes)
-            (recipe or _recipe(checked))(checked, console, stop)
+            with console.progress("checking the configuration", brief=True), _advised(config_name):
+                checked = _checked(composed, processes, builds=recipe is None)
+            with console.progress("importing torch", brief=True):
+                recipe = recipe or _recipe(checked)
+            recipe(checked, console, stop)
     except Stopped:
         if processes.speaks:
             print(f"{processes.name}stopped before there was a result to keep", file=sys.stderr)
@@ -126,16 +143,21 @@ def _carry_out(composed: Composed, folders: Sequence[str], processes: Group, rec
     return 0
 
 
-def _checked(composed: Composed, processes: Group) -> Checked:
-    """Checks what was composed. The refusal of a training says where all that is wrong is told, not the first alone."""
+def _checked(composed: Composed, processes: Group, builds: bool) -> Checked:
+    """Checks what was composed.
+
+    Args:
+        builds: the recipe builds the policy, so a large one must fit into memory.
+    """
+    from embodied.run.footprint import large
     from embodied.run.preflight import check
 
-    try:
-        return check(composed, processes)
-    except EmbodiedError as error:
-        if composed.config.runner.task_type in ("embodied", "math") and not composed.config.runner.only_eval:
-            error.add_note("  more: python -m embodied.tools.doctor, with the same arguments, says all that is wrong")
-        raise
+    checked = check(composed, processes)
+    if builds and (weights := large(checked)) is not None:
+        from embodied.run.memory import check_large
+
+        check_large(checked, weights)
+    return checked
 
 
 def _recipe(checked: Checked) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from embodied import schema
@@ -41,7 +42,8 @@ def open_engine(checked: Checked, model: Model, folder: Path, console: Console) 
         return
     where = folder / "engine"
     served.engine_folder(where)
-    with closing(Engine(_config(checked, model, served, where), model.policy, console.say)) as engine:
+    phase = partial(console.progress, brief=True)
+    with closing(Engine(_config(checked, model, served, where), model.policy, console.say, phase)) as engine:
         yield engine
 
 

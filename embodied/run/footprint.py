@@ -1,7 +1,8 @@
 """Adds up the memory that a run takes at its fullest moment: on the policy's device, and on the machine.
 
 The one place that adds. What a policy and its passes take is counted elsewhere (:mod:`embodied.run.counting`, or from
-the headers of files). It is needed by ``runner.dry_run``, by the doctor and by the checks before a run. Needs no torch.
+the headers of files). It is needed by ``runner.dry_run``, by the doctor, and before a run by the check of a large
+checkpoint (:func:`large`): counting passes takes too long for every run. Needs no torch.
 """
 
 from __future__ import annotations
@@ -190,6 +191,15 @@ def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
     if total < LARGE:
         return None
     return Weights(total, None if kwargs.get("is_lora") else total)
+
+
+def large(checked: Checked) -> Weights | None:
+    """Returns the weights of the large checkpoint that a run loads in one process. None: it is small, or several
+    processes share it; the run loads none; or it is a dry run, which counts everything."""
+    runner = checked.config.runner
+    if runner.dry_run or runner.answers is not None or checked.processes.size > 1:
+        return None
+    return of_files(schema.target_kwargs(checked.config.actor.model, "actor.model"))
 
 
 def in_files(kwargs: Mapping[str, Any]) -> int:

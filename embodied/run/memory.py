@@ -1,4 +1,4 @@
-"""What ``runner.dry_run`` says of memory, and its refusal of what cannot fit."""
+"""What ``runner.dry_run`` says of memory, and the refusal of what cannot fit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from embodied.observe.console import Console
 from embodied.protocols import Policy
 from embodied.run.build import device_of
 from embodied.run.counting import Counted, count, resident
-from embodied.run.device_memory import remedies
-from embodied.run.footprint import Footprint, Pass, in_files, readable
+from embodied.run.device_memory import Phase, remedies
+from embodied.run.footprint import Footprint, Pass, Weights, footprint, in_files, readable
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.runtime.slab import available_memory
@@ -76,19 +76,42 @@ class Plan:
         Raises:
             DeviceMemoryError: it names the keys to lower.
         """
-        taken = self.taken
-        if self.device is not None and taken.on_device > self.device:
-            self._refuse("the GPU", taken.on_device, self.device)
-        here = taken.on_host + taken.workers + (0 if self.device is not None else taken.on_device)
-        if self.checked.config.runner.device_memory_gib is None and here > self.machine:
-            self._refuse("the machine", here, self.machine)
+        planned = self.checked.config.runner.device_memory_gib is not None
+        phase: Phase = "rollout" if self.counted.passes.update is None else "update"
+        _hold(self.checked, self.taken, self.device, None if planned else self.machine, phase)
 
-    def _refuse(self, where: str, need: int, have: int) -> None:
-        update = self.counted.passes.update is not None
-        raise DeviceMemoryError(
-            f"the run needs {readable(need)}, and {where} has {readable(have)}",
-            "; or ".join(remedies(self.checked, "update" if update else "rollout")),
-        )
+
+def check_large(checked: Checked, weights: Weights) -> None:
+    """Refuses a run whose large checkpoint cannot fit, with what it brings along: what the doctor fails without
+    building the policy.
+
+    Raises:
+        DeviceMemoryError: it names the keys to lower.
+    """
+    device = device_of(checked)
+    gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    taken = footprint(checked, weights, None, on_gpu=gpu is not None)
+    phase: Phase = "rollout" if checked.config.runner.only_eval else "update"
+    _hold(checked, taken, gpu, available_memory(), phase, "at least ")
+
+
+def _hold(
+    checked: Checked, taken: Footprint, gpu: int | None, machine: int | None, phase: Phase, least: str = ""
+) -> None:
+    """Refuses what exceeds the GPU or the machine.
+
+    Args:
+        gpu: its bytes; None = the policy is on the CPU.
+        machine: bytes; None = not asked.
+        least: ``at least`` if not all is counted.
+    """
+    here = taken.on_host + taken.workers + (0 if gpu is not None else taken.on_device)
+    for where, need, have in (("the GPU", taken.on_device, gpu), ("the machine", here, machine)):
+        if have is not None and need > have:
+            raise DeviceMemoryError(
+                f"the run needs {least}{readable(need)}, and {where} has {readable(have)}",
+                "; or ".join(remedies(checked, phase)),
+            )
 
 
 def plan_dry_run(checked: Checked, reporter: Reporter) -> Plan | None:

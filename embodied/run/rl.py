@@ -56,7 +56,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
         memory = plan_dry_run(checked, reporter)
         model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
-        numbers, trainer = sizes(checked, model.policy), make_trainer(checked, model)
+        with console.progress("building the learner", brief=True):
+            numbers, trainer = sizes(checked, model.policy), make_trainer(checked, model)
         saves = opened.enter_context(
             closing(Saves(folder, checked.config, trainer, model.sharding, reporter, origin_of(checked)))
         )
@@ -64,7 +65,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         own = folder_of_rank(folder.path, checked.processes.of("rollout"))
         engine = opened.enter_context(open_engine(checked, model, own, console))
         simulators = Simulators(checked, model, folder.path, server, reporter, engine)
-        judge = make_model_reward(checked, model)
+        with console.progress("building the reward model", brief=True):
+            judge = make_model_reward(checked, model)
         collector = Collector(checked, simulators, numbers, reporter, judge)
         evaluator = Evaluator(checked, simulators, folder.path, reporter)
         lines = summary.of_training(checked, model, numbers, trainer, folder.path, judge.model if judge else None)

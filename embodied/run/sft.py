@@ -40,7 +40,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
         memory = plan_dry_run(checked, reporter)
         model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
-        cloner = make_cloner(checked, model)
+        with console.progress("preparing the demonstrations", brief=True):
+            cloner = make_cloner(checked, model)
         saves = opened.enter_context(
             closing(Saves(folder, checked.config, cloner, model.sharding, reporter, origin_of(checked)))
         )

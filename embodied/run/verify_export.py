@@ -173,10 +173,12 @@ def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, devi
     within = TOLERANCES[facts.rounding]
     reporter = Reporter(console, checked.processes, checked.config.runner)
     run = _Runs(checked, spread(checked.eval.spec, wanted.episodes), wanted.logs, reporter, place)
-    original = restore(checkpoint, place).policy
+    with console.progress("loading the checkpoint", brief=True):
+        original = restore(checkpoint, place).policy
     theirs = run.of_policy(original, "checkpoint", keep=True)
     held_to = protocol(checked, _conditions(checked, original, checkpoint, len(theirs.results)), theirs.facts, original)
-    policy = exported.build(facts, folder, place, checked.eval.spec, trust=True).policy  # written just now
+    with console.progress("loading the export", brief=True):
+        policy = exported.build(facts, folder, place, checked.eval.spec, trust=True).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)
     found = agreement(policy, theirs, checked.eval.spec, within, run.batch, place)
     success = paired([one.success for one in theirs.results], [one.success for one in ours.results])

@@ -25,6 +25,7 @@ class Key:
     type: str  # str | null
     default: str
     meaning: str
+    model: type[BaseModel]  # that declares it
 
 
 def keys() -> Iterator[Key]:
@@ -34,7 +35,7 @@ def keys() -> Iterator[Key]:
             if not _model_of(field):
                 key = Key(
                     section, f"{section}.{field.alias or name}", _type(field.annotation), _default(field.default),
-                    field.description or "",
+                    field.description or "", model,
                 )  # fmt: skip
                 yield _with_null(key) if None in SAY_NOTHING.get(key.name, ()) else key
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
         run(check(compose(overrides, "train", folders), Group()), make_console())
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     return 0
 
@@ -107,9 +107,10 @@ def run(checked: Checked, console: Console) -> None:
             f"{checked.train.config.target} hosts all slots of a worker in one simulator, and this measures one slot",
             "set env.num_workers to 1 or 2 a GPU, and env.train.total_num_envs as large as its memory allows",
         )
-    from embodied.run.build import build_policy
+    with console.progress("building the policy", brief=True):
+        from embodied.run.build import build_policy
 
-    policy, device = build_policy(checked)
+        policy, device = build_policy(checked)
     with tempfile.TemporaryDirectory() as folder:
         console.say("one env worker: starting, building the simulator, two episodes' beginnings …")
         with console.progress("measuring an env worker", brief=True):

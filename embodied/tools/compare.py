@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.run.compare import Comparison, Rate, Row, compare, same_protocol
 from embodied.run.evaluations import Evaluation, read
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluations = [read(name) for name in given.evaluations]
         found = compare(evaluations, given.unpaired, given.same_starts, given.seed)
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     if given.json:
         print(json.dumps({"comparisons": [as_json(one) for one in found]}, indent=1, default=str))

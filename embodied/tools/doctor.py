@@ -1,7 +1,8 @@
-"""``python -m embodied.tools.doctor [GROUP=NAME …] [KEY=VALUE …] [--json]``: what is wrong with this machine.
+"""``python -m embodied.tools.doctor [COMMAND] [GROUP=NAME …] [KEY=VALUE …] [--json]``: what is wrong with this machine.
 
-Takes the same overrides as ``embodied.train``. Without any it checks the machine and every simulator that is installed;
-with them also what that configuration needs. It says everything that it finds, each with its fix, and changes nothing.
+Takes the same overrides as ``embodied.train``, or as COMMAND (``eval``, ``sft``, ``demos``). Without any it checks the
+machine and every simulator that is installed; with them also what that configuration needs. It says everything that it
+finds, each with its fix, and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,33 +15,35 @@ from embodied.doctor import configuration, devices, machine, simulators, sizes, 
 from embodied.doctor.findings import Finding, of_error, once
 from embodied.doctor.report import as_json, show
 from embodied.doctor.running import Check, run_all
-from embodied.errors import EmbodiedError
+from embodied.errors import EmbodiedError, told
 from embodied.observe.console import NullConsole, make_console
 from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import Composed, compose_unchecked
 
 GPU_LIMIT_S = 120.0  # importing torch, starting CUDA, and the time that GPUs have to meet (devices.PEERS_S)
+COMMANDS = ("train", "eval", "sft", "demos")
 CPU_S = {"GPUs": 1.5, "simulator": 5.0, configuration.NAME: 8.0, sizes.NAME: 9.0}  # measured
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if something fails, or 2 for arguments that are no overrides."""
     given = list(sys.argv[1:] if argv is None else argv)
+    command = given.pop(0) if given and given[0] in COMMANDS else None
     as_machine = "--json" in given
     began = time.monotonic()
     try:
         overrides, folders, _ = parse_argv([word for word in given if word != "--json"], "tools.doctor")
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     found: list[Finding] = []
     composed: Composed | None = None
-    if overrides:
+    if overrides or command:
         try:
-            composed = compose_unchecked(overrides, "train", folders)
+            composed = compose_unchecked(overrides, command or "train", folders)
         except EmbodiedError as error:
             found.append(of_error(configuration.NAME, error))
-    planned = [*plan(composed, overrides, folders)]
+    planned = [*plan(composed, overrides, folders, command or "train")]
     console = NullConsole() if as_machine or not sys.stdout.isatty() else make_console()
     with console.progress("checking", len(planned), brief=True) as bar:
         found += run_all(planned, lambda name: bar.advance(1))
@@ -53,8 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(finding.status == "fail" for finding in found))
 
 
-def plan(composed: Composed | None, overrides: Sequence[str], folders: Sequence[str]) -> Iterator[Check]:
-    """Yields the checks: those of the machine, of the simulators, and of a configuration if there is one."""
+def plan(
+    composed: Composed | None, overrides: Sequence[str], folders: Sequence[str], command: str = "train"
+) -> Iterator[Check]:
+    """Yields the checks: those of the machine, of the simulators, and of a configuration if there is one.
+
+    Args:
+        command: that the configuration is of.
+    """
     config = None if composed is None else composed.config
     model = {} if config is None else config.actor.model.model_extra or {}
     flash = model.get("attn_implementation") == "flash_attention_2"
@@ -75,7 +84,7 @@ def plan(composed: Composed | None, overrides: Sequence[str], folders: Sequence[
         if python is not None:
             yield Check(target, simulators.elsewhere, (target, python))
         else:
-            needed = (target, list(overrides), list(folders), True)
+            needed = (target, list(overrides), list(folders), True, command)
             yield Check(target, simulators.simulator, needed, apart=True, cpu_s=CPU_S["simulator"])
     for target, name in known.items():
         if target not in wanted:
@@ -85,7 +94,7 @@ def plan(composed: Composed | None, overrides: Sequence[str], folders: Sequence[
                 cpu_s=CPU_S["simulator"],
             )  # fmt: skip
     if config is not None:
-        more = (list(overrides), list(folders))
+        more = (list(overrides), list(folders), command)
         looked = configuration.configuration
         yield Check(configuration.NAME, looked, more, apart=True, cpu_s=CPU_S[configuration.NAME])
         yield Check(sizes.NAME, sizes.sizes, more, apart=True, cpu_s=CPU_S[sizes.NAME])

@@ -1,9 +1,10 @@
 """``embodied explain NAME``: says what a key, a metric or an error is, what it is by default, and where it stands.
 
 embodied explain algorithm.clip_ratio_c
+embodied explain env.eval.wait_steps   an argument of the env's class
 embodied explain train/approx_kl
-embodied explain WorkerHungError
-embodied explain clip                everything with these letters in its name
+embodied explain WorkerHungError       as the last line of an error says it
+embodied explain clip                  everything with these letters in its name
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from inspect import cleandoc, isclass
+from inspect import cleandoc, getfile, isclass
 
 from embodied import errors
-from embodied.errors import ConfigError, EmbodiedError, did_you_mean
-from embodied.observe.metrics import METRICS
+from embodied.errors import ConfigError, EmbodiedError, did_you_mean, told
+from embodied.observe import metrics
+from embodied.observe.metrics import METRICS, STAGES
 from embodied.schema import foreign
 from embodied.schema.foreign_hints import hint
 from embodied.schema.table import keys
+from embodied.tools.sources import GROUPS, Argument, arguments, relative, settings
 
 MOST = 40
 """Names that a part of a name finds at most."""
@@ -32,21 +35,33 @@ class Entry:
     name: str
     kind: str
     lines: Sequence[str]
+    source: Sequence[str]  # where it stands
+    target: str | None = None  # class whose argument it is
+
+    @property
+    def text(self) -> list[str]:
+        """What is printed. The YAML files that set a key are read for it."""
+        lines = [self.name + f" ({self.kind})", *self.lines, f"source: {'; '.join(self.source)}"]
+        return [*lines, *(settings(self.name, self.target) if self.kind == "key" or self.target else ())]
 
 
 def entries() -> Iterator[Entry]:
-    """Yields everything that can be explained."""
+    """Yields everything that can be explained, but for arguments of classes."""
     for key in keys():
         lines = [key.meaning, f"type: {_plain(key.type)}", f"default: {_plain(key.default)}"]
         if others := foreign.answered(key.name):
             lines.append(f"answers: {others}")
-        yield Entry(key.name, "key", lines)
+        declared = f"{relative(getfile(key.model))} ({key.model.__name__})"
+        yield Entry(key.name, "key", lines, [declared, f"docs/configuration.md, section {key.section}"])
     for name, meaning in METRICS.items():
-        yield Entry(name, "metric", [meaning])
+        group = name.partition("/")[0]
+        where = [relative(metrics.__file__), f"docs/metrics.md, section {group}"]
+        yield Entry(name, "metric", [meaning, f"written by {STAGES[group]}"], where)
     for name, value in vars(errors).items():
         if isclass(value) and issubclass(value, EmbodiedError):
             text = cleandoc(value.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-            yield Entry(name, "error", [text, "its message ends with the fix; docs/troubleshooting.md says more"])
+            where = [relative(errors.__file__), f"docs/troubleshooting.md, section {name}"]
+            yield Entry(name, "error", [text, "its message ends with the fix"], where)
 
 
 def _plain(text: str) -> str:
@@ -61,15 +76,20 @@ def explain(name: str) -> list[Entry]:
     """
     known = {entry.name: entry for entry in entries()}
     wanted = name.partition("=")[0].lstrip("+")
-    if wanted not in known and (told := hint(wanted).strip()):
-        return [Entry(wanted, "key of another system", [told])]
     if wanted in known:
         return [known[wanted]]
+    section = next((one for one in GROUPS if wanted.startswith(f"{one}.")), None)
+    others = [] if section is None else [*arguments(section)]
+    own = wanted.removeprefix(f"{section}.").partition(".")[0]
+    if found := [_of_argument(f"{section}.{own}", one) for one in others if one.name == own]:
+        return found
+    if told := hint(wanted).strip():
+        return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
     found = [entry for entry in known.values() if wanted.lower() in entry.name.lower()]
     if not found or not wanted:
-        own = _of_target(wanted)
+        names = [*known, *(f"{section}.{one.name}" for one in others)]
         raise ConfigError(
-            f"nothing is called '{wanted}'.{own or did_you_mean(wanted, known)}",
+            f"nothing is called '{wanted}'.{did_you_mean(wanted, names)}{_of_target(section)}",
             "give a key (docs/configuration.md), a metric (docs/metrics.md), an error's name, or a part of one",
         )
     if len(found) > MOST:
@@ -77,13 +97,16 @@ def explain(name: str) -> list[Entry]:
     return found
 
 
-def _of_target(name: str) -> str:
-    """Says where the meaning of a key stands that the schema does not have."""
-    section = next((one for one in ("env.train.", "env.eval.", "actor.model.") if name.startswith(one)), None)
+def _of_argument(name: str, one: Argument) -> Entry:
+    return Entry(name, f"argument of {one.target}", [one.meaning, f"default: {one.default}"], [one.file], one.target)
+
+
+def _of_target(section: str | None) -> str:
+    """Says where the meaning of a key stands that a class of the user's takes."""
     if section is None:
         return ""
     return (
-        f" Under {section}* there are also the arguments of the class that {section}_target_ names: see its docstring."
+        f" Under {section} there are also the arguments of the class that {section}._target_ names: see its docstring."
     )
 
 
@@ -94,9 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name in parser.parse_args(argv).names:
             for entry in explain(name):
-                print(f"{entry.name} ({entry.kind})", *(f"  {line}" for line in entry.lines), sep="\n")
+                print(*entry.text, sep="\n  ")
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     return 0
 

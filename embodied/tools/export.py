@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodied.errors import CheckpointError, ConfigError, EmbodiedError, unknown_name
+from embodied.errors import CheckpointError, ConfigError, EmbodiedError, told, unknown_name
 from embodied.files import EXPORT_FILE
 from embodied.instructions import of_messages
 from embodied.observe.console import Console, make_console
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _carry_out(given, make_console())
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -142,16 +142,19 @@ def run(
         ConfigError: the policy cannot be exported so.
         EvaluationError: an evaluation is not of this checkpoint.
     """
-    from embodied.learn.checkpoint_meta import read_meta
-    from embodied.learn.exported import with_files
-    from embodied.learn.origin import restore
-    from embodied.parallel.modes import without_dropout
+    console = console or make_console()
+    with console.progress("importing torch", brief=True):
+        from embodied.learn.checkpoint_meta import read_meta
+        from embodied.learn.exported import with_files
+        from embodied.learn.origin import restore
+        from embodied.parallel.modes import without_dropout
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty", "give a new folder in --out; nothing is overwritten")
     meta = read_meta(checkpoint)
     results = evaluations_of(checkpoint, meta, evaluations)
-    policy, env = restore(checkpoint, device)
+    with console.progress("loading the checkpoint", brief=True):
+        policy, env = restore(checkpoint, device)
     if not isinstance(policy, Exports):
         raise ConfigError(
             f"{type(policy).__name__} cannot be exported: it offers no format",
@@ -159,17 +162,18 @@ def run(
         )
     if kind not in policy.export_formats:
         raise unknown_name(f"format of {type(policy).__name__}", kind, policy.export_formats, "--format")
-    examples, why = examples_of(checkpoint, meta, policy, observations, device, console or make_console())
+    examples, why = examples_of(checkpoint, meta, policy, observations, device, console)
     part = out.absolute().with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        with without_dropout(policy):
-            written = policy.export(kind, part, dtype, examples, options or {})
-        written = replace(written, notes=(*written.notes, *why))
-        (part / "README.md").write_text(card(checkpoint, meta, written, out, results))
-        facts = facts_of(checkpoint, kind, meta, written, policy, env)
-        (part / EXPORT_FILE).write_text(json.dumps(with_files(facts, part), indent=1) + "\n")
+        with console.progress("writing the export", brief=True):
+            with without_dropout(policy):
+                written = policy.export(kind, part, dtype, examples, options or {})
+            written = replace(written, notes=(*written.notes, *why))
+            (part / "README.md").write_text(card(checkpoint, meta, written, out, results))
+            facts = facts_of(checkpoint, kind, meta, written, policy, env)
+            (part / EXPORT_FILE).write_text(json.dumps(with_files(facts, part), indent=1) + "\n")
         if out.exists():
             out.rmdir()
         part.rename(out)

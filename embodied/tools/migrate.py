@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 
 SUFFIXES = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines"}
 SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl")
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write_text(text)
             print(f"{file}\nrun it: python -m embodied.train --config-dir {given.out} experiment={file.stem}")
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     except OSError as error:
         print(f"error: {error}\n  fix: name a file that can be read, and a folder that can be written", file=sys.stderr)

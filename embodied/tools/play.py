@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.run import command
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = overrides(given.words)
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     folders = [part for folder in given.config_dir for part in ("--config-dir", folder)]
     return command.main([*words, *folders, *["--cfg"] * given.cfg], "eval", partial(_play, given))

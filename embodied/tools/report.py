@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodied import report
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import make_console
 from embodied.report.reading import Run
 from embodied.run.reports import FILE
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with console.progress("writing the report", brief=True):
             chosen = report.write(runs, file, given.size)
     except EmbodiedError as error:
-        print(_printable(f"error: {error}"), file=sys.stderr)
+        print(_printable(told(error)), file=sys.stderr)
         return 2
     for run in runs:
         for line in run.problems:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.observe.console import Console, make_console
 from embodied.serving import access
 from embodied.serving.limits import ServerLimits
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(given)
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -106,23 +107,27 @@ def run(given: argparse.Namespace) -> int:
     if certificate is None and not access.is_loopback(given.host):
         print("warning: without --tls-cert token and pictures can be read on the way", file=sys.stderr)
 
-    import torch
+    console = make_console()
+    with console.progress("importing torch", brief=True):
+        import torch
 
-    from embodied.serving.loading import load
+        from embodied.serving.loading import load
 
     # As embodied.run.build.reproducible_arithmetic, whose module imports what starts simulators.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     if given.threads > 0:
         torch.set_num_threads(given.threads)
     device = "cuda" if given.device == "auto" and torch.cuda.is_available() else given.device.replace("auto", "cpu")
-    loaded = load(given.folder, device, given.trust)
+    with console.progress(f"loading {given.folder}", brief=True):
+        loaded = load(given.folder, device, given.trust)
     print(f"{loaded.source}, on {device}", flush=True)
-    return asyncio.run(serve(given, loaded, device, token, certificate))
+    return asyncio.run(serve(given, loaded, device, token, certificate, console))
 
 
 async def serve(
-    given: argparse.Namespace, loaded: Loaded, device: str, token: str | None, certificate: ssl.SSLContext | None
-) -> int:
+    given: argparse.Namespace, loaded: Loaded, device: str, token: str | None, certificate: ssl.SSLContext | None,
+    console: Console,
+) -> int:  # fmt: skip
     """Serves ``loaded`` until a signal comes."""
     from embodied.instructions import fields_of
     from embodied.serving.build import build_server
@@ -141,7 +146,8 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end, ended, loop, number)
     try:
-        port = await server.start(given.host, given.port)
+        with console.progress("asking the policy for the first time", brief=True):
+            port = await server.start(given.host, given.port)
         secure = "" if certificate is None else "s"
         for name in fields_of(env):
             print(f"  {name}: {env.obs[name].dtype} {list(env.obs[name].shape)}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from embodied import report
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.report import library, live
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         pass
     except EmbodiedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         return 2
     finally:
         for number, handler in before.items():

@@ -54,9 +54,9 @@ class Settings:
     # the layers' frozen weights in 8 or 4 bits (bitsandbytes: int8 a row, NF4); null = as precision. With is_lora
     quantization_bit: int | None = None
     is_lora: bool = False  # train adapters and heads; false = all weights
-    lora_rank: int = 32
+    lora_rank: int = 32  # of the adapters
     lora_alpha: float | None = None  # null = min(rank, 16)
-    lora_dropout: float = 0.0
+    lora_dropout: float = 0.0  # share of the adapters' inputs that training drops
     lora_target_modules: str | Sequence[str] | None = None  # name endings; null or all-linear = all in the layers
     lora_modules_to_save: str | Sequence[str] | None = None  # name endings of modules trained in full instead
     lora_path: str | None = None  # peft folder to start the adapters from
@@ -71,7 +71,7 @@ class Settings:
     value_type: str = "chunk_level"
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, less memory
     low_cpu_mem_usage: bool = True  # weights are never held twice; always so
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # a checkpoint's code is never run
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:

@@ -47,9 +47,9 @@ class Settings:
     vision_num_attention_heads: int | Sequence[int] | None = None
     vocab_size: int | None = None  # without padding rows; the last 256 ids are the action tokens
     hidden_size: int | None = None  # of the language model
-    intermediate_size: int | None = None
-    num_hidden_layers: int | None = None
-    num_attention_heads: int | None = None
+    intermediate_size: int | None = None  # of its feed-forward layers
+    num_hidden_layers: int | None = None  # of the language model
+    num_attention_heads: int | None = None  # of each of them
     # sizes of the language model by these names, as in a checkpoint's text_config, e.g. {hidden_size: 96}
     override_config: Mapping[str, Any] | None = None
     # bidirectional or causal: a property of the checkpoint, and the wrong one ruins it silently; auto = as recorded
@@ -77,9 +77,9 @@ class Settings:
     # the language model's frozen layers in 8 or 4 bits (int8 a row, NF4); null = as precision. Only with is_lora
     quantization_bit: int | None = None
     is_lora: bool = False  # train adapters and heads; false = all weights
-    lora_rank: int = 32
+    lora_rank: int = 32  # of the adapters
     lora_alpha: float | None = None  # null = min(rank, 16), as released
-    lora_dropout: float = 0.0
+    lora_dropout: float = 0.0  # share of the adapters' inputs that training drops
     lora_target_modules: str | Sequence[str] | None = (
         None  # name endings; null or all-linear = the released adapters' list
     )
@@ -95,14 +95,14 @@ class Settings:
     freeze_pattern: str | Sequence[str] | None = (
         None  # regular expressions of parameter names to freeze; has the last word
     )
-    value_head: bool = False
+    value_head: bool = False  # estimate the return, as algorithm.adv_type=gae needs it
     value_type: str = "chunk_level"  # one value a record, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, far less memory
     activation_offload: bool = False  # keep activations in host memory until the backward pass; with the key above
     torch_compile: bool = False  # compile each transformer block; the first calls of a run then take minutes
     torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
-    low_cpu_mem_usage: bool = True
-    trust_remote_code: bool = False
+    low_cpu_mem_usage: bool = True  # weights are never held twice; always so
+    trust_remote_code: bool = False  # a checkpoint's code is never run
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -327,12 +328,46 @@ def test_the_whole_command_with_a_configuration(tmp_path):
     assert [*tmp_path.iterdir()] == [], "it leaves nothing"
 
 
-def test_a_refused_training_says_where_all_is_told(tmp_path, capsys):
-    from embodied import train
-
-    assert train.main([*RUN, f"runner.output_dir={tmp_path}", "runner.ckpt_path=/none"]) == 2
+@pytest.mark.parametrize("wrong", ["runner.ckpt_path=/none", "runner.max_epoch=3", "actor.micro_batch_size=0"])
+@pytest.mark.parametrize("command", doctor.COMMANDS)
+def test_a_refused_run_says_where_all_is_told(tmp_path, capsys, command, wrong):
+    """And there it stands in the same words, whichever command was refused, and whether by a rule or for a key."""
+    entry = import_module("embodied.tools.demos" if command == "demos" else f"embodied.{command}")
+    more = [f"runner.output_dir={tmp_path}", wrong, *(["data=/none"] if command == "sft" else [])]
+    assert entry.main([*RUN, *more]) == 2
     refused = capsys.readouterr().err
-    assert "error: no checkpoint at /none" in refused
-    assert "python -m embodied.tools.doctor, with the same arguments" in refused
-    said = [*configuration.configuration([*FAKE, f"runner.output_dir={tmp_path}", "runner.ckpt_path=/none"], [FOLDER])]
+    assert f"tools.doctor{'' if command == 'train' else f' {command}'}, with the same arguments" in refused
+    said = [*configuration.configuration([*FAKE, *more], [FOLDER], command)]
     assert f"error: {said[0].found}\n  fix: {said[0].fix}" in refused
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_large_checkpoint_that_cannot_fit_is_refused_as_the_doctor_fails_it(tmp_path, capsys, command):
+    """By the headers of its files: nothing is built, and nothing is left."""
+    header = json.dumps({"a": {"shape": [2**20, 2**20]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    more = ["model=openvla_oft", f"actor.model.model_path={tmp_path}", f"runner.output_dir={tmp_path}/runs"]
+    (finding,) = [f for f in sizes.sizes([*FAKE, *more], [FOLDER], command) if f.name == sizes.NAME]
+    assert finding.status == "fail"
+    entry = import_module(f"embodied.{command}")
+    assert entry.main([*RUN, *more]) == 2
+    refused = capsys.readouterr().err
+    assert "error: the run needs at least" in refused
+    assert "and the machine has" in refused
+    assert "with the same arguments, says all that is wrong" in refused
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_doctor_takes_the_command_that_was_refused(monkeypatch, capsys):
+    planned = []
+    monkeypatch.setattr(doctor, "run_all", lambda checks, done: planned.extend(checks) or [])
+    assert doctor.main(["sft", "env=libero_10", "data=/none"]) == 0
+    composed = [one.arguments for one in planned if one.name in (configuration.NAME, sizes.NAME)]
+    assert composed == [(["env=libero_10", "data=/none"], [], "sft")] * 2
+    assert doctor.main(["evil", "env=libero_10"]) == 1
+    assert "'evil' is not of the form KEY=VALUE" in capsys.readouterr().out
+
+
+def test_what_builds_no_policy_has_no_memory_of_it(tmp_path):
+    (finding,) = sizes.sizes([*FAKE, f"runner.output_dir={tmp_path}"], [FOLDER], "demos")
+    assert (finding.name, finding.status) == (sizes.NAME, "skipped")

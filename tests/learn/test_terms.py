@@ -174,7 +174,7 @@ class TwoRanks:
 
     def gather(self, own):
         other = self._other
-        sums = np.array([other.samples, other.flops])
+        sums = np.array([other.samples, other.records, other.flops])
         return [own, (other.stats, sums, other.means, other.largest, other.per_batch)]
 
 

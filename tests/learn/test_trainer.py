@@ -521,6 +521,7 @@ def test_what_was_trained_on_is_counted_once_an_epoch(collected):
     made = trainer(env, update_epoch=2, batch=5)
     metrics, batch = made.update(arrays, results, iteration=0)
     assert made.samples == 2 * len(batch) - metrics["train/skipped_records"]
+    assert 0 < metrics["train/records"] == len(batch) - metrics["train/skipped_records"] / 2, "each once"
     per_record = made.policy.flops({"actions": np.zeros(1)}, training=True)[0]
     assert per_record == 2 * 3 * (27 * 32 + 32 * 28 * 16)
     assert made.flops == made.samples * per_record

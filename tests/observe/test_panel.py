@@ -27,8 +27,9 @@ ROOT = Path(__file__).parents[2]
 ROW = {
     "iteration": 3, "iterations": 10, "left_s": 7200.0, "rollout/success_rate": 0.25, "rollout/success_low": 0.1,
     "rollout/success_high": 0.5, "rollout/return_mean": 0.75, "rollout/env_steps_per_s": 812.4,
-    "train/approx_kl": 0.0123, "train/clip_share": 0.034, "train/samples_per_s": 50.0, "time/train_s": 2.0,
-    "time/iteration_s": 10.0, "time/policy_share": 0.4, "time/env_wait_share": 0.3, "memory/pss_gb": 1.5,
+    "train/approx_kl": 0.0123, "train/clip_share": 0.034, "train/samples_per_s": 100.0, "time/train_s": 2.0,
+    "train/records": 100, "time/iteration_s": 10.0, "time/policy_share": 0.4, "time/env_wait_share": 0.3,
+    "memory/pss_gb": 1.5,
 }  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_an_evaluation_stays_until_the_next():
 
 
 def test_useful_samples_are_a_second_of_the_whole_iteration():
-    assert useful_samples_per_s(ROW) == pytest.approx(50 * 2 / 10)
+    assert useful_samples_per_s(ROW) == pytest.approx(100 / 10), "two epochs went over 100 records"
     assert useful_samples_per_s({"train/samples_per_s": 50.0}) is None
 
 

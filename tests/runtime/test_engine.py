@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,8 @@ def open_engine(policy, logs, *faults, at_once=4, said=None, sleeps=False, **cha
     config = EngineConfig(
         (sys.executable, str(FAKE), *faults), {"max_num_seqs": at_once, "sleeps": sleeps}, {}, logs / "logs", **options
     )  # fmt: skip
-    engine = Engine(config, policy, (said if said is not None else []).append)
+    said = [] if said is None else said
+    engine = Engine(config, policy, said.append, lambda name: nullcontext(said.append(name)))
     try:
         yield engine
     finally:
@@ -179,7 +180,10 @@ def test_an_engine_that_fails_is_replaced_and_asked_again(rig, reference, tmp_pa
     assert got == reference
     assert measured["rollout/engine_restarts"] == 1
     assert measured["time/engine_load_s"] > 0
-    assert ("was killed by SIGKILL" if fault == "dies" else "RuntimeError: the cache is full") in said[1]
+    waits = ["starting the engine", "the engine takes the weights"]
+    assert [line for line in said if line in waits] == 2 * waits
+    assert [said[0], said[2]] == waits, "what is waited for is said before"
+    assert ("was killed by SIGKILL" if fault == "dies" else "RuntimeError: the cache is full") in said[3]
     assert (tmp_path / "logs" / "engine.1.log").is_file()
 
 

@@ -15,7 +15,7 @@ import pytest
 from embodied import cli, errors
 from embodied.observe.metrics import METRICS
 from embodied.schema.table import keys
-from embodied.tools import explain
+from embodied.tools import explain, sources
 from embodied.tools.completion import SCRIPTS, candidates
 
 
@@ -140,8 +140,53 @@ def test_keys_metrics_and_errors_are_explained(capsys):
     said = capsys.readouterr().out
     assert "runner.seed (key)\n  Seed of the whole run" in said
     assert "default: 1234" in said
-    assert f"rollout/success_rate (metric)\n  {METRICS['rollout/success_rate']}" in said
+    assert "source: embodied/schema/runner.py (RunnerConfig); docs/configuration.md, section runner\n" in said
+    assert f"rollout/success_rate (metric)\n  {METRICS['rollout/success_rate']}\n  written by training," in said
+    assert "source: embodied/observe/metrics.py; docs/metrics.md, section rollout\n" in said
+    assert "source: embodied/errors.py; docs/troubleshooting.md, section WorkerDiedError\n" in said
     assert errors.WorkerDiedError.__doc__.partition("\n")[0] in said
+
+
+def test_an_explanation_names_the_files_that_set_the_default(capsys):
+    assert explain.main(["runner.logger.report", "protocol.held_out_states"]) == 0
+    said = capsys.readouterr().out
+    assert "set to false by config/tracker/jsonl.yaml\n" in said
+    assert "config/protocol/held_out.yaml" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("env.eval.wait_steps", "control steps that objects get to settle after a reset"),
+        (
+            "env.eval.wait_steps",
+            "default: 10\n  source: envs/libero/env.py\n  set to 10 by config/env/libero_10.yaml, ",
+        ),
+        ("env.eval.wait_steps", "set to 15 by config/protocol/rlinf.yaml"),
+        ("env.train.init_params.camera_names", "env.train.init_params (argument of embodied.envs.libero.LiberoEnv)"),
+        ("env.train.init_params.camera_names", "envs.maniskill.ManiSkillEnv)\n  id (any registered task)"),
+        ("actor.model.unnorm_key", "which dataset statistics; null = the only ones there are"),
+        ("actor.model.unnorm_key", "source: models/openvla_oft/settings.py"),
+    ],
+)
+def test_arguments_of_classes_are_explained_from_where_they_stand(name, said, capsys):
+    assert explain.main([name]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_every_argument_of_our_classes_has_a_meaning():
+    found = [one for section in sources.GROUPS for one in sources.arguments(section)]
+    assert {one.target.rpartition(".")[2] for one in found} >= {"LiberoEnv", "GymEnv", "MathEnv", "MLPPolicy"}
+    assert [(one.target, one.name) for one in found if not one.meaning] == []
+
+
+def test_an_error_says_by_which_name_it_is_explained(capsys):
+    assert cli.main(["train", "env=libero_10", "runner.sed=3"]) == 2
+    assert cli.main(["report", "/no/such/run"]) == 2
+    lines = [line.split() for line in capsys.readouterr().err.splitlines() if line.startswith("  kind: ")]
+    assert [words[1] for words in lines] == ["UnknownKeyError", "EvaluationError"]
+    assert explain.main([words[-1].rstrip(")") for words in lines]) == 0
+    assert "A key that no part of the program reads." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -150,6 +195,7 @@ def test_keys_metrics_and_errors_are_explained(capsys):
         ("runner.sed", "Did you mean 'runner.seed'?"),
         ("a", "names have 'a' in them"),
         ("env.train.nothing_such", "the class that env.train._target_ names"),
+        ("env.train.wait_step", "Did you mean 'env.train.wait_steps'?"),
         ("", "nothing is called ''"),
     ],
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,16 @@ class Engine:
     Args:
         policy: one that is :class:`embodied.protocols.ServedByEngine`.
         say: given one paragraph when the engine starts, and when it is replaced.
+        phase: shows what is waited for while it is entered.
     """
 
-    def __init__(self, config: EngineConfig, policy: Policy, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, config: EngineConfig, policy: Policy, say: Callable[[str], None] = lambda text: None,
+        phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:  # fmt: skip
         assert isinstance(policy, ServedByEngine)
         assert isinstance(policy, nn.Module)
-        self._config, self._policy, self._module, self._say = config, policy, policy, say
+        self._config, self._policy, self._module, self._say, self._phase = config, policy, policy, say, phase
         self._file = WeightsFile()
         self._process: EngineProcess | None = None
         self._sampling: Mapping[str, Any] = {}
@@ -169,13 +174,15 @@ class Engine:
     def _serve(self) -> None:
         """Bring a process to where it can be asked."""
         if self._process is None:
-            self._start()
+            with self._phase("starting the engine"):
+                self._start()
         assert self._process is not None
-        if self._asleep:
-            self._process.send("wake")
-            self._process.wait_for("awake", self._config.init_timeout_s, "rollout.init_timeout_s")
-            self._asleep = False
-        self._load_if_changed(self._process)
+        with self._phase("the engine takes the weights"):
+            if self._asleep:
+                self._process.send("wake")
+                self._process.wait_for("awake", self._config.init_timeout_s, "rollout.init_timeout_s")
+                self._asleep = False
+            self._load_if_changed(self._process)
         self._process.send("begin", sampling=self._sampling)
         self._serves = self._proven = True
 
