@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from embodied import train
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
 from embodied.parallel.group import Group
-from embodied.run import counting
+from embodied.run import build, counting
 from embodied.run.footprint import Passes, Weights, footprint
 from embodied.run.preflight import check
 from embodied.runtime.slab import available_memory
@@ -70,6 +71,36 @@ def test_tensors_without_memory_are_counted_as_those_with_it(tmp_path, more):
     if len(more) > 1:
         assert real.weights.value_head > 0
         assert real.passes.otherwise.saved > 2 * real.passes.update.saved, "recomputation spares most"
+
+
+TEXTS = ("env=fake_text", "model=causal_lm_tiny", "env.train.total_num_envs=32", "runner.experiment_name=texts")
+
+
+@pytest.mark.parametrize("more", [(), ("algorithm=ppo", "algorithm.sampling_params.repetition_penalty=1.2")])
+def test_lanes_take_what_a_decoder_takes(tmp_path, more):
+    """Counted with and without memory, against lanes that write texts as long as they may be, in groups of one prompt."""
+    checked = checked_of(tmp_path, *TEXTS, "env.eval.total_num_envs=32", *more)
+    real, sizes_alone = counting.count(checked), counting.count(checked, limit=0)
+    assert real.why_not is None
+    assert sizes_alone.passes == real.passes
+    policy, lanes, texts = real.policy, 32, [f"letter {i // 8}" for i in range(32)]
+    sampling = replace(build.sampling(checked.config.algorithm.sampling_params), ignore_eos=True)
+    with (live := LiveBytes()):
+        obs, noise = policy.encode_instructions(texts), torch.rand(lanes, *policy.spec.noise.shape)
+        before = live.restart()
+        decoding = policy.decoding(lanes)
+        decoding.begin(sampling)
+        decoding.admit(range(lanes), obs, noise)
+        steps = 0
+        while not decoding.step():
+            steps += 1
+    assert steps == policy.settings.max_new_tokens - 1
+    cache = sum(held.nbytes for held in (*decoding._cache.keys, *decoding._cache.values))
+    assert cache > 0.7 * real.passes.act, "most of it are keys and values"
+    assert abs(real.passes.act / (live.peak - before) - 1) < 0.05
+    assert real.passes.graphs == 0, "rollout.enforce_eager"
+    graphs = counting.count(checked_of(tmp_path, *TEXTS, *more, "rollout.enforce_eager=false"), limit=0).passes.graphs
+    assert 0 < graphs < real.passes.act
 
 
 def test_the_fullest_moment(tmp_path):
