@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from embodied.parallel.group import Group
 from embodied.run import build, counting, prompts
 from embodied.run.footprint import Passes, Weights, footprint
 from embodied.run.preflight import check
+from embodied.runtime.slab import available_memory
 from embodied.schema.compose import compose
 
 HERE = Path(__file__).parent
@@ -68,6 +71,36 @@ def test_tensors_without_memory_are_counted_as_those_with_it(tmp_path, more):
     if len(more) > 1:
         assert real.weights.value_head > 0
         assert real.passes.otherwise.saved > 2 * real.passes.update.saved, "recomputation spares most"
+
+
+TEXTS = ("env=fake_text", "model=causal_lm_tiny", "env.train.total_num_envs=32", "runner.experiment_name=texts")
+
+
+@pytest.mark.parametrize("more", [(), ("algorithm=ppo", "algorithm.sampling_params.repetition_penalty=1.2")])
+def test_lanes_take_what_a_decoder_takes(tmp_path, more):
+    """Counted with and without memory, against lanes that write texts as long as they may be, in groups of one prompt."""
+    checked = checked_of(tmp_path, *TEXTS, "env.eval.total_num_envs=32", *more)
+    real, sizes_alone = counting.count(checked), counting.count(checked, limit=0)
+    assert real.why_not is None
+    assert sizes_alone.passes == real.passes
+    policy, lanes, texts = real.policy, 32, [f"letter {i // 8}" for i in range(32)]
+    sampling = replace(build.sampling(checked.config.algorithm.sampling_params), ignore_eos=True)
+    with (live := LiveBytes()):
+        obs, noise = policy.encode_instructions(texts), torch.rand(lanes, *policy.spec.noise.shape)
+        before = live.restart()
+        decoding = policy.decoding(lanes)
+        decoding.begin(sampling)
+        decoding.admit(range(lanes), obs, noise)
+        steps = 0
+        while not decoding.step():
+            steps += 1
+    assert steps == policy.settings.max_new_tokens - 1
+    cache = sum(held.nbytes for held in (*decoding._cache.keys, *decoding._cache.values))
+    assert cache > 0.7 * real.passes.act, "most of it are keys and values"
+    assert abs(real.passes.act / (live.peak - before) - 1) < 0.05
+    assert real.passes.graphs == 0, "rollout.enforce_eager"
+    graphs = counting.count(checked_of(tmp_path, *TEXTS, *more, "rollout.enforce_eager=false"), limit=0).passes.graphs
+    assert 0 < graphs < real.passes.act
 
 
 def test_the_fullest_moment(tmp_path):
@@ -157,13 +190,50 @@ def test_runs_of_a_network_take_what_was_said(name):
     assert abs(found["off"]) < 0.05, found
 
 
+def needs_for_7b(disk: Path | None = None) -> None:
+    """Skips on a machine that cannot run 7.6 B parameters within minutes."""
+    if (here := available_memory()) < 22e9:
+        pytest.skip(f"needs 22 GB of available memory, and this machine has {here / 1e9:.0f}")
+    if not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("needs bf16 arithmetic (AVX512_BF16): without it one call of the policy takes many minutes")
+    if disk is not None and (free := shutil.disk_usage(disk).free) < 20e9:
+        pytest.skip(f"needs 20 GB of disk for the folder, and {free / 1e9:.0f} are free")
+
+
+@pytest.mark.slow
+def test_7b_parameters_take_what_was_said():
+    needs_for_7b()
+    found = true_size.compare((*true_size.FULL, "actor.model.model_path=null"))
+    assert found["peak"] > 15e9
+    assert abs(found["off"]) < 0.05, found
+
+
 @pytest.mark.slow
 def test_a_sharded_folder_in_the_original_layout_is_written_by_a_command_and_loaded(tmp_path):
+    needs_for_7b(disk=tmp_path)
     script = [sys.executable, str(HERE.parent / "benchmarks" / "true_size.py"), "--write", str(tmp_path / "7b")]
     said = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     assert json.loads(said.splitlines()[-1])["files"] > 1
     found = true_size.compare((*true_size.FULL, f"actor.model.model_path={tmp_path / '7b'}"))
+    shutil.rmtree(tmp_path / "7b")
     assert abs(found["off"]) < 0.05, found
+    assert found["fullest"]["RssFile"] > 13e9, "the weights are mapped from their files"
+
+
+def test_rows_of_other_commands_stay(tmp_path, monkeypatch):
+    file = tmp_path / "true_size.json"
+    file.write_text(json.dumps({"7.6 B parameters at random": {"off": 0.01}, "small": {"old": {"off": 0.02}}}))
+    monkeypatch.setattr(true_size, "RESULTS", file)
+    monkeypatch.setattr(true_size, "compare", lambda overrides: {"overrides": list(overrides)})
+    for flags in (["--small"], ["--quarter"], ["--folder", str(tmp_path)]):
+        monkeypatch.setattr(sys, "argv", ["true_size.py", *flags])
+        true_size.main()
+    found = json.loads(file.read_text())
+    assert found["7.6 B parameters at random"] == {"off": 0.01}
+    assert found["small"].keys() == {"old", *true_size.SMALL}
+    assert {"true widths, four layers, fp32", "7.6 B parameters from a folder"} < found.keys()
+    monkeypatch.setattr(sys, "argv", ["true_size.py", "--folder", str(tmp_path)])
+    assert true_size.here()["command"] == "python benchmarks/true_size.py --folder FOLDER"
 
 
 def test_what_was_measured_is_within_five_percent():

@@ -206,6 +206,8 @@ def _shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devi
         unit.set_gradient_divide_factor(1.0)  # the sum, not the mean
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no other way to divide by one
     _set_prefetch(policy, units, fsdp)
+    # A policy acts before its first pass, and then calls units without the root: torch would take one of them as root.
+    wrapped[-1]._get_fsdp_state()._lazy_init()
     return wrapped
 
 

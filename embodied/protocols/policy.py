@@ -153,6 +153,11 @@ class Decoding(Protocol):
         """
         ...
 
+    def widest_step(self) -> None:
+        """Compute one step over the longest texts for which lanes that were admitted have room, and forget it:
+        ``runner.dry_run`` counts what it takes. It reads nothing back. Only :meth:`end` may follow."""
+        ...
+
     def end(self) -> None:
         """Free the memory of the lanes; :meth:`begin` comes before they are used again."""
         ...

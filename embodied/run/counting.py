@@ -13,9 +13,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +31,7 @@ from embodied.run.footprint import Footprint, Pass, Passes, Weights, footprint
 from embodied.run.preflight import Checked
 from embodied.run.prompts import longest
 from embodied.run.shares import only_evaluates, slots_of
-from embodied.run.simulators import policy_batch
+from embodied.run.simulators import rows_of_call
 from embodied.runtime.slab import slab_bytes
 from embodied.types import Evaluation
 
@@ -153,14 +156,17 @@ class _Counter:
 
     def _main(self) -> tuple[Mapping[str, Tensor] | None, Passes]:
         config = self._checked.config
-        decision, act = None, 0
+        decision, act, graphs = None, 0, 0
+        rows = rows_of_call(self._policy, config.rollout, slots_of(config, self._checked.processes))
         if not isinstance(self._policy, Decodes):
-            rows = policy_batch(config.rollout, slots_of(config, self._checked.processes))
-            decision, act = self._act(rows)
+            decision, act, graphs = self._act(rows)
+        elif config.rollout.backend == "native":
+            act, graphs = self._lanes(self._policy, rows)
+        graphs = 0 if config.rollout.eager(rows) else graphs
         trained = [p for _, p in self._policy.named_parameters() if p.requires_grad]
         if (only_evaluates(config) and config.runner.task_type != "sft") or not trained:
-            return decision, Passes(act, None)
-        return decision, Passes(act, self._update(self._policy, decision))
+            return decision, Passes(act, None, graphs=graphs)
+        return decision, Passes(act, self._update(self._policy, decision), graphs=graphs)
 
     def _with_other_switch(self, passes: Passes, decision: Mapping[str, Tensor] | None) -> Passes:
         """Adds what a pass takes with recomputation switched the other way."""
@@ -184,21 +190,44 @@ class _Counter:
         other.bind(self._checked.train.spec)
         return self._tried(other, decision)
 
-    def _act(self, rows: int) -> tuple[dict[str, Tensor], int]:
-        """One call of the policy: its decision of one row, and the bytes that it adds."""
+    def _act(self, rows: int) -> tuple[dict[str, Tensor], int, int]:
+        """One call of the policy: its decision of one row, and the bytes that it and a CUDA graph of it add. Such a
+        graph keeps observations of its own."""
         with self._mode(), self._live:
             obs = self._observations(self._policy, rows)
             noise = torch.zeros(rows, *self._policy.spec.noise.shape)
             before = self._live.restart()
             decision = self._policy.act(obs, noise, self._sampling)
-            return {name: field[:1].clone() for name, field in decision.fields.items()}, self._live.peak - before
+            most, given = self._live.peak - before, sum(t.numel() * t.element_size() for t in (*obs.values(), noise))
+            return {name: field[:1].clone() for name, field in decision.fields.items()}, most, given
+
+    def _lanes(self, policy: Decodes, rows: int) -> tuple[int, int]:
+        """Bytes that lanes of texts add while they are written: caches of keys and values for the longest texts, with
+        the prefill or a step beside them, whichever takes more; and bytes of a CUDA graph of that step."""
+        with self._live:
+            known = self._observations(self._policy, rows)
+        obs = self._readable(known)
+        with self._mode(), self._live:
+            noise = torch.zeros(rows, *self._policy.spec.noise.shape)
+            before = self._live.restart()
+            decoding = policy.decoding(rows)
+            decoding.begin(self._sampling)
+            decoding.admit(range(rows), obs, noise)
+            held, most = self._live.now, self._live.peak
+            self._live.restart()
+            decoding.widest_step()
+            step = self._live.peak
+            decoding.end()
+        return max(most, step) - before, step - held
 
     def _update(self, policy: Policy, decision: Mapping[str, Tensor] | None) -> Pass:
         """One forward and backward pass of a micro-batch, into gradients that are there."""
         rows, several = self._rows()
         parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
-        with self._mode(), self._live:
+        with nullcontext() if isinstance(policy, Decodes) else self._mode(), self._live:
             records = self._observations(policy, rows) | self._decisions(policy, decision, rows)
+        records = self._readable(records) if isinstance(policy, Decodes) else records
+        with self._mode(), self._live:
             own = sum(t.numel() * t.element_size() for t in records.values())
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter) if several else None
@@ -212,6 +241,19 @@ class _Counter:
             for parameter in parameters:
                 parameter.grad = None
         return found
+
+    def _readable(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Fields that a policy of texts can read back also where tensors have no memory: lengths decide over sizes."""
+        if self._mode is nullcontext:
+            return dict(fields)
+        arrays, made = {name: field.numpy() for name, field in fields.items()}, {}
+        with self._mode(), self._live:
+            for name, values in arrays.items():
+                one: Any = torch.empty(values.shape, dtype=fields[name].dtype)
+                one.tolist, one.numpy = values.tolist, partial(np.asarray, values)
+                one.cpu = partial(SimpleNamespace, numpy=one.numpy)
+                made[name] = one
+        return made
 
     def _rows(self) -> tuple[int, bool]:
         """Records of a pass, and whether an optimizer batch has several passes."""

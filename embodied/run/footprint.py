@@ -65,6 +65,7 @@ class Passes:
     update: Pass | None  # None: nothing is trained, or it could not be counted
     checkpointed: bool | None = None  # whether ``update`` recomputes activations; None: the policy has no such switch
     otherwise: Pass | None = None  # with the switch in its other position
+    graphs: int = 0  # bytes that CUDA graphs of a call of the policy keep beside it; 0 = there are none
 
 
 @dataclass(frozen=True)

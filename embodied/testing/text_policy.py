@@ -161,6 +161,9 @@ class FakeDecoding:
         assert self._policy.value_head is not None
         return self._policy.value_head[obs["last"].long()]
 
+    def widest_step(self) -> None:
+        """Takes nothing: letters are no tensors."""
+
     def end(self) -> None:
         self._made, self._whole = {}, set()
 

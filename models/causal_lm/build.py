@@ -79,7 +79,9 @@ def _set_precision(policy: nn.Module, precision: str) -> None:
 
 
 def _enable_checkpointing(network: Any) -> None:
-    """Set it on the layers: transformers renamed its own switch within version 5."""
+    """Set it on the layers: transformers renamed its own switch within version 5. A layer recomputes only where its own
+    ``training`` is set; that of what it consists of stays, so nothing is dropped out."""
     for layer in network.model.layers:
+        layer.training = True
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

@@ -269,6 +269,11 @@ class LaneDecoding:
         self._fresh.discard(lane)
         self._active[lane], self._first[lane] = False, False
 
+    @torch.inference_mode()
+    def widest_step(self) -> None:
+        """See :meth:`embodied.protocols.Decoding.widest_step`."""
+        self._advance(self._cache.capacity)
+
     def end(self) -> None:
         """See :meth:`embodied.protocols.Decoding.end`."""
         self._cache, self._graphs = Cache(self._lanes), None

@@ -38,7 +38,7 @@ def evaluate(
 
 def _pass(policy: CausalLMPolicy, records: Mapping[str, Tensor], sampling: Sampling) -> _Pass:
     tokens = records["tokens"].long()
-    packed = pack(records["prompt_ids"], records["prompt_length"], tokens, records["length"])
+    packed = pack(records["prompt_ids"], records["prompt_length"], records["tokens"], records["length"])
     with policy.number_format():
         hidden = policy.trunk.hidden(packed.ids, policy.trunk.rotary(packed.positions), packed)
     since = None

@@ -8,6 +8,7 @@ from causal_lm_texts import ARCHITECTURES, N, answered, make, reference, sequenc
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from embodied.learn.live_bytes import LiveBytes
 from embodied.types import Sampling
 
 
@@ -72,6 +73,26 @@ def padded_loss(network, records: dict[str, Tensor], weights: Tensor) -> Tensor:
         places = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
         total = total + (logp[row, places, response] * weights[row, : len(response)]).sum()
     return total
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("adapters", [{}, {"is_lora": True, "lora_rank": 4, "lora_init_weights": False}])
+def test_recomputed_layers_keep_less_and_change_no_bit(kind, adapters):
+    """Nor are they recomputed, or anything dropped out, while the policy acts."""
+    found, kept, sizes = [], [], {"num_hidden_layers": 4}
+    if "layer_types" in ARCHITECTURES[kind]:
+        sizes["layer_types"] = 2 * ARCHITECTURES[kind]["layer_types"]
+    for on in (False, True):
+        policy = make(kind, sizes, gradient_checkpointing=on, **adapters)
+        records, weights = records_of(policy), weights_of(6)
+        with (live := LiveBytes()):
+            before = live.restart()
+            logprobs = policy.evaluate(records, Sampling()).logprobs
+            kept.append(live.now - before)
+        (logprobs * weights).sum().backward()
+        found.append([logprobs.detach(), records["logprobs"], gradient(policy)])
+    assert all(map(torch.equal, *found))
+    assert kept[1] < 0.7 * kept[0]
 
 
 def test_what_stands_behind_the_end_of_a_text_changes_nothing():
