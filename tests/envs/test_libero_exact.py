@@ -1,12 +1,10 @@
 """Equal, bit by bit, to the original: physics, reward, ``progress`` and robot state of each step, and pictures."""
 
-import itertools
 import os
 import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -31,41 +29,38 @@ def original(folder: Path, bddl: Path, size: int, episodes: list[dict]) -> list[
     return pickle.loads(target.read_bytes())
 
 
-def play(env: LiberoEnv, look, start: Start, actions: Iterable[np.ndarray] | None, every: int, beyond: int = 0) -> dict:
+def play(env: LiberoEnv, look, start: Start, actions: np.ndarray, every: int, expert: bool = False) -> dict:
     """Plays an episode here; returns what ``libero_original.play`` does of the original's, and the actions.
 
     Args:
-        actions: None: those of the expert.
         every: pictures are kept of each so many steps, and of the last.
-        beyond: steps that are played after the goal was reached.
+        expert: until the goal is reached, the expert acts instead.
     """
     begun = time.process_time()
     env.reset(start)
-    simulator, limit, step = env._current, env.spec.max_episode_steps, 0
+    simulator = env._current
     seen: dict = {name: [] for name in ("actions", "physics", "moved", "robot", "sensors", "rewards", "success")}
     pictures = {}
 
-    def note() -> None:
+    def note(step: int) -> None:
         seen["physics"].append(simulator._physics())
         goal = simulator._robot.controller.goal_pos, simulator._robot.controller.goal_ori
         seen["moved"].append([np.copy(part) for part in (simulator._robot.gripper.current_action, *goal)])
         seen["robot"].append(simulator.robot_state())
-        if step % every == 0:
+        if step % every == 0 or step == len(actions):
             pictures[step] = look(env)["images"]
 
-    note()
-    for action in experts.actions(simulator) if actions is None else actions:
-        result, step = env.step(action), step + 1
+    note(0)
+    scripted = experts.actions(simulator) if expert else iter(())
+    for step, given in enumerate(actions, start=1):
+        action = given if any(seen["success"]) else next(scripted, given)
+        result = env.step(action)
         seen["actions"].append(action)
         seen["sensors"].append(simulator._data.sensordata.copy())
         seen["rewards"].append(result.reward)
         seen["success"].append(result.success)
         assert result.terminated == result.success
-        note()
-        limit = min(limit, step + beyond) if result.success else limit
-        if step >= limit:
-            break
-    pictures.setdefault(step, look(env)["images"])
+        note(step)
     return {**seen, "pictures": pictures, "cpu_s": time.process_time() - begun}
 
 
@@ -94,7 +89,7 @@ def assert_equal(ours: dict, theirs: dict) -> None:
             assert np.array_equal(image, other[::-1, ::-1]), f"picture of {camera} after step {step}"
 
 
-def compare(folder: Path, env: LiberoEnv, played: dict[Start, list[dict]]) -> list[dict]:
+def compare(folder: Path, env: LiberoEnv, played: dict[Start, dict]) -> list[dict]:
     """Compares episodes of one task with the original's, and returns the original's."""
     task = next(iter(played)).task_id
     episodes = [
@@ -103,11 +98,10 @@ def compare(folder: Path, env: LiberoEnv, played: dict[Start, list[dict]]) -> li
             "actions": np.stack(ours["actions"]),
             "look_at": [*ours["pictures"]],
         }
-        for start, episodes in played.items()
-        for ours in episodes
+        for start, ours in played.items()
     ]
     theirs = original(folder, env._tasks[task].bddl_file, env.spec.obs["images"].shape[1], episodes)
-    for ours, other in zip(itertools.chain(*played.values()), theirs, strict=True):
+    for ours, other in zip(played.values(), theirs, strict=True):
         assert_equal(ours, other)
     return theirs
 
@@ -131,7 +125,7 @@ def test_equals_the_original(sim, tmp_path, look):
     env = make("libero_spatial", [0], 96)
     play(env, look, Start(0, 9, 0), random_actions(11, seed=9), every=8)  # an earlier episode must not show
     start = Start(0, 3, 0)
-    compare(tmp_path, env, {start: [play(env, look, start, random_actions(20, seed=0), every=1)]})
+    compare(tmp_path, env, {start: play(env, look, start, random_actions(20, seed=0), every=1)})
     env.close()
 
 
@@ -155,27 +149,26 @@ def suites(sim):
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task"), [(suite, task) for suite, count in TASKS.items() for task in range(count)])
 def test_every_task_equals_the_original(suites, tmp_path, look, capsys, suite, task):
-    """From two starts: random actions to the step limit (from the second start each is held, so that the arm goes far;
-    in libero_90 100 of them), and where the task has an expert its whole episode and ten steps beyond."""
+    """From two starts to the step limit: the expert's actions until the goal is reached, where the task has an expert,
+    and random ones. From the second start each of these is held for ten steps, so that the arm goes far; in libero_90
+    that episode ends after 100 steps."""
     begun, env = time.perf_counter(), suites(suite)
     assert len(env.spec.tasks) == TASKS[suite]
-    limit = env.spec.max_episode_steps
-    played: dict[Start, list[dict]] = {}
+    limit, expert = env.spec.max_episode_steps, task in SOLVED.get(suite, ())
+    played: dict[Start, dict] = {}
     for init, steps, held in zip(STARTS, (limit, 100 if suite == "libero_90" else limit), (1, 10), strict=True):
+        drawn = random_actions(steps, 1000 * init + task, held)
         start = Start(task, init, 0)
-        played[start] = [play(env, look, start, random_actions(steps, 1000 * init + task, held), every=steps // 2)]
-        if task in SOLVED.get(suite, ()):
-            played[start].append(play(env, look, start, None, every=50, beyond=10))
+        played[start] = play(env, look, start, drawn, every=steps // 2, expert=expert)
     theirs = compare(tmp_path, env, played)
     with capsys.disabled():
-        print(f"\n{suite} {task}: {told([*itertools.chain(*played.values())], theirs)}", end="", flush=True)
-        print(f"; {time.perf_counter() - begun:.0f} s in all", flush=True)
+        print(f"\n{suite} {task}: {told([*played.values()], theirs)}; {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def told(ours: list[dict], theirs: list[dict]) -> str:
     """Says how much was compared, and what it took."""
-    steps, pictures = (sum(len(episode[name]) for episode in ours) for name in ("actions", "pictures"))
     solved = sum(any(episode["success"]) for episode in ours)
+    steps, pictures = (sum(len(episode[name]) for episode in ours) for name in ("actions", "pictures"))
     cpu_s = [f"{sum(episode['cpu_s'] for episode in side):.1f}" for side in (ours, theirs)]
     played = f"{len(ours)} episodes, {solved} solved, {steps} steps, {len(CAMERAS) * pictures} pictures"
     return f"{played}; CPU s of the episodes: {cpu_s[0]} here, {cpu_s[1]} of the original"
@@ -191,7 +184,7 @@ def test_a_burner_that_is_on_is_seen_as_in_the_original_and_off_again_after_the_
     lit = Start(0, 1, 0)
     env._init_states[0][1, 1 + model.jnt_qposadr[knob]] = 1.5
     env._current._settled.clear()
-    compare(tmp_path, env, {lit: [play(env, look, lit, random_actions(8, seed=0), every=8, beyond=8)]})
+    compare(tmp_path, env, {lit: play(env, look, lit, random_actions(8, seed=0), every=8)})
     assert env.step(np.zeros(7, np.float32)).success
     assert env.get_state()["simulator"]["lit_sites"]["flat_stove_1"]["burner"][1]
     env.reset(Start(0, 0, 0))
