@@ -111,15 +111,15 @@ def chunk_parts(env: LiberoEnv, actions: np.ndarray, row: dict[str, np.ndarray])
     stepped = cpu_ms(steps)
     with clocked(sim) as taken:
         observed = cpu_ms(lambda: env.observe(row))
-    copy = cpu_ms(lambda: copies(row["images"]))
+    copy = cpu_ms(lambda: [copies(image) for image in row["images"]])
     rest = observed - sum(taken.values()) - copy
     whole = stepped + observed
     return {"physics": physics, "control": stepped - physics, **taken, "copy": copy, "rest": rest, "chunk": whole}
 
 
-def copies(images: np.ndarray) -> None:
-    for index, image in enumerate(images):
-        images[index] = image[::-1, ::-1].copy()
+def copies(image: np.ndarray) -> np.ndarray:
+    image[:] = image[::-1, ::-1].copy()
+    return image
 
 
 def measure(suite: str, size: int, states: int, renderer: str) -> tuple[dict[str, Any], dict[str, Any]]:

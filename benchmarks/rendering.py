@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import yaml
 from _measure import machine, save
-from _rendering_parts import CHUNK, measure, show
+from _rendering_parts import CHUNK, copies, measure, show
 
 COARSE = 0.01  # m
 SUITES = ("libero_10", "libero_object", "libero_spatial", "libero_goal", "libero_90")
@@ -121,11 +121,6 @@ def libero_picture(sim: Any, camera: str, cull: bool) -> np.ndarray:
     picture = offscreen.render(sim._shown(), sim._camera_ids[camera])
     offscreen._may_cull = may
     return picture
-
-
-def copies(slab: np.ndarray) -> np.ndarray:
-    slab[:] = slab[::-1, ::-1].copy()
-    return slab
 
 
 def maniskill(name: str, states: int) -> dict[str, Any]:
