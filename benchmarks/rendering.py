@@ -2,12 +2,14 @@
 
     python benchmarks/rendering.py                      # LIBERO's suites and ManiSkill's cameras
     python benchmarks/rendering.py --libero libero_10 --maniskill
+    python benchmarks/rendering.py --renderer egl --maniskill       # LIBERO through EGL, to a file of its own
 
 One process, the same states for all variants, which take turns; medians over states of CPU time and of the ratio to
 ``everything``. ``culled`` is what the adapters do: no geometry outside the picture, and the same picture to the bit.
 LIBERO's ``no_antialiasing`` (one sample a pixel instead of four) and ``coarse`` (``init_params.mesh_cell`` of 1 cm) are
 other pictures: how many pixels differ, and by how much, stands beside them. ``copies`` is what it costs to turn the
-picture and to write it into the slab.
+picture and to write it into the slab. The parts of LIBERO's pictures and of a chunk are explained in
+``_rendering_parts.py``.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from typing import Any
 import numpy as np
 import yaml
 from _measure import machine, save
+from _rendering_parts import CHUNK, copies, measure, show
 
-CHUNK = 8
 COARSE = 0.01  # m
+SUITES = ("libero_10", "libero_object", "libero_spatial", "libero_goal", "libero_90")
 PICTURES = 3  # of one state and variant, for one value
 QUICKSTART = Path(__file__).parents[1] / "config" / "env" / "quickstart_pullcube.yaml"
 MANISKILL = {  # name → task, init_params of its cameras
@@ -70,7 +73,7 @@ class Table:
         }  # fmt: skip
 
 
-def libero(suite: str, size: int, states: int) -> dict[str, Any]:
+def libero(suite: str, size: int, states: int, renderer: str) -> dict[str, Any]:
     """Both cameras of the suite's first task."""
     from embodied.envs.libero import LiberoEnv
 
@@ -78,7 +81,7 @@ def libero(suite: str, size: int, states: int) -> dict[str, Any]:
 
     params = {"camera_heights": size, "camera_widths": size}
     envs = [
-        LiberoEnv(suite, task_ids=[0], init_params={**params, "mesh_cell": cell}, renderer="osmesa")
+        LiberoEnv(suite, task_ids=[0], init_params={**params, "mesh_cell": cell}, renderer=renderer)
         for cell in (0.0, 0.0, COARSE)
     ]
     sims = []
@@ -120,11 +123,6 @@ def libero_picture(sim: Any, camera: str, cull: bool) -> np.ndarray:
     return picture
 
 
-def copies(slab: np.ndarray) -> np.ndarray:
-    slab[:] = slab[::-1, ::-1].copy()
-    return slab
-
-
 def maniskill(name: str, states: int) -> dict[str, Any]:
     from embodied.envs.maniskill.cameras import Cameras
     from embodied.envs.maniskill.facts import SimParams
@@ -156,27 +154,41 @@ def maniskill_picture(sim: Any) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--libero", nargs="*", default=["libero_10", "libero_object", "libero_spatial", "libero_goal"])
+    parser.add_argument("--libero", nargs="*", default=SUITES)
     parser.add_argument("--maniskill", nargs="*", default=list(MANISKILL), help="some of: " + "; ".join(MANISKILL))
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 64], help="LIBERO's pictures, pixels")
     parser.add_argument("--states", type=int, default=7)
+    parser.add_argument("--renderer", choices=("osmesa", "egl"), default="osmesa", help="of LIBERO")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("MUJOCO_GL", "osmesa")  # ManiSkill imports mujoco too
+    os.environ["MUJOCO_GL"] = args.renderer  # ManiSkill imports mujoco too
     facts = machine(["mujoco", "mani_skill", "sapien", "numpy"])
     cells: dict[str, Any] = {}
-    for found in (
-        *(maniskill(name, args.states) for name in args.maniskill),
-        *(libero(suite, size, args.states) for suite in args.libero for size in args.sizes),
-    ):
-        cells |= found
+    pictures: dict[str, Any] = {}
+    chunks: dict[str, Any] = {}
+    for name in args.maniskill:
+        cells |= maniskill(name, args.states)
+    for suite in args.libero:
+        for size in args.sizes:
+            cells |= libero(suite, size, args.states, args.renderer)
+            of_cameras, of_chunk = measure(suite, size, args.states, args.renderer)
+            pictures |= of_cameras
+            chunks |= of_chunk
+    show_variants(cells)
+    show(pictures)
+    show(chunks)
+    found = {"cells": cells, "pictures": pictures, "chunks": chunks}
+    file = "rendering" if args.renderer == "osmesa" else f"rendering_{args.renderer}"
+    print(f"written: {save(file, {'arguments': vars(args), 'machine': facts, **found})}")
+
+
+def show_variants(cells: dict[str, Any]) -> None:
     for cell, variants in cells.items():
         print(cell)
         for name, row in variants.items():
             other = row.get("pixels_that_differ", 0.0)
             said = f"  {other:.1%} of the pixels differ, by {row['their_difference']:.1f} of 255" if other else ""
             print(f"  {name:16s} {row['cpu_ms']:7.2f} CPU-ms  {row['ratio']:.3f}{said}", flush=True)
-    print(f"written: {save('rendering', {'arguments': vars(args), 'machine': facts, 'cells': cells})}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import fcntl
 import itertools
-import math
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from embodied.envs.libero import LiberoEnv, experts
 from embodied.envs.libero.control import CompiledControl, OriginalControl, make_control
 from embodied.envs.libero.experts import SOLVED
+from libero_original import progress
 
 from embodied.cache import cache_folder
 from embodied.types import Start
@@ -34,25 +34,9 @@ def robosuites_own(env: LiberoEnv):
         patch.setattr(simulator, "_control", OriginalControl(domain))
         patch.setattr(domain, "check_contact", contacts._original)
         patch.setattr(goals, "evaluate", lambda: bool(domain._check_success()))
-        patch.setattr(goals, "progress", lambda: progress_of(simulator))
+        patch.setattr(goals, "progress", lambda: progress(domain))
         yield
     assert simulator._control is control
-
-
-def progress_of(simulator) -> float:
-    domain = simulator._domain
-    goals = domain.parsed_problem["goal_state"]
-    open_goals = [goal for goal in goals if not domain._eval_predicate(goal)]
-    best = max((nearness(simulator, goal) for goal in open_goals), default=0.0)
-    return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
-
-
-def nearness(simulator, goal: list[str]) -> float:
-    states = simulator._domain.object_states_dict
-    places = [np.array(states[name].get_geom_state()["pos"]) for name in goal[1:]]
-    gripper = simulator._data.site_xpos[simulator._robot.eef_site_id]
-    pairs = zip([gripper, *places[:-1]], places, strict=True)
-    return float(np.mean([1.0 - math.tanh(5.0 * float(np.linalg.norm(a - b))) for a, b in pairs]))
 
 
 def play(env: LiberoEnv, look, start: Start, actions, pictures: tuple[int, ...]) -> list[tuple]:

@@ -269,6 +269,8 @@ def test_whole_episodes_equal_the_original(vulkan, look, task, mode):
         episodes += [(seed, scripted(env, task, seed, steps)) for seed in (6, 7)]
     for seed, given in episodes:
         infos = compare(env, look, task, mode, seed, given)
+        # Nobody inserts the peg here: ManiSkill's own script plans with mplib, and mplib 0.1.1 ends the process beside
+        # numpy 2. That a peg in the hole is judged alike says test_success_and_reward_are_the_tasks_own.
         if seed != 5 and not task.startswith("Peg"):
             assert any(info["success"] for info in infos)
     assert env._sim._fast._control is not None
