@@ -78,7 +78,7 @@ TEXTS = ("env=fake_text", "model=causal_lm_tiny", "env.train.total_num_envs=32",
 
 @pytest.mark.parametrize("more", [(), ("algorithm=ppo", "algorithm.sampling_params.repetition_penalty=1.2")])
 def test_lanes_take_what_a_decoder_takes(tmp_path, more):
-    """Counted with and without memory, against lanes that write texts as long as they may be, in groups of one prompt."""
+    """Counted with and without memory, against lanes whose texts are as long as they may be, in groups of one prompt."""
     checked = checked_of(tmp_path, *TEXTS, "env.eval.total_num_envs=32", *more)
     real, sizes_alone = counting.count(checked), counting.count(checked, limit=0)
     assert real.why_not is None
