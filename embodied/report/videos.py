@@ -138,9 +138,9 @@ def _in_turns(files: Sequence[_Found]) -> Iterator[_Found]:
     for run, episode, file in files:
         key = (_rank(run, episode.iteration), run.name, episode.iteration, episode.task, episode.success)
         turns.setdefault(key, []).append((run, episode, file))
-    for key, own in turns.items():
+    for key, several in turns.items():
         if not key[-1]:  # of failures, those that got farthest come first
-            own.sort(key=lambda one: -_progress(one[1]))
+            several.sort(key=lambda one: -_progress(one[1]))
     ordered = [turns[key] for key in sorted(turns, key=lambda key: key[0])]
     for wanted in (0, 1, 2):
         own = [files for files in ordered if _rank(files[0][0], files[0][1].iteration) == wanted]
