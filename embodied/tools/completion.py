@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import resources
 
-from embodied.cli import VERBS
+from embodied.cli import VERBS, piped
 
 BASH = """\
 _embodied() {
@@ -87,4 +87,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))
