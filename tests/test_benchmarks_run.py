@@ -29,9 +29,8 @@ def run(name: str, folder: Path, *arguments: str, saved: str | None = None, limi
         f"import {name}; {name}.main({[*arguments]!r})"
     )
     environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env=environment, timeout=limit_s, stdout=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True, env=environment, timeout=limit_s, stdout=subprocess.DEVNULL)
     return json.loads((folder / f"{saved or name}.json").read_text())
 
 
