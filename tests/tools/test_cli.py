@@ -128,7 +128,7 @@ def test_runs_and_checkpoints_may_follow(line, found, runs, monkeypatch):
         ("embodied explain train/approx", ["train/approx_kl"]),
         ("embodied completion f", ["fish"]),
         ("embodied bench env=libero_g", ["env=libero_goal"]),
-        ("embodied serve ", []),
+        ("embodied migrate ", []),
         ("embodied", []),
         ("embodied train env=nothing_like_it", []),
     ],
