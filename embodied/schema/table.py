@@ -14,6 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from embodied.schema.config import Config
 
+Model = type[BaseModel]
+
 
 @dataclass(frozen=True)
 class Key:
@@ -24,7 +26,7 @@ class Key:
     type: str  # str | null
     default: str
     meaning: str
-    model: type[BaseModel]  # that declares it
+    model: Model  # that declares it
 
 
 def keys() -> Iterator[Key]:
