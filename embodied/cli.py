@@ -6,9 +6,10 @@ Imports nothing heavy, so that ``embodied --help`` and completion answer at once
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
@@ -49,16 +50,31 @@ def usage() -> str:
     return "\n".join(["usage: embodied VERB …", "", *lines, "", "embodied VERB --help says more"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns its exit status, and 2 for a verb that is not known. Who reads the output may end early, as
-    ``head`` does; then the status is that of a process that SIGPIPE ended."""
+def piped(main: Callable[[], int]) -> int:
+    """Runs a command; returns its exit status. Who reads its output may end early, as ``head`` does; then the status is
+    that of a process that SIGPIPE ended."""
     try:
-        status = _main(argv)
-        sys.stdout.flush()
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()  # --help ends with SystemExit
     except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter meets it again when it ends
         return 128 + signal.SIGPIPE
-    return status
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads the output. Else it was another pipe, of a worker or a service, that broke."""
+    output = select.poll()
+    output.register(1, 0)
+    return any(state & select.POLLERR for _, state in output.poll(0))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a verb; returns its exit status, and 2 for a verb that is not known."""
+    return piped(lambda: _main(argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from embodied.cli import piped
 from embodied.run import command
 
 
@@ -14,4 +15,4 @@ def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -17,18 +17,20 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def run(name: str, folder: Path, *arguments: str, saved: str | None = None) -> dict:
+def run(name: str, folder: Path, *arguments: str, saved: str | None = None, limit_s: float = 120) -> dict:
     """The result that a benchmark saves, in ``folder`` instead of where results are kept.
 
     Args:
         saved: name of the result; None = that of the benchmark.
+        limit_s: seconds that it may take.
     """
     code = (
         f"import pathlib, _measure; _measure.RESULTS = pathlib.Path({str(folder)!r}); "
         f"import {name}; {name}.main({[*arguments]!r})"
     )
     environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True, env=environment, timeout=limit_s, stdout=subprocess.DEVNULL)
     return json.loads((folder / f"{saved or name}.json").read_text())
 
 
@@ -170,3 +172,21 @@ def test_panel(tmp_path: Path) -> None:
     assert 0 < cells["panel"]["threads_share"]["median"] < 0.3
     assert cells["panel"]["draw_ms"]["median"] > 0
     assert cells["bars"]["threads_share"]["median"] > 0
+
+
+def test_report(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    found = run("report", tmp_path, "--rounds", "1", "--iterations", "20", "--per-task", "2")
+    assert found["episodes"] == 8
+    assert found["cell"]["cpu_s"]["median"] > 0
+    assert 0.9 < found["cell"]["mb"]["median"] < 30, "the charting library and eight videos"
+    assert found["bars_kept"]["mb"]
+
+
+@pytest.mark.slow
+def test_doctor(tmp_path: Path) -> None:
+    found = run("doctor", tmp_path, "--rounds", "1", "--warm-up", "0", "--cases", "machine", limit_s=400)
+    cell = found["cells"]["machine"]
+    assert cell["findings"]["ok"] > 5
+    assert cell["cpu_s"]["median"] > 0
+    assert found["cores"] > 0

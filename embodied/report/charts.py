@@ -5,7 +5,7 @@ Names of runs and tasks stand in data and titles alone, never in an expression.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embodied.report.series import Chart, Line
@@ -154,7 +154,7 @@ def of_picture(picture: Picture, description: str) -> Spec:
     """Who did what in a rollout: a lane for the policy and for each env slot."""
     lanes = [*dict.fromkeys(piece.lane for piece in picture.lanes)]
     names = [*dict.fromkeys(piece.name for piece in picture.lanes)]
-    ordered = [name for name in ACTIVITIES if name in names] + [name for name in names if name not in ACTIVITIES]
+    ordered = in_order(names)
     spec = {
         **_base(description, [_piece(piece) for piece in picture.lanes], 16 * len(lanes)),
         "mark": {"type": "rect"},
@@ -175,6 +175,16 @@ def of_picture(picture: Picture, description: str) -> Spec:
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
     }  # fmt: skip
     return spec
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns activities in the order in which they are told, unknown ones last.
+
+    >>> in_order(["yawns", "step", "policy"])
+    ['policy', 'step', 'yawns']
+    """
+    known = [*names]
+    return [name for name in ACTIVITIES if name in known] + [name for name in known if name not in ACTIVITIES]
 
 
 def _piece(piece: Lane) -> Spec:

@@ -105,7 +105,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 _TIMES: dict[str, Any] = {"stages": [], "workers": [], "bars": None, "picture": None, "picture_note": "",
-                          "of_runs": []}  # fmt: skip
+                          "picture_table": [], "of_runs": []}  # fmt: skip
 
 
 def _numbers(run: Run) -> list[tuple[str, str]]:
@@ -194,7 +194,16 @@ def _times(run: Run) -> dict[str, Any]:
         note += f"; {picture.left_out} more lanes are left out" if picture.left_out else ""
         text = f"Timeline of one rollout: what the policy and each env slot did in {picture.seconds:.3g} s"
         found |= {"picture": charts.of_picture(picture, text), "picture_note": note}
+        found |= {"picture_table": _picture_table(picture)}
     return found
+
+
+def _picture_table(picture: times.Picture) -> list[list[str]]:
+    """Seconds of each lane by what it did, under a head."""
+    names = charts.in_order(dict.fromkeys(name for own in picture.totals.values() for name in own))
+    rows = [[lane, *(f"{own[name]:.3g}" if name in own else "" for name in names)]
+            for lane, own in picture.totals.items()]  # fmt: skip
+    return [["lane", *(f"{name}, s" for name in names)], *rows]
 
 
 def _times_of_several(runs: Sequence[Run]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Picture:
     lanes: Sequence[Lane]
     left_out: int  # lanes
     seconds: float
+    totals: Mapping[str, Mapping[str, float]]  # lane → activity → seconds, as the trace has them
 
 
 def stages(run: Run) -> list[Stage]:
@@ -132,26 +133,29 @@ def _drawn(file: Path, events: Sequence[Mapping[str, Any]]) -> Picture | None:
     end = max(span[1] for own in spans.values() for span in own)
     if not 0 < end < 1e9:
         raise ValueError(f"it lasts {end} s")
+    for lane in spans:
+        names.setdefault(lane, f"lane {lane[1]}")
+        if lane[0] == POLICY:
+            spans[lane] = [(began, ended, "policy") for began, ended, _ in spans[lane]]
     shown = sorted(spans)[:MOST_LANES]
-    lanes = [
-        Lane(names.get(lane, f"lane {lane[1]}"), *piece)
-        for lane in shown for piece in _merged(spans[lane], end, lane[0] == POLICY)
-    ]  # fmt: skip
-    return Picture(file, lanes, len(spans) - len(shown), end)
+    lanes = [Lane(names[lane], *piece) for lane in shown for piece in _merged(spans[lane], end)]
+    totals: dict[str, dict[str, float]] = {}
+    for lane in shown:
+        own = totals.setdefault(names[lane], {})
+        for began, ended, name in spans[lane]:
+            own[name] = own.get(name, 0.0) + ended - began
+    return Picture(file, lanes, len(spans) - len(shown), end, totals)
 
 
-def _merged(
-    spans: Sequence[tuple[float, float, str]], end: float, policy: bool
-) -> Iterator[tuple[str, float, float, float]]:
+def _merged(spans: Sequence[tuple[float, float, str]], end: float) -> Iterator[tuple[str, float, float, float]]:
     """Divides a lane into columns; each shows what took most of it, and equal neighbours become one piece."""
     width = end / COLUMNS
     columns: list[dict[str, float]] = [{} for _ in range(COLUMNS)]
     for began, ended, name in spans:
-        label = "policy" if policy else name
         for column in range(max(0, int(began / width)), min(COLUMNS - 1, int(ended / width)) + 1):
             part = min(ended, (column + 1) * width) - max(began, column * width)
             if part > 0:
-                columns[column][label] = columns[column].get(label, 0.0) + part
+                columns[column][name] = columns[column].get(name, 0.0) + part
     shown = [_shown(column, width) for column in columns]
     first = 0
     for place in range(1, COLUMNS + 1):

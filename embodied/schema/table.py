@@ -15,6 +15,8 @@ from pydantic_core import PydanticUndefined
 from embodied.schema.config import Config
 from embodied.schema.nulls import SAY_NOTHING
 
+Model = type[BaseModel]
+
 
 @dataclass(frozen=True)
 class Key:
@@ -25,7 +27,7 @@ class Key:
     type: str  # str | null
     default: str
     meaning: str
-    model: type[BaseModel]  # that declares it
+    model: Model  # that declares it
 
 
 def keys() -> Iterator[Key]:

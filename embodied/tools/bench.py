@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.parallel.group import Group
@@ -347,4 +348,4 @@ def _rows_said(config: Config, proposal: Proposal) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.run.compare import Comparison, Rate, Row, compare, same_protocol
@@ -143,4 +144,4 @@ def as_json(one: Comparison) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -3,7 +3,8 @@
     source <(embodied completion bash)      in ~/.bashrc; zsh alike
     embodied completion fish | source       in ~/.config/fish/config.fish
 
-The script asks ``embodied completion --line TEXT`` what may follow: verbs, choices of groups (``env=libero_10``), keys.
+The script asks ``embodied completion --line TEXT`` what may follow: verbs, choices of groups (``env=libero_10``), keys,
+runs and checkpoints in ``runs/``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from itertools import chain
+from pathlib import Path
 
-from embodied.cli import VERBS
+from embodied.cli import VERBS, piped
 
 BASH = """\
 _embodied() {
-  local line=${COMP_LINE:0:COMP_POINT} word found
+  local line=${COMP_LINE:0:$COMP_POINT} word found
   word=${line##* }
   COMPREPLY=()
   while IFS= read -r found; do COMPREPLY+=("$found"); done < <(embodied completion --line "$line" 2>/dev/null)
@@ -28,6 +31,7 @@ _embodied() {
 }
 complete -o default -F _embodied embodied
 """
+RUNS = "runs"
 SCRIPTS = {
     "bash": BASH,
     "zsh": "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + BASH,
@@ -48,7 +52,14 @@ def candidates(line: str) -> list[str]:
     if not before:
         found: Iterator[str] = iter(VERBS)
     elif before[0] in VERBS and VERBS[before[0]].composed:
-        found = _overrides(last)
+        key, given, _ = last.partition("=")
+        found = _checkpoints(f"{key}=") if given and key == "runner.ckpt_path" else _overrides(last)
+        if before[0] == "play" and last:
+            found = chain(found, _checkpoints())
+    elif before[0] in ("compare", "report", "watch"):
+        found = _runs()
+    elif before[0] in ("export", "serve"):
+        found = _checkpoints()
     elif before[0] == "explain":
         from embodied.tools.explain import entries
 
@@ -56,6 +67,16 @@ def candidates(line: str) -> list[str]:
     else:
         found = iter(SCRIPTS) if before == ["completion"] else iter(())
     return sorted(one for one in set(found) if one.startswith(last))
+
+
+def _runs() -> Iterator[str]:
+    """Yields folders of runs, below the folder in which they lie unless ``runner.output_dir`` is another."""
+    return (str(file.parent) for file in Path(RUNS).glob("*/config.yaml"))
+
+
+def _checkpoints(before: str = "") -> Iterator[str]:
+    """Yields folders of complete checkpoints, with ``before`` before each."""
+    return (f"{before}{file.parent}" for file in Path(RUNS).glob("*/checkpoints/*/meta.json"))
 
 
 def _overrides(word: str) -> Iterator[str]:
@@ -87,4 +108,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

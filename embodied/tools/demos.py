@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from embodied.cli import piped
 from embodied.data.lerobot_writer import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
 from embodied.observe.console import Console
@@ -188,4 +189,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from embodied.cli import piped
 from embodied.doctor import configuration, devices, machine, simulators, sizes, versions
 from embodied.doctor.findings import Finding, of_error, once
 from embodied.doctor.report import as_json, show
@@ -101,4 +102,4 @@ def plan(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from inspect import cleandoc, getfile, isclass
 
 from embodied import errors
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, did_you_mean, told
 from embodied.observe import metrics
 from embodied.observe.metrics import METRICS, STAGES
@@ -125,4 +126,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

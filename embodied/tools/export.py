@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embodied.cli import piped
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, told, unknown_name
 from embodied.files import EXPORT_FILE
 from embodied.instructions import of_messages
@@ -235,4 +236,4 @@ def add_verdict(out: Path, verdict: Verdict) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

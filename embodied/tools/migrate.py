@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 
 SUFFIXES = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines"}
@@ -162,4 +163,4 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

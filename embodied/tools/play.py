@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.run import command
 
@@ -92,4 +93,4 @@ def _play(given: argparse.Namespace, checked: Checked, console: Console, stop: S
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

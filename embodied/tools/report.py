@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodied import report
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import make_console
 from embodied.report.reading import Run
@@ -73,4 +74,4 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

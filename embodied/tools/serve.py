@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.serving import access
@@ -167,4 +168,4 @@ def _end(ended: asyncio.Event, loop: asyncio.AbstractEventLoop, number: signal.S
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

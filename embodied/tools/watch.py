@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from embodied import report
+from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.report import library, live
 
@@ -94,4 +95,4 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

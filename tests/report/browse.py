@@ -6,7 +6,7 @@ python browse.py CHROMIUM REPORT.html FOLDER_OF_PICTURES
 import json
 import sys
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 CHARTS = "[...document.querySelectorAll('.chart')].map(chart => !!chart.querySelector('svg, canvas'))"
 NAMES = "[...document.querySelectorAll('.chart :is(svg, canvas)')].map(one => one.getAttribute('aria-label'))"
@@ -19,11 +19,68 @@ PLAYS = """async () => {
   await new Promise(resolve => setTimeout(resolve, 500));
   return [video.videoWidth, video.currentTime > 0, video.error && video.error.message];
 }"""
+GRID = """async () => {
+  const video = document.querySelector('figure.grid video');
+  video.scrollIntoView();
+  await new Promise(resolve => setTimeout(resolve, 1000));
+  return [video.videoWidth, video.error && video.error.message];
+}"""
+ANY = """() => ({
+  numbers: document.getElementById('any-numbers').tBodies[0].innerText,
+  caption: document.getElementById('any-numbers').caption.textContent,
+})"""
+INTERACTIVE = """() => {
+  for (const box of document.querySelectorAll('details')) box.open = true;
+  const all = 'a[href], button, select, input, summary, video[controls], [tabindex="0"]';
+  window.stops = [...document.querySelectorAll(all)].filter(one => one.checkVisibility());
+  window.stops.forEach((one, number) => { one.dataset.stop = number; });
+  return window.stops.length;
+}"""
+STOP = """() => {
+  const one = document.activeElement;
+  if (one === document.body || one.dataset.stop === undefined) return null;
+  const [box, style] = [one.getBoundingClientRect(), getComputedStyle(one)];
+  const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2 && parseFloat(style.opacity) > 0;
+  const inSight = box.width * box.height > 0 && box.bottom > 0 && box.top < innerHeight && box.left < innerWidth;
+  return {number: Number(one.dataset.stop), ring, inSight, what: one.outerHTML.slice(0, 90)};
+}"""
 VIEWS = {
     "light": {"viewport": {"width": 1200, "height": 900}},
     "dark": {"viewport": {"width": 1200, "height": 900}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True},
 }
+
+
+def scroll(page: Page) -> None:
+    """Goes over the page, so that all charts are drawn."""
+    for top in range(0, page.evaluate("document.documentElement.scrollHeight"), 400):
+        page.evaluate(f"scrollTo(0, {top})")
+        page.wait_for_timeout(80)
+    page.wait_for_timeout(800)
+
+
+def walk(page: Page) -> dict[str, list]:
+    """Goes over the page with the Tab key alone: what cannot be reached, has no ring, or is out of sight when it has
+    the focus. Controls within a video are stops of their own, at the same element."""
+    page.emulate_media(reduced_motion="reduce")  # else what has the focus is still on its way into sight
+    page.reload()
+    count = page.evaluate(INTERACTIVE)
+    scroll(page)
+    reached, found = [], {"no ring": [], "out of sight": []}
+    for _ in range(20 * count):
+        page.keyboard.press("Tab")
+        stop = page.evaluate(STOP)
+        if stop is None:
+            if reached:
+                break
+            continue
+        if not reached or reached[-1] != stop["number"]:
+            reached.append(stop["number"])
+            found["no ring"] += [] if stop["ring"] else [stop["what"]]
+            found["out of sight"] += [] if stop["inSight"] else [stop["what"]]
+    missed = page.evaluate("numbers => numbers.map(number => window.stops[number].outerHTML.slice(0, 90))",
+                           sorted({*range(count)} - {*reached}))  # fmt: skip
+    return {"stops": count, "missed": missed, "in order": reached == sorted(reached), **found}
 
 
 def main(chromium: str, file: str, pictures: str) -> None:
@@ -37,15 +94,12 @@ def main(chromium: str, file: str, pictures: str) -> None:
             page.on("pageerror", lambda error, said=said: said.append(str(error)))
             page.on("request", lambda one, asked=asked: asked.append(one.url.split(":")[0]))
             page.goto(f"file://{file}")
-            for top in range(0, page.evaluate("document.documentElement.scrollHeight"), 400):
-                page.evaluate(f"scrollTo(0, {top})")
-                page.wait_for_timeout(80)
-            page.wait_for_timeout(800)
+            scroll(page)
             own = found[name] = {
                 "charts": page.evaluate(CHARTS), "names": page.evaluate(NAMES), "plays": page.evaluate(PLAYS),
                 "too_wide": page.evaluate("document.documentElement.scrollWidth > innerWidth"),
                 "paper": page.evaluate("getComputedStyle(document.body).backgroundColor"),
-                "all": page.evaluate(SHOWN),
+                "all": page.evaluate(SHOWN), "grid": page.evaluate(GRID),
             }  # fmt: skip
             page.select_option("#of-outcome", "failure")
             own["failures"] = page.evaluate(SHOWN)
@@ -58,6 +112,8 @@ def main(chromium: str, file: str, pictures: str) -> None:
             page.fill("#search", "val_check_interval")
             own["keys"] = page.text_content("#keys-count")
             page.select_option("#metric", "train/entropy")
+            page.evaluate("document.getElementById('any-numbers').closest('details').open = true")
+            own["any"] = page.evaluate(ANY)
             page.focus(".skip")
             page.keyboard.press("Enter")
             own["focus"] = page.evaluate("document.activeElement.id")
@@ -65,8 +121,10 @@ def main(chromium: str, file: str, pictures: str) -> None:
             page.click("#theme")
             own["chosen"] = page.evaluate("getComputedStyle(document.body).backgroundColor")
             page.wait_for_timeout(300)
-            own |= {"said": said, "asked": sorted(set(asked))}
             page.screenshot(path=f"{pictures}/{name}.png", full_page=True)
+            if name == "light":
+                own["tab"] = walk(page)
+            own |= {"said": said, "asked": sorted(set(asked))}
         browser.close()
     print(json.dumps(found))
 

@@ -65,6 +65,7 @@ def test_it_works_in_a_browser(
         write_trace(
             write_run(Path(name), iterations=200, evaluations=(0, 200), tasks=tasks, seed=seed, recording=recording)
         )
+        shutil.copy(recording, Path("videos", name, "000200", "grid.mp4"))
     write_run(Path("d"), group_size=3, recording=recording)
     names = ["a.b[0]'\"", "b", "c", "d"] if several else ["a.b[0]'\""]
     assert report.main([*names, "--out", "page.html"]) == 0
@@ -85,6 +86,13 @@ def test_it_works_in_a_browser(
         assert found["count"].startswith(f"{len(found['of_a_task'])} of {len(found['of_a_task'])} videos shown")
         assert found["keys"].startswith("1 of ")
         assert found["focus"] == "content"
+        assert found["grid"] == [256, None]
+        assert found["any"]["caption"] == "train/entropy"
+        assert len(found["any"]["numbers"].strip().splitlines()) == 26
+        if "tab" in found:
+            tab = found["tab"]
+            assert tab["stops"] > 40
+            assert (tab["missed"], tab["no ring"], tab["out of sight"], tab["in order"]) == ([], [], [], True)
 
 
 def test_a_page_that_follows_a_run_keeps_the_readers_place(tmp_path: Path, python: Path, chromium: str) -> None:

@@ -145,6 +145,19 @@ def test_nothing_is_fetched_and_everything_has_a_name(tmp_path: Path, recording:
     assert all(spec["description"] for spec in specs)
 
 
+def test_every_chart_has_a_table(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    write_trace(folder)
+    page = made(folder)
+    parts = [tag if tag != "div" else one.get("class") for tag, one in page.elements]
+    charts = [place for place, part in enumerate(parts) if part == "chart"]
+    assert len(charts) == 11, "nine curves and bars, any metric, the timeline"
+    for place, after in pairwise([*charts, len(parts)]):
+        assert "table" in parts[place:after]
+    text = " ".join(page.text.split())
+    assert "lanepolicy, sstep, srender, s policy0.024 slot 00.024 slot 10.024" in text
+
+
 def test_several_runs_are_compared_with_the_first(
     tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,10 @@ def test_time_by_stage_and_the_timeline(tmp_path: Path) -> None:
     assert {piece.lane for piece in picture.lanes} == {"policy", "slot 0", "slot 1"}
     assert {piece.name for piece in picture.lanes} == {"policy", "step", "render"}
     assert picture.seconds == pytest.approx(39.6e-3)
+    assert picture.totals == {
+        lane: {name: pytest.approx(40 * 600e-6)}
+        for lane, name in (("policy", "policy"), ("slot 0", "step"), ("slot 1", "render"))
+    }
     busy = sum((piece.ended - piece.began) * piece.share for piece in picture.lanes if piece.lane == "slot 0")
     assert busy == pytest.approx(40 * 600e-6, rel=0.3)  # gaps within a column make it paler
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -75,6 +78,46 @@ def test_the_help_of_no_verb_imports_torch():
 # -- completion ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def command(tmp_path):
+    """The environment of a shell that has the command ``embodied``."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    file = folder / "embodied"
+    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m embodied.cli "$@"\n')
+    file.chmod(0o755)
+    paths = [part if part else os.getcwd() for part in sys.path]
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder with one run of one whole checkpoint, and a folder that is no run."""
+    for name in ("one/config.yaml", "one/checkpoints/000004/meta.json", "one/checkpoints/000005/part", "two/notes"):
+        file = tmp_path / "runs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("embodied report ", ["runs/one"]),
+        ("embodied compare runs/one runs/o", ["runs/one"]),
+        ("embodied watch runs/t", []),
+        ("embodied serve ", ["runs/one/checkpoints/000004"]),
+        ("embodied export runs/", ["runs/one/checkpoints/000004"]),
+        ("embodied play env=libero_10 runs/", ["runs/one/checkpoints/000004"]),
+        ("embodied eval runner.ckpt_path=", ["runner.ckpt_path=runs/one/checkpoints/000004"]),
+        ("embodied doctor runner.ckpt_path=runs/n", []),
+    ],
+)
+def test_runs_and_checkpoints_may_follow(line, found, runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    assert candidates(line) == found
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -85,7 +128,7 @@ def test_the_help_of_no_verb_imports_torch():
         ("embodied explain train/approx", ["train/approx_kl"]),
         ("embodied completion f", ["fish"]),
         ("embodied bench env=libero_g", ["env=libero_goal"]),
-        ("embodied serve ", []),
+        ("embodied migrate ", []),
         ("embodied", []),
         ("embodied train env=nothing_like_it", []),
     ],
@@ -109,20 +152,70 @@ def test_groups_come_before_keys():
         ("embodied nothing such", [], "="),
     ],
 )
-def test_bash_completes(line, replies, breaks, tmp_path):
+def test_bash_completes(line, replies, breaks, command):
     if (bash := shutil.which("bash")) is None:
         pytest.skip("there is no bash")
-    command = tmp_path / "embodied"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m embodied.cli "$@"\n')
-    command.chmod(0o755)
     script = (
-        f'{SCRIPTS["bash"]}\nPATH="{tmp_path}:$PATH"\nCOMP_WORDBREAKS=" {breaks}"\n'
+        f'{SCRIPTS["bash"]}\nCOMP_WORDBREAKS=" {breaks}"\n'
         f'COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}\n'
         "_embodied\n[ ${#COMPREPLY[@]} -eq 0 ] || printf '%s\\n' \"${COMPREPLY[@]}\""
     )
-    done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, timeout=60, cwd=Path.cwd())
+    done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, timeout=60, env=command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == replies
+
+
+def test_fish_completes(command, runs):
+    if (fish := shutil.which("fish")) is None:
+        pytest.skip("there is no fish (apt-get install fish)")
+    asked = "; ".join(
+        f"complete -C '{line}'" for line in ("embodied ser", "embodied report runs/o", "embodied serve r")
+    )
+    done = subprocess.run(
+        [fish, "--no-config", "-c", f"{SCRIPTS['fish']}{asked}"], capture_output=True, text=True, timeout=60,
+        env=command | {"HOME": str(runs)}, cwd=runs,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.split()
+    assert {"serve", "runs/one", "runs/one/checkpoints/000004"} <= set(found), found
+    assert "runs/two" not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("embodied ser", b"embodied serve "),
+        ("embodied train env=libero_sp", b"env=libero_spatial "),
+        ("embodied serve runs/o", b"runs/one/checkpoints/000004 "),
+    ],
+)
+def test_zsh_completes_a_line_that_is_typed(line, completed, command, runs):
+    if (zsh := shutil.which("zsh")) is None:
+        pytest.skip("there is no zsh (apt-get install zsh)")
+    (runs / "script").write_text(SCRIPTS["zsh"])
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(runs)
+        os.execve(zsh, [zsh, "-f", "-i"], command | {"HOME": str(runs), "TERM": "dumb"})
+    try:
+        os.write(terminal, b"source script; print rea''dy\n")
+        shown(terminal, b"ready\r\n")
+        os.write(terminal, line.encode() + b"\t")
+        assert b"_embodied:" not in shown(terminal, completed), "the script itself fails"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def shown(terminal: int, wanted: bytes) -> bytes:
+    """Reads what a terminal shows until it shows this."""
+    found, end = b"", time.monotonic() + 60
+    while wanted not in found:
+        assert time.monotonic() < end, found
+        if select.select([terminal], [], [], 1.0)[0]:
+            found += os.read(terminal, 4096)
+    return found
 
 
 # -- explain ---------------------------------------------------------------------------------------------------------
@@ -204,13 +297,36 @@ def test_names_that_are_not_known(name, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_reader_that_ends_early_is_no_error():
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("embodied.cli", "--help"), ("embodied.cli", "report", "--help"), ("embodied.cli", "explain", "runner.seed"),
+        ("embodied.train", "--help"), ("embodied.eval", "--cfg"), ("embodied.tools.compare", "--help"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_reader_that_ends_early_is_no_error(words):
     """As ``embodied --help | head -1``, when the pipe is closed before anything is written."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "embodied.cli", "--help"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+        [sys.executable, "-m", *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     os.close(writer)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    assert done.stderr == ""
+    assert done.returncode in (0, 128 + signal.SIGPIPE), "argparse itself takes no notice"
+
+
+def test_no_verb_forgets_that_its_reader_may_end():
+    for verb in cli.VERBS.values():
+        source = Path(import_module(verb.module).__file__ or "").read_text()
+        assert source.endswith('if __name__ == "__main__":\n    sys.exit(piped(main))\n'), verb.module
+
+
+def test_another_pipe_that_breaks_is_an_error():
+    def broken() -> int:
+        raise BrokenPipeError("of a worker")
+
+    with pytest.raises(BrokenPipeError, match="of a worker"):
+        cli.piped(broken)

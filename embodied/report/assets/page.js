@@ -80,6 +80,38 @@
 
   // -- any metric ------------------------------------------------------------------------------------------------------
 
+  const TABLE_ROWS = 25;
+  const row = (cells, head) => {
+    const made = document.createElement("tr");
+    for (const [place, text] of cells.entries()) {
+      const cell = document.createElement(head || place === 0 ? "th" : "td");
+      if (cell.tagName === "TH") cell.scope = head ? "col" : "row";
+      else cell.className = "number";
+      cell.textContent = text;
+      made.append(cell);
+    }
+    return made;
+  };
+  function tabulate(name, lines) {
+    const labels = Object.keys(lines);
+    const found = new Map();
+    labels.forEach((label, place) => {
+      for (const [x, y] of lines[label]) {
+        if (!found.has(x)) found.set(x, labels.map(() => ""));
+        found.get(x)[place] = String(Number(y.toPrecision(4)));
+      }
+    });
+    const steps = [...found.keys()].sort((a, b) => a - b);
+    const every = Math.ceil(steps.length / TABLE_ROWS);
+    const kept = steps.filter((_, place) => place % every === 0 || place === steps.length - 1);
+    const table = document.getElementById("any-numbers");
+    table.caption.textContent = name;
+    table.tHead.replaceChildren(row(["iteration", ...labels], true));
+    table.tBodies[0].replaceChildren(...kept.map((x) => row([String(x), ...found.get(x)], false)));
+    const left = steps.length - kept.length;
+    document.getElementById("any-left").textContent = left ? `${left} more rows are in metrics.jsonl.` : "";
+  }
+
   const metric = document.getElementById("metric");
   if (metric) {
     const { lines, meanings } = JSON.parse(document.getElementById("others").textContent);
@@ -87,6 +119,7 @@
     const show = () => {
       const name = metric.value;
       document.getElementById("meaning").textContent = meanings[name] ?? "";
+      tabulate(name, lines[name]);
       const labels = Object.keys(lines[name]);
       const values = labels.flatMap((s) => lines[name][s].map(([x, y]) => ({ x, y, s })));
       const field = { field: "s", type: "nominal", scale: { domain: labels } };
