@@ -42,7 +42,7 @@ PAGES = {
     "rlinf_reference_older.yaml": ("rlinf", BOTH),
     "rlinf_reference_embodied.yaml": ("rlinf", (*ROBOT, *NO_FILES, *ITS_SIZES)),
     "verl_reference.yaml": ("verl", (*BOTH, "rollout.backend=native")),
-    "roll_reference.yaml": ("roll", DATA),
+    "roll_reference.yaml": ("roll", (*DATA, "rollout.backend=native")),
     "cosmos_reference.toml": (
         "cosmos-rl",
         ("env=math", "model=causal_lm", "rollout.backend=native", *MODEL, "data.train_data_paths=[choices.jsonl]"),
@@ -90,10 +90,8 @@ def refused(found: Migration) -> list[str]:
     return sorted(note.key for note in found.notes if note.how == "refused")
 
 
-LONG = [pytest.param(name, marks=pytest.mark.slow) for name in PAGES]
 
-
-@pytest.mark.parametrize("name", [*SMALL, *LONG])
+@pytest.mark.parametrize("name", [*SMALL, *PAGES])
 def test_exactly_these_keys_are_refused(name, theirs):
     known = [line.split("\t") for line in REFUSED.read_text().splitlines()]
     found = theirs(name)

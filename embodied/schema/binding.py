@@ -48,6 +48,8 @@ def check_known(mapping: Mapping[str, Any]) -> None:
     except ValidationError as error:
         if unknown := _unknown(error.errors(include_url=False), mapping):
             raise _of_unknown(unknown, mapping) from None
+    else:
+        check_target_keys(mapping)
 
 
 def check_target_keys(mapping: Mapping[str, Any]) -> None:
