@@ -119,7 +119,7 @@ def test_every_file_is_tried_and_says_where_it_is_from():
 
 
 def test_a_page_without_data_has_no_unknown_key():
-    found = migrate(tool.read(HERE / "verl_reference_sft.yaml"), "verl", ("env=fake", "model=fake"))
+    found = migrate(tool.read(HERE / "verl_reference_sft.yaml"), "verl", ROBOT)
     assert [note.key for note in found.notes if note.how == "unknown"] == []
 
 
@@ -130,7 +130,7 @@ def test_a_tracker_that_is_not_installed_hides_no_other_one(theirs):
     assert note.settings == {"runner.logger.logger_backends": ["jsonl"]}
     assert "pip install 'embodied-rl[wandb]'" in note.why
     mapping = {"runner": {"logger": {"logger_backends": ["wandb", "tensorboard", "swanlab"]}}}
-    kept = migrate(mapping, "rlinf", ("env=fake", "model=fake")).settings
+    kept = migrate(mapping, "rlinf", ROBOT).settings
     assert kept == {"runner.logger.logger_backends": ["jsonl", "tensorboard"]}
 
 
@@ -148,8 +148,8 @@ def test_what_the_answer_leaves_is_the_prompts(theirs):
 def test_stages_take_turns_in_a_lockstep(theirs):
     found = theirs("rlinf_libero_10.yaml")
     assert (found.settings["rollout.pipeline_stage_num"], found.settings["rollout.schedule"]) == (2, "lockstep")
-    one = migrate({"rollout": {"pipeline_stage_num": 1}}, "rlinf", ("env=fake", "model=fake"))
-    assert "rollout.schedule" not in one.settings
+    one = migrate({"rollout": {"pipeline_stage_num": 1}}, "rlinf", ROBOT)
+    assert (one.settings, one.remaining) == ({"rollout.pipeline_stage_num": 1}, "")
 
 
 def test_episodes_of_a_replica_are_rounds_over_the_slots(theirs):
