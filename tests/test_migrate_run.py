@@ -90,7 +90,6 @@ def refused(found: Migration) -> list[str]:
     return sorted(note.key for note in found.notes if note.how == "refused")
 
 
-
 @pytest.mark.parametrize("name", [*SMALL, *PAGES])
 def test_exactly_these_keys_are_refused(name, theirs):
     known = [line.split("\t") for line in REFUSED.read_text().splitlines()]
