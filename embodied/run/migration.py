@@ -206,8 +206,8 @@ def _try(found: Migration, given: Sequence[str]) -> None:
             if not_set := NOT_SET.match(error.message):
                 missing[not_set[1]] = str(error)
                 continue
-            if lines := _lines(found, error):
-                for key, line in lines.items():
+            if each := _lines(found, error):
+                for key, line in each.items():
                     _leave_out(found, key, line, error)
                 continue
             named = [key for key in found.settings if _names(error, key)]
