@@ -42,7 +42,7 @@ PAGES = {
     "rlinf_reference_older.yaml": ("rlinf", BOTH),
     "rlinf_reference_embodied.yaml": ("rlinf", (*ROBOT, *NO_FILES, *ITS_SIZES)),
     "verl_reference.yaml": ("verl", (*BOTH, "rollout.backend=native")),
-    "roll_reference.yaml": ("roll", DATA),
+    "roll_reference.yaml": ("roll", (*DATA, "rollout.backend=native")),
     "cosmos_reference.toml": (
         "cosmos-rl",
         ("env=math", "model=causal_lm", "rollout.backend=native", *MODEL, "data.train_data_paths=[choices.jsonl]"),
@@ -90,10 +90,7 @@ def refused(found: Migration) -> list[str]:
     return sorted(note.key for note in found.notes if note.how == "refused")
 
 
-LONG = [pytest.param(name, marks=pytest.mark.slow) for name in PAGES]
-
-
-@pytest.mark.parametrize("name", [*SMALL, *LONG])
+@pytest.mark.parametrize("name", [*SMALL, *PAGES])
 def test_exactly_these_keys_are_refused(name, theirs):
     known = [line.split("\t") for line in REFUSED.read_text().splitlines()]
     found = theirs(name)
@@ -121,7 +118,7 @@ def test_every_file_is_tried_and_says_where_it_is_from():
 
 
 def test_a_page_without_data_has_no_unknown_key():
-    found = migrate(tool.read(HERE / "verl_reference_sft.yaml"), "verl", ("env=fake", "model=fake"))
+    found = migrate(tool.read(HERE / "verl_reference_sft.yaml"), "verl", ROBOT)
     assert [note.key for note in found.notes if note.how == "unknown"] == []
 
 
@@ -132,7 +129,7 @@ def test_a_tracker_that_is_not_installed_hides_no_other_one(theirs):
     assert note.settings == {"runner.logger.logger_backends": ["jsonl"]}
     assert "pip install 'embodied-rl[wandb]'" in note.why
     mapping = {"runner": {"logger": {"logger_backends": ["wandb", "tensorboard", "swanlab"]}}}
-    kept = migrate(mapping, "rlinf", ("env=fake", "model=fake")).settings
+    kept = migrate(mapping, "rlinf", ROBOT).settings
     assert kept == {"runner.logger.logger_backends": ["jsonl", "tensorboard"]}
 
 
@@ -150,8 +147,8 @@ def test_what_the_answer_leaves_is_the_prompts(theirs):
 def test_stages_take_turns_in_a_lockstep(theirs):
     found = theirs("rlinf_libero_10.yaml")
     assert (found.settings["rollout.pipeline_stage_num"], found.settings["rollout.schedule"]) == (2, "lockstep")
-    one = migrate({"rollout": {"pipeline_stage_num": 1}}, "rlinf", ("env=fake", "model=fake"))
-    assert "rollout.schedule" not in one.settings
+    one = migrate({"rollout": {"pipeline_stage_num": 1}}, "rlinf", ROBOT)
+    assert (one.settings, one.remaining) == ({"rollout.pipeline_stage_num": 1}, "")
 
 
 def test_episodes_of_a_replica_are_rounds_over_the_slots(theirs):

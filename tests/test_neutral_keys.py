@@ -14,7 +14,7 @@ from embodied.models.causal_lm.settings import Settings as TextSettings
 from embodied.models.openvla_oft.settings import Settings as RobotSettings
 
 from embodied import schema
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, UnknownKeyError
 from embodied.run import engine_process
 from embodied.run.engine import options
 from embodied.schema import table
@@ -42,10 +42,10 @@ def model_of(*overrides: str, base: tuple[str, ...]) -> dict[str, Any]:
 def test_what_asks_for_nothing_is_dropped_and_the_rest_refused(key):
     numbers = [0, 128] if NEUTRAL[key].numbers else []
     for value in (None, *NEUTRAL[key].values, *numbers):
-        assert without_neutral(with_changes(FAKE, {key: value})) == FAKE
-    with pytest.raises(ConfigError) as failed:
-        without_neutral(with_changes(FAKE, {key: OTHER}))
-    message = str(failed.value)
+        assert without_neutral(with_changes(FAKE, {key: value})) == (FAKE, [])
+    left, (refused,) = without_neutral(with_changes(FAKE, {key: OTHER}))
+    assert left == FAKE
+    message = str(refused)
     assert key in message
     assert NEUTRAL[key].why in message
     assert f"leave {key} out" in message
@@ -53,17 +53,30 @@ def test_what_asks_for_nothing_is_dropped_and_the_rest_refused(key):
 
 
 def test_true_is_not_one():
-    with pytest.raises(ConfigError, match=r"tensor_model_parallel_size of \S+takes_nothing is true"):
-        without_neutral(with_changes(FAKE, {"actor.model.tensor_model_parallel_size": True}))
-    assert without_neutral(with_changes(FAKE, {"actor.model.activation": "SwiGLU"})) == FAKE
+    _, (refused,) = without_neutral(with_changes(FAKE, {"actor.model.tensor_model_parallel_size": True}))
+    assert re.search(r"tensor_model_parallel_size of \S+takes_nothing is true", refused.message)
+    assert without_neutral(with_changes(FAKE, {"actor.model.activation": "SwiGLU"})) == (FAKE, [])
+
+
+def test_all_are_refused_at_once_and_unknown_keys_beside_them():
+    """Those of the env's class too."""
+    with pytest.raises(UnknownKeyError) as failed:
+        config("actor.mcore_gpt=true", "rollout.load_format=x", "runner.sed=1", "env.eval.hroizon=2")
+    for part in ("actor.mcore_gpt is true", 'rollout.load_format is "x"', "'runner.sed'", "'env.eval.hroizon'"):
+        assert part in failed.value.message
+    assert failed.value.remedy.startswith("set runner.seed=1 env.eval.horizon=2 instead of ")
+    assert "leave actor.mcore_gpt out" in failed.value.remedy
+    with pytest.raises(ConfigError) as two:
+        config("actor.mcore_gpt=true", "rollout.load_format=x")
+    assert len(two.value.message.splitlines()) == 2
 
 
 def test_a_model_that_takes_the_key_is_given_it():
     for name, base in (("embodied.models.openvla_oft.build_policy", "is_lora"), ("builtins.object", "hidden_size")):
         mapping = {"actor": {"model": {"_target_": name, base: None}}}
-        assert (at(without_neutral(mapping), f"actor.model.{base}") is MISSING) == (name == "builtins.object")
+        assert (at(without_neutral(mapping)[0], f"actor.model.{base}") is MISSING) == (name == "builtins.object")
     own = {"actor": {"model": {"_target_": f"{__name__}.takes_any", "lora_rank": 4}}}
-    assert without_neutral(own) == own
+    assert without_neutral(own) == (own, [])
 
 
 def takes_any(**keys: Any) -> None:

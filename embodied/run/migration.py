@@ -206,13 +206,18 @@ def _try(found: Migration, given: Sequence[str]) -> None:
             if not_set := NOT_SET.match(error.message):
                 missing[not_set[1]] = str(error)
                 continue
+            if each := _lines(found, error):
+                for key, line in each.items():
+                    _leave_out(found, key, line, error)
+                continue
             named = [key for key in found.settings if _names(error, key)]
             named = named or [key for key in found.settings if key.count(".") > 1 and _names(error, _section(key))]
             named = [key for key in named if f"set {key}=" not in error.remedy] or named
             if not named:
                 found.remaining, found.elsewhere = ("", str(error)) if composed else (str(error), "")
                 break
-            _leave_out(found, named[0], error)
+            lines = error.message.splitlines()
+            _leave_out(found, named[0], next((line for line in lines if named[0] in line), lines[0]), error)
         else:
             break
     found.remaining = "\n".join([*missing.values(), *filter(None, [found.remaining])])
@@ -226,10 +231,20 @@ def _section(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-def _leave_out(found: Migration, key: str, error: EmbodiedError) -> None:
-    """Takes a key out of the result, or of a list that element which the error is about."""
+def _lines(found: Migration, error: EmbodiedError) -> dict[str, str]:
+    """The lines of an error that are each about one key of the result, where it has several."""
     lines = error.message.splitlines()
-    why = next((line for line in lines if key in line), lines[0])
+    told = {
+        key: line
+        for line in lines
+        for key in found.settings
+        if re.match(rf"(unknown key ')?{re.escape(key)}[ ']", line)
+    }
+    return told if len(lines) > 1 else {}
+
+
+def _leave_out(found: Migration, key: str, why: str, error: EmbodiedError) -> None:
+    """Takes a key out of the result, or of a list that element which the error is about."""
     value = found.settings.pop(key)
     rest = (
         [one for one in value if not re.search(rf"\b{re.escape(str(one))}\b", why)] if isinstance(value, list) else []

@@ -48,6 +48,8 @@ def check_known(mapping: Mapping[str, Any]) -> None:
     except ValidationError as error:
         if unknown := _unknown(error.errors(include_url=False), mapping):
             raise _of_unknown(unknown, mapping) from None
+    else:
+        check_target_keys(mapping)
 
 
 def check_target_keys(mapping: Mapping[str, Any]) -> None:
@@ -126,14 +128,14 @@ def _told_of(key: str, known: Iterable[str], value: Any, get: Lookup, what: str 
 
 def _unknown_of_targets(mapping: Mapping[str, Any]) -> list[Told]:
     """Keys of all sections that their ``_target_`` does not take; a class that cannot be imported here is not asked."""
-    found, get = [], _known_of(mapping)
+    found, get = list[Told](), _known_of(mapping)
     for path in TARGETS:
         section, own = _section(mapping, path), _own(path)
         given = [name for name in section if name not in own] if isinstance(section, Mapping) else []
-        takes = _takes(section, path) if given else None
-        for name in given if takes is not None else ():
-            if name not in takes:
-                found.append(_told_of(f"{path}.{name}", [*own, *takes], section[name], get))
+        if not given or (takes := _takes(section, path)) is None:
+            continue
+        known = [*own, *takes]
+        found += [_told_of(f"{path}.{name}", known, section[name], get) for name in given if name not in takes]
     return found
 
 

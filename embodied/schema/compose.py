@@ -95,12 +95,16 @@ def compose_unchecked(
         merged = OmegaConf.merge(schema.defaults(), raw)
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
-        raise _not_set(error.full_key, merged) from error
+        key, plain = error.full_key, OmegaConf.to_container(merged, resolve=False)
+        not_set = ConfigError(f"{key} is not set, and has no default", f"add {key}=… to the command")
+        raise _with_unknown([not_set], without_neutral(plain)[0]) from error  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
-    mapping = without_neutral(with_cached_model(mapping))  # type: ignore[arg-type]
+    mapping, refused = without_neutral(with_cached_model(mapping))  # type: ignore[arg-type]
+    if refused:
+        raise _with_unknown(refused, mapping)
     given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides) if key not in nothing]
     mapping = with_changes(mapping, not_given(asked(mapping), given))
     config = schema.bind(mapping)
@@ -109,17 +113,14 @@ def compose_unchecked(
     return Composed(config, config.model_dump(by_alias=True, mode="json"))
 
 
-def _not_set(key: str, merged: Any) -> ConfigError:
-    """The error of a key that is not set, and of all unknown ones: one of them may be meant to be it."""
-    message, remedy = f"{key} is not set, and has no default", f"add {key}=… to the command"
-    plain = OmegaConf.to_container(merged, resolve=False)
+def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> ConfigError:
+    """Several errors as one, with all unknown keys: one of these may be meant where one is not set."""
+    kind = ConfigError
     try:
-        schema.check_known(without_neutral(plain))  # type: ignore[arg-type]
-    except UnknownKeyError as error:
-        return UnknownKeyError(f"{error.message}\n{message}", f"{error.remedy}; {remedy}")
-    except ConfigError:
-        pass
-    return ConfigError(message, remedy)
+        schema.check_known(mapping)
+    except UnknownKeyError as unknown:
+        errors, kind = [unknown, *errors], UnknownKeyError
+    return kind("\n".join(error.message for error in errors), "; ".join(error.remedy for error in errors))
 
 
 def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:

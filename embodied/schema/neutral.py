@@ -137,14 +137,11 @@ NEUTRAL: Mapping[str, Neutral] = {
 _MODELS = ("actor.model", "reward.model")
 
 
-def without_neutral(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the configuration without these keys. What was given is not changed.
-
-    Raises:
-        ConfigError: one of them has a value that asks for what is not there.
-    """
+def without_neutral(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigError]]:
+    """Returns the configuration without these keys, and the refusals of those with a value that asks for what is not
+    there. What was given is not changed."""
     takes = {path: _takes(mapping, path) for path in _MODELS}
-    found = dict(mapping)
+    found, refused = dict(mapping), []
     for key, neutral in NEUTRAL.items():
         if (value := at(mapping, key)) is MISSING:
             continue
@@ -154,9 +151,9 @@ def without_neutral(mapping: Mapping[str, Any]) -> dict[str, Any]:
         values = (*neutral.values, *([at(mapping, neutral.same_as)] if neutral.same_as else []))
         number = neutral.numbers and type(value) is int
         if value is not None and not number and not any(_same(value, one) for one in values):
-            raise _refused(key, value, neutral, at(mapping, f"{section}._target_"))
+            refused.append(_refused(key, value, neutral, at(mapping, f"{section}._target_")))
         found = without(found, key)
-    return found
+    return found, refused
 
 
 def _refused(key: str, value: Any, neutral: Neutral, target: Any) -> ConfigError:

@@ -68,7 +68,8 @@ def _told(key: str, problem: Any, got: Any, expected: str) -> Told:
         return Told(f"{key} is missing", key)
     if expected:
         return Told(f"{key} = {got!r}: expected {expected}", key)
-    said, instead = f"{problem['msg'][:1].lower()}{problem['msg'][1:]}", {}
+    said = f"{problem['msg'][:1].lower()}{problem['msg'][1:]}"
+    instead: Settings = {}
     if problem["type"] == "literal_error":
         known = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
         other = other_name(key, got)
