@@ -218,10 +218,10 @@ def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
     there in the next pass, with weights of before.
     """
     if fsdp.forward_prefetch:
-        for layers in map(list, _lists(policy)):
-            for unit, following in pairwise(layers):
-                if unit in units and following in units:
-                    unit.set_modules_to_forward_prefetch([following])
+        for layers in _lists(policy):
+            own: list[Any] = [layer for layer in layers if layer in units]
+            for layer, following in pairwise(own):
+                layer.set_modules_to_forward_prefetch([following])
     if fsdp.backward_prefetch in (False, "post", "backward_post"):
         for unit in (*units, policy):
             unit.set_modules_to_backward_prefetch([unit])  # which is there by then, so that nothing is gathered early

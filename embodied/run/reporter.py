@@ -133,7 +133,7 @@ class Reporter:
             about = About(self._runner.experiment_name or "run", logger.project_name, logger.group_name, config)
             names = backends or logger.logger_backends
             if self._runner.run_id:
-                ids = dict.fromkeys(names, self._runner.run_id) | ids
+                ids = {**dict.fromkeys(names, self._runner.run_id), **ids}
             self._trackers = make_trackers(
                 names, Path(logger.log_path), last_step, ids, about, self.console.say
             )  # fmt: skip

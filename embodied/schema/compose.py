@@ -86,8 +86,8 @@ def compose_unchecked(
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
     nothing = silent(raw)
-    for key in nothing:
-        raw = without(raw, key)
+    for one in nothing:
+        raw = without(raw, one)
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
     run_id = raw["runner"].get("run_id")
     raw["runner"]["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
