@@ -70,7 +70,9 @@ def take(base: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         for target in {**LINKS, **PROBLEM_LINKS}.get(key, ())
         if at(base, name := target.format(key.rpartition(".")[2])) is not MISSING
     }  # a YAML file says so: prompt_key: ${data.prompt_key}
-    mapping = without_neutral(with_changes(base, {**linked, **settings}))
+    mapping, refused = without_neutral(with_changes(base, {**linked, **settings}))
+    if refused:
+        raise refused[0]
     config = schema.bind(mapping)
     if changes := derived(config, list(settings)):
         config = schema.bind(with_changes(mapping, changes))
