@@ -85,6 +85,8 @@ def compose_unchecked(
     del raw["hydra"]
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
     raw["runner"]["experiment_name"] = name
+    if raw["runner"].get("dry_run"):
+        _count_without_checkpoint(raw["actor"].get("model") or {})
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
@@ -102,6 +104,15 @@ def compose_unchecked(
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))
     return Composed(config, config.model_dump(by_alias=True, mode="json"))
+
+
+def _count_without_checkpoint(model: dict[str, Any]) -> None:
+    """Lets a dry run count a model whose sizes the configuration says (``size``) where no checkpoint is given: with
+    random weights, for which there are no statistics of a dataset."""
+    if "size" in model and model.get("model_path") == "???":
+        model["model_path"] = None
+        if "unnorm_key" in model:
+            model["unnorm_key"] = None
 
 
 def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:

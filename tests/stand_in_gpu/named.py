@@ -45,7 +45,7 @@ NAMED = {
 }
 
 NAMED_SFT = {
-    **{one: NAMED[one] for one in NAMED if one[1].startswith(("embodied/testing", "embodied/parallel"))},
+    **{one: NAMED[one] for one in NAMED if one[1].startswith(("embodied/testing", "embodied/parallel", "models/"))},
     # once a run
     (FROM_HOST, "embodied/testing/policy.py FakePolicy.use_statistics.<genexpr>"): "the fake policy's range of actions",
     # once a pass
