@@ -51,14 +51,15 @@ class Plan:
         device = dict(taken.device) if on_gpu else {**taken.device, **taken.host}
         have = "" if self.device is None else f" of {readable(self.device)}"
         rows = [[where, f"{readable(sum(device.values()))}{have} at its fullest ({taken.moment}): {_parts(device)}"]]
-        rows.append(["weights, tensor by tensor", f"{_kinds(self.counted.policy)}{', of the whole policy' if each else ''}"])
+        whole = ", of the whole policy" if each else ""
+        rows.append(["weights, tensor by tensor", _kinds(self.counted.policy) + whole])
         rows += self._activations()
         if on_gpu:
             rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
         rows.append([f"memory of env workers{each}", f"{readable(taken.workers)}, {taken.count} of them at the least"])
         model = self.checked.config.actor.model.model_extra or {}
         if "model_path" in model and model["model_path"] is None:
-            rows.append(["weights counted", "random ones of the configured sizes, as actor.model.model_path is not set"])
+            rows.append(["weights counted", "random ones of the configured sizes: actor.model.model_path is not set"])
         if cached := in_files(schema.target_kwargs(self.checked.config.actor.model, "actor.model")):
             rows.append(["page cache", f"{readable(cached)} of weights are mapped from their files"])
         if taken.unknown:

@@ -15,7 +15,7 @@ KINDS: Mapping[str, str] = {
     "value head": r"^value_head",
     "vision backbones": r"vision|featurizer",
     "projector": r"projector",
-    "attention": r"\battn\b|self_attn|attention",
+    "attention": r"\battn\b|self_attn",
     "mlp": r"\bmlp\b|feed_forward",
     "embeddings": r"embed|wte",
     "language model's head": r"lm_head",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from causal_lm_texts import make as make_text_policy
 from embodied.models.openvla_oft import build_policy
-from on_gpu_learning import CONFIG, demonstrations, unnamed
 from named import NAMED_SFT
+from on_gpu_learning import CONFIG, demonstrations, unnamed
 from robots import ENV, observe
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -89,7 +90,7 @@ def codes(monkeypatch):
 
     library.int8_vectorwise_quant = quant
     library.int8_vectorwise_dequant = lambda codes, scale: codes.float() * (scale[:, None] / 127)
-    package.functional = library
+    package.functional, package.__spec__ = library, ModuleSpec("bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes", package)
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", library)
 
