@@ -16,7 +16,7 @@ from embodied import train
 from embodied.errors import ConfigError
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
 from embodied.parallel.group import Group
-from embodied.run import build, counting, memory
+from embodied.run import build, counting, engine_process, memory
 from embodied.run.footprint import Passes, Weights, footprint
 from embodied.run.preflight import check
 from embodied.run.weight_kinds import kinds_of
@@ -228,11 +228,12 @@ def test_weights_have_a_kind_each(tmp_path):
     assert kinds["adapters"].bytes == sum(p.nbytes for n, p in policy.named_parameters() if ".lora_" in n)
 
 
-def test_what_an_engine_and_graphs_take(tmp_path):
-    weights, passes = Weights(10 * GB, GB), Passes(GB, None, graphs=GB // 2)
-    sizes = {}
+def test_what_an_engine_and_graphs_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_process, "_has_package", lambda rollout: True)
+    weights, passes = Weights(10 * GB, GB), Passes(3 * GB, None, graphs=GB // 2)
+    engine, sizes = ("env=fake_text", "model=fake_text", "rollout.backend=vllm"), {}
     for sleeps in (True, False):
-        checked = checked_of(tmp_path, "model=fake", "rollout.backend=vllm", f"rollout.enable_offload={sleeps}")
+        checked = checked_of(tmp_path, *engine, f"rollout.enable_offload={sleeps}")
         taken = footprint(checked, weights, GB, passes, on_gpu=True, engine=20 * GB)
         sizes[sleeps] = taken.moment, taken.device["engine"], taken.host.get("weights of the engine that sleeps", 0)
         assert "CUDA graphs" in taken.device

@@ -216,8 +216,9 @@ def _add_gathered(more: dict[str, dict[str, int]], gathered: Gathered) -> None:
 
 def _add_engine(more: dict[str, dict[str, int]], engine: int | None, sleeps: bool) -> None:
     """Adds an engine: while it generates, and else where it does not sleep."""
-    for moment, parts in more.items() if engine is not None else ():
-        parts["engine"] = engine if moment == "act" or not sleeps else 0
+    if engine is not None:
+        for moment, parts in more.items():
+            parts["engine"] = engine if moment == "act" or not sleeps else 0
 
 
 def _apart(parts: dict[str, int], more: dict[str, dict[str, int]], weights: Weights) -> dict[str, int]:

@@ -6,7 +6,7 @@ import copy
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -90,6 +90,7 @@ def codes(monkeypatch):
 
     library.int8_vectorwise_quant = quant
     library.int8_vectorwise_dequant = lambda codes, scale: codes.float() * (scale[:, None] / 127)
+    package.nn = SimpleNamespace(Linear8bitLt=ModuleType, Linear4bit=ModuleType)  # peft asks whether a layer is one
     package.functional, package.__spec__ = library, ModuleSpec("bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes", package)
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", library)

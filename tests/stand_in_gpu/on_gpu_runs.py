@@ -55,7 +55,8 @@ def test_a_run_has_the_numbers_of_the_cpu(gpu_process, name, tmp_path, monkeypat
     else:
         assert seeded_runs.compare(tmp_path / "cpu", tmp_path / "cuda") == []
     seen[name] = set(gpu.seen)
-    assert sorted(gpu.seen.keys() - NAMED.keys()) == []
+    unnamed = sorted(gpu.seen.keys() - NAMED.keys())
+    assert not unnamed, "\n".join(map(str, unnamed))
 
 
 def test_every_name_is_needed(gpu_process):
