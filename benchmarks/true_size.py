@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,9 @@ def main() -> None:
         keep("7.6 B parameters from a folder", found)
     if given.counted:
         for name, more in COUNTED.items():
+            if "12gb" in name and find_spec("bitsandbytes") is None:
+                print(f"{name}: needs bitsandbytes (pip install 'embodied-rl[quantize]')")
+                continue
             keep(name, counted(name, more), within="counted")
 
 

@@ -193,7 +193,7 @@ def test_a_sharded_folder_in_the_original_layout_is_written_by_a_command_and_loa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "total"),
-    [((), 16.75), (("actor.micro_batch_size=2",), 16.75), (("algorithm=ppo",), 16.8)],
+    [((), 16.75), (("actor.micro_batch_size=2",), 16.87), (("algorithm=ppo",), 16.79)],
     ids=["as it is", "micro-batch 2", "value head"],
 )
 def test_libero_24gb_takes_what_the_docs_say(tmp_path, more, total):
@@ -201,7 +201,7 @@ def test_libero_24gb_takes_what_the_docs_say(tmp_path, more, total):
     asked = ["experiment=libero_24gb", "env=fake", "runner.dry_run=true", f"runner.output_dir={tmp_path}", *more]
     checked = check(compose([*asked, "actor.model.use_proprio=false"], "train", [CONFIG]), Group())
     found = memory.plan(checked)
-    assert round(found.taken.on_device / GB, 2) == pytest.approx(total, abs=0.15)
+    assert round(found.taken.on_device / GB, 2) == pytest.approx(total, abs=0.01)
     kinds = kinds_of(found.counted.policy)
     assert sum(kind.bytes for kind in kinds.values()) == found.counted.weights.all
     assert set(kinds) >= {"adapters", "vision backbones", "projector", "attention", "mlp", "embeddings"}
