@@ -80,12 +80,12 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
             f"processes {connects} connects",
             "leave cluster.distributed_backend out",
         )
-    share = make_parallel if counted is None else plan_parallel
+    share, on = (make_parallel, device) if counted is None else (plan_parallel, planned_device(checked))
     patience = cluster.timeout_s, cluster.init_timeout_s
     with processes.connected(device.type == "cuda", *patience) if counted is None else nullcontext():
         if counted is None:
             check_same_weights(policy, processes)
-        sharding = share(policy, config.actor.fsdp_config, config.algorithm, processes.of("train"), device)
+        sharding = share(policy, config.actor.fsdp_config, config.algorithm, processes.of("train"), on)
         for line in sharding.notes:
             reporter.console.say(line)
         yield Model(policy, device, sharding)
@@ -104,6 +104,11 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     if runner.ckpt_path is not None:
         load(Path(runner.ckpt_path), policy)
     return policy, device
+
+
+def planned_device(checked: Checked) -> torch.device:
+    """Returns the device for which a dry run counts: a GPU if ``runner.device_memory_gib`` is set."""
+    return device_of(checked) if checked.config.runner.device_memory_gib is None else torch.device("cuda")
 
 
 def device_of(checked: Checked) -> torch.device:
