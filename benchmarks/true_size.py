@@ -299,9 +299,8 @@ def table(results: Mapping[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for flag in ("small", "quarter", "full", "stopped", "counted"):
-        parser.add_argument(f"--{flag}", action="store_true")
-    parser.add_argument("--table", action="store_true")
+    for flag in ("--small", "--quarter", "--full", "--stopped", "--counted", "--table"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
