@@ -7,6 +7,7 @@
     python benchmarks/true_size.py --write FOLDER  # writes a folder in the original layout, at random, shard by shard
     python benchmarks/true_size.py --folder FOLDER # --full with the weights of that folder, 15 GB of disk
     python benchmarks/true_size.py --counted       # libero_24gb and libero_12gb, counted alone: 1 GB, six minutes
+    python benchmarks/true_size.py --table         # the rows of benchmarks/README.md, from what was measured
 
 Each run is two processes: one counts, the other runs. Its fullest moment is the kernel's (VmHWM); what that consists of
 (RssAnon: its own memory, RssFile: pages of mapped files) is looked up 20 times a second. Each row is added to
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,7 @@ COUNTED = {
 BUILT = "building the policy"  # the phase of a run at whose end the weights are there
 ACTING_S = 60.0
 INTERVAL_S = 0.05
+BAR = 0.05  # of what a run takes; a row that is further off has missed it
 KINDS = ("VmHWM", "VmRSS", "RssAnon", "RssFile", "RssShmem")
 
 
@@ -280,13 +283,29 @@ def keep(name: str, row: Mapping[str, Any], within: str | None = None) -> None:
     print(json.dumps({name: row}, indent=2), flush=True)
 
 
+def table(results: Mapping[str, Any]) -> list[str]:
+    """Rows of Markdown: what was said, what was taken, GB, and how far the first is off."""
+    named = [(f"small: {name}", row) for name, row in results["small"].items()]
+    named += [(name, row) for name, row in results.items() if "predicted" in row]
+    rows = ["| run | said, GB | taken, GB | off | fullest | weights there after |", "|---|---|---|---|---|---|"]
+    for name, row in named:
+        off = f"{100 * row['off']:+.1f} %" + (", **missed**" if abs(row["off"]) >= BAR else "")
+        where = row.get("fullest", {}).get("during", "–")
+        after = f"{row['seconds_until_weights']:.0f} s" if "seconds_until_weights" in row else "–"
+        taken = row.get("peak", row.get("resident"))
+        rows.append(f"| {name} | {row['predicted'] / 1e9:.2f} | {taken / 1e9:.2f} | {off} | {where} | {after} |")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for flag in ("small", "quarter", "full", "stopped", "counted"):
-        parser.add_argument(f"--{flag}", action="store_true")
+    for flag in ("--small", "--quarter", "--full", "--stopped", "--counted", "--table"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
+    if given.table:
+        print("\n".join(table(json.loads(RESULTS.read_text()))))
     if given.write:
         print(json.dumps(write_folder(given.write)))
     if given.small or not any(vars(given).values()):
@@ -303,6 +322,9 @@ def main() -> None:
         keep("7.6 B parameters from a folder", found)
     if given.counted:
         for name, more in COUNTED.items():
+            if "12gb" in name and find_spec("bitsandbytes") is None:
+                print(f"{name}: needs bitsandbytes (pip install 'embodied-rl[quantize]')")
+                continue
             keep(name, counted(name, more), within="counted")
 
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from embodied import train
+from embodied.errors import ConfigError
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
 from embodied.parallel.group import Group
-from embodied.run import build, counting, prompts
+from embodied.run import build, counting, engine_process, memory, prompts
 from embodied.run.footprint import Passes, Weights, footprint
 from embodied.run.preflight import check
+from embodied.run.weight_kinds import kinds_of
 from embodied.runtime.slab import available_memory
 from embodied.schema.compose import compose
 
@@ -78,7 +80,7 @@ TEXTS = ("env=fake_text", "model=causal_lm_tiny", "env.train.total_num_envs=32",
 
 @pytest.mark.parametrize("more", [(), ("algorithm=ppo", "algorithm.sampling_params.repetition_penalty=1.2")])
 def test_lanes_take_what_a_decoder_takes(tmp_path, more):
-    """Counted with and without memory, against lanes whose texts are as long as they may be, in groups of one prompt."""
+    """Counted with and without memory, against lanes that write texts as long as they may be, in groups."""
     checked = checked_of(tmp_path, *TEXTS, "env.eval.total_num_envs=32", *more)
     real, sizes_alone = counting.count(checked), counting.count(checked, limit=0)
     assert real.why_not is None
@@ -220,6 +222,62 @@ def test_a_sharded_folder_in_the_original_layout_is_written_by_a_command_and_loa
     assert found["fullest"]["RssFile"] > 13e9, "the weights are mapped from their files"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "total"),
+    [((), 16.75), (("actor.micro_batch_size=2",), 16.87), (("algorithm=ppo",), 16.79)],
+    ids=["as it is", "micro-batch 2", "value head"],
+)
+def test_libero_24gb_takes_what_the_docs_say(tmp_path, more, total):
+    """Without a checkpoint; each weight belongs to one kind of layer."""
+    asked = ["experiment=libero_24gb", "env=fake", "runner.dry_run=true", f"runner.output_dir={tmp_path}", *more]
+    checked = check(compose([*asked, "actor.model.use_proprio=false"], "train", [CONFIG]), Group())
+    found = memory.plan(checked)
+    assert round(found.taken.on_device / GB, 2) == pytest.approx(total, abs=0.01)
+    kinds = kinds_of(found.counted.policy)
+    assert sum(kind.bytes for kind in kinds.values()) == found.counted.weights.all
+    assert set(kinds) >= {"adapters", "vision backbones", "projector", "attention", "mlp", "embeddings"}
+    assert (kinds["attention"].tensors, kinds["mlp"].tensors) == (32 * 4, 32 * 3)
+    assert kinds["attention"].bytes == 32 * 4 * 4096 * 4096 * 2
+    assert any("random ones of the configured sizes" in row[1] for row in found.rows())
+
+
+def test_a_dry_run_needs_no_checkpoint_where_the_configuration_says_the_sizes(tmp_path):
+    asked = [*SHORT, f"runner.output_dir={tmp_path}", "model=openvla_oft", "actor.model.size=tiny"]
+    made = compose([*asked, "runner.dry_run=true"], "train", [CONFIG]).resolved["actor"]["model"]
+    assert (made["model_path"], made["unnorm_key"]) == (None, None)
+    for others in (asked, [*SHORT, "env=fake_text", "model=causal_lm", "runner.dry_run=true"]):
+        with pytest.raises(ConfigError, match=r"actor\.model\.model_path is not set"):
+            compose(others, "train", [CONFIG])
+
+
+def test_weights_have_a_kind_each(tmp_path):
+    policy = counting.count(checked_of(tmp_path, "model=openvla_oft_tiny", "algorithm=ppo")).policy
+    kinds = kinds_of(policy)
+    total = sum(one.nbytes for one in (*policy.parameters(), *policy.buffers()))
+    assert sum(kind.bytes for kind in kinds.values()) == total
+    assert kinds["value head"].tensors == len(list(policy.value_head.parameters()))
+    assert kinds["adapters"].bytes == sum(p.nbytes for n, p in policy.named_parameters() if ".lora_" in n)
+
+
+def test_what_an_engine_and_graphs_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_process, "_has_package", lambda rollout: True)
+    weights, passes = Weights(10 * GB, GB), Passes(3 * GB, None, graphs=GB // 2)
+    engine, sizes = ("env=fake_text", "model=fake_text", "rollout.backend=vllm"), {}
+    for sleeps in (True, False):
+        checked = checked_of(tmp_path, *engine, f"rollout.enable_offload={sleeps}")
+        taken = footprint(checked, weights, GB, passes, on_gpu=True, engine=20 * GB)
+        sizes[sleeps] = taken.moment, taken.device["engine"], taken.host.get("weights of the engine that sleeps", 0)
+        assert "CUDA graphs" in taken.device
+        assert "what CUDA keeps of its graphs beside tensors" in taken.unknown
+    assert sizes == {True: ("act", 20 * GB, 10 * GB), False: ("act", 20 * GB, 0)}
+    update = footprint(checked, weights, GB, Passes(0, None), on_gpu=True, engine=GB)
+    assert (update.moment, update.device["engine"]) == ("step", GB), "it stays"
+    on_cpu = footprint(checked, weights, GB, passes, engine=0)
+    assert "engine" not in on_cpu.device
+    assert "the engine's process" in on_cpu.unknown
+
+
 def test_rows_of_other_commands_stay(tmp_path, monkeypatch):
     file = tmp_path / "true_size.json"
     file.write_text(json.dumps({"7.6 B parameters at random": {"off": 0.01}, "small": {"old": {"off": 0.02}}}))
@@ -234,6 +292,12 @@ def test_rows_of_other_commands_stay(tmp_path, monkeypatch):
     assert {"true widths, four layers, fp32", "7.6 B parameters from a folder"} < found.keys()
     monkeypatch.setattr(sys, "argv", ["true_size.py", "--folder", str(tmp_path)])
     assert true_size.here()["command"] == "python benchmarks/true_size.py --folder FOLDER"
+
+
+def test_the_table_of_what_was_measured_stands_in_the_readme():
+    page = (HERE.parent / "benchmarks" / "README.md").read_text()
+    missing = [row for row in true_size.table(json.loads(true_size.RESULTS.read_text())) if row not in page]
+    assert not missing, "python benchmarks/true_size.py --table"
 
 
 def test_what_was_measured_is_within_five_percent():

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,17 @@ class Shards(Replicas):
         return float((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
 
 
+class Planned(Replicas):
+    """Says how a policy without memory would be shared, for a dry run. No process is connected."""
+
+    units = 0  # fsdp2: how many
+
+    def __str__(self) -> str:
+        if self.units:
+            return f"each with its part of the policy (fsdp2, {self.units} units)"
+        return super().__str__()
+
+
 Parallel = Replicas | Shards
 
 
@@ -131,22 +142,43 @@ def make_parallel(
     Raises:
         ConfigError: what was asked for does not work with fsdp2.
     """
-    strategy = "fsdp2" if fsdp.strategy == "fsdp" else fsdp.strategy
-    notes = ["actor.fsdp_config.strategy fsdp: it is FSDP2 that is used"] if fsdp.strategy == "fsdp" else []
-    if group.size == 1:
-        if strategy == "fsdp2":
-            notes.append("fsdp2 shards nothing in one process")
-        return Replicas(policy, group, [*notes, *_without_effect(fsdp)])
-    if strategy == "auto":
-        trained = [p.requires_grad for _, p in policy.named_parameters()]
-        strategy = "fsdp2" if all(trained) and not algorithm.use_kl_in_reward else "replicate"
-        notes.append(f"{group.size} processes, {strategy}: {sum(trained)} of {len(trained)} weights are trained")
+    strategy, notes = strategy_of(policy, fsdp, algorithm, group)
     if strategy == "replicate":
         return Replicas(policy, group, [*notes, *_without_effect(fsdp)])
     _check_can_shard(policy, fsdp, algorithm, device)
     if not fsdp.offload_pin_memory and not fsdp.cpu_offload:
         notes.append("actor.fsdp_config.offload_pin_memory false: without cpu_offload nothing is kept on the host")
     return Shards(policy, fsdp, group, device, notes)
+
+
+def plan_parallel(
+    policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, group: Group, device: torch.device
+) -> Planned:
+    """Like :func:`make_parallel`, for a policy without memory whose processes are not connected: nothing is shared."""
+    strategy, notes = strategy_of(policy, fsdp, algorithm, group)
+    if strategy == "replicate":
+        return Planned(policy, group, [*notes, *_without_effect(fsdp)])
+    _check_can_shard(policy, fsdp, algorithm, device)
+    assert isinstance(policy, nn.Module)
+    found = Planned(policy, group, notes)
+    found.collective_passes, found.units = True, 1 + len(units_of(policy, fsdp.wrap_policy))
+    return found
+
+
+def strategy_of(
+    policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfig, group: Group
+) -> tuple[Literal["replicate", "fsdp2"], list[str]]:
+    """Returns how processes share ``policy``, and lines that say so. One process has a replica."""
+    notes = ["actor.fsdp_config.strategy fsdp: it is FSDP2 that is used"] if fsdp.strategy == "fsdp" else []
+    sharded = fsdp.strategy in ("fsdp", "fsdp2")
+    if group.size == 1:
+        return "replicate", [*notes, *(["fsdp2 shards nothing in one process"] if sharded else [])]
+    if fsdp.strategy == "auto":
+        trained = [p.requires_grad for _, p in policy.named_parameters()]
+        sharded = all(trained) and not algorithm.use_kl_in_reward
+        told = "fsdp2" if sharded else "replicate"
+        notes.append(f"{group.size} processes, {told}: {sum(trained)} of {len(trained)} weights are trained")
+    return "fsdp2" if sharded else "replicate", notes
 
 
 def _without_effect(fsdp: FsdpConfig) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from embodied.learn.checkpoint_load import load
 from embodied.learn.freeze import freeze
 from embodied.learn.origin import Origin, Simulator, seed_generators
 from embodied.parallel.group import Group
-from embodied.parallel.sharding import Parallel, check_same_weights, make_parallel
+from embodied.parallel.sharding import Parallel, check_same_weights, make_parallel, plan_parallel
 from embodied.protocols import Policy
 from embodied.run import starts
 from embodied.run.folder import RunFolder
@@ -60,13 +60,14 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
     """Builds the policy, connects the processes of the run, and shares the policy among them, until the block ends.
 
     Args:
-        policy: one that was built for counting alone; None = it is built here.
+        policy: one that was built for counting alone; None = it is built here. Processes are then not connected.
 
     Raises:
         RankError: a process did not come.
         RanksDifferError: the processes hold different weights.
     """
     config, processes = checked.config, checked.processes
+    counted = policy
     if policy is None:
         with reporter.console.progress("building the policy", brief=True):
             policy, device = build_policy(checked)
@@ -79,10 +80,12 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
             f"processes {connects} connects",
             "leave cluster.distributed_backend out",
         )
-    with processes.connected(device.type == "cuda", cluster.timeout_s, cluster.init_timeout_s):
-        check_same_weights(policy, processes)
-        learners = processes.of("train")
-        sharding = make_parallel(policy, config.actor.fsdp_config, config.algorithm, learners, device)
+    share, on = (make_parallel, device) if counted is None else (plan_parallel, planned_device(checked))
+    patience = cluster.timeout_s, cluster.init_timeout_s
+    with processes.connected(device.type == "cuda", *patience) if counted is None else nullcontext():
+        if counted is None:
+            check_same_weights(policy, processes)
+        sharding = share(policy, config.actor.fsdp_config, config.algorithm, processes.of("train"), on)
         for line in (*schema.notes(config), *sharding.notes):
             reporter.console.say(line)
         yield Model(policy, device, sharding)
@@ -101,6 +104,11 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     if runner.ckpt_path is not None:
         load(Path(runner.ckpt_path), policy)
     return policy, device
+
+
+def planned_device(checked: Checked) -> torch.device:
+    """Returns the device for which a dry run counts: a GPU if ``runner.device_memory_gib`` is set."""
+    return device_of(checked) if checked.config.runner.device_memory_gib is None else torch.device("cuda")
 
 
 def device_of(checked: Checked) -> torch.device:

@@ -27,9 +27,10 @@ from embodied.learn.checkpoint_load import load
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
 from embodied.protocols import Decodes, Policy
 from embodied.run import build
-from embodied.run.footprint import Footprint, Pass, Passes, Weights, footprint
+from embodied.run.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
 from embodied.run.preflight import Checked
 from embodied.run.prompts import longest
+from embodied.run.rank_share import share_of
 from embodied.run.shares import only_evaluates, slots_of
 from embodied.run.simulators import rows_of_call
 from embodied.runtime.slab import slab_bytes
@@ -45,22 +46,31 @@ class Counted:
     """A policy that was built to be counted; its weights may have no memory, and its gradients stand in them."""
 
     policy: Policy
-    weights: Weights
+    weights: Weights  # of this process
     passes: Passes
     process: int  # bytes of this process without the policy
     allocator: int = 0  # bytes that the C library kept between tensors while the passes were made, if they were
     why_not: str | None = None  # why the passes could not be counted
     with_memory: bool = True  # whether the policy's weights have values
+    gathered: Gathered = NOTHING
 
-    def footprint(self, checked: Checked, on_gpu: bool) -> Footprint:
-        """Adds up the run, see :func:`embodied.run.footprint.footprint`."""
+    def footprint(self, checked: Checked, on_gpu: bool, gpu: int = 0) -> Footprint:
+        """Adds up the run, see :func:`embodied.run.footprint.footprint`.
+
+        Args:
+            gpu: bytes of the GPU in all, of which an engine takes its share.
+        """
+        rollout = checked.config.rollout
+        engine = None if rollout.backend == "native" else int(rollout.gpu_memory_utilization * gpu)
         derived = build.sizes(checked, self.policy)
         steps = derived.optimizer_steps * checked.config.runner.max_epochs
         if checked.config.runner.task_type == "sft":
             steps = checked.config.sft.steps_per_iteration * checked.config.runner.max_epochs
         slab = slab_bytes(derived.fields, derived.rows)
         kept = 0 if on_gpu else self.allocator
-        return footprint(checked, self.weights, slab, self.passes, self.process, kept, steps, on_gpu)
+        return footprint(
+            checked, self.weights, slab, self.passes, self.process, kept, steps, on_gpu, self.gathered, engine
+        )
 
 
 def count(checked: Checked, limit: int = LIMIT) -> Counted:
@@ -97,15 +107,15 @@ def _count(checked: Checked, live: LiveBytes, mode: Callable[[], Any]) -> Counte
         policy = _made(checked)
     for side in (checked.eval, checked.train):
         policy.bind(side.spec)
-    weights = _weights(policy)
     counter = _Counter(checked, policy, live, mode)
+    share = share_of(policy, checked, several_passes=counter.rows()[1])
     passes, why_not, kept = Passes(0, None), None, 0
     try:
         passes, kept = counter.passes()
     except (RuntimeError, NotImplementedError, KeyError, IndexError) as error:  # of an operation without memory
         why_not = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
     process = resident() - (0 if mode is not nullcontext else live.now)
-    return Counted(policy, weights, passes, process, max(kept - process, 0), why_not)
+    return Counted(policy, share.weights, passes, process, max(kept - process, 0), why_not, gathered=share.gathered)
 
 
 def _made(checked: Checked, **more: Any) -> Policy:
@@ -115,18 +125,6 @@ def _made(checked: Checked, **more: Any) -> Policy:
     model = config.actor.model.model_copy(update=more)
     config = config.model_copy(update={"runner": runner, "actor": config.actor.model_copy(update={"model": model})})
     return build.make_policy(replace(checked, composed=replace(checked.composed, config=config)), torch.device("cpu"))
-
-
-def _weights(policy: Policy) -> Weights:
-    sizes = {True: 0, False: 0}
-    head = 0
-    for _, one in policy.named_buffers() if isinstance(policy, nn.Module) else ():
-        sizes[False] += one.numel() * one.element_size()  # scales of weights in 8 or 4 bits, tables
-    for name, one in policy.named_parameters():
-        size = one.numel() * one.element_size()
-        sizes[one.requires_grad] += size
-        head += size if one.requires_grad and name.startswith("value_head") else 0
-    return Weights(sizes[True] + sizes[False], sizes[True], head)
 
 
 class _Counter:
@@ -222,7 +220,7 @@ class _Counter:
 
     def _update(self, policy: Policy, decision: Mapping[str, Tensor] | None) -> Pass:
         """One forward and backward pass of a micro-batch, into gradients that are there."""
-        rows, several = self._rows()
+        rows, several = self.rows()
         parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
         with nullcontext() if isinstance(policy, Decodes) else self._mode(), self._live:
             records = self._observations(policy, rows) | self._decisions(policy, decision, rows)
@@ -255,13 +253,14 @@ class _Counter:
                 made[name] = one
         return made
 
-    def _rows(self) -> tuple[int, bool]:
-        """Records of a pass, and whether an optimizer batch has several passes."""
+    def rows(self) -> tuple[int, bool]:
+        """Records of a pass of this process, and whether an optimizer batch has several passes."""
         actor = self._checked.config.actor
         records = actor.global_batch_size
         if self._checked.config.runner.task_type != "sft":
             episodes = schema.episodes_per_iteration(self._checked.config)
             records = min(records, episodes * -(-self._checked.train.max_steps // self._policy.spec.num_action_chunks))
+        records = math.ceil(records / self._checked.processes.of("train").size)
         parts = math.ceil(records / actor.micro_batch_size)
         return math.ceil(records / parts), parts > 1
 

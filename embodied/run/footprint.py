@@ -69,6 +69,20 @@ class Passes:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """Bytes that one of several processes holds at times, beside what it holds always (see :mod:`.rank_share`)."""
+
+    act: int = 0  # weights that are gathered while the policy acts
+    update: int = 0  # weights that are gathered at the fullest moment of a pass
+    gradients: int = 0  # gradients that are not summed yet, with the buffer in which they are sent
+    summed: int = 0  # the buffer in which replicas sum all gradients
+    on_host: bool = False  # the process's own parts lie in host memory, where the policy is on a GPU
+
+
+NOTHING = Gathered()
+
+
+@dataclass(frozen=True)
 class Footprint:
     """Bytes by what takes them, at the fullest moment of a run."""
 
@@ -91,7 +105,8 @@ class Footprint:
 
 def footprint(
     checked: Checked, weights: Weights, slab: int | None, passes: Passes | None = None, process: int = 0,
-    allocator: int = 0, optimizer_steps: int | None = None, on_gpu: bool = False,
+    allocator: int = 0, optimizer_steps: int | None = None, on_gpu: bool = False, gathered: Gathered = NOTHING,
+    engine: int | None = None,
 ) -> Footprint:  # fmt: skip
     """Adds up what a process takes.
 
@@ -102,14 +117,20 @@ def footprint(
         allocator: bytes that the C library keeps between tensors while passes are made.
         optimizer_steps: of the whole run; None = many.
         on_gpu: the policy is on a GPU; copies of what is saved are then on the machine.
+        weights: of this process, where several share the policy.
+        gathered: what it holds besides.
+        engine: bytes of the GPU that an inference engine takes while it generates; None = there is no engine.
     """
     config = checked.config
     learns = not config.runner.only_eval
     parts = _lasting(config, weights) if learns else {"weights": weights.all}
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
+    _add_gathered(more, gathered)
+    _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
     copies = {name: found.pop("copy of what is saved", 0) for name, found in more.items()}
 
     resting = _resting(config, parts) if on_gpu else {}
+    apart = _apart(parts, more, weights) if on_gpu and gathered.on_host else {}
 
     def absent(name: str) -> set[str]:
         first = {"optimizer"} if name in _before_first_step(optimizer_steps) else set()
@@ -121,7 +142,9 @@ def footprint(
 
     fullest = max(more, key=size)
     parts = {part: number for part, number in parts.items() if part not in absent(fullest)}
-    host = {"process": process, "slab": slab or 0, **resting}
+    host = {"process": process, "slab": slab or 0, **resting, **apart}
+    if engine is not None and on_gpu and config.rollout.enable_offload:
+        host["weights of the engine that sleeps"] = weights.all
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
     device = {**parts, **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
@@ -129,6 +152,8 @@ def footprint(
     unknown = [] if weights.trained is not None else ["adapters and their optimizer state"]
     unknown += [] if slab is not None else ["slab"]
     unknown += [] if passes is not None and (passes.update or not learns) else ["activations"]
+    unknown += ["the engine's process"] if engine is not None and not on_gpu else []
+    unknown += ["what CUDA keeps of its graphs beside tensors"] if on_gpu and passes and passes.graphs else []
     return Footprint(fullest, device, host, count * each, count, tuple(unknown))
 
 
@@ -159,6 +184,7 @@ def _moments(
 ) -> dict[str, dict[str, int]]:  # fmt: skip
     """What each moment of a run adds to what lasts."""
     found = {"act": {"activations": passes.act if passes else 0}}
+    found["act"]["CUDA graphs"] = passes.graphs if passes and on_gpu else 0
     if not learns:
         return found
     runner, trained = config.runner, weights.trained or 0
@@ -176,6 +202,33 @@ def _moments(
     # A copy is written while the run goes on, into the next update's first passes if it takes as long.
     found["save"] = {"gradients": trained if copy else 0, "copy of what is saved": copy}
     return found
+
+
+def _add_gathered(more: dict[str, dict[str, int]], gathered: Gathered) -> None:
+    more["act"]["gathered weights"] = gathered.act
+    if "update" in more:  # the pass was counted with temporary gradients of its own
+        left = max(0, more["update"]["temporary"] - gathered.gradients)
+        more["update"] |= {"gathered weights": gathered.update, "gradients to be summed": gathered.gradients}
+        more["update"]["temporary"] = left
+    if gathered.summed:
+        step = more["step"]
+        more["sum"] = {**step, "temporary": gathered.summed}
+
+
+def _add_engine(more: dict[str, dict[str, int]], engine: int | None, sleeps: bool) -> None:
+    """Adds an engine: while it generates, and else where it does not sleep."""
+    if engine is not None:
+        for moment, parts in more.items():
+            parts["engine"] = engine if moment == "act" or not sleeps else 0
+
+
+def _apart(parts: dict[str, int], more: dict[str, dict[str, int]], weights: Weights) -> dict[str, int]:
+    """Takes a process's own parts of what is trained away from the GPU; gives what the host has then."""
+    names = ("trained weights", "value head", "optimizer", "average", "reference")
+    found = {name: parts.pop(name) for name in names if parts.get(name)}
+    for moment in more.values():
+        moment.pop("gradients", None)
+    return {**found, "gradients": weights.trained or 0}
 
 
 def _workers(checked: Checked) -> tuple[int, int]:

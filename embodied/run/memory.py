@@ -17,6 +17,7 @@ from embodied.run.device_memory import Phase, remedies
 from embodied.run.footprint import Footprint, Pass, Weights, footprint, in_files, readable
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
+from embodied.run.weight_kinds import kinds_of
 from embodied.runtime.slab import available_memory
 
 
@@ -31,9 +32,10 @@ class Plan:
     machine: int  # bytes of the machine that this process may have, with those that it has
 
     @property
-    def policy(self) -> Policy:
-        """The policy that was counted: good for questions about its sizes, and for nothing else."""
-        return self.counted.policy
+    def policy(self) -> Policy | None:
+        """The policy that was counted: good for questions about its sizes, and for nothing else. None of several
+        processes, if they can build it: that they hold the same weights is then checked, too."""
+        return None if self.counted.with_memory and self.checked.processes.size > 1 else self.counted.policy
 
     def say(self, console: Console) -> None:
         """Shows the memory, and refuses what cannot fit. Raises :class:`DeviceMemoryError`."""
@@ -43,14 +45,21 @@ class Plan:
     def rows(self) -> list[list[str]]:
         """Returns rows of the table of a run."""
         taken, on_gpu = self.taken, self.device is not None
-        where = "memory of the GPU" if on_gpu else "memory of the process"
+        processes = self.checked.processes
+        each = "" if processes.size == 1 else f" (each of {processes.size})"
+        where = f"memory of the GPU{each}" if on_gpu else f"memory of the process{each}"
         device = dict(taken.device) if on_gpu else {**taken.device, **taken.host}
         have = "" if self.device is None else f" of {readable(self.device)}"
         rows = [[where, f"{readable(sum(device.values()))}{have} at its fullest ({taken.moment}): {_parts(device)}"]]
+        whole = ", of the whole policy" if each else ""
+        rows.append(["weights, tensor by tensor", _kinds(self.counted.policy) + whole])
         rows += self._activations()
         if on_gpu:
-            rows.append(["memory of the process", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
-        rows.append(["memory of env workers", f"{readable(taken.workers)}, {taken.count} of them at the least"])
+            rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
+        rows.append([f"memory of env workers{each}", f"{readable(taken.workers)}, {taken.count} of them at the least"])
+        model = self.checked.config.actor.model.model_extra or {}
+        if "model_path" in model and model["model_path"] is None:
+            rows.append(["weights counted", "random ones of the configured sizes: actor.model.model_path is not set"])
         if cached := in_files(schema.target_kwargs(self.checked.config.actor.model, "actor.model")):
             rows.append(["page cache", f"{readable(cached)} of weights are mapped from their files"])
         if taken.unknown:
@@ -106,6 +115,7 @@ def _hold(
         least: ``at least`` if not all is counted.
     """
     here = taken.on_host + taken.workers + (0 if gpu is not None else taken.on_device)
+    here *= checked.processes.local_size
     for where, need, have in (("the GPU", taken.on_device, gpu), ("the machine", here, machine)):
         if have is not None and need > have:
             raise DeviceMemoryError(
@@ -115,8 +125,9 @@ def _hold(
 
 
 def plan_dry_run(checked: Checked, reporter: Reporter) -> Plan | None:
-    """Counts the memory of a run that is only to be looked at; None for any other, and for one of several processes."""
-    if not checked.config.runner.dry_run or checked.processes.size > 1:
+    """Counts the memory of a run that is only to be looked at; None for any other. Each of several processes does, so
+    that all of them know whether it can be built."""
+    if not checked.config.runner.dry_run:
         return None
     with reporter.console.progress("counting the policy", brief=True):
         return plan(checked)
@@ -125,16 +136,22 @@ def plan_dry_run(checked: Checked, reporter: Reporter) -> Plan | None:
 def plan(checked: Checked) -> Plan:
     """Counts the memory of a run. ``runner.device_memory_gib`` stands for the GPU of another machine."""
     planned, gpu, device = checked.config.runner.device_memory_gib, None, device_of(checked)
+    total = 0
     if planned is not None:
-        gpu = int(planned * 2**30)
+        gpu = total = int(planned * 2**30)
     elif device.type == "cuda":
-        gpu = torch.cuda.mem_get_info(device)[0]
+        gpu, total = torch.cuda.mem_get_info(device)
     counted = count(checked)
-    return Plan(checked, counted, counted.footprint(checked, gpu is not None), gpu, available_memory() + resident())
+    taken = counted.footprint(checked, gpu is not None, total)
+    return Plan(checked, counted, taken, gpu, available_memory() + resident())
 
 
 def _parts(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {readable(size)}" for name, size in sizes.items() if size)
+
+
+def _kinds(policy: Policy) -> str:
+    return ", ".join(f"{name} {readable(kind.bytes)} in {kind.tensors}" for name, kind in kinds_of(policy).items())
 
 
 def _described(found: Pass) -> str:

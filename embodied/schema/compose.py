@@ -91,6 +91,8 @@ def compose_unchecked(
     name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
     run_id = raw["runner"].get("run_id")
     raw["runner"]["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
+    if raw["runner"].get("dry_run"):
+        _count_without_checkpoint(raw["actor"].get("model") or {})
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
@@ -121,6 +123,15 @@ def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> Conf
     except UnknownKeyError as unknown:
         errors, kind = [unknown, *errors], UnknownKeyError
     return kind("\n".join(error.message for error in errors), "; ".join(error.remedy for error in errors))
+
+
+def _count_without_checkpoint(model: dict[str, Any]) -> None:
+    """Lets a dry run count a model whose sizes the configuration says (``size``) where no checkpoint is given: with
+    random weights, for which there are no statistics of a dataset."""
+    if "size" in model and model.get("model_path") == "???":
+        model["model_path"] = None
+        if "unnorm_key" in model:
+            model["unnorm_key"] = None
 
 
 def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
