@@ -30,7 +30,6 @@ ALONE = "it goes with another key of theirs, without which it asks for nothing: 
 REFUSED: Mapping[str, str] = {
     "rlinf algorithm.length_params.max_length": ALONE + "the lengths of the model are set beside runner.seq_length",
     "rlinf rollout.cuda_graph_max_bs": ALONE + "enforce_eager=false, which is RLinf's default for math",
-    "rlinf rollout.pipeline_stage_num": ALONE + "rollout.schedule=lockstep; migrate sets it",
     "rlinf actor.training_backend": "for math it is Megatron, which is not there",
     "rlinf actor.offload_weight": "weights are needed at all times: the policy acts with the copy that learns",
     "rlinf env.enable_offload": "a simulator's scenes are built anew only slowly",
