@@ -26,6 +26,7 @@ DATA = (*MODEL, "data.train_data_paths=[train.jsonl]")
 BOTH = (*DATA, "data.val_data_paths=[test.jsonl]")
 ROBOT = ("model=openvla_oft_tiny", "actor.model.unnorm_key=null")  # statistics come with a checkpoint
 NO_FILES = ("actor.model.model_path=null", "actor.model.lora_path=null")
+ITS_TOKENIZER = "actor.tokenizer.tokenizer_model=null"  # that of the model's folder
 ITS_SIZES = ("actor.model.vocab_size=null", "actor.model.hidden_size=null")  # of 7.6 B parameters
 SMALL = {
     "rlinf_libero_10.yaml": ("rlinf", ROBOT),
@@ -38,8 +39,8 @@ SMALL = {
 }
 """File → whose it is, and what a user gives beside it."""
 PAGES = {
-    "rlinf_reference_math.yaml": ("rlinf", BOTH),
-    "rlinf_reference_older.yaml": ("rlinf", BOTH),
+    "rlinf_reference_math.yaml": ("rlinf", (*BOTH, ITS_TOKENIZER)),
+    "rlinf_reference_older.yaml": ("rlinf", (*BOTH, ITS_TOKENIZER)),
     "rlinf_reference_embodied.yaml": ("rlinf", (*ROBOT, *NO_FILES, *ITS_SIZES)),
     "verl_reference.yaml": ("verl", (*BOTH, "rollout.backend=native")),
     "roll_reference.yaml": ("roll", (*DATA, "rollout.backend=native")),
@@ -142,6 +143,11 @@ def test_a_pass_is_no_larger_than_the_batch(theirs):
 def test_what_the_answer_leaves_is_the_prompts(theirs):
     found = theirs("cosmos_math.toml")
     assert (found.settings["runner.seq_length"], found.settings["data.max_prompt_length"]) == (1024, 1024 - 256)
+
+
+def test_a_critic_of_theirs_is_a_value_head(theirs):
+    found = theirs("verl_reference.yaml")
+    assert (found.settings["algorithm.adv_type"], found.settings["actor.model.value_head"]) == ("gae", True)
 
 
 def test_stages_take_turns_in_a_lockstep(theirs):

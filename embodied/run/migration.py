@@ -38,7 +38,7 @@ HOWS = {
 """What became of a key → how the report says it, in its order."""
 
 MOST_TRIES = 60
-BATCH, PASS = "actor.global_batch_size", "actor.micro_batch_size"
+BATCH, PASS, VALUES = "actor.global_batch_size", "actor.micro_batch_size", "actor.model.value_head"
 NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")
 """What an error says of a key that the user has to give; the rest is tried with something in its place."""
 UNRESOLVED = re.compile(r"\$(\{[^}]*\}|\w+)")
@@ -115,6 +115,7 @@ def migrate(mapping: Mapping[str, Any], system: str, given: Sequence[str] = ()) 
         notes.append(note)
     found = Migration(groups, settings, notes)
     _fit_passes(found)
+    _give_values(found)
     _check_groups(found)
     if "env" not in groups and "data.train_data_paths" in settings:
         groups["env"] = "math"
@@ -174,6 +175,15 @@ def _fit_passes(found: Migration) -> None:
             why = f"{note.why}; " if note.why else ""
             note = replace(note, settings={**note.settings, PASS: batch}, why=f"{why}a pass has no more records")
         found.notes[number] = note
+
+
+def _give_values(found: Migration) -> None:
+    """Gives the policy a value head where advantages need one: others have a critic beside the policy."""
+    for number, note in enumerate(found.notes):
+        if note.settings.get("algorithm.adv_type") == "gae":
+            found.settings[VALUES] = True
+            why = "the policy gives the values, in the place of a critic"
+            found.notes[number] = replace(note, how="derived", settings={**note.settings, VALUES: True}, why=why)
 
 
 def _check_groups(found: Migration) -> None:
