@@ -135,6 +135,8 @@ def test_the_commands_of_the_pages_compose(project: Path) -> None:
         words = ["env=libero_10" if word == "env=NAME" else word for word in words]
         if verb == "play":
             words = play.overrides(play.arguments().parse_intermixed_args(words).words)
+        if verb == "doctor" and words[:1] and words[0] in CONFIGS:
+            verb, words = words[0], words[1:]
         words, folders, _ = parse_argv(words, verb)
         assert folders in ([], ["my"])
         given.setdefault(CONFIGS.get(verb, "train"), []).append(tuple(words))

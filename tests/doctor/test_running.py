@@ -139,7 +139,14 @@ def test_after_an_interrupt_no_check_starts(processes):
 def test_the_longest_checks_begin_first(processes, monkeypatch):
     monkeypatch.setattr(running.os, "sched_getaffinity", lambda pid: {0, 1})
     started = []
-    monkeypatch.setattr(running._Running, "start", lambda self, command, log: started.append(json.loads(command[4])))
+    both = threading.Barrier(2)
+
+    def start(self, command, log):
+        started.append(json.loads(command[4]))
+        if len(started) <= 2:
+            both.wait(30)  # neither of the first two takes another before both have begun
+
+    monkeypatch.setattr(running._Running, "start", start)
     checks = [
         Check(name, odd_checks.good, (name,), apart=True, cpu_s=cpu_s)
         for name, cpu_s in (("short", 0), ("middle", 2), ("long", 9))

@@ -119,7 +119,7 @@ def test_fifty_hangs_cost_fifty_helpers_and_leave_nothing():
         helpers.add(guard._helper)
     assert helpers == {None}
     assert children() == before  # no zombie
-    assert open_files() == files
+    assert open_files() <= files  # those of tests before may be closed meanwhile
     guard._timeout_s = 10.0
     assert ask(guard, "1").success
     guard.close()

@@ -70,13 +70,14 @@ def test_random_kills_and_stops_change_no_bit(make_rig, schedule, hosting):
     expected = [collect(calm, iteration)[:3] for iteration in range(2)]
     calm.pool.close()
     rig = make_rig(**SHAPE, **hosting, max_restarts=1000, deadlines=PATIENT)
-    restarts = 0
+    restarts = []
     with disturbed(rig, seed=len(schedule)):
-        for iteration in range(2):
+        while len(restarts) < 2 or (sum(restarts) < 2 and len(restarts) < 20):  # on fast cores few are hit in two
+            iteration = len(restarts) % 2
             *got, failed = collect(rig, iteration, **schedule)
             assert tuple(got) == expected[iteration]
-            restarts += failed
-    assert restarts >= 2
+            restarts.append(failed)
+    assert sum(restarts) >= 2
 
 
 def zombies(parents):

@@ -70,7 +70,7 @@ CASES = [
 STAND_INS = {
     "embodied.run.preflight.read_demonstrations": lambda config, side: Demonstrated((), ()),
     "embodied.report.read": lambda name: SimpleNamespace(evaluation_alone=True),
-    "embodied.learn.checkpoint_meta.read_meta": lambda folder: None,
+    "embodied.learn.checkpoint_meta.read_meta": lambda folder: SimpleNamespace(iteration=1, steps=0),
     "embodied.learn.origin.restore": lambda folder, device: (Exportable(), None),
     "embodied.tools.export.examples_of": lambda *given: (None, []),
     "embodied.serving.loading.load": lambda *given: loaded(),
