@@ -59,6 +59,7 @@ FULL = (
     "algorithm.rollout_epoch=1", "actor.global_batch_size=2", "actor.micro_batch_size=1", "rollout.policy_batch=1",
     "env.step_timeout_s=600", "runner.peak_tflops=measure", "runner.num_threads=2", "actor.num_threads=2",
 )  # fmt: skip
+RANDOM = ("actor.model.model_path=null", "actor.model.unnorm_key=null")
 QUARTER = (
     *SHORT, "env=fake", "model=openvla_oft", "actor.model.model_path=null", "actor.model.unnorm_key=null",
     "+actor.model.num_hidden_layers=4", "actor.model.precision=fp32", "runner.max_epochs=1",
@@ -247,13 +248,18 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
     from embodied.models.shared.files import INDEX, _shards, write_json
     from safetensors.torch import save_file
 
+    from embodied import schema
     from embodied.run.counting import without_memory
+    from embodied.schema.compose import compose
     from embodied.testing import FakeEnv
 
     began = time.perf_counter()
     folder.mkdir(parents=True)
+    given = compose(["env=fake", "model=openvla_oft", f"actor.model.size={size}", *RANDOM], "train", [str(FAKES)])
+    usual = {**schema.target_kwargs(given.config.actor.model, "actor.model")}
+    del usual["lora_rank"]
     with (mode := without_memory())():
-        policy = build_policy(size=size, model_path=None, precision="bf16", is_lora=True, lora_rank=1)
+        policy = build_policy(**usual, lora_rank=1)
     policy.bind(FakeEnv().spec)
     net, settings = policy.model.net, policy.settings
     policy.pixels = PixelProcessor(net.image_size, settings.center_crop, None, settings.image_preset)  # with memory
