@@ -75,6 +75,20 @@ def test_tensors_without_memory_are_counted_as_those_with_it(tmp_path, more):
         assert real.passes.otherwise.saved > 2 * real.passes.update.saved, "recomputation spares most"
 
 
+def test_a_checkpoint_is_counted_without_memory_as_with_it(tmp_path):
+    """The limit is reached while a tensor is mapped, where torch hides the error behind another."""
+    true_size.write_folder(tmp_path / "model", size="tiny", shard_bytes=10**6)
+    sizes = ("model=openvla_oft", "actor.model.size=tiny", "actor.model.unnorm_key=null")
+    checked = checked_of(tmp_path, *sizes, f"actor.model.model_path={tmp_path / 'model'}")
+    real, sizes_alone = counting.count(checked), counting.count(checked, limit=2 * 10**6)
+    assert real.with_memory
+    assert not sizes_alone.with_memory
+    assert sizes_alone.why_not is None
+    assert sizes_alone.weights == real.weights
+    assert sizes_alone.passes.update == real.passes.update
+    assert sizes_alone.passes.act == pytest.approx(real.passes.act, rel=0.01)
+
+
 TEXTS = ("env=fake_text", "model=causal_lm_tiny", "env.train.total_num_envs=32", "runner.experiment_name=texts")
 
 

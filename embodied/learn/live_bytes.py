@@ -36,6 +36,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, limit: int | None = None, widths: Iterable[int] = ()) -> None:
         super().__init__()
         self.now = self.peak = self.wide = self.most_wide = 0
+        self.exceeded = False  # the limit: code of torch may hide the error behind one of its own
         self._limit, self._widths = limit, frozenset(widths)
         self._known: dict[int, Any] = {}
 
@@ -67,6 +68,7 @@ class LiveBytes(TorchDispatchMode):
         self.now, self.wide = self.now + size, self.wide + wide
         self.peak, self.most_wide = max(self.peak, self.now), max(self.most_wide, self.wide)
         if self._limit is not None and self.now > self._limit:
+            self.exceeded = True
             raise TooLargeError(f"more than {self._limit} bytes of tensors")
 
     def _remove(self, key: int, size: int, wide: int) -> None:

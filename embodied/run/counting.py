@@ -83,9 +83,12 @@ def count(checked: Checked, limit: int = LIMIT) -> Counted:
     Raises:
         CheckpointError: the checkpoint does not fit the policy, or is damaged.
     """
+    live = LiveBytes(limit)
     try:
-        counted = _count(checked, LiveBytes(limit), nullcontext)
-    except TooLargeError:
+        counted = _count(checked, live, nullcontext)
+    except Exception:
+        if not live.exceeded:  # mapping a tensor of a file gives a ValueError in place of TooLargeError
+            raise
         return replace(_count(checked, LiveBytes(), without_memory()), with_memory=False)
     if (given := checked.config.runner.ckpt_path) is not None:
         load(Path(given), counted.policy)

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from embodied.errors import AssetsMissingError, CheckpointError
 from embodied.files import inside, reading
@@ -73,10 +74,14 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor with its name, mapped from the file. Raises CheckpointError if the file is damaged."""
+    """Yields every tensor with its name, mapped from the file. While a policy is counted without memory, a tensor has
+    its size alone. Raises CheckpointError if the file is damaged."""
     try:
         with safe_open(file, framework="pt") as opened:
-            yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
+            for name in opened.keys():  # noqa: SIM118
+                with unset_fake_temporarily() as mode:  # safetensors cannot read under it
+                    tensor = opened.get_tensor(name)
+                yield name, tensor if mode is None else mode.from_tensor(tensor)
     except (SafetensorError, OSError) as error:
         raise _damaged(file, error) from error
 
