@@ -81,7 +81,7 @@ def read_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
             for name in opened.keys():  # noqa: SIM118
                 with unset_fake_temporarily() as mode:  # safetensors cannot read under it
                     tensor = opened.get_tensor(name)
-                yield name, tensor if mode is None else mode.from_tensor(tensor)
+                yield name, tensor if mode is None else mode.from_tensor(tensor)  # type: ignore[attr-defined]
     except (SafetensorError, OSError) as error:
         raise _damaged(file, error) from error
 
