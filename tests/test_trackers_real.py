@@ -89,7 +89,7 @@ def read(python: str, folder: Path, service: str, run: str = "run") -> dict[str,
 def trained(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two iterations that went on to a third; one more checkpoint was lost in between."""
     folder = tmp_path_factory.mktemp("trained")
-    secret = "+reward.model.api_key=sk-very-secret"
+    secret = "protocol.source=https://me:sk-very-secret@host/page"
     for last in (2, 3):
         said = start(python, folder, "-m", "embodied.train", *RUN, f"runner.max_epochs={last}", secret)
         assert "failed and is off" not in said
@@ -127,7 +127,7 @@ def test_tables_and_videos_of_evaluations_are_there(service, python, trained):
         assert [row[1:-2] for row in rows] == of_task
         assert {row[-1] for row in rows} == {evaluation["protocol"]["hash"]}
     made = sorted(file.stat().st_size for file in (trained / "videos" / "run" / "eval").rglob("*.mp4"))
-    assert len(made) == len(found["videos"]) == 12
+    assert len(made) == len(found["videos"]) == 15  # of three evaluations: four episodes and their grid
     assert service == "swanlab" or sorted(found["videos"]) == made  # SwanLab gets them as GIFs
 
 
