@@ -25,6 +25,8 @@ COMPOSED = {
     "eval": "needs a run's checkpoint",
     "sft": "needs demonstrations; math_quickstart_sft builds on it",
     "quickstart_sft": "needs demonstrations", "quickstart_libero_sft": "needs demonstrations",
+    "libero_object_sft": "needs demonstrations", "libero_object_grpo": "needs what it has learned",
+    "libero_object_ppo": "the same",
     "quickstart_metaworld_sft": "needs demonstrations", "quickstart_metaworld": "needs the package metaworld",
     "math": "needs problems of the user (tests/test_math_run.py)",
     "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",
