@@ -191,6 +191,15 @@ def test_unknown_keys_are_told_with_what_is_not_set():
     assert failed.value.remedy.startswith("set actor.model.model_path=x instead of actor.model.model_pth; ")
 
 
+def test_group_files_that_are_not_there_hide_no_key():
+    message = refused("env=libero_11", "protocol=nope", "runner.sed=1", "env.train.task_idss=[0]", base=())
+    lines = message.splitlines()
+    assert lines[0] == "unknown env 'libero_11'. Did you mean 'libero_10'?"
+    assert lines[1].startswith("unknown protocol 'nope'.")
+    assert lines[2] == "unknown key 'runner.sed'. Did you mean 'seed'?"
+    assert "task_idss" not in message  # which keys an env has is not known without its file
+
+
 def test_a_folder_of_the_user_may_have_groups_of_its_own(tmp_path):
     for name in ("a", "b"):
         (tmp_path / "mine").mkdir(exist_ok=True)

@@ -82,7 +82,10 @@ def compose_unchecked(
     overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()
 ) -> Composed:  # fmt: skip
     """Does what :func:`compose` does, but for refusing combinations that cannot work (``schema.rules``)."""
-    raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
+    try:
+        raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
+    except WrongChoice as error:
+        raise _with_rest(error, overrides, config_name, config_dirs) from None
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
     nothing = silent(raw)
@@ -123,6 +126,30 @@ def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> Conf
     except UnknownKeyError as unknown:
         errors, kind = [unknown, *errors], UnknownKeyError
     return kind("\n".join(error.message for error in errors), "; ".join(error.remedy for error in errors))
+
+
+class WrongChoice(ConfigError):
+    """A group that is not there, or a file that a group does not have."""
+
+
+OF_GROUP = {"env": ("env.",), "model": ("actor.model.",), "experiment": ("env.", "actor.model.")}
+"""Group → beginnings of the keys that depend on which of its files is chosen."""
+
+
+def _with_rest(error: WrongChoice, overrides: Sequence[str], config_name: str, folders: Sequence[str]) -> ConfigError:
+    """Adds the unknown keys of what can be looked at without the files that are not there."""
+    wrong = [
+        one for one in overrides if any(_wrong_choice(own, folders) for own in _expand([one], config_name, folders))
+    ]
+    left_out = tuple(key for one in wrong for key in OF_GROUP.get(one.lstrip("+~").partition("=")[0].split("@")[0], ()))
+    rest = [one for one in overrides if one not in wrong and not one.lstrip("+~").startswith(left_out or ("~",))]
+    try:
+        compose_unchecked(rest, config_name, folders)
+    except UnknownKeyError as unknown:
+        return UnknownKeyError(f"{error.message}\n{unknown.message}", f"{error.remedy}; {unknown.remedy}")
+    except ConfigError:
+        pass  # it may be wrong only because something was left out
+    return error
 
 
 def _count_without_checkpoint(model: dict[str, Any]) -> None:
@@ -244,20 +271,28 @@ def _quoted(text: str) -> str:
 
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
-    """Turns hydra's error into ours, with the nearest known group or group file if one is unknown."""
-    for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        group = key.split("@")[0]
-        if "." in group or group == "hydra":
-            continue
-        if group not in GROUPS:
-            hint = did_you_mean(group, GROUPS)
-            return ConfigError(f"unknown group or section '{group}'.{hint}", f"groups: {', '.join(GROUPS)}")
-        options = group_options(group, folders)
-        if value not in ("", *options):
-            hint = did_you_mean(value, options)
-            return ConfigError(f"unknown {group} '{value}'.{hint}", f"set {group}= to one of: {', '.join(options)}")
-    return ConfigError(f"cannot compose the configuration: {error}", "correct the override it names; see --help")
+    """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
+    wrong = [(override, told) for override in overrides if (told := _wrong_choice(override, folders))]
+    if not wrong:
+        return ConfigError(f"cannot compose the configuration: {error}", "correct the override it names; see --help")
+    told = {one.message: one.remedy for _, one in wrong}  # env=NAME is of both sides
+    return WrongChoice("\n".join(told), "; ".join(told.values()))
+
+
+def _wrong_choice(override: str, folders: Sequence[str]) -> ConfigError | None:
+    """What is wrong with an override's group, or with the file that it names."""
+    key, _, value = override.lstrip("+~").partition("=")
+    group = key.split("@")[0]
+    if "." in group or group == "hydra":
+        return None
+    if group not in GROUPS:
+        hint = did_you_mean(group, GROUPS)
+        return ConfigError(f"unknown group or section '{group}'.{hint}", f"groups: {', '.join(GROUPS)}")
+    options = group_options(group, folders)
+    if value in ("", *options):
+        return None
+    hint = did_you_mean(value, options)
+    return ConfigError(f"unknown {group} '{value}'.{hint}", f"set {group}= to one of: {', '.join(options)}")
 
 
 def as_yaml(composed: Composed) -> str:
