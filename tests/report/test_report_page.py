@@ -158,7 +158,7 @@ def test_every_chart_has_a_table(tmp_path: Path) -> None:
     assert "lanepolicy, sstep, srender, s policy0.024 slot 00.024 slot 10.024" in text
 
 
-def test_several_runs_are_compared_with_the_first(
+def test_several_runs_are_compared_in_all_pairs(
     tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,12 @@ def test_several_runs_are_compared_with_the_first(
         write_run(Path(name), seed=seed, recording=recording)
     write_run(Path("c"), group_size=3, evaluations=(3,))
     page = made("a", "b", "c")
-    assert "Against A, over all tasks" in page.text
+    head, *rows = page.tables["each pair, over all tasks"]
+    assert [row[0] for row in rows] == ["B against A", "C against A", "C against B"]
+    assert head[-1] == "p by Holm"
+    assert all(row[-1].startswith("p ") for row in rows)
+    assert "3 pairs: each test alone errs in one of twenty" in page.text
+    assert "C against B, by task: c after 3 iterations" in page.text
     assert "a (seed 1), b (seed 2)" in page.text
     assert "C against A, by task: c after 3 iterations" in page.text
     assert "what differs between the runs" in page.text
@@ -187,8 +192,9 @@ def test_results_of_different_protocols_are_never_side_by_side_without_saying_so
         "DIFFERENT PROTOCOLS: rlinf (aaaa) of A, B; no name (cccc) of C. Success is a result under its protocol: a "
         "difference may be the protocol's.",
     ]  # fmt: skip
-    head, *rows = page.tables["each against A, over all tasks"]
-    assert [head[1], *(row[1] for row in rows)] == ["protocol", "rlinf (aaaa)", "no name (cccc), another than A's"]
+    head, *rows = page.tables["each pair, over all tasks"]
+    other = [f"no name (cccc), another than {first}'s" for first in "AB"]
+    assert [head[2], *(row[2] for row in rows)] == ["its protocol", "rlinf (aaaa)", *other]
     assert [line for line in page.paragraphs["dim"] if "evaluations of different protocols" in line] == [
         "episodes that succeed · 95 % intervals (Wilson); evaluations of different protocols"
     ], "there is one chart of evaluations"
