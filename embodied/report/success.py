@@ -62,7 +62,8 @@ class Success:
 
 
 def of(runs: Sequence[Run]) -> Success:
-    """Takes the first and the newest evaluation of one run, or the newest ones of several."""
+    """Takes the first and the newest evaluation of one run, the greedy and the sampled one where there are both, or the
+    newest ones of several runs."""
     sides = _before_and_after(runs[0]) if len(runs) == 1 else _newest(runs)
     points = [
         {"task": task, "side": side.label, "rate": rate.rate, "low": rate.low, "high": rate.high}
@@ -128,6 +129,8 @@ def _number(value: float | None) -> str:
 def _before_and_after(run: Run) -> list[Side]:
     if run.last is None:
         return []
+    if run.sampled is not None:
+        return [Side("A", "greedy", run.last), Side("B", "sampled", run.sampled)]
     iterations = sorted(run.evaluations)
     chosen = [iterations[0], iterations[-1]] if run.before is not None else iterations
     return [
