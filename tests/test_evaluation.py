@@ -219,6 +219,7 @@ def test_greedy_and_sampled_in_one_command_are_the_two_evaluations(monkeypatch, 
     assert ">B against A</h3>" in page
     assert f"B did better on {gained} starts and worse on {lost}; exact McNemar test: p = " in page
     assert "success, greedy" in page
+    assert "<h3>One rollout</h3>" in page, "an evaluation alone has a timeline, too"
 
 
 def test_greedy_once_and_sampled_several_times(capsys):

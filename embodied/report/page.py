@@ -191,7 +191,7 @@ def _times(run: Run) -> dict[str, Any]:
         "bars": charts.of_bars(bars, f"Seconds of an iteration by stages: {said}") if bars else None,
     }
     if picture is not None:
-        note = f"{picture.file.name}, {picture.seconds:.3g} s"
+        note = f"{picture.file.name}, {'the first ' if picture.cut else ''}{picture.seconds:.3g} s"
         note += f"; {picture.left_out} more lanes are left out" if picture.left_out else ""
         text = f"Timeline of one rollout: what the policy and each env slot did in {picture.seconds:.3g} s"
         found |= {"picture": charts.of_picture(picture, text), "picture_note": note}

@@ -122,8 +122,8 @@ class Evaluator:
         held_to = protocol.protocol(self._checked, under, facts, self._simulators.model.policy)
         if self._simulators.processes.is_main and kept:
             write(self._folder / "generations" / f"{self._name(iteration)}.jsonl", kept, held_to.named)
-            name, *rest = generations_table(kept)
-            self._reporter.table(iteration, name + self._ending, *rest)
+            name, columns, rows = generations_table(kept)
+            self._reporter.table(iteration, name + self._ending, columns, rows)
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, under, held_to)
         self._show_videos(iteration, results, stop)

@@ -197,7 +197,7 @@ def _by_rollout(
         if not random and model.policy.spec.random_weights and config.runner.ckpt_path is None:
             console.say(UNTRAINED)
         engine = None if random else opened.enter_context(open_engine(checked, model, folder, console))
-        simulators = Simulators(checked, model, folder, server, reporter, engine)
+        simulators = Simulators(checked, model, folder, server, reporter, engine, is_run=False)
         workers = opened.enter_context(closing(simulators.open(side, rows=2, own_slots=1, live=choice.live)))
         most = episode.episode_id + 1 if isinstance(side.spec.action, TextAction) else 0
         texts = Generations(side.spec, workers.slab.arrays, most)

@@ -149,6 +149,7 @@ def test_every_chart_has_a_table(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     write_trace(folder)
     page = made(folder)
+    assert "000001-train.json, 0.0396 s" in page.text
     parts = [tag if tag != "div" else one.get("class") for tag, one in page.elements]
     charts = [place for place, part in enumerate(parts) if part == "chart"]
     assert len(charts) == 11, "nine curves and bars, any metric, the timeline"
@@ -156,6 +157,12 @@ def test_every_chart_has_a_table(tmp_path: Path) -> None:
         assert "table" in parts[place:after]
     text = " ".join(page.text.split())
     assert "lanepolicy, sstep, srender, s policy0.024 slot 00.024 slot 10.024" in text
+    whole = json.loads((folder / "trace" / "000001-train.json").read_text())
+    (folder / "trace" / "rank-00").mkdir()
+    cut = json.dumps(whole | {"otherData": {"spans_left_out": 7}})
+    (folder / "trace" / "rank-00" / "000001-train.json").write_text(cut)
+    (folder / "trace" / "000001-train.json").unlink()
+    assert "000001-train.json, the first 0.0396 s" in made(folder).text, "of several processes, the first"
 
 
 def test_several_runs_are_compared_in_all_pairs(
