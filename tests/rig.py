@@ -20,6 +20,7 @@ from embodied.runtime.records import RecordStore
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
+from embodied.runtime.traces import Traces
 from embodied.testing import DecoderPort, FakeEnv, FakePolicy
 from embodied.types import EpisodeResult, Sampling
 
@@ -40,14 +41,14 @@ class Rig:
 
     def rollout(
         self, lockstep: bool = False, min_batch: int = 1, policy_batch: int = 4, fixed_shape: bool = True,
-        trace: Path | None = None, lanes: int | None = None, **schedule: Any,
+        traces: Traces | None = None, lanes: int | None = None, **schedule: Any,
     ) -> Rollout:  # fmt: skip
         """``lanes``: of a decoder that stands between rollout and policy; None: the policy answers in one pass."""
         rule, chunk = Schedule(lockstep, min_batch, **schedule), self.policy.spec.num_action_chunks
         port: PolicyPort = OnePass(self.policy, self.slab, self.env.spec, CPU, policy_batch, fixed_shape)
         if lanes is not None:
             port = DecoderPort(port, lanes)
-        return Rollout(self.pool, port, RecordStore(self.slab), chunk, rule, Sections(), trace=trace)
+        return Rollout(self.pool, port, RecordStore(self.slab), chunk, rule, Sections(), traces)
 
     def job(self, **changes: Any) -> Job:
         usual: dict[str, Any] = {

@@ -169,6 +169,77 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, ca
     assert "were run before" not in capsys.readouterr().out
 
 
+def test_greedy_and_sampled_in_one_command_are_the_two_evaluations(monkeypatch, capsys):
+    """Each file is that of a command of its own, also when the second evaluation was interrupted."""
+    few = (
+        "env.eval.episodes_per_task=6", "env.eval.success_distance=0.9", "algorithm.val_sampling_params.temperature=2",
+    )  # fmt: skip
+    both, sampled = "algorithm.val_sampling_params.do_sample=both", "algorithm.val_sampling_params.do_sample=true"
+    assert evaluate("greedy", *few) == 0
+    assert evaluate("sampled", *few, sampled) == 0
+
+    class Killed(Exception):
+        pass
+
+    class Dying(Unfinished):
+        def add(self, result: EpisodeResult, text: Any = None) -> None:
+            super().add(result, text)
+            if "sampled" in str(self._path) and self.kept == 4:
+                raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embodied.run.evaluate.Unfinished", Dying)
+        with pytest.raises(Killed):
+            evaluate("both", *few, both)
+    assert report("both") == report("greedy")
+    assert not Path("runs/both/eval/000000-sampled.json").exists()
+    capsys.readouterr()
+    assert evaluate("both", *few, both, "runner.logger.report=true") == 0
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.endswith(" actions")] == ["greedy actions", "sampled actions"]
+    assert "12 of 12 episodes were run before" in said, "none of the greedy evaluation, which had ended, is run again"
+    assert "4 of 12 episodes were run before" in said
+    found = [json.loads(Path("runs/both/eval", name).read_text()) for name in ("000000.json", "000000-sampled.json")]
+    assert found == [report("greedy"), report("sampled")]
+    assert found[0]["protocol"]["hash"] != found[1]["protocol"]["hash"]
+    assert not any(Path("runs/both/.unfinished").iterdir())
+    first, second = (one["tasks"][-1] for one in found)
+    assert first["successes"] != second["successes"], "else the table could show one of them twice"
+    assert "two from the same starts: greedy, then sampled" in said
+    table = said[said.index("greedy, and sampled at temperature 2, from the same starts") :]
+    (row,) = [" ".join(line.split()) for line in table.splitlines() if line.strip().startswith("all tasks")]
+    shown = [f"{one['successes']}/12 ({one['success_rate']:.0%}) {one['low']:.0%} to {one['high']:.0%}"
+             for one in (first, second)]  # fmt: skip
+    assert row.startswith(f"all tasks {shown[0]} {shown[1]} {second['success_rate'] - first['success_rate']:+.1%} ")
+    outcomes = [[one["success"] for one in side["episodes"]] for side in found]
+    gained, lost = (sum(pair == way for pair in zip(*outcomes, strict=True)) for way in ((False, True), (True, False)))
+    assert f"sampled did better on {gained} starts and worse on {lost}; exact McNemar test: p = " in table
+    assert "conditions above" not in table
+    page = Path("runs/both/report.html").read_text()
+    assert ">B against A</h3>" in page
+    assert f"B did better on {gained} starts and worse on {lost}; exact McNemar test: p = " in page
+    assert "success, greedy" in page
+    assert "<h3>One rollout</h3>" in page, "an evaluation alone has a timeline, too"
+
+
+def test_greedy_once_and_sampled_several_times(capsys):
+    drawn = ("algorithm.val_sampling_params.do_sample=both", "algorithm.val_group_size=3")
+    assert evaluate("run", *drawn, "env.eval.episodes_per_task=2") == 0
+    greedy, sampled = (json.loads(Path("runs/run/eval", name).read_text())
+                       for name in ("000000.json", "000000-sampled.json"))  # fmt: skip
+    assert (len(greedy["episodes"]), len(sampled["episodes"])) == (4, 12)
+    assert greedy["conditions"]["group_size"] == 1
+    said = capsys.readouterr().out
+    assert "greedy, then sampled, 3 of each start" in said
+    assert "sampled did better on" in said
+
+
+@pytest.mark.parametrize("other", ["selftest=true", "runner.only_eval=false"])
+def test_two_evaluations_are_refused_where_a_command_makes_none(other, capsys):
+    assert evaluate("run", "algorithm.val_sampling_params.do_sample=both", other) == 2
+    assert "do_sample=both asks for two evaluations" in capsys.readouterr().err
+
+
 def test_episodes_of_another_evaluation_are_not_taken(tmp_path):
     plan = eval_plan(FakeEnv().spec, episodes_per_task=2)
     one = Unfinished(tmp_path / ".unfinished" / "000000.jsonl", "this")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from logged import rows_of
 
 from embodied import train
 from embodied.observe.console import NullConsole
@@ -77,6 +78,9 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
     assert "python -m embodied.train env=fake" in page
     assert "What is missing</h2>" not in page
     assert len(re.findall(r"<video ", page)) == 8 + 1  # all side by side
+    assert "<h3>One rollout</h3>" in page
+    assert "000003-train.json" in page, "the second iteration, which builds no simulators"
+    assert [path.name[7:] for path in sorted(Path("runs/run/trace").iterdir())] == ["train.json", "eval.json"] * 2
     assert re.search(r"report +runs/run/report.html", capfd.readouterr().out)
     started = json.loads(Path("runs/run/starts.jsonl").read_text())
     assert started["command"].startswith("python -m embodied.train env=fake model=fake")
@@ -88,6 +92,18 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
     starts.record(Path("runs/run"), "python run.name=\udcff api_key=abc", 2)  # an argument that is no UTF-8
     last = json.loads(Path("runs/run/starts.jsonl").read_text().splitlines()[-1])
     assert last["command"] == "python 'run.name=\udcff' 'api_key=(hidden)'"
+
+
+def test_a_run_without_traces_has_no_timeline_and_the_same_numbers() -> None:
+    pytest.importorskip("vl_convert")
+    assert train.main([*RUN, "runner.experiment_name=usual", "runner.logger.report=false"]) == 0
+    assert Path("runs/usual/trace").is_dir()
+    assert train.main([*RUN, "rollout.trace=false"]) == 0
+    assert not Path("runs/run/trace").exists()
+    page = Path("runs/run/report.html").read_text()
+    assert "One rollout" not in page
+    assert "There is no timeline of a rollout: rollout.trace=first writes one." in page
+    assert rows_of("runs/usual") == rows_of("runs/run")
 
 
 def test_evaluations_and_the_end_refresh_it_and_its_failure_stops_nothing(

@@ -38,10 +38,10 @@ class Timeline:
 
     Args:
         slots: number of used slots.
-        keep: keep every span for :meth:`write`; without it only the idle time is summed.
+        keep: spans that are kept for :meth:`write`, the first ones; with 0 only the idle time is summed.
     """
 
-    def __init__(self, slots: int, keep: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, slots: int, keep: float = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots, self._keep, self._clock = slots, keep, clock
         self._began = clock()
         self._sent: dict[int, float] = {}  # slot → time when its present command was sent
@@ -49,6 +49,7 @@ class Timeline:
         self._lost: dict[int, float] = {}
         self._busy = 0.0
         self.spans: list[Span] = []
+        self._left_out = 0  # spans beyond those that are kept
 
     def sent(self, slot: int) -> None:
         """Note that a command goes to the slot."""
@@ -95,7 +96,7 @@ class Timeline:
         began, answered = self._clock(), []  # type: float, list[object]
         yield answered
         if self._keep and (rows := len(answered)):
-            self.spans.append(Span(POLICY, 0, f"policy, {rows} rows", began, self._clock(), {"rows": rows}))
+            self._add(Span(POLICY, 0, f"policy, {rows} rows", began, self._clock(), {"rows": rows}))
 
     @property
     def slot_s(self) -> float:
@@ -121,11 +122,20 @@ class Timeline:
             *(self._event(span) for span in sorted(self.spans, key=lambda span: span.began)),
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
+        whole = {"displayTimeUnit": "ms", "otherData": {"spans_left_out": self._left_out}, "traceEvents": events}
+        aside = path.with_name(f".{path.name}.part")
+        aside.write_text(json.dumps(whole))
+        aside.rename(path)
 
     def _span(self, slot: int, name: str, began: float, ended: float) -> None:
         if self._keep and ended > began:
-            self.spans.append(Span(SLOTS, slot, name, began, ended))
+            self._add(Span(SLOTS, slot, name, began, ended))
+
+    def _add(self, span: Span) -> None:
+        if len(self.spans) < self._keep:
+            self.spans.append(span)
+        else:
+            self._left_out += 1
 
     def _event(self, span: Span) -> dict[str, Any]:
         return {

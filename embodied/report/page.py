@@ -111,14 +111,15 @@ _TIMES: dict[str, Any] = {"stages": [], "workers": [], "bars": None, "picture": 
 def _numbers(run: Run) -> list[tuple[str, str]]:
     """The few numbers at the head of the page of one run."""
     found = []
-    for label, one in (("first evaluation", run.before), ("newest evaluation", run.last)):
+    last = "newest evaluation" if run.sampled is None else "greedy"
+    for label, one in (("first evaluation", run.before), (last, run.last), ("sampled", run.sampled)):
         if one is not None:
             rate = success.over_all(one)
             found.append((f"success, {label}", f"{rate.rate:.0%} ({rate.low:.0%} to {rate.high:.0%})"))
     rows = run.metrics.values()
-    last = run.metrics.get(run.iterations, {})
-    if "rollout/success_rate" in last:
-        found.append(("success, last iteration", f"{last['rollout/success_rate']:.0%}"))
+    newest = run.metrics.get(run.iterations, {})
+    if "rollout/success_rate" in newest:
+        found.append(("success, last iteration", f"{newest['rollout/success_rate']:.0%}"))
     if run.metrics:
         planned = run.setting("runner.max_epochs")
         found.append(("iterations", f"{run.iterations}" + (f" of {planned}" if isinstance(planned, int) else "")))
@@ -190,7 +191,7 @@ def _times(run: Run) -> dict[str, Any]:
         "bars": charts.of_bars(bars, f"Seconds of an iteration by stages: {said}") if bars else None,
     }
     if picture is not None:
-        note = f"{picture.file.name}, {picture.seconds:.3g} s"
+        note = f"{picture.file.name}, {'the first ' if picture.cut else ''}{picture.seconds:.3g} s"
         note += f"; {picture.left_out} more lanes are left out" if picture.left_out else ""
         text = f"Timeline of one rollout: what the policy and each env slot did in {picture.seconds:.3g} s"
         found |= {"picture": charts.of_picture(picture, text), "picture_note": note}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Run:
     starts: list[dict[str, Any]] = field(default_factory=list)  # how it was started; equal ones in a row are one
     metrics: dict[int, Row] = field(default_factory=dict)  # step → row
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # iteration → what its file holds
+    sampled: Evaluation | None = None  # beside the newest one, which is then greedy, from the same starts
     rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
     robustness: list[dict[str, Any]] = field(default_factory=list)  # of the newest evaluation
     episodes: int = 0  # of these evaluations
@@ -105,6 +106,8 @@ def read(name: str) -> Run:
         found.metrics = _metrics(found)
     for file in files:
         _add_evaluation(found, file)
+    if not found.evaluation_alone and files:
+        _add_sampled(found, files[-1].with_stem(files[-1].stem + evaluations.SAMPLED))
     _say_what_is_missing(found)
     return found
 
@@ -210,16 +213,29 @@ def _text(run: Run, path: Path, without: str) -> str | None:
 # -- evaluations -----------------------------------------------------------------------------------------------------
 
 
-def _add_evaluation(run: Run, file: Path) -> None:
+def _read(run: Run, file: Path) -> tuple[Evaluation, dict[str, Any]] | None:
+    """Returns an evaluation, and its file as it is. What is wrong with it becomes a line."""
     try:
-        found = evaluations.read(str(file))
-        raw = json.loads(file.read_text())
+        return evaluations.read(str(file)), json.loads(file.read_text())
     except EvaluationError as error:
         run.problems.append(error.message)
-        return
     except (OSError, ValueError) as error:  # it was replaced between the two looks
         run.problems.append(f"{file} cannot be read: {_first_line(error)}")
+    return None
+
+
+def _add_sampled(run: Run, file: Path) -> None:
+    if file.is_file() and (both := _read(run, file)):
+        run.sampled, raw = both
+        run.episodes += len(raw["episodes"])
+        recorded = _recorded(run.sampled, raw["episodes"], max(run.evaluations, default=0))
+        run.recorded += [replace(one, place=f"{one.place}, sampled") for one in recorded]
+
+
+def _add_evaluation(run: Run, file: Path) -> None:
+    if (both := _read(run, file)) is None:
         return
+    found, raw = both
     iteration = int(file.stem) if file.stem.isdigit() else 0
     run.evaluations[iteration] = found
     run.episodes += len(raw["episodes"])

@@ -1,4 +1,4 @@
-"""Success by task: of one evaluation, before and after a training, and of several runs against the first."""
+"""Success by task: of one evaluation, before and after a training, and of several runs, each against each other."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied import hidden
-from embodied.errors import EvaluationError
 from embodied.report import protocols as kinds
 from embodied.report.reading import Run
-from embodied.run.compare import ALL, Comparison, Rate, compare, rates, same_protocol, task_names
+from embodied.run import verdict
+from embodied.run.compare import ALL, Comparison, Rate, rates, same_protocol, task_names
 from embodied.run.evaluations import Evaluation, Lengths
-from embodied.run.verdict import LETTERS, interval, lines, p_value, protocol_of, protocols, starts
+from embodied.run.pairs import pairs
+from embodied.run.verdict import LETTERS, letters, of_rate, p_value, protocol_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Table:
-    """One evaluation against the first: a row for each task with its cells, and what it comes to."""
+    """One evaluation against another: a row for each task with its cells, and what it comes to."""
 
+    against: str  # letter of the other one, the first
     letter: str
     label: str
     protocol: str  # of the second one
@@ -55,22 +57,28 @@ class Success:
     single: Sequence[Sequence[str]]  # of one evaluation alone: a head, then a row for each task
     tables: Sequence[Table]
     refused: Sequence[str]  # why some were not compared
+    chance: str  # what many comparisons do to the tests; empty of one alone
     points: Sequence[dict[str, Any]]  # of the chart
 
 
 def of(runs: Sequence[Run]) -> Success:
-    """Takes the first and the newest evaluation of one run, or the newest ones of several."""
+    """Takes the first and the newest evaluation of one run, the greedy and the sampled one where there are both, or the
+    newest ones of several runs."""
     sides = _before_and_after(runs[0]) if len(runs) == 1 else _newest(runs)
     points = [
         {"task": task, "side": side.label, "rate": rate.rate, "low": rate.low, "high": rate.high}
         for side in sides for task, rate in rates(side.evaluation)
     ]  # fmt: skip
-    tables, refused = _tables(sides)
+    compared = pairs([side.evaluation for side in sides])
+    tables = [_table(sides, one) for one in compared.found]
+    refused = [f"{LETTERS[second]} was not compared with {LETTERS[first]}: {error.message}"
+               for (first, second), error in compared.refused]  # fmt: skip
     note = kinds.note((side.letter, side.evaluation) for side in sides)
     not_run = [said for side in sides if (said := _not_run(side, len(sides) > 1))]
     return Success(
-        sides, note, not_run, _single(sides[0].evaluation) if len(sides) == 1 else [], tables, refused, points
-    )
+        sides, note, not_run, _single(sides[0].evaluation) if len(sides) == 1 else [], tables, refused,
+        verdict.chance(len(tables)) if len(tables) > 1 else "", points,
+    )  # fmt: skip
 
 
 def _not_run(side: Side, several: bool) -> str:
@@ -83,10 +91,10 @@ def _not_run(side: Side, several: bool) -> str:
 
 
 def _single(one: Evaluation) -> list[list[str]]:
-    head, cells = _lengths({"": one})
+    head, own = _lengths({"": one})
     return [
         ["task", "success", "95 % interval", *head],
-        *([task, *_cells(rate), *cells.get(task, [])] for task, rate in rates(one)),
+        *([task, *of_rate(rate), *own.get(task, [])] for task, rate in rates(one)),
     ]
 
 
@@ -121,6 +129,8 @@ def _number(value: float | None) -> str:
 def _before_and_after(run: Run) -> list[Side]:
     if run.last is None:
         return []
+    if run.sampled is not None:
+        return [Side("A", "greedy", run.last), Side("B", "sampled", run.sampled)]
     iterations = sorted(run.evaluations)
     chosen = [iterations[0], iterations[-1]] if run.before is not None else iterations
     return [
@@ -143,42 +153,22 @@ def _newest(runs: Sequence[Run]) -> list[Side]:
     ]
 
 
-def _tables(sides: Sequence[Side]) -> tuple[list[Table], list[str]]:
-    """Compares each with the first. All are compared at once, because Holm's method must know how many there are."""
-    refused, fitting = [], []
-    for side in sides[1:]:
-        try:
-            compare([sides[0].evaluation, side.evaluation])
-            fitting.append(side)
-        except EvaluationError as error:
-            refused.append(f"{side.letter} was not compared with A: {error.message}")
-    if not fitting:
-        return [], refused
-    found = compare([sides[0].evaluation, *(side.evaluation for side in fitting)])
-    return [_table(side, one) for side, one in zip(fitting, found, strict=True)], refused
-
-
-def _table(side: Side, one: Comparison) -> Table:
-    letter, other = side.letter, same_protocol(one.first, one.second) is False
-    more, lengths = _lengths({LETTERS[0]: one.first, letter: one.second})
-    rows = [
-        [row.task, *_cells(row.first), *_cells(row.second), f"{row.difference:+.1%}", interval(row)]
-        for row in (*one.tasks, one.over_all)
-    ]
+def _table(sides: Sequence[Side], one: Comparison) -> Table:
+    names, other = letters(one), same_protocol(one.first, one.second) is False
+    first, second = names
+    more, lengths = _lengths({first: one.first, second: one.second})
+    rows = [verdict.cells(row) for row in (*one.tasks, one.over_all)]
     differing = [
         [row.key, *(str(hidden.in_value(row.key, value)) for value in (row.first, row.second)), row.remark]
         for row in one.differing
     ]
-    head = ["task", "A", "95 % interval", letter, "95 % interval", "difference", "95 % interval", *more]
+    head = ["task", first, "95 % interval", second, "95 % interval", "difference", "95 % interval", *more]
+    side = sides[one.places[1]]
     return Table(
-        letter, side.label, side.protocol + (", another than A's" if other else ""), rows, head,
-        [[*row, *lengths.get(row[0], [])] for row in rows], starts(one, letter), p_value(one.adjusted),
-        [*protocols(one, letter), *lines(one, letter)], differing, list(one.notes),
+        first, second, side.label, side.protocol + (f", another than {first}'s" if other else ""), rows, head,
+        [[*row, *lengths.get(row[0], [])] for row in rows], verdict.starts(one, names), p_value(one.adjusted),
+        [*verdict.protocols(one, names), *verdict.lines(one, names)], differing, list(one.notes),
     )  # fmt: skip
-
-
-def _cells(rate: Rate) -> list[str]:
-    return [f"{rate.successes}/{rate.episodes} ({rate.rate:.0%})", f"{rate.low:.0%} to {rate.high:.0%}"]
 
 
 def under_perturbations(run: Run) -> list[list[str]]:

@@ -61,6 +61,7 @@ class Picture:
     lanes: Sequence[Lane]
     left_out: int  # lanes
     seconds: float
+    cut: bool  # the trace has the first part of the rollout alone
     totals: Mapping[str, Mapping[str, float]]  # lane → activity → seconds, as the trace has them
 
 
@@ -102,7 +103,8 @@ def _bars(part: Sequence[tuple[int, Row]]) -> Iterator[Bar]:
 
 def picture(run: Run) -> Picture | None:
     """Reads the newest rollout's trace; None if there is none. One that is damaged is said in ``run.problems``."""
-    files = sorted((run.folder / "trace").glob("*.json"), key=lambda file: file.name)
+    folder = run.folder / "trace"
+    files = sorted(folder.glob("*.json")) or sorted((folder / "rank-00").glob("*.json"))  # of several processes
     files = [file for file in files if file.stem.endswith("train")] or files
     if not files:
         return None
@@ -111,14 +113,15 @@ def picture(run: Run) -> Picture | None:
         if file.stat().st_size > MOST_TRACE:
             run.problems.append(f"{file} is too large for a picture ({MOST_TRACE:,} bytes at most)")
             return None
-        events = json.loads(file.read_text())["traceEvents"]
-        return _drawn(file, events)
+        found = json.loads(file.read_text())
+        cut = bool(found.get("otherData", {}).get("spans_left_out"))
+        return _drawn(file, found["traceEvents"], cut)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         run.problems.append(f"the timeline {file} is damaged: {str(error) or type(error).__name__}")
         return None
 
 
-def _drawn(file: Path, events: Sequence[Mapping[str, Any]]) -> Picture | None:
+def _drawn(file: Path, events: Sequence[Mapping[str, Any]], cut: bool) -> Picture | None:
     names: dict[tuple[int, int], str] = {}
     spans: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
     for event in events:
@@ -144,7 +147,7 @@ def _drawn(file: Path, events: Sequence[Mapping[str, Any]]) -> Picture | None:
         own = totals.setdefault(names[lane], {})
         for began, ended, name in spans[lane]:
             own[name] = own.get(name, 0.0) + ended - began
-    return Picture(file, lanes, len(spans) - len(shown), end, totals)
+    return Picture(file, lanes, len(spans) - len(shown), end, cut, totals)
 
 
 def _merged(spans: Sequence[tuple[float, float, str]], end: float) -> Iterator[tuple[str, float, float, float]]:

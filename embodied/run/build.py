@@ -144,8 +144,17 @@ def reproducible_arithmetic() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO")
 
 
-def sampling(config: schema.SamplingConfig) -> Sampling:
-    """Returns how actions are drawn, as the runtime and the learner read it."""
+def sampling(config: schema.EvalSamplingConfig) -> Sampling:
+    """Returns how actions are drawn, as the runtime and the learner read it.
+
+    Raises:
+        ConfigError: they are drawn in two ways, which an evaluation splits (:mod:`embodied.run.both`).
+    """
+    if config.do_sample == "both":
+        raise ConfigError(
+            "algorithm.val_sampling_params.do_sample=both asks for two evaluations, and here actions are drawn one way",
+            "set it to true or false, or run python -m embodied.eval with it",
+        )
     return Sampling(
         config.do_sample, config.temperature, config.top_k, config.top_p, config.repetition_penalty,
         config.max_new_tokens, config.min_new_tokens, tuple(config.stop), config.ignore_eos,

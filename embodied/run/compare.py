@@ -1,4 +1,4 @@
-"""Compares evaluations: pairs their episodes by start, says which conditions differ, and whether success does.
+"""Compares two evaluations: pairs their episodes by start, says which conditions differ, and whether success does.
 
     start = task, initial state, seed;  a task is its instruction (with its number where two have the same one)
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from embodied.errors import EvaluationError
@@ -86,9 +86,10 @@ class Comparison:
     gained: int  # starts on which the second did better; 0 if unpaired
     lost: int
     p_value: float | None  # McNemar's, or Fisher's of unpaired starts; None where there is no such test
-    adjusted: float | None  # the same, by Holm, if there are several comparisons
+    adjusted: float | None  # the same, by Holm, if there are several comparisons (run/pairs.py)
     over_tasks: tuple[float, float] | None  # bootstrap interval; None with one task
     more: statistics.Needed | None  # starts that both need beside those they have; None without a difference
+    places: tuple[int, int] = (0, 1)  # of both among the evaluations that are compared
 
     @property
     def differ(self) -> bool:
@@ -98,29 +99,20 @@ class Comparison:
 
 
 def compare(
-    evaluations: Sequence[Evaluation], unpaired: bool = False, same_starts: bool = False, seed: int = 0
-) -> list[Comparison]:
-    """Compares each evaluation with the first one.
+    first: Evaluation, second: Evaluation, unpaired: bool = False, same_starts: bool = False, seed: int = 0,
+    z: float = statistics.Z95,
+) -> Comparison:  # fmt: skip
+    """Compares the second evaluation with the first. Of several comparisons see :mod:`embodied.run.pairs`.
 
     Args:
         unpaired: treat starts as different ones even if they are equal.
         same_starts: equally numbered starts are the same although the envs' arguments differ.
         seed: of the bootstrap.
+        z: what a test must reach (:func:`embodied.observe.statistics.level`), for :attr:`Comparison.more`.
 
     Raises:
-        EvaluationError: two share no task, or no start while ``unpaired`` is not asked for.
+        EvaluationError: they share no task, or no start while ``unpaired`` is not asked for.
     """
-    first, *others = evaluations
-    z = statistics.level(len(others))
-    found = [_against(first, other, unpaired, same_starts, seed, z) for other in others]
-    known = [one.p_value for one in found if one.p_value is not None]
-    adjusted = iter(statistics.holm(known))
-    return [one if one.p_value is None else replace(one, adjusted=next(adjusted)) for one in found]
-
-
-def _against(
-    first: Evaluation, second: Evaluation, unpaired: bool, same_starts: bool, seed: int, z: float
-) -> Comparison:  # fmt: skip
     differing = list(differences(first, second))
     sides = keyed(first, second)
     tasks = [task for task in dict.fromkeys(key[0] for key in sides[0]) if task in {key[0] for key in sides[1]}]

@@ -10,12 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import EvaluationError, Stopped
+from embodied.errors import Stopped
 from embodied.instructions import FAILURES
 from embodied.observe.console import Console
 from embodied.observe.services import SERVICES
 from embodied.random import Stream
-from embodied.run import protocol, repeats, robustness, starts, successes, summary
+from embodied.run import both, protocol, repeats, robustness, starts, successes, summary
 from embodied.run.answers import FileAnswers
 from embodied.run.build import open_folder, open_model, sampling, sizes
 from embodied.run.collector import in_order
@@ -58,9 +58,11 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         own = folder_of_rank(folder.path, checked.processes.of("rollout"))
         engine = opened.enter_context(open_engine(checked, model, own, console))
         simulators = Simulators(checked, model, folder.path, server, reporter, engine)
-        evaluator = Evaluator(checked, simulators, folder.path, reporter, resumable=True)
-        numbers = sizes(checked, model.policy)
-        console.table(f"{runner.experiment_name}", summary.of_evaluation(checked, model, numbers, folder.path))
+        asked = both.evaluations(checked)
+        evaluators = [Evaluator(one, simulators, folder.path, reporter, resumable=True, ending=ending)
+                      for ending, one in asked.items()]  # fmt: skip
+        first = summary.of_evaluation(asked[""], model, sizes(checked, model.policy), folder.path)
+        console.table(f"{runner.experiment_name}", first + both.planned([*asked.values()]))
         if runner.dry_run:
             if memory is not None:
                 memory.say(console)
@@ -68,7 +70,16 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         stop.hold_from_now()
         if services := [name for name in runner.logger.logger_backends if name in SERVICES]:
             reporter.open_trackers(None, {}, checked.composed.resolved, services)
-        reporter.track(0, evaluator.evaluate(0, 0, stop))
+        found = []
+        for name, evaluator in zip(both.NAMES, evaluators, strict=False):
+            if len(evaluators) > 1:
+                console.say(f"\n{name} actions")
+            found.append(evaluator.evaluate(0, 0, stop))
+        for evaluator in evaluators:  # not before: one that has ended is not run again if the next is interrupted
+            evaluator.forget(0)
+        reporter.track(0, found[0])
+        if len(evaluators) > 1 and checked.processes.is_main:
+            both.show(console, folder.path / "eval" / "000000.json")
         reporter.finish(stop)
         console.table("where things are", summary.places(checked, folder.path))
 
@@ -80,15 +91,16 @@ class Evaluator:
         folder: the run's, where results go.
         keep_workers: whether workers that an evaluation starts stay for the next one.
         answers: what is evaluated if it is no policy.
-        resumable: keep the episodes of an evaluation that is interrupted, and go on from them. Only where the same
+        resumable: keep the episodes of an evaluation until :meth:`forget`, and go on from them. Only where the same
             weights are evaluated again.
+        ending: what the names of its files end with, where the folder has two evaluations.
     """
 
     def __init__(
         self, checked: Checked, simulators: Simulators, folder: Path, reporter: Reporter, keep_workers: bool = False,
-        answers: FileAnswers | None = None, resumable: bool = False,
+        answers: FileAnswers | None = None, resumable: bool = False, ending: str = "",
     ) -> None:  # fmt: skip
-        self._answers, self._resumable = answers, resumable
+        self._answers, self._resumable, self._ending = answers, resumable, ending
         self._checked, self._simulators, self._folder, self._reporter = checked, simulators, folder, reporter
         self._checkpoint = checkpoint_of(checked)
         self._keep_workers, self._kept = keep_workers, ExitStack()
@@ -99,7 +111,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Evaluates after ``iteration`` training iterations, on ``workers`` if they fit, else on new ones.
 
-        Writes ``<run>/eval/<iteration>.json``; returns the ``eval/`` metrics.
+        Writes ``<run>/eval/<iteration><ending>.json``; returns the ``eval/`` metrics.
 
         Raises:
             Stopped: in all processes; a signal has ended the share of one.
@@ -109,11 +121,11 @@ class Evaluator:
         under = self._conditions(iteration)
         held_to = protocol.protocol(self._checked, under, facts, self._simulators.model.policy)
         if self._simulators.processes.is_main and kept:
-            write(self._folder / "generations" / f"{iteration:06d}.jsonl", kept, held_to.named)
-            self._reporter.table(iteration, *generations_table(kept))
+            write(self._folder / "generations" / f"{self._name(iteration)}.jsonl", kept, held_to.named)
+            name, columns, rows = generations_table(kept)
+            self._reporter.table(iteration, name + self._ending, columns, rows)
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, under, held_to)
-        self._part(iteration).unlink(missing_ok=True)
         self._show_videos(iteration, results, stop)
         return {**found, "eval/worker_restarts": stats.worker_restarts, **problems}
 
@@ -165,11 +177,19 @@ class Evaluator:
         stats.failures += sum(result.info.get(FAILURES, 0) for result in before.values())
         return [*before.values(), *results], stats, texts.kept, facts
 
+    def forget(self, iteration: int) -> None:
+        """Deletes the episodes that were kept: the next evaluation runs all anew."""
+        self._part(iteration).unlink(missing_ok=True)
+
+    def _name(self, iteration: int) -> str:
+        """What the names of the evaluation's files begin with."""
+        return f"{iteration:06d}{self._ending}"
+
     def _part(self, iteration: int) -> Path:
         """The file of episodes that were run, of this process. It is no result, so it binds the folder to nothing."""
         processes = self._simulators.processes
         rank = "" if processes.size == 1 else f".rank-{processes.rank:02d}"
-        return self._folder / ".unfinished" / f"{iteration:06d}{rank}.jsonl"
+        return self._folder / ".unfinished" / f"{self._name(iteration)}{rank}.jsonl"
 
     def _unfinished(self, iteration: int, plan: Sequence[Episode], workers: Workers) -> Unfinished:
         composed, device = self._checked.composed, self._simulators.model.device
@@ -211,10 +231,10 @@ class Evaluator:
         if not config.video_cfg.grid or not self._simulators.processes.is_main:
             return
         if file := show_side_by_side(results, self._videos(iteration), self._reporter.console, stop):
-            self._reporter.video(iteration, f"eval/video/{file.stem}", file)
+            self._reporter.video(iteration, f"eval/video/{file.stem}{self._ending}", file)
 
     def _videos(self, iteration: int) -> Path:
-        return Path(self._checked.eval.config.video_cfg.video_base_dir) / f"{iteration:06d}"
+        return Path(self._checked.eval.config.video_cfg.video_base_dir) / self._name(iteration)
 
     def _report(
         self, iteration: int, everything: Sequence[EpisodeResult], under: Conditions, held_to: protocol.Protocol
@@ -222,7 +242,7 @@ class Evaluator:
         """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions; perturbed episodes
         have files of their own."""
         unperturbed, perturbed = robustness.split(everything)
-        results, lost = ran(unperturbed)
+        results, lost = successes.ran(unperturbed)
         spec, config = self._checked.eval.spec, self._checked.config
         writes = isinstance(spec.action, TextAction)
         origin = successes.problem_of if writes else successes.start_of
@@ -237,7 +257,7 @@ class Evaluator:
             found |= {"env": env_of(self._checked.eval), "tasks": [asdict(row) for row in rows]}
             found |= {"rates": repeated, **answered, "failures": failed}
             found |= {"episodes": [successes.facts(result) for result in unperturbed]}
-            file = self._folder / "eval" / f"{iteration:06d}.json"
+            file = self._folder / "eval" / f"{self._name(iteration)}.json"
             found |= {"robustness": [asdict(row) for row in compared]} if compared else {}
             file.parent.mkdir(exist_ok=True)
             aside = file.with_name(f".{file.name}.part")
@@ -252,7 +272,7 @@ class Evaluator:
                     f" (the first {shown})" * (shown < len(failed))
                 )
                 console.table(title, successes.failure_cells(failed))
-            for text in filter(None, [protocol.warning(held_to), _not_run(lost)]):
+            for text in filter(None, [protocol.warning(held_to), successes.lost(lost)]):
                 console.say(text)
             if repeated:
                 console.table("several episodes of each start", repeats.cells(repeated))
@@ -263,14 +283,15 @@ class Evaluator:
                 )
             if compared:
                 console.table(f"robustness of {under.weights}, on the same starts", robustness.cells(results, compared))
+                name = robustness.NAME + self._ending
                 missing = robustness.write(
-                    file.parent, iteration, under.weights, held_to.named, results, perturbed, compared
+                    file.parent, iteration, under.weights, held_to.named, results, perturbed, compared, name
                 )
-                console.say(missing or f"picture and table: {file.with_name(robustness.NAME)}.png, .md, .json")
-            self._reporter.table(iteration, "eval/success", *successes.table(rows, held_to.named))
+                console.say(missing or f"picture and table: {file.with_name(name)}.png, .md, .json")
+            self._reporter.table(iteration, f"eval/success{self._ending}", *successes.table(rows, held_to.named))
             videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
             for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
-                self._reporter.video(iteration, f"eval/video/{mp4.stem}", mp4)
+                self._reporter.video(iteration, f"eval/video/{mp4.stem}{self._ending}", mp4)
             if videos:
                 console.say(f"videos: {self._videos(iteration)}")
         metrics = successes.metrics(rows, results, under, not writes)
@@ -310,30 +331,6 @@ def job_of(checked: Checked, weight_version: int, slots: int) -> Job:
         gives_up_after=max(1, config.env.max_worker_restarts),
         info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,
     )  # fmt: skip
-
-
-def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
-    """Splits the planned episodes into those that were run and those that could not be.
-
-    Raises:
-        EvaluationError: none was run.
-    """
-    lost = [result for result in episodes if result.not_run]
-    if len(lost) == len(episodes):
-        raise EvaluationError(
-            f"none of {len(episodes)} episodes could be run; the first: {lost[0].not_run}",
-            "correct what that says; the workers' logs are in logs/ of the run folder",
-        )
-    return [result for result in episodes if not result.not_run], lost
-
-
-def _not_run(lost: Sequence[EpisodeResult]) -> str | None:
-    if not lost:
-        return None
-    return (
-        f"{len(lost)} planned episodes could not be run, and count neither as success nor as failure; the first: "
-        f"{lost[0].not_run}"
-    )
 
 
 def _versions() -> dict[str, str]:

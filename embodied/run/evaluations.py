@@ -4,6 +4,9 @@ runs/NAME                       its newest evaluation, runs/NAME/eval/000020.jso
 runs/NAME@10                    runs/NAME/eval/000010.json
 runs/NAME/checkpoints/000010    the same
 runs/NAME/eval/000010.json      the file itself
+
+``runs/NAME/eval/000000-sampled.json`` is named by its file alone. It is the sampled one of two evaluations from the
+same starts (:mod:`embodied.run.both`), and ``000000.json`` the greedy one.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from embodied.errors import EvaluationError, did_you_mean
 from embodied.schema import EnvEvalConfig
 
 AGAIN = "evaluate again (python -m embodied.eval), or name another evaluation"
+
+SAMPLED = "-sampled"
+"""What the name of a sampled evaluation's file ends with where a greedy one lies beside it."""
 
 MEANS = ("renderer", "max_cached_simulators", "vectorization")
 """Arguments of envs that are no part of a protocol: the simulator's facts say what was used, or no number depends on

@@ -17,7 +17,7 @@ def gain(run: Path) -> list[list[str]]:
     if len(files) < 2 or int(files[0].stem) != 0:
         return []
     try:
-        (found,) = compare([read(str(file)) for file in (files[0], files[-1])])
+        found = compare(read(str(files[0])), read(str(files[-1])))
     except EvaluationError:  # other starts or tasks than before: the run went on with another env
         return []
     if others := [one.key for one in found.differing if one.key not in REMARKS]:

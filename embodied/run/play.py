@@ -25,16 +25,17 @@ from embodied.observe.video import Video
 from embodied.observe.window import Window
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import Expert, Policy
-from embodied.run.build import Model, open_model
+from embodied.run.build import Model, open_model, sampling
 from embodied.run.device_memory import explained
 from embodied.run.engine import open_engine
-from embodied.run.evaluate import job_of, planned, ran
+from embodied.run.evaluate import job_of, planned
 from embodied.run.generations import Generations
 from embodied.run.pools import pool_config, reward_of
 from embodied.run.preflight import Checked
 from embodied.run.random_actions import RandomActions
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.successes import ran
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.plan import EVAL_SEEDS, states_of_training
@@ -157,6 +158,7 @@ def _refuse(checked: Checked, choice: Choice) -> None:
     for what, is_so in wrong.items():
         if is_so:
             raise ConfigError(f"one episode is played, and {what}", "leave it out, or run embodied eval")
+    sampling(config.algorithm.val_sampling_params)  # refuses do_sample=both
     if text and choice.out is not None:
         raise ConfigError(f"--out {choice.out}: an env of texts has no video", "leave it out: the texts are printed")
     if text and choice.live:
@@ -195,7 +197,7 @@ def _by_rollout(
         if not random and model.policy.spec.random_weights and config.runner.ckpt_path is None:
             console.say(UNTRAINED)
         engine = None if random else opened.enter_context(open_engine(checked, model, folder, console))
-        simulators = Simulators(checked, model, folder, server, reporter, engine)
+        simulators = Simulators(checked, model, folder, server, reporter, engine, is_run=False)
         workers = opened.enter_context(closing(simulators.open(side, rows=2, own_slots=1, live=choice.live)))
         most = episode.episode_id + 1 if isinstance(side.spec.action, TextAction) else 0
         texts = Generations(side.spec, workers.slab.arrays, most)

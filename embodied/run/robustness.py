@@ -110,7 +110,7 @@ def metrics(rows: Sequence[Robustness]) -> dict[str, float]:
 
 def write(
     folder: Path, iteration: int, weights: str, protocol: Mapping[str, str | None], plain: Sequence[EpisodeResult],
-    perturbed: ByCondition, rows: Sequence[Robustness],
+    perturbed: ByCondition, rows: Sequence[Robustness], name: str,
 ) -> str | None:  # fmt: skip
     """Writes the three files into ``folder``. Returns a line for the console if there can be no picture.
 
@@ -118,20 +118,21 @@ def write(
         weights: whose success it is, in words.
         protocol: name and hash, that of the unperturbed episodes.
         rows: those of :func:`compare`.
+        name: of the files, without their endings.
     """
     table = cells(plain, rows)
     facts = {"iteration": iteration, "weights": weights, "protocol": protocol, "unperturbed": _outcomes(plain)}
     conditions = [
         asdict(row) | {"outcomes": _outcomes(results)} for row, results in zip(rows, perturbed.values(), strict=True)
     ]
-    (folder / f"{NAME}.json").write_text(json.dumps(facts | {"conditions": conditions}, indent=1))
+    (folder / f"{name}.json").write_text(json.dumps(facts | {"conditions": conditions}, indent=1))
     under = f"Protocol {protocol['name'] or 'of no name'} `{protocol['hash']}`, and the perturbations."
     page = [f"# Robustness of {weights}", "", under, "", *_markdown(table), ""]
     if find_spec("matplotlib") is None:
-        (folder / f"{NAME}.md").write_text("\n".join(page))
+        (folder / f"{name}.md").write_text("\n".join(page))
         return f"no picture of this table: matplotlib is missing (pip install 'embodied-rl[plot]'); see {folder}"
-    draw(folder / f"{NAME}.png", plain, rows)
-    (folder / f"{NAME}.md").write_text("\n".join([*page, f"![success under perturbations]({NAME}.png)", ""]))
+    draw(folder / f"{name}.png", plain, rows)
+    (folder / f"{name}.md").write_text("\n".join([*page, f"![success under perturbations]({name}.png)", ""]))
     return None
 
 

@@ -32,6 +32,7 @@ from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Job, Rollout, RolloutStats, Schedule
 from embodied.runtime.shown import Shown
 from embodied.runtime.slab import Slab
+from embodied.runtime.traces import Traces
 from embodied.types import Episode, EpisodeResult, WorkerFacts
 
 T = TypeVar("T")
@@ -80,15 +81,16 @@ class Simulators:
         folder: the run's.
         server: forks the workers; None = each is started by itself.
         engine: generates in the policy's place.
+        is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
     """
 
     def __init__(
         self, checked: Checked, model: Model, folder: Path, server: ForkServer | None, reporter: Reporter,
-        engine: Engine | None = None,
+        engine: Engine | None = None, is_run: bool = True,
     ) -> None:  # fmt: skip
         self.checked, self.model, self.reporter, self.engine = checked, model, reporter, engine
         self.processes = checked.processes.of("rollout")
-        self._folder, self._server = folder, server
+        self._folder, self._server, self._is_run = folder, server, is_run
         self._said: set[str] = set()
         self._probed = False
 
@@ -121,10 +123,17 @@ class Simulators:
         rollout = Rollout(
             pool, self._policy_port(slab, side, slots), RecordStore(slab), model.policy.spec.num_action_chunks,
             _schedule(config, slots), self.reporter.sections,
-            trace=folder_of_rank(self._folder / "trace", processes) if config.rollout.trace else None,
-            only_evaluations=config.rollout.trace == "eval",
+            self._traces(),
         )  # fmt: skip
         return Workers(side.identity, pool, slab, rollout, self.engine)
+
+    def _traces(self) -> Traces:
+        """Which rollouts leave a trace; those that nobody asked for are of rank 0 alone, in the folder of a run."""
+        wanted = self.checked.config.rollout.trace
+        if wanted is False or (wanted == "first" and not (self._is_run and self.processes.is_main)):
+            return Traces()
+        which = "all" if wanted is True else wanted
+        return Traces(folder_of_rank(self._folder / "trace", self.processes), which, self.reporter.console.say)
 
     def _policy_port(self, slab: Slab, side: EnvSide, slots: int) -> PolicyPort:
         """Returns the port through which the policy answers: its own if it has one, an engine's, one with lanes if it

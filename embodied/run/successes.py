@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean, median
 from typing import Any
 
+from embodied.errors import EvaluationError
 from embodied.observe.statistics import wilson
 from embodied.protocols import Cell
 from embodied.run.conditions import Conditions
@@ -55,6 +56,31 @@ def failures(results: Sequence[EpisodeResult]) -> list[dict[str, object]]:
         {"start": asdict(r.episode.start), "progress": r.progress, "steps": r.num_steps, "video": r.episode.video}
         for r in failed
     ]
+
+
+def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+    """Splits the planned episodes into those that were run and those that could not be.
+
+    Raises:
+        EvaluationError: none was run.
+    """
+    without = [result for result in episodes if result.not_run]
+    if len(without) == len(episodes):
+        raise EvaluationError(
+            f"none of {len(episodes)} episodes could be run; the first: {without[0].not_run}",
+            "correct what that says; the workers' logs are in logs/ of the run folder",
+        )
+    return [result for result in episodes if not result.not_run], without
+
+
+def lost(episodes: Sequence[EpisodeResult]) -> str | None:
+    """Says how many episodes could not be run, and why; None of none."""
+    if not episodes:
+        return None
+    return (
+        f"{len(episodes)} planned episodes could not be run, and count neither as success nor as failure; the first: "
+        f"{episodes[0].not_run}"
+    )
 
 
 def start_of(result: EpisodeResult) -> Start:

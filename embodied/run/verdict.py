@@ -1,23 +1,59 @@
-"""What a comparison of evaluations comes to, in words: which starts were compared, the tests, and the verdict."""
+"""What a comparison of evaluations comes to: which starts were compared, the table, the tests, and the verdict.
+
+``names`` are what both are called in the text: letters, or words.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from embodied.run.compare import Comparison, Row, same_protocol
+from embodied.run.compare import Comparison, Rate, Row, same_protocol
 from embodied.run.evaluations import Evaluation
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Names of evaluations in a text: the first is A."""
 
+Names = tuple[str, str]
 
-def protocols(one: Comparison, letter: str) -> list[str]:
+
+def letters(one: Comparison) -> Names:
+    """Returns the letters of both."""
+    first, second = one.places
+    return LETTERS[first], LETTERS[second]
+
+
+def chance(count: int) -> str:
+    """Says what several comparisons do to the tests."""
+    return (
+        f"{count} pairs: each test alone errs in one of twenty pairs that do not differ, so among many pairs some "
+        "differences are found by chance. The p-values by Holm's method hold the chance of any false alarm at 5 %, and "
+        "verdicts go by them. Each interval is of its own pair alone."
+    )
+
+
+def table(one: Comparison, names: Names) -> list[list[str]]:
+    """Returns success of both by task: a head, then a row for each task and one over all."""
+    head = ["task", names[0], "", names[1], "", "difference", "95 % interval"]
+    return [head, *(cells(row) for row in (*one.tasks, one.over_all))]
+
+
+def cells(row: Row) -> list[str]:
+    """Returns a row of such a table."""
+    return [row.task, *of_rate(row.first), *of_rate(row.second), f"{row.difference:+.1%}", interval(row)]
+
+
+def of_rate(rate: Rate) -> list[str]:
+    """Returns success with its interval, as two cells."""
+    return [f"{rate.successes}/{rate.episodes} ({rate.rate:.0%})", f"{rate.low:.0%} to {rate.high:.0%}"]
+
+
+def protocols(one: Comparison, names: Names) -> list[str]:
     """Says under which protocols both were evaluated; empty where a file does not say it."""
     if (same := same_protocol(one.first, one.second)) is None:
         return []
     first, second = (protocol_of(side) for side in (one.first, one.second))
-    return [f"one protocol: {first}" if same else f"DIFFERENT PROTOCOLS: {first} of A, {second} of {letter}"]
+    return [f"one protocol: {first}" if same else f"DIFFERENT PROTOCOLS: {first} of {names[0]}, {second} of {names[1]}"]
 
 
 def protocol_of(one: Evaluation) -> str:
@@ -25,21 +61,22 @@ def protocol_of(one: Evaluation) -> str:
     return f"{one.protocol.get('name') or 'no name'} ({one.protocol.get('hash')})" if one.protocol else "not recorded"
 
 
-def starts(one: Comparison, letter: str) -> str:
+def starts(one: Comparison, names: Names) -> str:
     """Says which starts are compared."""
     first, second = one.starts
     if one.unpaired:
-        return f"UNPAIRED, {one.unpaired}: {first} starts of A and {second} of {letter}, taken as different ones"
+        counted = f"{first} starts of {names[0]} and {second} of {names[1]}"
+        return f"UNPAIRED, {one.unpaired}: {counted}, taken as different ones"
     left = "" if first == second == one.shared else "; the others are left out"
-    return f"{one.shared} of A's {first} starts and of {letter}'s {second} have a partner{left}"
+    return f"{one.shared} of {names[0]}'s {first} starts and of {names[1]}'s {second} have a partner{left}"
 
 
-def lines(one: Comparison, letter: str) -> Iterator[str]:
+def lines(one: Comparison, names: Names) -> Iterator[str]:
     """Yields the tests and what they come to."""
     holm = "" if one.adjusted == one.p_value else f", {p_value(one.adjusted)} by Holm"
     if not one.unpaired:
         yield (
-            f"{letter} did better on {one.gained} starts and worse on {one.lost}; exact McNemar test: "
+            f"{names[1]} did better on {one.gained} starts and worse on {one.lost}; exact McNemar test: "
             f"{p_value(one.p_value)}{holm}"
         )
     elif one.p_value is not None:
@@ -52,17 +89,17 @@ def lines(one: Comparison, letter: str) -> Iterator[str]:
         few = ", which are few for it" if len(one.tasks) < 5 else ""
         low, high = one.over_tasks
         yield f"over tasks (bootstrap of {len(one.tasks)}{few}): {low:+.1%} to {high:+.1%}"
-    yield verdict(one, letter)
+    yield verdict(one, names)
 
 
-def verdict(one: Comparison, letter: str) -> str:
+def verdict(one: Comparison, names: Names) -> str:
     """Says whether success differs, or how many more episodes would tell."""
     row = one.over_all
     on = "" if not one.differing else ", under the conditions above"
     if one.differ:
         better = "more" if row.difference > 0 else "less"
-        return f"{letter} succeeds {better} often than A: {row.difference:+.1%} ({interval(row)}){on}"
-    begin = f"not enough episodes to tell A and {letter} apart{on}: {row.difference:+.1%} ({interval(row)})"
+        return f"{names[1]} succeeds {better} often than {names[0]}: {row.difference:+.1%} ({interval(row)}){on}"
+    begin = f"not enough episodes to tell {names[0]} and {names[1]} apart{on}: {row.difference:+.1%} ({interval(row)})"
     if one.more is None:
         if abs(row.difference) > 1e-12:
             return f"{begin}. Not even ten million more of each would do if the difference stays what it is."

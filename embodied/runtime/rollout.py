@@ -23,14 +23,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from embodied.errors import ConfigError
 from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
 from embodied.observe.video import Video
 from embodied.perturbations import Draws
-from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.episodes import Episodes
 from embodied.runtime.episodes import Job as Job
@@ -39,6 +37,7 @@ from embodied.runtime.policy_port import Draw, PolicyPort
 from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.records import RecordStore
 from embodied.runtime.schedule import Schedule as Schedule
+from embodied.runtime.traces import Traces
 from embodied.types import Episode, EpisodeResult
 
 SHARE_INTERVAL_S = 1.0
@@ -91,8 +90,7 @@ class Rollout:
     Args:
         records: store whose rows the episodes lease. Rows of kept records stay leased until they are given back.
         chunk: K, actions of a record.
-        trace: folder that gets a trace of each ``collect``, or None.
-        only_evaluations: trace no others.
+        traces: which calls of ``collect`` leave a trace; none by default.
     """
 
     def __init__(
@@ -103,12 +101,11 @@ class Rollout:
         chunk: int,
         schedule: Schedule,
         sections: Sections,
-        trace: Path | None = None,
-        only_evaluations: bool = False,
+        traces: Traces | None = None,
     ) -> None:
         self._envs, self._policy, self.records, self._chunk = envs, policy, records, chunk
         self._schedule, self._sections = schedule, sections
-        self._trace, self._only_evaluations = trace, only_evaluations
+        self._traces = traces or Traces()
         self._built = BuiltTasks(envs.num_slots)
 
     def collect(
@@ -162,7 +159,7 @@ class Rollout:
         with self._sections("rollout/policy"):
             run.value_final_observations()
         stats = run.close()
-        self._write_trace(run.timeline, job)
+        self._traces.end(run.timeline, job)
         results = {result.episode.episode_id: result for result in run.episodes.results}
         return [results[episode.episode_id] for episode in plan], stats
 
@@ -176,19 +173,9 @@ class Rollout:
             )
         self._policy.begin(Draw(job.sampling, job.seed, job.stream))
         slots = min(job.num_slots, self._envs.num_slots)
-        timeline = Timeline(slots, keep=self._traced(job) is not None)
+        timeline = self._traces.begin(slots, job)
         booked = Episodes(plan, job, self.records, self._chunk)
         return Run(self._envs, self._policy, self._schedule, self._built, booked, timeline, slots)
-
-    def _traced(self, job: Job) -> Path | None:
-        """The folder that gets a trace of ``job``."""
-        return None if self._only_evaluations and job.stream != Stream.EVAL_NOISE else self._trace
-
-    def _write_trace(self, timeline: Timeline, job: Job) -> None:
-        if (folder := self._traced(job)) is not None:
-            number = len([*folder.glob("*.json")]) + 1
-            side = "eval" if job.stream == Stream.EVAL_NOISE else "train"
-            timeline.write(folder / f"{number:06d}-{side}.json")
 
 
 class Run:

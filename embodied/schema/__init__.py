@@ -22,6 +22,7 @@ from embodied.schema.actor import Precision as Precision
 from embodied.schema.actor import TokenizerConfig as TokenizerConfig
 from embodied.schema.algorithm import LOSSES as LOSSES
 from embodied.schema.algorithm import AlgorithmConfig as AlgorithmConfig
+from embodied.schema.algorithm import EvalSamplingConfig as EvalSamplingConfig
 from embodied.schema.algorithm import KlControlConfig as KlControlConfig
 from embodied.schema.algorithm import SamplingConfig as SamplingConfig
 from embodied.schema.base import OpenSection as OpenSection

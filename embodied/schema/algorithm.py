@@ -22,8 +22,12 @@ def _losses() -> tuple[str, ...]:
 LOSSES = _losses()
 
 
-class SamplingConfig(Section):
-    do_sample: bool = Field(True, description="Draw actions; false = most likely token.")
+class EvalSamplingConfig(Section):
+    do_sample: bool | Literal["both"] = Field(
+        False,
+        description="Draw actions; false = most likely token. both (embodied.eval) = an evaluation each way from the "
+        "same starts, and a table of both.",
+    )
     temperature: float = Field(1.0, gt=0, description="Temperature of the action logits.")
     top_k: int = Field(0, ge=0, description="Keep the k most likely action tokens; 0 = all.")
     top_p: float = Field(
@@ -50,6 +54,10 @@ class SamplingConfig(Section):
         "answer without it. The recorded tokens are the same.",
     )
     ignore_eos: bool = Field(False, description="Text: the tokenizer's end of text ends no answer.")
+
+
+class SamplingConfig(EvalSamplingConfig):
+    do_sample: bool = Field(True, description="Draw actions; false = most likely token.")
 
 
 class KlControlConfig(Section):
@@ -267,7 +275,7 @@ class AlgorithmConfig(Section):
         "token_level", description="How entropy is summed before averaging."
     )
     sampling_params: SamplingConfig = SamplingConfig()
-    val_sampling_params: SamplingConfig = SamplingConfig(do_sample=False)
+    val_sampling_params: EvalSamplingConfig = EvalSamplingConfig()
     val_group_size: int = Field(
         1,
         ge=1,

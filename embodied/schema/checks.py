@@ -12,11 +12,11 @@ from embodied.schema.actor import OF_SHARDS, FsdpConfig, ModelConfig, Precision
 from embodied.schema.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
+from embodied.schema.eval_checks import check_answers, check_evaluation
 from embodied.schema.fixed import check_fixed
 from embodied.schema.foreign_values import as_overrides, other_name, translated
 from embodied.schema.other_names import check_said
 from embodied.schema.rollout_checks import check_engine, check_generation, check_schedule_of_rollouts
-from embodied.schema.runner import RunnerConfig
 from embodied.schema.text_checks import check_lengths, check_order, check_unused
 
 
@@ -60,8 +60,8 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(check_schedule_of_rollouts, config)
     yield partial(check_engine, config)
     yield partial(check_generation, config)
-    yield partial(_check_evaluation, algorithm)
-    yield partial(_check_answers, config.runner)
+    yield partial(check_evaluation, config)
+    yield partial(check_answers, config.runner)
     if config.runner.only_eval or config.runner.task_type == "demos":
         return
     yield partial(_check_batches, config)
@@ -91,30 +91,6 @@ def _check_workers(config: Config) -> None:
         raise ConfigError(
             f"env.python is {config.env.python}, which is no program that can be run",
             "set it to the interpreter of an environment that has the simulator, e.g. /path/to/bin/python, or null",
-        )
-
-
-def _check_evaluation(algorithm: AlgorithmConfig) -> None:
-    if algorithm.val_group_size > 1 and not algorithm.val_sampling_params.do_sample:
-        raise ConfigError(
-            f"algorithm.val_group_size {algorithm.val_group_size} with val_sampling_params.do_sample false: all "
-            "episodes of a start would be equal",
-            "set algorithm.val_sampling_params.do_sample=true",
-        )
-
-
-def _check_answers(runner: RunnerConfig) -> None:
-    if runner.answers is None:
-        return
-    if not runner.only_eval:
-        raise ConfigError(
-            f"runner.answers is {runner.answers}, and answers of a file can only be evaluated",
-            "run python -m embodied.eval … answers=FILE, or leave runner.answers out",
-        )
-    if runner.ckpt_path is not None:
-        raise ConfigError(
-            f"runner.answers is {runner.answers} and runner.ckpt_path {runner.ckpt_path}: whose answers are evaluated?",
-            "leave one of the two out",
         )
 
 

@@ -287,10 +287,11 @@ class RolloutConfig(Section):
         description="schedule lockstep: fixed parts of the slots that take turns, so that the policy serves one while "
         "the simulators of the others work; 1 = all slots wait for each other.",
     )
-    trace: bool | Literal["eval"] = Field(
-        False,
-        description="Write a trace of each rollout, who waited for whom, to trace/ in the run folder; "
-        "https://ui.perfetto.dev shows it. eval = of evaluations alone.",
+    trace: bool | Literal["first", "eval"] = Field(
+        "first",
+        description="Write traces of rollouts, who waited for whom, to trace/ in the run folder; the report and "
+        "https://ui.perfetto.dev show them. first = of two iterations and two evaluations, at most 10 MB in all; "
+        "true = of each rollout; eval = of each evaluation; false = none.",
     )
     policy_batch: int | None = Field(
         None,

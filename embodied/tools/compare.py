@@ -1,8 +1,10 @@
 """``python -m embodied.tools.compare A B [C …]``: whether success differs between evaluations, or by chance alone.
 
-    A, B, C ─▶ run/evaluations.py: files ─▶ run/compare.py: pairs, tests ─▶ tables, or --json
+    A, B, C ─▶ run/evaluations.py: files ─▶ run/pairs.py: A B, A C, B C; tests ─▶ tables, or --json
 
-Each is compared with the first. Nothing is run: it reads what ``embodied.eval`` and trainings have written.
+Each is compared with each other one, and with three or more McNemar's p-values are corrected for the number of pairs by
+Holm's method (Holm 1979, :mod:`embodied.run.pairs`). Nothing is run: it reads what ``embodied.eval`` and trainings have
+written.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from typing import Any
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
-from embodied.run.compare import Comparison, Rate, Row, compare, same_protocol
+from embodied.run.compare import Comparison, same_protocol
 from embodied.run.evaluations import Evaluation, read
-from embodied.run.verdict import LETTERS, interval, lines, protocols, starts
+from embodied.run.pairs import Pairs, pairs
+from embodied.run.verdict import LETTERS, chance, interval, letters, lines, p_value, protocols, starts, table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,12 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.seed < 0:
             raise ConfigError(f"--seed is {given.seed}", "give a number from 0 on")
         evaluations = [read(name) for name in given.evaluations]
-        found = compare(evaluations, given.unpaired, given.same_starts, given.seed)
+        found = pairs(evaluations, given.unpaired, given.same_starts, given.seed)
+        for (first, _), error in found.refused:
+            if first == 0:  # the others are all compared with A
+                raise error
     except EmbodiedError as error:
         print(told(error), file=sys.stderr)
         return 2
     if given.json:
-        print(json.dumps({"comparisons": [as_json(one) for one in found]}, indent=1, default=str))
+        print(json.dumps(all_as_json(found, len(evaluations)), indent=1, default=str))
     else:
         show(make_console(), evaluations, found)
     return 0
@@ -51,7 +57,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "evaluations", nargs="+", metavar="EVALUATION",
         help="runs/NAME (its newest), runs/NAME@10 (after 10 iterations), a file runs/NAME/eval/000010.json, or a "
-        "checkpoint that its run has evaluated; the others are compared with the first",
+        "checkpoint that its run has evaluated; each is compared with each other one",
     )  # fmt: skip
     starts = parser.add_mutually_exclusive_group()
     starts.add_argument("--unpaired", action="store_true", help="compare rates; do not pair episodes of equal starts")
@@ -66,53 +72,51 @@ def _arguments() -> argparse.ArgumentParser:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def show(console: Console, evaluations: Sequence[Evaluation], found: Sequence[Comparison]) -> None:
-    """Prints which evaluations there are, then each comparison."""
+def show(console: Console, evaluations: Sequence[Evaluation], found: Pairs) -> None:
+    """Prints which evaluations there are, then each comparison, and of several all in one table."""
     rows = [
         [letter, str(one.file), str(one.conditions.get("weights", "")), *(_not_run(one) or [])]
         for letter, one in zip(LETTERS, evaluations, strict=False)
     ]
     console.table("evaluations", rows)
-    for letter, one in zip(LETTERS[1:], found, strict=False):
-        _show(console, letter, one)
-    if len(found) > 1:
-        console.say(
-            f"\n{len(found)} comparisons with A: p-values are also given by Holm's method, which holds the chance of "
-            "any false alarm at 5 %, and verdicts go by it. Each interval is of its own comparison alone."
-        )
+    for one in found.found:
+        _show(console, one)
+    for (first, second), error in found.refused:
+        console.say(f"\n{LETTERS[second]} was not compared with {LETTERS[first]}: {error.message}")
+    if len(found.found) > 1:
+        head = ["pair", "difference", "95 % interval", "p", "by Holm", ""]
+        console.table("\nall pairs, over all tasks", [head, *(_summed_up(one) for one in found.found)])
+        console.say(chance(len(found.found)))
+
+
+def _summed_up(one: Comparison) -> list[str]:
+    row, names = one.over_all, letters(one)
+    p_values = [p_value(one.p_value), p_value(one.adjusted)]
+    verdict = "differ" if one.differ else "not told apart"
+    return [f"{names[1]} against {names[0]}", f"{row.difference:+.1%}", interval(row), *p_values, verdict]
 
 
 def _not_run(one: Evaluation) -> list[str]:
     return [f"{one.not_run} planned episodes were not run, and count neither way"] if one.not_run else []
 
 
-def _show(console: Console, letter: str, one: Comparison) -> None:
-    console.say(f"\n{letter} against A")
-    for line in protocols(one, letter):
+def _show(console: Console, one: Comparison) -> None:
+    names = letters(one)
+    console.say(f"\n{names[1]} against {names[0]}")
+    for line in protocols(one, names):
         console.say(line)
     if one.differing:
-        head = ["condition", "A", letter, ""]
+        head = ["condition", *names, ""]
         rows = [[row.key, _short(row.first), _short(row.second), row.remark] for row in one.differing]
         console.table("CONDITIONS DIFFER; success is a result under its conditions:", [head, *rows])
     elif not one.notes:
         console.say("the same conditions")
     for note in one.notes:
         console.say(f"note: {note}")
-    console.say(starts(one, letter))
-    rows = [_cells(row) for row in [*one.tasks, one.over_all]]
-    console.table("success", [["task", "A", "", letter, "", "difference", "95 % interval"], *rows])
-    for line in lines(one, letter):
+    console.say(starts(one, names))
+    console.table("success", table(one, names))
+    for line in lines(one, names):
         console.say(line)
-
-
-def _cells(row: Row) -> list[str]:
-    return [
-        row.task, *_rate(row.first), *_rate(row.second), f"{row.difference:+.1%}", interval(row),
-    ]  # fmt: skip
-
-
-def _rate(rate: Rate) -> list[str]:
-    return [f"{rate.successes}/{rate.episodes} ({rate.rate:.0%})", f"{rate.low:.0%} to {rate.high:.0%}"]
 
 
 def _short(value: Any) -> str:
@@ -121,6 +125,17 @@ def _short(value: Any) -> str:
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def all_as_json(found: Pairs, count: int) -> dict[str, Any]:
+    """Returns every number of all pairs of ``count`` evaluations."""
+    whole: dict[str, Any] = {"comparisons": [as_json(one) for one in found.found]}
+    if count > 2:
+        whole["not_compared"] = [
+            {"first": LETTERS[first], "second": LETTERS[second], "because": error.message}
+            for (first, second), error in found.refused
+        ]
+    return whole
 
 
 def as_json(one: Comparison) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN|EVAL",
         help="runs/NAME (a whole run), or one evaluation: runs/NAME@10 (after 10 iterations), a file "
-        "runs/NAME/eval/000010.json; several are drawn over each other and compared with the first",
+        "runs/NAME/eval/000010.json; several are drawn over each other and compared in pairs",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="default: report.html in the folder of a single run, else here")
     parser.add_argument(

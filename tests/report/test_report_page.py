@@ -149,6 +149,7 @@ def test_every_chart_has_a_table(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     write_trace(folder)
     page = made(folder)
+    assert "000001-train.json, 0.0396 s" in page.text
     parts = [tag if tag != "div" else one.get("class") for tag, one in page.elements]
     charts = [place for place, part in enumerate(parts) if part == "chart"]
     assert len(charts) == 11, "nine curves and bars, any metric, the timeline"
@@ -156,9 +157,15 @@ def test_every_chart_has_a_table(tmp_path: Path) -> None:
         assert "table" in parts[place:after]
     text = " ".join(page.text.split())
     assert "lanepolicy, sstep, srender, s policy0.024 slot 00.024 slot 10.024" in text
+    whole = json.loads((folder / "trace" / "000001-train.json").read_text())
+    (folder / "trace" / "rank-00").mkdir()
+    cut = json.dumps(whole | {"otherData": {"spans_left_out": 7}})
+    (folder / "trace" / "rank-00" / "000001-train.json").write_text(cut)
+    (folder / "trace" / "000001-train.json").unlink()
+    assert "000001-train.json, the first 0.0396 s" in made(folder).text, "of several processes, the first"
 
 
-def test_several_runs_are_compared_with_the_first(
+def test_several_runs_are_compared_in_all_pairs(
     tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -166,7 +173,12 @@ def test_several_runs_are_compared_with_the_first(
         write_run(Path(name), seed=seed, recording=recording)
     write_run(Path("c"), group_size=3, evaluations=(3,))
     page = made("a", "b", "c")
-    assert "Against A, over all tasks" in page.text
+    head, *rows = page.tables["each pair, over all tasks"]
+    assert [row[0] for row in rows] == ["B against A", "C against A", "C against B"]
+    assert head[-1] == "p by Holm"
+    assert all(row[-1].startswith("p ") for row in rows)
+    assert "3 pairs: each test alone errs in one of twenty" in page.text
+    assert "C against B, by task: c after 3 iterations" in page.text
     assert "a (seed 1), b (seed 2)" in page.text
     assert "C against A, by task: c after 3 iterations" in page.text
     assert "what differs between the runs" in page.text
@@ -187,8 +199,9 @@ def test_results_of_different_protocols_are_never_side_by_side_without_saying_so
         "DIFFERENT PROTOCOLS: rlinf (aaaa) of A, B; no name (cccc) of C. Success is a result under its protocol: a "
         "difference may be the protocol's.",
     ]  # fmt: skip
-    head, *rows = page.tables["each against A, over all tasks"]
-    assert [head[1], *(row[1] for row in rows)] == ["protocol", "rlinf (aaaa)", "no name (cccc), another than A's"]
+    head, *rows = page.tables["each pair, over all tasks"]
+    other = [f"no name (cccc), another than {first}'s" for first in "AB"]
+    assert [head[2], *(row[2] for row in rows)] == ["its protocol", "rlinf (aaaa)", *other]
     assert [line for line in page.paragraphs["dim"] if "evaluations of different protocols" in line] == [
         "episodes that succeed · 95 % intervals (Wilson); evaluations of different protocols"
     ], "there is one chart of evaluations"

@@ -58,7 +58,7 @@ def test_seeds_of_one_experiment_are_one_line_with_a_band(tmp_path: Path) -> Non
     differing = {one.key for one in settings.settings(runs) if one.varies}
     assert differing == {"runner.seed", "runner.experiment_name", "algorithm.group_size"}
     tables = success.of(runs).tables
-    assert [table.letter for table in tables] == ["B", "C"]
+    assert [(table.letter, table.against) for table in tables] == [("B", "A"), ("C", "A"), ("C", "B")]
     assert [row[5] for row in tables[1].rows] == ["+0.0%"] * 3
 
 

@@ -272,17 +272,53 @@ def test_problems_in_text_are_starts_without_their_seed(write, capsys):
     assert found["shared_starts"] == 80
 
 
-def test_more_than_two_are_compared_with_the_first(write, capsys):
+def test_more_than_two_are_compared_in_all_pairs(write, capsys):
     names = [write(f"run{share}", below(share)) for share in (20, 21, 24)]
     found = as_json(capsys, *names)
-    assert [(one["first"]["name"], one["second"]["name"]) for one in found] == [(names[0], name) for name in names[1:]]
-    assert [one["p_value_holm"] for one in found] == statistics.holm([one["p_value"] for one in found])
-    assert found[1]["p_value"] < found[1]["p_value_holm"]
+    pairs = [(one["first"]["name"], one["second"]["name"]) for one in found]
+    assert pairs == [(names[0], names[1]), (names[0], names[2]), (names[1], names[2])]
+    assert [(one["gained"], one["lost"]) for one in found] == [(2, 0), (8, 0), (6, 0)]
+    p_values = [statistics.mcnemar(gained, 0) for gained in (2, 8, 6)]
+    assert [one["p_value"] for one in found] == p_values
+    by_holm = [max(p_values[0], 2 * p_values[2]), 3 * p_values[1], 2 * p_values[2]]
+    assert [one["p_value_holm"] for one in found] == pytest.approx(by_holm), "the smallest three times, the next twice"
+    assert [one["differ"] for one in found] == [False, True, False]
+    assert p_values[2] < 0.05, "as the only pair they would differ"
+    (alone,) = as_json(capsys, *names[1:])
+    assert (alone["p_value_holm"], alone["differ"]) == (p_values[2], True)
     assert compare.main(names) == 0
     said = capsys.readouterr().out
-    assert "C against A" in said
-    assert "2 comparisons with A" in said
-    assert "by Holm" in said
+    blocks = [line for line in said.splitlines() if line in ("B against A", "C against A", "C against B")]
+    assert blocks == ["B against A", "C against A", "C against B"]
+    assert "80 of B's 80 starts and of C's 80 have a partner" in said
+    assert "C did better on 6 starts and worse on 0; exact McNemar test: p = 0.0312, p = 0.0625 by Holm" in said
+    assert "C succeeds more often than A: +10.0%" in said
+    assert "not enough episodes to tell B and C apart" in said
+    (row,) = [" ".join(line.split()) for line in said.splitlines() if line.startswith("  C against B ")]
+    low, high = (found[2]["over_all"][end] for end in ("low", "high"))
+    assert row == f"C against B +7.5% {low:+.1%} to {high:+.1%} p = 0.0312 p = 0.0625 not told apart"
+    assert "3 pairs: each test alone errs in one of twenty" in said
+    assert "some differences are found by chance" in said
+
+
+def test_a_pair_without_a_common_start_leaves_the_others(write, capsys):
+    """B and C each have starts of A's, and none in common."""
+    whole = write("whole", below(20))
+
+    def later(found: Found) -> None:
+        found["episodes"] = [one for one in found["episodes"] if one["start"]["seed"] >= 20]
+
+    halves = [write("low", below(9), count=20), write("high", below(25), change=later)]
+    assert compare.main([whole, *halves, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["shared_starts"] for one in found["comparisons"]] == [40, 40]
+    (refused_pair,) = found["not_compared"]
+    assert (refused_pair["first"], refused_pair["second"]) == ("B", "C")
+    assert compare.main([whole, *halves]) == 0
+    said = capsys.readouterr().out
+    assert "C was not compared with B: no episode of runs/high has a partner in runs/low" in said
+    assert "2 pairs" in said
+    assert "no episode of runs/high has a partner in runs/low" in refused(capsys, halves[0], halves[1], whole)
 
 
 def test_the_bootstrap_depends_on_its_seed_alone(write, capsys):
