@@ -82,7 +82,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             console.table("success before and after, on the same starts", rows)
         saves.exporter.finish(stop)
         reporter.finish(stop)
-        console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
+        rows = summary.places(checked, folder.path, saves.checkpoints.all())
+        console.table("where things are", [*rows, *saves.exporter.uploads.rows()])
 
 
 def train(

@@ -60,7 +60,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.say(summary.ending(checked, iterations, cloner.steps_done))
         saves.exporter.finish(stop)
         reporter.finish(stop)
-        console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
+        rows = summary.places(checked, folder.path, saves.checkpoints.all())
+        console.table("where things are", [*rows, *saves.exporter.uploads.rows()])
 
 
 def train(
