@@ -151,6 +151,9 @@ def _update(
         DeviceMemoryError: the passes do not fit.
     """
     sections, device, own = reporter.sections, trainer.device, checked.processes.rank
+    if checked.config.env.enable_offload:
+        with sections("time/rollout"):
+            workers.rest()
     with reporter.updating(device, checked.config.actor.num_threads), explained(device, checked, "update"):
         watch = reporter.watch(reporter.title(iteration), stop.grants)
         records, baselines = workers.rollout.records, collected.baselines

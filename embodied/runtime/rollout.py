@@ -111,6 +111,10 @@ class Rollout:
         self._trace, self._only_evaluations = trace, only_evaluations
         self._built = BuiltTasks(envs.num_slots)
 
+    def forget(self) -> None:
+        """Forget what slots have built: new workers serve them."""
+        self._built = BuiltTasks(self._envs.num_slots)
+
     def collect(
         self,
         plan: Sequence[Episode],
