@@ -19,6 +19,7 @@ from embodied.observe.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime import ending, process
 from embodied.runtime.channel import Command, Completion
+from embodied.runtime.placement import slots_of
 from embodied.runtime.ports import Back as Back
 from embodied.runtime.ports import Event as Event
 from embodied.runtime.ports import Lost as Lost
@@ -77,8 +78,9 @@ class Pool:
     # -- starting and replacing --------------------------------------------------------------------------------------
 
     def _start(self, index: int) -> None:
-        slots = slots_of(index, self._config)
-        worker = process.start(self._config, self._slab, index, slots, self._attempts[index], self._served)
+        config = self._config
+        slots = slots_of(index, config.num_slots, config.num_workers, config.batch)
+        worker = process.start(config, self._slab, index, slots, self._attempts[index], self._served)
         self._attempts[index] += 1
         self._starting += 1
         self._look_at = 0.0
@@ -313,24 +315,21 @@ class Pool:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """End the workers, so that all that they hold is free, until :meth:`wake`. No command may be in flight. A slot
-        then has a worker that knows nothing of earlier episodes."""
-        failed = self._end()
-        if failed:
+        """End the workers until :meth:`wake`, so that all that they hold is free. No command may be in flight."""
+        if failed := self._end():
             raise failed[0]
 
     def close(self) -> None:
         """End the workers and wait for them. Those that have not started yet have nothing to close and are killed, like
         those that do not end within 5 s."""
         failed = self._end()
-        if not self._epoll.closed:
-            self._epoll.close()
+        self._epoll.close()
         if failed:
             raise failed[0]
 
     def _end(self) -> list[SafeStopError]:
         failed: list[SafeStopError] = []
-        for fd in self._by_fd:
+        for fd in self._by_fd:  # none after close
             self._epoll.unregister(fd)
         for worker in self._workers.values():
             if worker.facts is None or worker.overdue:
@@ -343,15 +342,6 @@ class Pool:
         self._workers, self._by_fd, self._by_slot, self._to_wake, self._quiet = {}, {}, {}, {}, {}
         self._starting = 0
         return failed
-
-
-def slots_of(worker: int, config: PoolConfig) -> tuple[int, ...]:
-    """The slots that a worker hosts. Neighbouring slots lie on different workers, so that each worker has some of any
-    first part of the slots. Those of a batch lie together, so that half of the workers make one of two stages."""
-    slots, workers = config.num_slots, config.num_workers
-    if config.batch:
-        return tuple(range(worker * slots // workers, (worker + 1) * slots // workers))
-    return tuple(range(worker, slots, workers))
 
 
 def num_workers(requested: int | None, num_slots: int, ranks: int = 1) -> int:
