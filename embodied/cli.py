@@ -33,6 +33,7 @@ VERBS = {
     "report": Verb("embodied.tools.report", "write runs and evaluations into one HTML file"),
     "watch": Verb("embodied.tools.watch", "serve the report of a run while it goes on"),
     "export": Verb("embodied.tools.export", "write a checkpoint for other programs"),
+    "upload": Verb("embodied.tools.upload", "send an exported folder to the Hugging Face hub or to S3"),
     "serve": Verb("embodied.tools.serve", "serve a checkpoint or an export to a robot"),
     "doctor": Verb("embodied.tools.doctor", "find what is wrong on this machine, with fixes", composed=True),
     "bench": Verb("embodied.tools.bench", "time a configuration on this machine", composed=True),

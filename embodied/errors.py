@@ -96,6 +96,10 @@ class DatasetError(EmbodiedError):
     """Demonstrations are missing, empty, damaged, or in a layout that is not known."""
 
 
+class UploadError(EmbodiedError):
+    """An exported folder could not be sent to the place that it was meant for."""
+
+
 class RankError(EmbodiedError):
     """Another process of the run has ended, or did not come to where all must meet."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ _NAME = re.compile(
     r"(^|[_-])(password|passwd|secret|api[_-]?key|access[_-]?key|authorization)$|^((hf|auth|access)_)?token$",
     re.IGNORECASE,
 )
+_OF_ENVIRONMENT = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD)$", re.IGNORECASE)
 _ADDRESS = re.compile(r"//[^/\s@\"']+@")  # user:password@ of a URL
 _EMPTY = (None, "", False)
 
@@ -36,6 +38,14 @@ def in_value(key: str, value: Any) -> Any:
 def in_text(text: str) -> str:
     """Returns a text without names and passwords of addresses: ``https://me:pw@host`` → ``https://(hidden)@host``."""
     return _ADDRESS.sub(f"//{HIDDEN}@", text)
+
+
+def without_environment(text: str) -> str:
+    """Returns a text without the values of environment variables that are secrets (``HF_TOKEN``, …)."""
+    for name, value in os.environ.items():
+        if _OF_ENVIRONMENT.search(name) and len(value) >= 8:
+            text = text.replace(value, HIDDEN)
+    return text
 
 
 def in_command(command: str) -> str:

@@ -190,3 +190,11 @@ class WaitsForFile(FakeEnv):
         super().reset(start)
         while start.task_id == 1 and not os.path.exists(self._file):
             time.sleep(0.01)
+
+
+class Heavy(FakeEnv):
+    """Holds 100 MB from its first reset on, as a simulator does."""
+
+    def reset(self, start: Start) -> None:
+        self.scene = np.ones(100_000_000, np.uint8)
+        super().reset(start)

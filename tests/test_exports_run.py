@@ -21,9 +21,11 @@ from embodied.observe.console import NullConsole
 from embodied.run import exports
 from embodied.run.exports import Exporter
 from embodied.runtime.signals import Stopped, StopSignal
+from embodied.schema import CheckpointConfig
 from embodied.testing import FakePolicy
 
 RUN = Path("runs/run")
+WANTED = CheckpointConfig(export_safetensors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,7 @@ def until(holds: Callable[[], bool]) -> None:
 def exporter(monkeypatch: pytest.MonkeyPatch, script: str, console: Said) -> Exporter:
     """One whose exports are written by lines of shell; $1 is the checkpoint, $5 the folder."""
     monkeypatch.setattr(exports, "PROGRAM", ("sh", "-c", script, "sh"))
-    return Exporter(RUN, True, Exportable(), console)
+    return Exporter(RUN, WANTED, Exportable(), console)
 
 
 def checkpoint(number: int) -> Path:
@@ -109,13 +111,15 @@ def test_what_a_run_goes_on_from_is_exported_unless_it_was(monkeypatch):
 
 def test_a_failure_is_said_and_stops_nothing(monkeypatch):
     said = Said()
-    one = exporter(monkeypatch, "echo error: no space >&2; exit 2", said)
+    one = exporter(
+        monkeypatch, 'printf "error: no space\n  fix: make room\n  kind: ConfigError (explain)\n" >&2; exit 2', said
+    )
     one.completed(checkpoint(1))
     one.finish(StopSignal())
     monkeypatch.setattr(exports, "PROGRAM", ("./nothing",))
-    two = Exporter(RUN, True, Exportable(), said)
+    two = Exporter(RUN, WANTED, Exportable(), said)
     assert [*two.completed(checkpoint(2))] == []
-    assert said.lines[0] == "runs/run/checkpoints/000001 was not exported: error: no space"
+    assert said.lines[0] == "runs/run/checkpoints/000001 was not exported: no space fix: make room"
     assert said.lines[1].startswith("runs/run/checkpoints/000002 was not exported: [Errno 2]")
 
 
@@ -161,6 +165,6 @@ def test_a_policy_without_the_format_is_refused_before_the_first_iteration(capfd
     assert train.main([*keys]) == 2
     assert "FakePolicy has no format 'hf'" in capfd.readouterr().err
     with pytest.raises(ConfigError, match=f"set {exports.KEY}=false"):
-        Exporter(RUN, True, FakePolicy(), Said())
-    assert [*Exporter(RUN, False, FakePolicy(), Said()).completed(checkpoint(1))] == []
+        Exporter(RUN, WANTED, FakePolicy(), Said())
+    assert [*Exporter(RUN, CheckpointConfig(), FakePolicy(), Said()).completed(checkpoint(1))] == []
     assert sys.executable in exports.PROGRAM

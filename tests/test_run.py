@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 import yaml
 from logged import VARYING, lasting_meta
+from seeded_runs import tensors
 
 from embodied import train
 from embodied.errors import CheckpointError, WorkerDiedError
@@ -76,8 +78,11 @@ def checkpoint_bytes(iteration: int, name: str = "run") -> dict[str, bytes]:
 
 def children() -> set[str]:
     """Process ids."""
-    lists = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {child for found in lists for child in found.read_text().split()}
+    found: set[str] = set()
+    for listed in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found.update(listed.read_text().split())
+    return found
 
 
 def everything(folder: Path = Path()) -> dict[str, bytes]:
@@ -713,3 +718,22 @@ def test_what_is_at_its_smallest_is_not_proposed(capsys):
     assert "micro_batch_size" not in error
     assert "gradient_checkpointing" not in error
     assert "precision" not in error
+
+
+def test_workers_that_rest_during_updates_change_no_number(monkeypatch):
+    own, seen = children(), []
+    update = Trainer.update
+
+    def watched(*given, **named):
+        seen.append(len(children() - own))
+        return update(*given)
+
+    monkeypatch.setattr(Trainer, "update", watched)
+    common = ("env.num_workers=2", "runner.val_check_interval=1", "runner.logger.report=false", "runner.max_epochs=3")
+    assert run(*common) == 0
+    assert run(*common, "env.enable_offload=true", name="rests") == 0
+    assert seen == [2, 2, 2, 0, 0, 0]
+    assert lasting(rows("rests")) == lasting(rows())
+    before, after = tensors(Path("runs/run")), tensors(Path("runs/rests"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)

@@ -107,7 +107,6 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.training_backend=megatron", "there is no Megatron backend"),
         ("actor.offload_weight=true", "acts and learns in one copy"),
         ("actor.offload_weight=true", "set actor.offload_optimizer=true"),
-        ("runner.checkpoint.upload_s3=true", "sends nothing over the network"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(overrides, said):

@@ -1,18 +1,25 @@
-"""A program that runs beside a training: the report's, an export, an upload.
+"""Programs that run beside a training: the report's, exports, uploads.
 
-It has a session of its own, so neither its failure nor a Ctrl-C meant for the run reaches the other.
+Each has a session of its own, so neither its failure nor a Ctrl-C meant for the run reaches the other.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
+
+from embodied.runtime.signals import StopSignal
 
 LOWEST = 19  # priority beside a run
+LOOK_S = 0.05  # between two looks at whether a program has ended, or a stop signal has come
 
 
 class Beside:
@@ -46,15 +53,23 @@ class Beside:
         """Whether it goes on."""
         return self._process.poll() is None
 
+    def wait(self) -> None:
+        """Blocks until it ends."""
+        self._process.wait()
+
     def failure(self) -> str:
-        """Why it has failed: the last that it said; empty if it has not. Call it once, after its end."""
+        """Why it has failed: its error with the fix, or the last that it said; empty if it has not. Call it once, after
+        its end."""
         status = self._process.wait()
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         self._said.close()
         if status == 0:
             return ""
-        return " ".join(line.strip() for line in lines[-2:]) or f"its process ended with status {status}"
+        errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+        said = [line.strip() for line in (lines[errors[-1] :] if errors else lines[-2:])]
+        text = " ".join(line for line in said if not line.startswith("kind: ")).removeprefix("error: ")
+        return text or f"its process ended with status {status}"
 
     def kill(self) -> None:
         """Ends it, and what it has started as well."""
@@ -63,3 +78,83 @@ class Beside:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._said.close()
+
+
+class NewestNext:
+    """A program that is run for one folder after another, never for two at once, of the lowest priority. Of folders
+    that come while it runs the newest is next, and the others are left out. Any thread may call it.
+
+    Args:
+        command: makes the command line for a folder, and whatever room it needs.
+        ended: is told the folder and why it has failed (empty if it has not), in the thread that sees it first.
+    """
+
+    def __init__(self, command: Callable[[Path], Sequence[str]], ended: Callable[[Path, str], None]) -> None:
+        self._command, self._ended = command, ended
+        self._process: Beside | None = None
+        self._lock = threading.RLock()
+        self.source: Path | None = None  # the folder that it runs for
+        self.next: Path | None = None
+
+    def put(self, folder: Path) -> Path | None:
+        """Runs the program for a folder as soon as may be; returns the one that is left out for it."""
+        with self._lock:
+            left_out, self.next = self.next, folder
+            self.goes_on()
+            return left_out
+
+    def goes_on(self) -> bool:
+        """Whether it runs. Tells how it has ended, and begins with the next folder."""
+        with self._lock:
+            if self._process is not None and not self._process.runs():
+                source, failure = self.source, self._process.failure()
+                self._process = self.source = None
+                assert source is not None
+                self._ended(source, failure)
+            while self._process is None and self.next is not None:
+                self.source, self.next = self.next, None
+                self._begin(self.source)
+            return self._process is not None
+
+    def _begin(self, source: Path) -> None:
+        try:
+            process = self._process = Beside(self._command(source), behind=True)
+        except OSError as error:
+            self.source = None
+            self._ended(source, str(error))
+            return
+        threading.Thread(target=self._follow, args=(process,), daemon=True).start()
+
+    def _follow(self, process: Beside) -> None:
+        """Sees to it that the next one begins when this one ends."""
+        process.wait()
+        with self._lock:
+            if process is self._process:
+                self.goes_on()
+
+    def kill(self) -> Path | None:
+        """Ends it, and begins no other; returns the folder that it ran for."""
+        with self._lock:
+            self.next = None
+            if self._process is not None:
+                self._process.kill()
+            source, self._process, self.source = self.source, None, None
+            return source
+
+
+def wait_for(ready: Callable[[], bool], stop: StopSignal, stopped_s: float, longest_s: float = math.inf) -> bool:
+    """Waits for something at the end of a run; returns whether it is ready.
+
+    Args:
+        stopped_s: how long it may take after a stop signal, if so much time is granted.
+        longest_s: how long it may take in all.
+    """
+    end = time.monotonic() + longest_s
+    stopped = False
+    while not ready():
+        if stop.wanted and not stopped:
+            stopped, end = True, min(end, time.monotonic() + stopped_s)
+        if time.monotonic() >= end or not stop.grants(0.0):
+            return False
+        time.sleep(LOOK_S)
+    return True

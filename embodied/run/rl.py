@@ -82,7 +82,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             console.table("success before and after, on the same starts", rows)
         saves.exporter.finish(stop)
         reporter.finish(stop)
-        console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
+        rows = summary.places(checked, folder.path, saves.checkpoints.all())
+        console.table("where things are", [*rows, *saves.exporter.uploads.rows()])
 
 
 def train(
@@ -150,6 +151,9 @@ def _update(
         DeviceMemoryError: the passes do not fit.
     """
     sections, device, own = reporter.sections, trainer.device, checked.processes.rank
+    if checked.config.env.enable_offload:
+        with sections("time/rollout"):
+            workers.rest()
     with reporter.updating(device, checked.config.actor.num_threads), explained(device, checked, "update"):
         watch = reporter.watch(reporter.title(iteration), stop.grants)
         records, baselines = workers.rollout.records, collected.baselines

@@ -33,7 +33,7 @@ class Saves:
         runner = config.runner
         kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
         path = folder.path / "checkpoints"
-        self.exporter = Exporter(folder.path, kept.export_safetensors, learner.policy, reporter.console)
+        self.exporter = Exporter(folder.path, kept, learner.policy, reporter.console)
         self.checkpoints = Checkpoints(
             path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents, self.exporter.completed
         )

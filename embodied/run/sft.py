@@ -49,7 +49,9 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         own = folder_of_rank(folder.path, checked.processes.of("rollout"))
         engine = opened.enter_context(open_engine(checked, model, own, console))
         simulators = Simulators(checked, model, folder.path, server, reporter, engine)
-        evaluator = Evaluator(checked, simulators, folder.path, reporter, keep_workers=True)
+        evaluator = Evaluator(
+            checked, simulators, folder.path, reporter, keep_workers=not checked.config.env.enable_offload
+        )
         console.table(f"{runner.experiment_name}", summary.of_cloning(checked, model, cloner, folder.path))
         if runner.dry_run:
             if memory is not None:
@@ -60,7 +62,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.say(summary.ending(checked, iterations, cloner.steps_done))
         saves.exporter.finish(stop)
         reporter.finish(stop)
-        console.table("where things are", summary.places(checked, folder.path, saves.checkpoints.all()))
+        rows = summary.places(checked, folder.path, saves.checkpoints.all())
+        console.table("where things are", [*rows, *saves.exporter.uploads.rows()])
 
 
 def train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -49,6 +49,13 @@ class Workers:
     slab: Slab
     rollout: Rollout
     engine: Engine | None = None
+    resting: bool = False
+
+    def rest(self) -> None:
+        """Ends the workers until the next :meth:`run`; the slab stays."""
+        self.pool.rest()
+        self.rollout.forget()
+        self.resting = True
 
     def run(
         self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter,
@@ -59,6 +66,9 @@ class Workers:
         Args:
             on_episode: given each episode that ends, while its last row still stands in the slab.
         """
+        with reporter.console.progress("starting env workers again", brief=True) if self.resting else nullcontext():
+            self.pool.wake()
+        self.resting = False
         with reporter.episodes(name, len(plan)) as bar:
             count = counting_successes(bar)
 

@@ -188,3 +188,11 @@ def module_folders(python: str | None, sys_path: Sequence[str], prefixes: Sequen
         and "dist-packages" not in folder
         and not any(os.path.commonpath([folder, root]) == root for root in roots)
     )
+
+
+def slots_of(worker: int, slots: int, workers: int, batch: bool) -> tuple[int, ...]:
+    """The slots that a worker hosts. Neighbouring slots lie on different workers, so that each worker has some of any
+    first part of the slots. Those of a batch lie together, so that half of the workers make one of two stages."""
+    if batch:
+        return tuple(range(worker * slots // workers, (worker + 1) * slots // workers))
+    return tuple(range(worker, slots, workers))

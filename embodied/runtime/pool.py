@@ -19,6 +19,7 @@ from embodied.observe.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime import ending, process
 from embodied.runtime.channel import Command, Completion
+from embodied.runtime.placement import slots_of
 from embodied.runtime.ports import Back as Back
 from embodied.runtime.ports import Event as Event
 from embodied.runtime.ports import Lost as Lost
@@ -53,24 +54,33 @@ class Pool:
         self._by_slot: dict[int, WorkerProcess] = {}
         self._to_wake: dict[int, WorkerProcess] = {}
         self._quiet: dict[int, WorkerProcess] = {}  # may have answered without waking this process
-        self._attempts = [0] * config.num_workers
+        self._attempts: list[int] = []  # how often each worker was started since `wake`
+        self._served = False  # all workers have served before
         self._in_flight: set[int] = set()  # slots whose command is not answered
         self._starting = 0  # workers that do not serve yet
         self._look_at = 0.0  # monotonic time before which no deadline passes
         config.log_dir.mkdir(parents=True, exist_ok=True)
         try:
-            for index in range(config.num_workers):
-                self._start(index)
-            self._await_first_start()
+            self.wake()
         except BaseException:
             self.close()
             raise
 
+    def wake(self) -> None:
+        """Start the workers, unless they have been."""
+        if not self._workers:
+            self._attempts = [0] * self._config.num_workers
+            for index in range(self._config.num_workers):
+                self._start(index)
+            self._await_start()
+            self._served = True
+
     # -- starting and replacing --------------------------------------------------------------------------------------
 
     def _start(self, index: int) -> None:
-        slots = slots_of(index, self._config)
-        worker = process.start(self._config, self._slab, index, slots, self._attempts[index])
+        config = self._config
+        slots = slots_of(index, config.num_slots, config.num_workers, config.batch)
+        worker = process.start(config, self._slab, index, slots, self._attempts[index], self._served)
         self._attempts[index] += 1
         self._starting += 1
         self._look_at = 0.0
@@ -81,7 +91,7 @@ class Pool:
             self._epoll.register(fd, select.EPOLLIN)
             self._by_fd[fd] = worker
 
-    def _await_first_start(self) -> None:
+    def _await_start(self) -> None:
         while self._starting:
             self._poll(self._next_deadline())
 
@@ -96,7 +106,7 @@ class Pool:
             ending.stop_robot_of(worker, error)
         finally:
             self._forget(worker)
-        first_start = worker.facts is None and self._attempts[worker.index] == 1
+        first_start = worker.facts is None and self._attempts[worker.index] == 1 and not self._served
         if first_start:
             raise error
         if worker.guardian is not None:
@@ -304,10 +314,23 @@ class Pool:
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
+    def rest(self) -> None:
+        """End the workers until :meth:`wake`, so that all that they hold is free. No command may be in flight."""
+        if failed := self._end():
+            raise failed[0]
+
     def close(self) -> None:
         """End the workers and wait for them. Those that have not started yet have nothing to close and are killed, like
         those that do not end within 5 s."""
+        failed = self._end()
+        self._epoll.close()
+        if failed:
+            raise failed[0]
+
+    def _end(self) -> list[SafeStopError]:
         failed: list[SafeStopError] = []
+        for fd in self._by_fd:  # none after close
+            self._epoll.unregister(fd)
         for worker in self._workers.values():
             if worker.facts is None or worker.overdue:
                 failed += ending.kill(worker)
@@ -316,20 +339,9 @@ class Pool:
         for worker in self._in_order:
             failed += ending.await_end(worker, deadline)
             worker.release()
-        self._workers, self._by_fd, self._by_slot = {}, {}, {}
-        if not self._epoll.closed:
-            self._epoll.close()
-        if failed:
-            raise failed[0]
-
-
-def slots_of(worker: int, config: PoolConfig) -> tuple[int, ...]:
-    """The slots that a worker hosts. Neighbouring slots lie on different workers, so that each worker has some of any
-    first part of the slots. Those of a batch lie together, so that half of the workers make one of two stages."""
-    slots, workers = config.num_slots, config.num_workers
-    if config.batch:
-        return tuple(range(worker * slots // workers, (worker + 1) * slots // workers))
-    return tuple(range(worker, slots, workers))
+        self._workers, self._by_fd, self._by_slot, self._to_wake, self._quiet = {}, {}, {}, {}, {}
+        self._starting = 0
+        return failed
 
 
 def num_workers(requested: int | None, num_slots: int, ranks: int = 1) -> int:

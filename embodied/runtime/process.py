@@ -268,8 +268,14 @@ def _hung(who: str, phase: str, limit: float, log: Path) -> WorkerError:
     )
 
 
-def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], attempt: int) -> WorkerProcess:
-    """Start worker ``index`` and send it its set-up; returns before it is ready. ``attempt`` 0 is the first."""
+def start(
+    config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], attempt: int, again: bool = False
+) -> WorkerProcess:
+    """Start worker ``index`` and send it its set-up; returns before it is ready. ``attempt`` 0 is the first.
+
+    Args:
+        again: its log goes on.
+    """
     name = f"{index:02d}.{attempt}.log" if attempt else f"{index:02d}.log"
     guardian = _guardian(config, config.log_dir / f"safe-stop-{name}")
     ours, theirs = socket.socketpair()
@@ -279,7 +285,7 @@ def start(config: PoolConfig, slab: Slab, index: int, slots: tuple[int, ...], at
     inherited = (theirs.fileno(), slab.fd, handles.memory_fd, handles.go_fd, handles.done_fd)
     environment = worker_environment(index, config.gpus, config.python)
     process: subprocess.Popen | ForkedProcess
-    with theirs, log.open("wb") as output:
+    with theirs, log.open("ab" if again else "wb") as output:
         if config.server is None:
             process, pidfd, names = _spawn(config.python, inherited, output.fileno(), environment)
         else:

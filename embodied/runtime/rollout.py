@@ -108,6 +108,10 @@ class Rollout:
         self._traces = traces or Traces()
         self._built = BuiltTasks(envs.num_slots)
 
+    def forget(self) -> None:
+        """Forget what slots have built: new workers serve them."""
+        self._built = BuiltTasks(self._envs.num_slots)
+
     def collect(
         self,
         plan: Sequence[Episode],

@@ -161,6 +161,12 @@ class EnvConfig(Section):
         "forkserver = forks of one process that has imported the simulator, which saves each of them its imports and "
         "their memory. embodied.tools.bench always spawns.",
     )
+    enable_offload: bool = Field(
+        False,
+        description="End the env workers before each update, so that all of their memory is free for it, on GPUs too, "
+        "and start them again for the next episodes, which build their simulators anew. No number changes; what it "
+        "costs is in docs/scaling.md. With start_method=forkserver they need not import anything again.",
+    )
     pin_workers: bool = Field(
         False, description="Pin each worker to cores of its own, shared out evenly over the NUMA nodes."
     )

@@ -100,11 +100,6 @@ NEUTRAL: Mapping[str, Neutral] = {
     **{f"actor.model.{name}": neutral for name, neutral in _UNDER_MODEL.items()},
     **RUN,
     "algorithm.max_staleness": Neutral((0,), "an iteration's episodes are always acted with the present weights"),
-    "env.enable_offload": Neutral(
-        (False,),
-        "simulators keep their memory between iterations, because a scene is built anew only slowly",
-        "set env.render_gpus to GPUs on which nothing is trained, or lower env.train.total_num_envs",
-    ),
     "reward.model.trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
     "reward.model.input_tokenizer": Neutral(
         (), "the reward model is given the conversation as text, before the policy's chat template and tokenizer",

@@ -28,8 +28,6 @@ _HOST = (
 _SLAB = "records stand in shared memory, and no queue carries them"
 _FSDP = "set actor.fsdp_config.strategy"
 _BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one before it computes"
-_UPLOAD = "a run sends nothing over the network but to its trackers"
-_SEND = "send the checkpoint's folder, or what embodied.tools.export writes, with a program of the service"
 RUN: Mapping[str, Neutral] = {
     "actor.training_backend": Neutral(("fsdp", "fsdp2"), MEGATRON, _FSDP),
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
@@ -67,11 +65,6 @@ RUN: Mapping[str, Neutral] = {
         f"actor.megatron.ckpt.{name}": Neutral((), MEGATRON)
         for name in ("model", "model_type", "save_path", "use_gpu_num", "use_gpu_index", "process_num")
     },
-    "runner.checkpoint.upload_hf": Neutral((False,), _UPLOAD, _SEND),
-    "runner.checkpoint.hf_repo_name": Neutral((), _UPLOAD, _SEND),
-    "runner.checkpoint.upload_s3": Neutral((False,), _UPLOAD, _SEND),
-    "runner.checkpoint.s3_bucket": Neutral((), _UPLOAD, _SEND),
-    "runner.checkpoint.s3_prefix": Neutral((), _UPLOAD, _SEND),
     "runner.weight_sync_dtype": Neutral((), "weights reach what generates in the policy's own number format"),
     "runner.weight_sync_interval": Neutral((1,), "each iteration acts with the weights that the one before has left"),
     "runner.logger.tensorboard_queue_size": Neutral((10,), "the numbers of an iteration are written at once"),

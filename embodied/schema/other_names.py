@@ -8,6 +8,7 @@ from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config
+from embodied.schema.upload_checks import check_uploads
 from embodied.targets import load_target
 
 Values = Mapping[str, Any]
@@ -92,6 +93,7 @@ def check_said(config: Config) -> None:
             "actor.fsdp_config.sharding_strategy is hybrid_shard, and fsdp_size -1: how many processes share one copy?",
             "set actor.fsdp_config.fsdp_size to the processes of one machine",
         )
+    check_uploads(config.runner.checkpoint)
     if config.runner.checkpoint.max_keep == 0:
         raise ConfigError("runner.checkpoint.max_keep is 0", "set it to 1 or more, or to -1 to keep all checkpoints")
     for name in ("save_contents", "load_contents"):

@@ -135,6 +135,32 @@ class CheckpointConfig(Section):
         "run does it, with another copy of the policy in host memory; of checkpoints that come while it works the "
         "newest is next, and the others are left out. A failure is said and stops nothing.",
     )
+    upload_hf: bool | Literal["final", "all"] = Field(
+        False,
+        description="Send exports to the Hugging Face hub, beside the run: all, or final (true) = the last one alone. "
+        "Needs export_safetensors=true. The token is that of HF_TOKEN, or of hf auth login. A failure stops nothing, "
+        "and the end of the run says what is missing there, with the command that sends it.",
+    )
+    hf_repo_name: str | None = Field(
+        None,
+        min_length=1,
+        description="Repository on the hub, NAME or OWNER/NAME. If it is missing, it is made, and is private. Each "
+        "export is a commit of it.",
+    )
+    upload_s3: bool | Literal["final", "all"] = Field(
+        False, description="The same to S3, or to another store. Needs the extra 's3' and AWS's own variables."
+    )
+    s3_bucket: str | None = Field(
+        None,
+        min_length=1,
+        description="Bucket, or the address of another store that fsspec knows, e.g. gs://NAME or file:///FOLDER.",
+    )
+    s3_prefix: str = Field(
+        "outputs", description="Begins the names in the bucket, before the run's name and the iteration."
+    )
+    upload_timeout_s: float = Field(
+        600.0, gt=0, description="How long the end of a run waits for uploads; after a stop signal it is 5 seconds."
+    )
 
 
 class RunnerConfig(Section):

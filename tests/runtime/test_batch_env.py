@@ -14,8 +14,9 @@ from rig import BOTH_STARTS, records
 from embodied.errors import WorkerDiedError
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.placement import slots_of
 from embodied.runtime.plan import train_plan, with_videos
-from embodied.runtime.pool import Deadlines, Lost, PoolConfig, slots_of
+from embodied.runtime.pool import Deadlines, Lost
 from embodied.runtime.reward import ShapedReward
 
 BATCH = {"target": "embodied.testing.FakeBatchEnv", "pool": {"batch": True}}
@@ -229,11 +230,7 @@ def test_a_slot_that_has_ended_is_not_active_and_nobody_waits_for_it(counted):
 
 
 def test_a_worker_hosts_neighbours():
-    config = PoolConfig(
-        num_slots=7, num_workers=3, env_target="", env_kwargs={}, reward=ShapedReward(),
-        deadlines=Deadlines(1, 1, 1), log_dir=Path(), batch=True,
-    )  # fmt: skip
-    assert [slots_of(worker, config) for worker in range(3)] == [(0, 1), (2, 3), (4, 5, 6)]
+    assert [slots_of(worker, slots=7, workers=3, batch=True) for worker in range(3)] == [(0, 1), (2, 3), (4, 5, 6)]
 
 
 def test_two_stages_are_two_workers(make_rig):

@@ -50,7 +50,10 @@ TOKENS = torch.arange(3, 19).unsqueeze(0)
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a network that was made at random, all of whose weights are trained; it exports them itself."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    own = (f"runner.logger.log_path={folder}", "runner.checkpoint.export_safetensors=true")
+    own = (
+        f"runner.logger.log_path={folder}", "runner.checkpoint.export_safetensors=true",
+        "runner.checkpoint.upload_s3=final", f"runner.checkpoint.s3_bucket=file://{folder.parent}/store",
+    )  # fmt: skip
     assert train.main([*COMMON, "model=causal_lm_tiny", *SIZES, *TRAIN, *own]) == 0
     return folder
 
@@ -79,6 +82,10 @@ def test_a_run_exports_its_checkpoints_itself(base: Path, whole: Path) -> None:
     for name in files - {"README.md", "embodied.json"}:
         assert (own / name).read_bytes() == (whole / name).read_bytes(), name
     assert read_export(own).source == read_export(whole).source
+    sent = base.parent / "store" / "outputs" / "whole" / "000001"
+    assert {path.name: path.read_bytes() for path in sent.iterdir()} == {
+        path.name: path.read_bytes() for path in own.iterdir()
+    }
     assert "## Evaluation" in (own / "README.md").read_text(), "which comes before the save"
 
 
