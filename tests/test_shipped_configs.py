@@ -13,6 +13,9 @@ PATH = "actor.model.model_path=/a/checkpoint"  # released models are nothing wit
 FAST = ("math_quickstart", "quickstart_libero")
 TRIED = (
     *FAST,
+    "quickstart_libero_ppo",
+    "quickstart_libero_whole",
+    "quickstart_libero_whole_ppo",
     "math_calculator",
     "math_quickstart_sft",
     "math_calculator_sft",
@@ -25,8 +28,6 @@ COMPOSED = {
     "eval": "needs a run's checkpoint",
     "sft": "needs demonstrations; math_quickstart_sft builds on it",
     "quickstart_sft": "needs demonstrations", "quickstart_libero_sft": "needs demonstrations",
-    "libero_object_sft": "needs demonstrations", "libero_object_grpo": "needs what it has learned",
-    "libero_object_ppo": "the same",
     "quickstart_metaworld_sft": "needs demonstrations", "quickstart_metaworld": "needs the package metaworld",
     "math": "needs problems of the user (tests/test_math_run.py)",
     "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",

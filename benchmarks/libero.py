@@ -1,0 +1,182 @@
+"""Whether a policy learns LIBERO: GRPO and PPO from the policy that comes with the package, with three seeds each.
+
+    python benchmarks/libero.py --out /tmp/libero             # everything, then the report
+    python benchmarks/libero.py --out /tmp/libero --report    # the report of what is there
+
+A run is two trainings: of the first five chunks of an episode, as ``make train`` does it, and then of whole episodes.
+Each is a command of docs/results/libero.md, printed before it runs, in a process of its own; one that is complete is
+not run again, one that was interrupted goes on. ``--at-once 2`` makes the runs of both algorithms side by side: the same
+numbers in other times, and the report says so. The bar is 85 % of the episodes from initial states that nothing was
+trained on, in each run, within three hours. The report fills the second table of docs/results/libero.md, draws its
+curves and writes benchmarks/results/libero.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from _measure import judge, machine, save
+from quickstart import DOCS, Steps, evaluation, fill, history, newest, success
+
+from embodied.run.compare import compare
+from embodied.run.evaluations import read, written
+
+BEGIN = "<!-- written by benchmarks/libero.py -->"
+BEFORE = "before"
+ALGORITHMS = {"grpo": "", "ppo": "_ppo"}  # and how the names of its experiments end
+SEEDS = (1, 2, 3)
+ENOUGH = 0.85
+HOURS = 3.0
+SHOWN = ("minutes", "rollout/return_mean", "rollout/success_rate", "eval/success_rate")
+NO_VIDEOS = "env.eval.video_cfg.save_video=false"
+
+
+def learn(steps: Steps, algorithm: str, seed: int) -> None:
+    name, ending = f"{algorithm}-{seed}", ALGORITHMS[algorithm]
+    steps.run(
+        f"{name}-first", "train", f"experiment=quickstart_libero{ending}", f"runner.experiment_name={name}-first",
+        f"runner.seed={seed}", "runner.val_before_train=false", "runner.val_check_interval=-1", NO_VIDEOS,
+    )  # fmt: skip
+    checkpoint = newest(steps.out / "runs" / f"{name}-first").relative_to(steps.out)
+    steps.run(
+        name, "train", f"experiment=quickstart_libero_whole{ending}", f"runner.experiment_name={name}",
+        f"runner.seed={seed}", f"runner.ckpt_path={checkpoint}", NO_VIDEOS,
+    )  # fmt: skip
+
+
+def learn_all(steps: Steps, at_once: int) -> None:
+    steps.run(BEFORE, "eval", "experiment=quickstart_libero_whole", f"runner.experiment_name={BEFORE}", NO_VIDEOS)
+
+    def of(algorithm: str) -> None:
+        for seed in SEEDS:
+            learn(steps, algorithm, seed)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(of, ALGORITHMS))
+
+
+def collect(out: Path) -> dict[str, Any]:
+    """What each complete run did, by algorithm and seed."""
+    runs = {}
+    before = read(str(written(out / "runs" / BEFORE)[-1]))
+    for name in (f"{algorithm}-{seed}" for algorithm in ALGORITHMS for seed in SEEDS):
+        if not (out / f"{name}.json").exists():
+            continue
+        (found,) = compare([before, read(str(written(out / "runs" / name)[-1]))])
+        row, parts = (
+            found.over_all,
+            [json.loads((out / f"{part}.json").read_text()) for part in (f"{name}-first", name)],
+        )
+        runs[name.replace("-", " ")] = {
+            "after": success(out, name), "tasks": _tasks(out, name),
+            "difference": row.difference, "low": row.low, "high": row.high,
+            "wall_s": [part["wall_s"] for part in parts], "load": [part["load"] for part in parts],
+            "courses": [_course(out, part) for part in (f"{name}-first", name)],
+        }  # fmt: skip
+    return {"before": success(out, BEFORE), "tasks_before": _tasks(out, BEFORE), "runs": runs}
+
+
+def _tasks(out: Path, name: str) -> list[dict[str, Any]]:
+    keys = ("instruction", "successes", "episodes")
+    return [{key: row[key] for key in keys} for row in evaluation(out, name)["tasks"][:-1]]
+
+
+def _course(out: Path, name: str) -> list[dict[str, float]]:
+    return [{key: round(row[key], 4) for key in SHOWN if key in row} for row in history(out, name)]
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Markdown: success of each run and of its tasks."""
+    names = [task["instruction"].removeprefix("pick up the ").partition(" and ")[0] for task in result["tasks_before"]]
+    titles = [
+        "run",
+        "success (95 % interval)",
+        *names,
+        "difference (95 % interval)",
+        "minutes: first chunks, whole episodes",
+    ]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for name, run in (
+        {"before": {"after": result["before"], "tasks": result["tasks_before"]}} | result["runs"]
+    ).items():
+        change, minutes = "", ""
+        if "difference" in run:
+            change = f"{100 * run['difference']:+.0f} ({100 * run['low']:+.0f} to {100 * run['high']:+.0f})"
+            minutes = ", ".join(f"{seconds / 60:.0f}" for seconds in run["wall_s"])
+        tasks = [f"{task['successes']}/{task['episodes']}" for task in run["tasks"]]
+        lines.append(f"| {' | '.join([name, _percent(run['after']), *tasks, change, minutes])} |")
+    return "\n".join(lines)
+
+
+def _percent(row: dict[str, Any]) -> str:
+    low, high = 100 * row["low"], 100 * row["high"]
+    return f"{row['successes']}/{row['episodes']} = {100 * row['success_rate']:.0f} % ({low:.0f} to {high:.0f})"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """The return of each iteration against minutes of training, and success before and after."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(10, 3.4), width_ratios=(2, 2, 1))
+    for panel, title in zip(panels, ("return, first five chunks", "sampled success, whole episodes"), strict=False):
+        panel.set(title=title, xlabel="iteration")
+        panel.grid(alpha=0.2)
+    for name, run in result["runs"].items():
+        algorithm, seed = name.split()
+        style = {"color": f"C{int(seed) - 1}", "linestyle": "-" if algorithm == "grpo" else "--", "label": name}
+        for panel, course, key in zip(
+            panels, run["courses"], ("rollout/return_mean", "rollout/success_rate"), strict=False
+        ):
+            points = [row[key] for row in course if key in row]
+            panel.plot([*range(1, len(points) + 1)], points, linewidth=1, **style)
+        panels[2].plot([0, 1], [result["before"]["success_rate"], run["after"]["success_rate"]], marker="o", **style)
+    panels[0].legend(loc="lower right", frameon=False, fontsize=7, ncols=2)
+    panels[1].set(ylim=(0, 1))
+    panels[2].axhline(ENOUGH, color="grey", linewidth=0.8, linestyle=":")
+    panels[2].set(title="success, held-out states", ylim=(0, 1), xlim=(-0.3, 1.3))
+    panels[2].set_xticks([0, 1], ["before", "after"])
+    panels[2].grid(alpha=0.2)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def report(steps: Steps, at_once: int) -> None:
+    result = {
+        **machine(["torch", "mujoco", "robosuite", "numpy"]),
+        "command": f"python benchmarks/libero.py --out FOLDER --at-once {at_once}",
+        **collect(steps.out),
+    }
+    draw(result, DOCS / "libero.png")
+    fill(DOCS / "libero.md", BEGIN, tables(result))
+    runs = result["runs"].values()
+    judged = {}
+    if len(runs) == len(ALGORITHMS) * len(SEEDS):
+        values = {
+            "lowest success": min(run["after"]["success_rate"] for run in runs),
+            "longest run, hours": max(sum(run["wall_s"]) for run in runs) / 3600,
+        }
+        judged = judge(values, {"lowest success": (">=", ENOUGH), "longest run, hours": ("<=", HOURS)})
+    print(save("libero", {**result, "bars": judged}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--at-once", type=int, default=1, help="2: the runs of both algorithms side by side")
+    parser.add_argument("--report", action="store_true", help="only write the report")
+    args = parser.parse_args()
+    steps = Steps(args.out.resolve())
+    if not args.report:
+        learn_all(steps, args.at_once)
+    report(steps, args.at_once)
+
+
+if __name__ == "__main__":
+    main()
