@@ -5,7 +5,7 @@
 
 A run is two trainings: of the first five chunks of an episode, as ``make train`` does it, and then of whole episodes.
 Each is a command of docs/results/libero.md, printed before it runs, in a process of its own; one that is complete is
-not run again, one that was interrupted goes on. ``--at-once 2`` makes the runs of both algorithms side by side: the same
+not run again, one that was interrupted goes on. ``--at-once 2`` makes runs of both algorithms side by side: the same
 numbers in other times, and the report says so. The bar is 85 % of the episodes from initial states that nothing was
 trained on, in each run, within three hours. The report fills the second table of docs/results/libero.md, draws its
 curves and writes benchmarks/results/libero.json.
