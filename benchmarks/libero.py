@@ -3,12 +3,12 @@
     python benchmarks/libero.py --out /tmp/libero             # everything, then the report
     python benchmarks/libero.py --out /tmp/libero --report    # the report of what is there
 
-A run is two trainings: of the first five chunks of an episode, as ``make train`` does it, and then of whole episodes.
-Each is a command of docs/results/libero.md, printed before it runs, in a process of its own; one that is complete is
-not run again, one that was interrupted goes on. ``--at-once 2`` makes runs of both algorithms side by side: the same
-numbers in other times, and the report says so. The bar is 85 % of the episodes from initial states that nothing was
-trained on, in each run, within three hours. The report fills the second table of docs/results/libero.md, draws its
-curves and writes benchmarks/results/libero.json.
+A run of GRPO is two trainings: of the first five chunks of an episode, as ``make train`` does it, and then of whole
+episodes. PPO learns from whole episodes alone. Each training is a command of docs/results/libero.md, printed before it
+runs, in a process of its own; one that is complete is not run again, one that was interrupted goes on. ``--at-once 2``
+makes runs of both algorithms side by side: the same numbers in other times, and the report says so. The bar is 85 % of
+the episodes from initial states that nothing was trained on, in each run, within three hours. The report fills the
+second table of docs/results/libero.md, draws its curves and writes benchmarks/results/libero.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from embodied.run.evaluations import read, written
 
 BEGIN = "<!-- written by benchmarks/libero.py -->"
 BEFORE = "before"
-ALGORITHMS = {"grpo": "", "ppo": "_ppo"}  # and how the names of its experiments end
+ALGORITHMS = ("grpo", "ppo")
 SEEDS = (1, 2, 3)
 ENOUGH = 0.85
 HOURS = 3.0
@@ -36,16 +36,24 @@ NO_VIDEOS = "env.eval.video_cfg.save_video=false"
 
 
 def learn(steps: Steps, algorithm: str, seed: int) -> None:
-    name, ending = f"{algorithm}-{seed}", ALGORITHMS[algorithm]
+    name, settings = f"{algorithm}-{seed}", (f"runner.seed={seed}", NO_VIDEOS)
+    if algorithm == "ppo":
+        steps.run(name, "train", "experiment=quickstart_libero_ppo", f"runner.experiment_name={name}", *settings)
+        return
     steps.run(
-        f"{name}-first", "train", f"experiment=quickstart_libero{ending}", f"runner.experiment_name={name}-first",
-        f"runner.seed={seed}", "runner.val_before_train=false", "runner.val_check_interval=-1", NO_VIDEOS,
+        f"{name}-first", "train", "experiment=quickstart_libero", f"runner.experiment_name={name}-first", *settings,
+        "runner.val_before_train=false", "runner.val_check_interval=-1",
     )  # fmt: skip
     checkpoint = newest(steps.out / "runs" / f"{name}-first").relative_to(steps.out)
     steps.run(
-        name, "train", f"experiment=quickstart_libero_whole{ending}", f"runner.experiment_name={name}",
-        f"runner.seed={seed}", f"runner.ckpt_path={checkpoint}", NO_VIDEOS,
+        name, "train", "experiment=quickstart_libero_whole", f"runner.experiment_name={name}", *settings,
+        f"runner.ckpt_path={checkpoint}",
     )  # fmt: skip
+
+
+def parts_of(name: str) -> list[str]:
+    """The trainings that a run is made of, the last one under its own name."""
+    return [f"{name}-first", name] if name.startswith("grpo") else [name]
 
 
 def learn_all(steps: Steps, at_once: int) -> None:
@@ -67,15 +75,13 @@ def collect(out: Path) -> dict[str, Any]:
         if not (out / f"{name}.json").exists():
             continue
         (found,) = compare([before, read(str(written(out / "runs" / name)[-1]))])
-        row, parts = (
-            found.over_all,
-            [json.loads((out / f"{part}.json").read_text()) for part in (f"{name}-first", name)],
-        )
+        parts = parts_of(name)
+        row, done = found.over_all, [json.loads((out / f"{part}.json").read_text()) for part in parts]
         runs[name.replace("-", " ")] = {
             "after": success(out, name), "tasks": _tasks(out, name),
             "difference": row.difference, "low": row.low, "high": row.high,
-            "wall_s": [part["wall_s"] for part in parts], "load": [part["load"] for part in parts],
-            "courses": [_course(out, part) for part in (f"{name}-first", name)],
+            "wall_s": [part["wall_s"] for part in done], "load": [part["load"] for part in done],
+            "courses": [_course(out, part) for part in parts],
         }  # fmt: skip
     return {"before": success(out, BEFORE), "tasks_before": _tasks(out, BEFORE), "runs": runs}
 
@@ -106,7 +112,7 @@ def tables(result: dict[str, Any]) -> str:
         change, minutes = "", ""
         if "difference" in run:
             change = f"{100 * run['difference']:+.0f} ({100 * run['low']:+.0f} to {100 * run['high']:+.0f})"
-            minutes = ", ".join(f"{seconds / 60:.0f}" for seconds in run["wall_s"])
+            minutes = " + ".join(f"{seconds / 60:.0f}" for seconds in run["wall_s"])
         tasks = [f"{task['successes']}/{task['episodes']}" for task in run["tasks"]]
         lines.append(f"| {' | '.join([name, _percent(run['after']), *tasks, change, minutes])} |")
     return "\n".join(lines)
@@ -131,13 +137,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for name, run in result["runs"].items():
         algorithm, seed = name.split()
         style = {"color": f"C{int(seed) - 1}", "linestyle": "-" if algorithm == "grpo" else "--", "label": name}
-        for panel, course, key in zip(
-            panels, run["courses"], ("rollout/return_mean", "rollout/success_rate"), strict=False
-        ):
+        shown = [(panels[1], run["courses"][-1], "rollout/success_rate")]
+        if len(run["courses"]) == 2:
+            shown.append((panels[0], run["courses"][0], "rollout/return_mean"))
+        for panel, course, key in shown:
             points = [row[key] for row in course if key in row]
             panel.plot([*range(1, len(points) + 1)], points, linewidth=1, **style)
         panels[2].plot([0, 1], [result["before"]["success_rate"], run["after"]["success_rate"]], marker="o", **style)
-    panels[0].legend(loc="lower right", frameon=False, fontsize=7, ncols=2)
+    panels[1].legend(loc="lower right", frameon=False, fontsize=7, ncols=2)
     panels[1].set(ylim=(0, 1))
     panels[2].axhline(ENOUGH, color="grey", linewidth=0.8, linestyle=":")
     panels[2].set(title="success, held-out states", ylim=(0, 1), xlim=(-0.3, 1.3))

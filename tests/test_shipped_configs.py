@@ -15,7 +15,6 @@ TRIED = (
     *FAST,
     "quickstart_libero_ppo",
     "quickstart_libero_whole",
-    "quickstart_libero_whole_ppo",
     "math_calculator",
     "math_quickstart_sft",
     "math_calculator_sft",
