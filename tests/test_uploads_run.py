@@ -320,7 +320,7 @@ os.environ["AWS_ENDPOINT_URL"] = "http://%s:%s" % server.get_host_and_port()
 store = boto3.client("s3")
 store.create_bucket(Bucket="bucket")
 for to in ("s3://bucket/outputs/run/000001", "s3://nowhere/run"):
-    done = subprocess.run([sys.executable, "-m", "embodied.tools.upload", sys.argv[1], "--to", to])
+    done = subprocess.run([sys.executable, "-m", "embodied.tools.upload", sys.argv[1], "--to", to], timeout=120)
     print("status", done.returncode, flush=True)
 print(sorted(one["Key"] for one in store.list_objects_v2(Bucket="bucket")["Contents"]))
 print(store.get_object(Bucket="bucket", Key="outputs/run/000001/model.safetensors")["Body"].read() == bytes(range(256)))
@@ -334,14 +334,16 @@ def test_s3(monkeypatch, tmp_path):
     """Amazon's protocol, of a server of moto."""
     monkeypatch.chdir(tmp_path)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    subprocess.run([sys.executable, "-m", "venv", "environment"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "environment"], check=True, timeout=300)
     python = tmp_path / "environment/bin/python"
-    made = subprocess.run([python, "-m", "pip", "install", "-q", *extras["s3"], "moto[s3,server]"], capture_output=True)
+    # aiobotocore says which boto3 fits it; pip would try one after the other
+    wanted = [*extras["s3"], "aiobotocore[boto3]", "moto[s3,server]"]
+    made = subprocess.run([python, "-m", "pip", "install", "-q", *wanted], capture_output=True, timeout=600)
     if made.returncode != 0:
         pytest.skip(f"s3fs and moto cannot be installed here: {made.stderr.decode()[-300:]}")
     secret = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "very-secret-key", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
-        [python, "-c", SERVED, str(exported())], capture_output=True, text=True, timeout=120,
+        [python, "-c", SERVED, str(exported())], capture_output=True, text=True, timeout=300,
         env={**os.environ, **secret, "AWS_DEFAULT_REGION": "us-east-1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
