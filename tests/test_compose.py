@@ -112,6 +112,7 @@ def test_what_cannot_be_composed_says_what_is_known(overrides, message, remedy):
     error = refused(*overrides)
     assert message in error.message
     assert remedy in error.remedy
+    assert type(error).__module__ == "embodied.errors", "embodied explain knows it"
 
 
 def test_group_options_are_the_files_of_all_folders(tmp_path):

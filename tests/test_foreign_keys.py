@@ -198,6 +198,8 @@ def test_group_files_that_are_not_there_hide_no_key():
     assert lines[1].startswith("unknown protocol 'nope'.")
     assert lines[2] == "unknown key 'runner.sed'. Did you mean 'seed'?"
     assert "task_idss" not in message  # which keys an env has is not known without its file
+    given = ("experiment=lptop", "model=openvla_oft", "actor.model.model_path=x", "runner.sed=1")
+    assert "model_path is not set" not in refused(*given, base=()), "it is only left out of what is looked at"
 
 
 def test_a_folder_of_the_user_may_have_groups_of_its_own(tmp_path):

@@ -734,6 +734,8 @@ def test_workers_that_rest_during_updates_change_no_number(monkeypatch):
     assert run(*common, "env.enable_offload=true", name="rests") == 0
     assert seen == [2, 2, 2, 0, 0, 0]
     assert lasting(rows("rests")) == lasting(rows())
+    evaluated = [json.loads(Path(f"runs/{name}/eval/000003.json").read_text()) for name in ("run", "rests")]
+    assert evaluated[0]["protocol"] == evaluated[1]["protocol"], "workers that rest are asked what simulates"
     before, after = tensors(Path("runs/run")), tensors(Path("runs/rests"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -20,6 +20,7 @@ from embodied.runtime.signals import StopSignal
 
 LOWEST = 19  # priority beside a run
 LOOK_S = 0.05  # between two looks at whether a program has ended, or a stop signal has come
+KILLED_S = 10.0  # that a killed program may take to end; one that waits for a broken disk does not end
 
 
 class Beside:
@@ -53,6 +54,12 @@ class Beside:
         """Whether it goes on."""
         return self._process.poll() is None
 
+    def hurry(self) -> None:
+        """Gives it, and what it has started, the priority of this process, which now waits for it. Only a privileged
+        user may do so; else it stays where it is."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
+
     def wait(self) -> None:
         """Blocks until it ends."""
         self._process.wait()
@@ -76,13 +83,15 @@ class Beside:
         if self.runs():
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_S)
         self._said.close()
 
 
 class NewestNext:
-    """A program that is run for one folder after another, never for two at once, of the lowest priority. Of folders
-    that come while it runs the newest is next, and the others are left out. Any thread may call it.
+    """A program that is run for one folder after another, never for two at once, of the lowest priority until
+    :meth:`hurry`. Of folders that come while it runs the newest is next, and the others are left out. Any thread may
+    call it.
 
     Args:
         command: makes the command line for a folder, and whatever room it needs.
@@ -93,6 +102,7 @@ class NewestNext:
         self._command, self._ended = command, ended
         self._process: Beside | None = None
         self._lock = threading.RLock()
+        self._behind = True
         self.source: Path | None = None  # the folder that it runs for
         self.next: Path | None = None
 
@@ -102,6 +112,14 @@ class NewestNext:
             left_out, self.next = self.next, folder
             self.goes_on()
             return left_out
+
+    def hurry(self) -> None:
+        """Gives the program the priority of the run, now and from here on. Call it when the run only waits for it: of
+        the lowest priority it may never end where other work takes all cores."""
+        with self._lock:
+            self._behind = False
+            if self._process is not None:
+                self._process.hurry()
 
     def goes_on(self) -> bool:
         """Whether it runs. Tells how it has ended, and begins with the next folder."""
@@ -118,7 +136,7 @@ class NewestNext:
 
     def _begin(self, source: Path) -> None:
         try:
-            process = self._process = Beside(self._command(source), behind=True)
+            process = self._process = Beside(self._command(source), self._behind)
         except OSError as error:
             self.source = None
             self._ended(source, str(error))

@@ -204,6 +204,7 @@ class Evaluator:
         """Returns workers of the evaluation's env. Those that it starts end with ``opened``, or stay."""
         side = self._checked.eval
         if workers is not None and workers.identity == side.identity:
+            workers.wake(self._reporter.console)  # what they have found is part of the protocol
             return workers
         if self._workers is not None:
             return self._workers

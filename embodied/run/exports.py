@@ -2,7 +2,7 @@
 
     checkpoint is whole ─▶ python -m embodied.tools.export, a process of its own of the lowest priority; the run goes on
     export is whole     ─▶ embodied.run.uploads, if it is wanted
-    end of the run      ─▶ the last export is waited for
+    end of the run      ─▶ the last export is waited for, an hour at most
 
 One is written at a time. Of checkpoints that come meanwhile the newest is next, and the others are left out. The one
 that is being read is not deleted, and an exported folder stays as long as its checkpoint. An export that fails is said,
@@ -31,6 +31,7 @@ PROGRAM = (sys.executable, "-m", "embodied.tools.export")
 KEY = "runner.checkpoint.export_safetensors"
 FORMAT = "hf"
 STOPPED_S = 5.0  # that an export may take after a stop signal, if so much time is granted
+LONGEST_S = 3600.0  # that the end of a run waits for exports
 
 
 class Exporter:
@@ -73,9 +74,10 @@ class Exporter:
 
     def finish(self, stop: StopSignal) -> None:
         """Waits for the exports, then for their uploads, after a stop signal only as long as may be."""
+        self._queue.hurry()
         if self._queue.goes_on():
             with self._console.progress("exporting the checkpoint", brief=True):
-                ready = wait_for(lambda: not self._queue.goes_on(), stop, STOPPED_S)
+                ready = wait_for(lambda: not self._queue.goes_on(), stop, STOPPED_S, LONGEST_S)
             if not ready and (late := self._queue.next or self._queue.source):
                 self._console.say(f"the export is not ready. {_by_hand(late)}")
         self._end()

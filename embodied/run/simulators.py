@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -52,10 +52,17 @@ class Workers:
     resting: bool = False
 
     def rest(self) -> None:
-        """Ends the workers until the next :meth:`run`; the slab stays."""
+        """Ends the workers until the next :meth:`run` or :meth:`wake`; the slab stays."""
         self.pool.rest()
         self.rollout.forget()
         self.resting = True
+
+    def wake(self, console: Console) -> None:
+        """Starts the workers again if they rest."""
+        if self.resting:
+            with console.progress("starting env workers again", brief=True):
+                self.pool.wake()
+            self.resting = False
 
     def run(
         self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter,
@@ -66,9 +73,7 @@ class Workers:
         Args:
             on_episode: given each episode that ends, while its last row still stands in the slab.
         """
-        with reporter.console.progress("starting env workers again", brief=True) if self.resting else nullcontext():
-            self.pool.wake()
-        self.resting = False
+        self.wake(reporter.console)
         with reporter.episodes(name, len(plan)) as bar:
             count = counting_successes(bar)
 

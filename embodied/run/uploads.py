@@ -45,14 +45,14 @@ class Uploads:
             self._ways.append(_Way(f"{HUB}://{kept.hf_repo_name}", False, kept.upload_hf == "all", console))
         if kept.upload_s3:
             assert kept.s3_bucket is not None  # the schema refuses it
-            place = "/".join([_store(kept.s3_bucket), *kept.s3_prefix.strip("/").split("/"), run])
+            place = "/".join([_store(kept.s3_bucket), *filter(None, kept.s3_prefix.split("/")), run])
             self._ways.append(_Way(place, True, kept.upload_s3 == "all", console))
         self._console, self._longest_s = console, kept.upload_timeout_s
 
     @property
     def reading(self) -> Collection[Path]:
         """Folders that are being sent, or will be."""
-        return [folder for way in self._ways for folder in (way.queue.source, way.queue.next) if folder is not None]
+        return [folder for way in self._ways for folder in way.reading if folder is not None]
 
     def exported(self, folder: Path) -> None:
         """Sends a folder that is whole now, or at the end of the run if no newer one comes."""
@@ -64,7 +64,8 @@ class Uploads:
         for way in self._ways:
             way.last()
         if self._sending():
-            with self._console.progress("uploading", brief=True):
+            places = " and ".join(way.place for way in self._ways if way.queue.source is not None)
+            with self._console.progress(f"uploading to {places}", brief=True):
                 wait_for(lambda: not self._sending(), stop, STOPPED_S, self._longest_s)
         self._end()
 
@@ -97,7 +98,7 @@ class _Way:
     """
 
     def __init__(self, place: str, each: bool, all_of_them: bool, console: Console) -> None:
-        self._place, self._each, self._all, self._console = place, each, all_of_them, console
+        self.place, self._each, self._all, self._console = place, each, all_of_them, console
         self._sent: list[Path] = []
         self._left: dict[Path, str] = {}  # folder → why it was not sent
         self._newest: Path | None = None  # to be sent at the end
@@ -108,6 +109,10 @@ class _Way:
     def pending(self) -> bool:
         return self._newest is not None
 
+    @property
+    def reading(self) -> tuple[Path | None, ...]:
+        return self.queue.source, self.queue.next, self._newest
+
     def exported(self, folder: Path) -> None:
         if not self._all:
             self._newest = folder
@@ -115,6 +120,8 @@ class _Way:
             self._left[left_out] = "the one before was not ready"
 
     def last(self) -> None:
+        """Begins with the last folder. No more of them come, and the run has nothing else to do."""
+        self.queue.hurry()
         newest, self._newest = self._newest, None
         if newest is not None:
             self.queue.put(newest)
@@ -125,7 +132,7 @@ class _Way:
         self._newest = None
         if (source := self.queue.kill()) is not None:
             waiting.append(source)
-        self._left |= dict.fromkeys(waiting, "there was not time enough (runner.checkpoint.upload_timeout_s)")
+        self._left |= dict.fromkeys(waiting, "the run ended before it was sent")
 
     def rows(self) -> list[list[str]]:
         rows = [["uploaded", self._address(self._sent[-1])]] if self._sent else []
@@ -134,7 +141,7 @@ class _Way:
             rows.append(
                 [
                     f"{folder.name} not uploaded",
-                    later if folder.exists() else f"it was deleted with its checkpoint ({why})",
+                    later if folder.exists() else f"{why}; since then it was deleted with its checkpoint",
                 ]
             )
         return rows
@@ -153,7 +160,7 @@ class _Way:
             self._console.say(f"{folder} was not uploaded to {self._address(folder)}: {failure}")
 
     def _address(self, folder: Path) -> str:
-        return f"{self._place}/{folder.name}" if self._each else self._place
+        return f"{self.place}/{folder.name}" if self._each else self.place
 
 
 def _store(bucket: str) -> str:

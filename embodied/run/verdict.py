@@ -26,9 +26,9 @@ def letters(one: Comparison) -> Names:
 def chance(count: int) -> str:
     """Says what several comparisons do to the tests."""
     return (
-        f"{count} pairs: each test alone errs in one of twenty pairs that do not differ, so among many pairs some "
-        "differences are found by chance. The p-values by Holm's method hold the chance of any false alarm at 5 %, and "
-        "verdicts go by them. Each interval is of its own pair alone."
+        f"{count} pairs were tested. Each test alone calls one in twenty equal pairs different, so among many pairs "
+        "some differences are found by chance. Holm's p-values hold the chance of any false alarm at 5 %; verdicts use "
+        "them. Intervals are not corrected: each is that of one pair."
     )
 
 

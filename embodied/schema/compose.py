@@ -83,9 +83,20 @@ def compose_unchecked(
 ) -> Composed:  # fmt: skip
     """Does what :func:`compose` does, but for refusing combinations that cannot work (``schema.rules``)."""
     try:
-        raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
+        return _composed(overrides, config_name, config_dirs)
     except WrongChoice as error:
         raise _with_rest(error, overrides, config_name, config_dirs) from None
+
+
+def _composed(
+    overrides: Sequence[str], config_name: str, config_dirs: Sequence[str], partial: bool = False
+) -> Composed:  # fmt: skip
+    """Composes, merges with the schema and binds.
+
+    Args:
+        partial: some overrides were left out, so a key that is not set means nothing.
+    """
+    raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
     choices = raw["hydra"]["runtime"]["choices"]
     del raw["hydra"]
     nothing = silent(raw)
@@ -102,7 +113,7 @@ def compose_unchecked(
     except MissingMandatoryValue as error:
         key, plain = error.full_key, OmegaConf.to_container(merged, resolve=False)
         not_set = ConfigError(f"{key} is not set, and has no default", f"add {key}=… to the command")
-        raise _with_unknown([not_set], without_neutral(plain)[0]) from error  # type: ignore[arg-type]
+        raise _with_unknown([] if partial else [not_set], without_neutral(plain)[0]) from error  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
@@ -129,7 +140,8 @@ def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> Conf
 
 
 class WrongChoice(ConfigError):
-    """A group that is not there, or a file that a group does not have."""
+    """A group that is not there, or a file that a group does not have. It does not leave this module: users get a
+    ConfigError."""
 
 
 OF_GROUP = {"env": ("env.",), "model": ("actor.model.",), "experiment": ("env.", "actor.model.")}
@@ -144,12 +156,12 @@ def _with_rest(error: WrongChoice, overrides: Sequence[str], config_name: str, f
     left_out = tuple(key for one in wrong for key in OF_GROUP.get(one.lstrip("+~").partition("=")[0].split("@")[0], ()))
     rest = [one for one in overrides if one not in wrong and not one.lstrip("+~").startswith(left_out or ("~",))]
     try:
-        compose_unchecked(rest, config_name, folders)
+        _composed(rest, config_name, folders, partial=True)
     except UnknownKeyError as unknown:
         return UnknownKeyError(f"{error.message}\n{unknown.message}", f"{error.remedy}; {unknown.remedy}")
     except ConfigError:
         pass  # it may be wrong only because something was left out
-    return error
+    return ConfigError(error.message, error.remedy)
 
 
 def _count_without_checkpoint(model: dict[str, Any]) -> None:

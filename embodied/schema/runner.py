@@ -138,8 +138,8 @@ class CheckpointConfig(Section):
     upload_hf: bool | Literal["final", "all"] = Field(
         False,
         description="Send exports to the Hugging Face hub, beside the run: all, or final (true) = the last one alone. "
-        "Needs export_safetensors=true. The token is that of HF_TOKEN, or of hf auth login. A failure stops nothing, "
-        "and the end of the run says what is missing there, with the command that sends it.",
+        "Needs export_safetensors=true. The token is that of HF_TOKEN, or of hf auth login. A failure stops nothing: "
+        "the last table of the run lists each export that was not sent, with the command that sends it.",
     )
     hf_repo_name: str | None = Field(
         None,
@@ -148,7 +148,9 @@ class CheckpointConfig(Section):
         "export is a commit of it.",
     )
     upload_s3: bool | Literal["final", "all"] = Field(
-        False, description="The same to S3, or to another store. Needs the extra 's3' and AWS's own variables."
+        False,
+        description="Send exports to S3 or to another store, beside the run: all, or final (true) = the last one "
+        "alone. Needs export_safetensors=true, the extra 's3', and AWS's own variables.",
     )
     s3_bucket: str | None = Field(
         None,
@@ -159,7 +161,7 @@ class CheckpointConfig(Section):
         "outputs", description="Begins the names in the bucket, before the run's name and the iteration."
     )
     upload_timeout_s: float = Field(
-        600.0, gt=0, description="How long the end of a run waits for uploads; after a stop signal it is 5 seconds."
+        600.0, gt=0, description="Seconds that the end of a run waits for uploads at most; after a stop signal, 5."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from embodied.errors import ConfigError
-from embodied.hidden import in_text
 from embodied.schema.runner import CheckpointConfig
 
 PLACES = {"upload_hf": "hf_repo_name", "upload_s3": "s3_bucket"}
@@ -14,7 +13,7 @@ def check_uploads(kept: CheckpointConfig) -> None:
     """Raises :class:`ConfigError` with the key to set."""
     for switch, place in PLACES.items():
         given = getattr(kept, place)
-        if given is not None and in_text(given) != given:
+        if given is not None and _has_password(given):
             raise ConfigError(
                 f"{_SECTION}.{place} has a name and a password, which would be written into files and commands",
                 "leave them out, and give them in the variables of the service (AWS_ACCESS_KEY_ID, …)",
@@ -30,3 +29,10 @@ def check_uploads(kept: CheckpointConfig) -> None:
                 f"{_SECTION}.{switch} is set, and {_SECTION}.export_safetensors is false: exports are what is sent",
                 f"set {_SECTION}.export_safetensors=true",
             )
+
+
+def _has_password(place: str) -> bool:
+    """Whether it is like ``s3://NAME:PASSWORD@BUCKET``, or without ``s3://``. A name alone is none (``sftp://NAME@HOST``,
+    ``abfs://CONTAINER@ACCOUNT``)."""
+    rest = place.rpartition("://")[2]
+    return ":" in rest.rpartition("@")[0] and not rest.startswith("/")

@@ -19,6 +19,9 @@ from embodied.errors import ConfigError, EmbodiedError, UploadError, told
 from embodied.hidden import in_text, without_environment
 
 HUB = "hf://"
+SILENT_S = 300.0  # that the hub may take for an answer; its client waits without end
+OBJECTS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "r2"}
+"""Stores without folders. Asked for one, their clients make a bucket."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(argv)
     try:
-        print(upload(Path(given.folder), given.to))
+        print(in_text(upload(Path(given.folder), given.to)))
         return 0
     except EmbodiedError as error:
         print(without_environment(in_text(told(error))), file=sys.stderr)
@@ -60,10 +63,11 @@ def upload(folder: Path, to: str) -> str:
 
 def _to_hub(folder: Path, repository: str) -> str:
     """One commit. A repository that is not there yet is made, and nobody else can see it."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_session
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
+    get_session().timeout = SILENT_S
     api = HfApi()
     made = api.create_repo(repository, exist_ok=True, private=True)
     message = f"{folder.parent.parent.name} {folder.name}".strip()
@@ -74,10 +78,10 @@ def _to_store(folder: Path, to: str) -> str:
     from fsspec.core import url_to_fs
 
     store, root = url_to_fs(to)
-    kinds = (store.protocol,) if isinstance(store.protocol, str) else store.protocol
+    kinds = {store.protocol} if isinstance(store.protocol, str) else {*store.protocol}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         target = f"{root.rstrip('/')}/{file.relative_to(folder).as_posix()}"
-        if "file" in kinds:  # other stores need no folders; s3fs would make a bucket
+        if not kinds & OBJECTS:
             store.makedirs(target.rpartition("/")[0], exist_ok=True)
         store.put_file(str(file), target)
     return to

@@ -177,7 +177,7 @@ def test_several_runs_are_compared_in_all_pairs(
     assert [row[0] for row in rows] == ["B against A", "C against A", "C against B"]
     assert head[-1] == "p by Holm"
     assert all(row[-1].startswith("p ") for row in rows)
-    assert "3 pairs: each test alone errs in one of twenty" in page.text
+    assert "3 pairs were tested. Each test alone calls one in twenty" in page.text
     assert "C against B, by task: c after 3 iterations" in page.text
     assert "a (seed 1), b (seed 2)" in page.text
     assert "C against A, by task: c after 3 iterations" in page.text

@@ -297,7 +297,7 @@ def test_more_than_two_are_compared_in_all_pairs(write, capsys):
     (row,) = [" ".join(line.split()) for line in said.splitlines() if line.startswith("  C against B ")]
     low, high = (found[2]["over_all"][end] for end in ("low", "high"))
     assert row == f"C against B +7.5% {low:+.1%} to {high:+.1%} p = 0.0312 p = 0.0625 not told apart"
-    assert "3 pairs: each test alone errs in one of twenty" in said
+    assert "3 pairs were tested. Each test alone calls one in twenty" in said
     assert "some differences are found by chance" in said
 
 
