@@ -284,10 +284,10 @@ def _quoted(text: str) -> str:
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
     """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
-    wrong = [(override, told) for override in overrides if (told := _wrong_choice(override, folders))]
+    wrong = [one for one in (_wrong_choice(override, folders) for override in overrides) if one is not None]
     if not wrong:
         return ConfigError(f"cannot compose the configuration: {error}", "correct the override it names; see --help")
-    told = {one.message: one.remedy for _, one in wrong}  # env=NAME is of both sides
+    told = {one.message: one.remedy for one in wrong}  # env=NAME is of both sides
     return WrongChoice("\n".join(told), "; ".join(told.values()))
 
 
