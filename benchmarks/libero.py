@@ -74,7 +74,7 @@ def collect(out: Path) -> dict[str, Any]:
     for name in (f"{algorithm}-{seed}" for algorithm in ALGORITHMS for seed in SEEDS):
         if not (out / f"{name}.json").exists():
             continue
-        (found,) = compare([before, read(str(written(out / "runs" / name)[-1]))])
+        found = compare(before, read(str(written(out / "runs" / name)[-1])))
         parts = parts_of(name)
         row, done = found.over_all, [json.loads((out / f"{part}.json").read_text()) for part in parts]
         runs[name.replace("-", " ")] = {
@@ -103,7 +103,7 @@ def tables(result: dict[str, Any]) -> str:
         "success (95 % interval)",
         *names,
         "difference (95 % interval)",
-        "minutes: first chunks, whole episodes",
+        "minutes",
     ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, run in (
@@ -124,7 +124,7 @@ def _percent(row: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The return of each iteration against minutes of training, and success before and after."""
+    """Return and sampled success of each iteration, and success before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
