@@ -1,14 +1,14 @@
 """Whether a policy learns LIBERO: GRPO and PPO from the policy that comes with the package, with three seeds each.
 
-    python benchmarks/libero.py --out /tmp/libero             # everything, then the report
-    python benchmarks/libero.py --out /tmp/libero --report    # the report of what is there
+    python benchmarks/libero_whole.py --out /tmp/libero             # everything, then the report
+    python benchmarks/libero_whole.py --out /tmp/libero --report    # the report of what is there
 
 A run of GRPO is two trainings: of the first five chunks of an episode, as ``make train`` does it, and then of whole
 episodes. PPO learns from whole episodes alone. Each training is a command of docs/results/libero.md, printed before it
 runs, in a process of its own; one that is complete is not run again, one that was interrupted goes on. ``--at-once 2``
 makes runs of both algorithms side by side: the same numbers in other times, and the report says so. The bar is 85 % of
 the episodes from initial states that nothing was trained on, in each run, within three hours. The report fills the
-second table of docs/results/libero.md, draws its curves and writes benchmarks/results/libero.json.
+second table of docs/results/libero.md, draws its curves and writes benchmarks/results/libero_whole.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quickstart import DOCS, Steps, evaluation, fill, history, newest, success
 from embodied.run.compare import compare
 from embodied.run.evaluations import read, written
 
-BEGIN = "<!-- written by benchmarks/libero.py -->"
+BEGIN = "<!-- written by benchmarks/libero_whole.py -->"
 BEFORE = "before"
 ALGORITHMS = ("grpo", "ppo")
 SEEDS = (1, 2, 3)
@@ -157,7 +157,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def report(steps: Steps, at_once: int) -> None:
     result = {
         **machine(["torch", "mujoco", "robosuite", "numpy"]),
-        "command": f"python benchmarks/libero.py --out FOLDER --at-once {at_once}",
+        "command": f"python benchmarks/libero_whole.py --out FOLDER --at-once {at_once}",
         **collect(steps.out),
     }
     draw(result, DOCS / "libero.png")
@@ -170,7 +170,7 @@ def report(steps: Steps, at_once: int) -> None:
             "longest run, hours": max(sum(run["wall_s"]) for run in runs) / 3600,
         }
         judged = judge(values, {"lowest success": (">=", ENOUGH), "longest run, hours": ("<=", HOURS)})
-    print(save("libero", {**result, "bars": judged}))
+    print(save("libero_whole", {**result, "bars": judged}))
 
 
 def main() -> None:
