@@ -37,7 +37,7 @@ class Parts:
         """Within it, the parts of this simulator's present episode are timed."""
         env, fast = sim.env, sim._fast
         arm = env.agent.controller.controllers["arm"]
-        changed = [(env.scene, "px", _Timed(env.scene.px, self, step="physics"))]
+        changed: list[tuple[Any, str, Any]] = [(env.scene, "px", _Timed(env.scene.px, self, step="physics"))]
         if fast is not None:
             (_, moves), *_ = fast._control._parts
             changed += [

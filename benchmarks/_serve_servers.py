@@ -84,11 +84,11 @@ def serve_as_openpi() -> None:
             obs = msgpack_numpy.unpackb(frame)
             assert obs["images"].shape == (2, SIDE, SIDE, 3)
             asked = time.monotonic()
-            reply = {"actions": np.zeros((CHUNK, ACTIONS), np.float32)}
-            reply["server_timing"] = {"infer_ms": 1000 * (time.monotonic() - asked)}
+            actions = np.zeros((CHUNK, ACTIONS), np.float32)
+            timing = {"infer_ms": 1000 * (time.monotonic() - asked)}
             if before is not None:
-                reply["server_timing"]["prev_total_ms"] = 1000 * before
-            await socket.send(packer.pack(reply))
+                timing["prev_total_ms"] = 1000 * before
+            await socket.send(packer.pack({"actions": actions, "server_timing": timing}))
             before = time.monotonic() - began
 
     async def run() -> None:

@@ -130,7 +130,7 @@ class GymEnv(gymnasium.Env):
     def __init__(self, env: dict[str, Any], chunk: int = 1) -> None:
         self._answers = Answers(env, chunk)
         self._out = self._answers.arrays()
-        boxes = {
+        boxes: dict[str, gymnasium.Space] = {
             name: gymnasium.spaces.Box(0 if array.dtype == np.uint8 else -np.inf, 255, array.shape, array.dtype.type)
             for name, array in self._out.items()
         }
@@ -166,7 +166,9 @@ class GymWay:
         self._vector = gymnasium.vector.AsyncVectorEnv(makers, shared_memory=shared_memory, copy=copy)
         self._vector.reset(seed=list(range(envs)))
         self._envs, self._steps = envs, steps
-        self._actions = np.zeros(self._vector.action_space.shape, np.float32)
+        shape = self._vector.action_space.shape
+        assert shape is not None
+        self._actions = np.zeros(shape, np.float32)
 
     def round(self) -> int:
         for _ in range(self._steps):
@@ -174,7 +176,7 @@ class GymWay:
         return self._envs
 
     def pids(self) -> list[int]:
-        return [process.pid for process in self._vector.processes]
+        return [process.pid for process in self._vector.processes if process.pid is not None]
 
     def close(self) -> None:
         self._vector.close()

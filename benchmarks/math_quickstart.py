@@ -123,7 +123,7 @@ PROOFS = {
 
 def learn(steps: Steps, proof: Proof, name: str, seed: int, control: Control | None) -> None:
     """A training with the supervised run before it."""
-    own = ()
+    own: tuple[str, ...] = ()
     if control is not None:
         own = (*control.both, f"runner.first={json.dumps([f'experiment={proof.experiment}_sft', *control.cloning])}")
     steps.run(

@@ -50,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, value in on_terminal(cell == "panel", args.seconds).items():
                 own.setdefault(name, []).append(value)
     cells = {cell: {name: spread(values) for name, values in own.items()} for cell, own in found.items()}
-    kept = {}
-    for cell, own in cells.items():
+    kept: dict[str, bool] = {}
+    for cell, spreads in cells.items():
         print(cell)
-        found_here = {name: value["median"] for name, value in own.items()}
+        found_here = {name: value["median"] for name, value in spreads.items()}
         kept |= judge(found_here, BARS if cell == "panel" else {})
     save("panel", {**facts, "seconds": args.seconds, "rounds": args.rounds, "cells": cells, "bars_kept": kept})
 

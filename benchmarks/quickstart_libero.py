@@ -43,7 +43,7 @@ def collect(out: Path, seeds: list[int]) -> dict[str, Any]:
         if not (out / f"{name}.json").exists():
             continue
         files = written(out / "runs" / name)
-        found = compare(*(read(str(file)) for file in (files[0], files[-1])))
+        found = compare(read(str(files[0])), read(str(files[-1])))
         row, done = found.over_all, json.loads((out / f"{name}.json").read_text())
         runs[str(seed)] = {
             "before": _plain(row.first), "after": _plain(row.second),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -45,7 +45,7 @@ class Table:
         self.cost: dict[str, list[float]] = {}
         self.differ: dict[str, list[tuple[float, float]]] = {}  # share of pixels, mean difference of these
 
-    def measure(self, variants: dict[str, Callable[[], np.ndarray]]) -> None:
+    def measure(self, variants: Mapping[str, Callable[[], np.ndarray]]) -> None:
         pictures = {}
         for name, draw in variants.items():
             draw()

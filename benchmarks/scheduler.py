@@ -210,12 +210,12 @@ def episodes(args: argparse.Namespace) -> dict[str, Any]:
                 ours.append(bench.real(count, rules["ready"], policy_s)[0])
             model = bench.model(count, rules["lockstep"], policy_s, whole=True)[0]
             model /= bench.model(count, rules["ready"], policy_s)[0]
-            row = {"fixed horizon s": spread(fixed), "ready s": spread(ours), "model": model}
-            row["gain"] = median(fixed) / median(ours)
-            row["real over model"] = row["gain"] / model
-            print(
-                f"  policy/env {r:<4g} {count} episodes {row['gain']:.2f} times as fast (model {model:.2f})", flush=True
-            )
+            gain = median(fixed) / median(ours)
+            row = {
+                "fixed horizon s": spread(fixed), "ready s": spread(ours), "model": model,
+                "gain": gain, "real over model": gain / model,
+            }  # fmt: skip
+            print(f"  policy/env {r:<4g} {count} episodes {gain:.2f} times as fast (model {model:.2f})", flush=True)
             found[str(r)] = row
     return found
 

@@ -35,6 +35,7 @@ from embodied.models.openvla_oft.build import build
 from torch import Tensor
 
 from embodied.learn.batch import Batch
+from embodied.learn.passes import OwnRecords
 from embodied.learn.trainer import Trainer
 from embodied.learn.update_metrics import UpdateMetrics
 from embodied.protocols import Policy
@@ -55,7 +56,7 @@ class PaddedTrainer(Trainer):
         self._objective.carries_gradient = lambda batch: torch.ones(len(batch), dtype=torch.bool)  # type: ignore[method-assign]
 
     def _micro_batches(
-        self, arrays: Mapping[str, np.ndarray], batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
+        self, own: OwnRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
     ) -> list[Tensor]:
         metrics.samples += len(chosen)
         return list(torch.arange(len(chosen)).split(self.actor.micro_batch_size))
@@ -106,7 +107,7 @@ class Bench:
     def _trainer(self, kind: type[Trainer], policy: Policy, args: argparse.Namespace) -> Trainer:
         actor = ActorConfig(
             global_batch_size=len(self.arrays["t"]), micro_batch_size=args.micro_batch, optim=OptimConfig(lr=1e-6),
-            model=ModelConfig(_target_="embodied.models.openvla_oft.build_policy"),
+            model=ModelConfig.model_validate({"_target_": "embodied.models.openvla_oft.build_policy"}),
         )  # fmt: skip
         return kind(
             policy=policy, env=self.env, actor=actor, algorithm=AlgorithmConfig(group_size=args.group),
@@ -136,7 +137,8 @@ class Bench:
             episode = Episode(i, i // group, Start(0, i // group, 0))
             failed = not success
             results.append(EpisodeResult(episode, rows, float(success), bool(success), steps, bool(success), failed))
-        mixed = successes.reshape(-1, group).any(axis=1) & ~successes.reshape(-1, group).all(axis=1)
+        solved = successes.reshape(-1, group).sum(axis=1)
+        mixed = [0 < count < group for count in solved.tolist()]
         useful = sum(len(result.rows) for result in results if mixed[result.episode.group_id])
         return arrays, results, useful
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -78,9 +78,9 @@ def sleep(args: argparse.Namespace) -> dict[str, Any]:
         print(f" {envs} envs")
         found = interleaved(
             {
-                "slab": lambda envs=envs: PoolWay(env, envs, envs),  # type: ignore[misc]
-                "slab, ready": lambda envs=envs: PoolWay(env, envs, envs, ready=True),  # type: ignore[misc]
-                "gym shm": lambda envs=envs: GymWay(env, envs),  # type: ignore[misc]
+                "slab": partial(PoolWay, env, envs, envs),
+                "slab, ready": partial(PoolWay, env, envs, envs, ready=True),
+                "gym shm": partial(GymWay, env, envs),
             },
             args.rounds, args.seconds,
         )  # fmt: skip
@@ -167,7 +167,7 @@ def _libraries(args: argparse.Namespace) -> list[Peer]:
 
 
 def _ways(
-    libraries: list[Peer], env: dict[str, Any], args: argparse.Namespace, **answer: int
+    libraries: list[Peer], env: dict[str, Any], args: argparse.Namespace, **answer: Any
 ) -> dict[str, Callable[[], Way]]:
     return {
         "gym shm": partial(GymWay, env, args.envs, **answer),
@@ -177,7 +177,7 @@ def _ways(
 
 
 def _against(
-    libraries: list[Peer], ours: dict[str, Callable[[], Way]], others: dict[str, Callable[[], Way]],
+    libraries: list[Peer], ours: Mapping[str, Callable[[], Way]], others: Mapping[str, Callable[[], Way]],
     args: argparse.Namespace, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """How ours stand to the fastest of the others, to the fastest of those whose number of workers is ours or that have

@@ -269,7 +269,7 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
         state = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
     shards = _shards(state, shard_bytes)
     generator = torch.Generator().manual_seed(0)
-    where = {}
+    where: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         drawn = {n: torch.randn(t.shape, generator=generator, dtype=torch.bfloat16) * 0.02 for n, t in shard.items()}

@@ -21,6 +21,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -100,7 +101,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     pool = Pool(
         PoolConfig(
             slots, args.workers, target, kwargs, ShapedReward("dense"), Deadlines(180, 300, 300), folder,
-            shown=Shown.of(policy.spec),
+            shown=Shown.of(policy.spec, value=True),
         ),
         slab, print,
     )  # fmt: skip
@@ -122,7 +123,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         same = []
         for number in range(args.rounds + 1):  # the first warms up
             for way in sorted(ways, reverse=number % 2 == 0):
-                wall, cpu, (results, stats) = timed(lambda way=way: rollout.collect(ways[way], job))
+                wall, cpu, (results, stats) = timed(partial(rollout.collect, ways[way], job))
                 same.append(outcome(results))
                 print(
                     f"round {number}  {way:8s} {wall:6.2f} s  CPU {cpu:6.2f} s  videos {stats.video_s:5.2f} s",

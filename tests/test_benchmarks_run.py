@@ -190,3 +190,11 @@ def test_doctor(tmp_path: Path) -> None:
     assert cell["findings"]["ok"] > 5
     assert cell["cpu_s"]["median"] > 0
     assert found["cores"] > 0
+
+
+def test_no_benchmark_hides_a_package() -> None:
+    """A script's folder comes first where modules are looked for: benchmarks/libero.py would be found as ``libero``."""
+    packages = {name.partition(".")[0] for name in importlib.metadata.packages_distributions()}
+    files = {path.stem for path in BENCHMARKS.glob("*.py")}
+    assert packages & files == set()
+    assert sys.stdlib_module_names & files == set()

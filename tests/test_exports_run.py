@@ -7,17 +7,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
+from beside_runs import WAITS, Exportable, Said, hurried, until
 
 from embodied import train
 from embodied.errors import ConfigError
 from embodied.learn.checkpoint import Checkpoints
-from embodied.observe.console import NullConsole
 from embodied.run import beside, exports
 from embodied.run.beside import NewestNext
 from embodied.run.exports import Exporter
@@ -34,38 +32,6 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-class Said(NullConsole):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
-class Exportable(FakePolicy):
-    export_formats: ClassVar = {"hf": "a folder"}
-
-    def export(self, *args: object) -> None:
-        raise AssertionError("the run itself exports nothing")
-
-
-LONGEST_S = 60.0
-"""That a test waits for anything."""
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONGEST_S
-    while not holds():
-        assert time.monotonic() < end, f"not so within {LONGEST_S:g} s"
-        time.sleep(0.01)
-
-
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs beside a run have the tests' priority: of the lowest one they hardly run on a busy machine."""
-    monkeypatch.setattr(beside, "LOWEST", os.getpriority(os.PRIO_PROCESS, 0))
-    monkeypatch.setattr(exports, "LONGEST_S", LONGEST_S)
-
-
 def exporter(monkeypatch: pytest.MonkeyPatch, script: str, console: Said) -> Exporter:
     """One whose exports are written by lines of shell; $1 is the checkpoint, $5 the folder."""
     hurried(monkeypatch)
@@ -79,7 +45,6 @@ def checkpoint(number: int) -> Path:
     return path
 
 
-WAITS = "i=0; until test -e go || test $i -ge 3000; do i=$((i + 1)); sleep 0.02; done; "
 WRITES = WAITS + 'mkdir -p "$5"; echo "$1" >> "$5/file"'
 
 

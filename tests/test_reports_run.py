@@ -9,15 +9,14 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from beside_runs import Said, until
 from logged import rows_of
 
 from embodied import train
-from embodied.observe.console import NullConsole
 from embodied.run import beside, reports, starts
 from embodied.run.reports import Reports
 from embodied.runtime.signals import Stopped, StopSignal
@@ -35,23 +34,8 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-class Said(NullConsole):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
-def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    end = time.monotonic() + timeout_s
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.02)
-    return holds()
-
-
 def wait_for(lines: int) -> None:
-    assert until(lambda: Path("pids").exists() and len(Path("pids").read_text().split()) >= lines)
+    until(lambda: Path("pids").exists() and len(Path("pids").read_text().split()) >= lines)
 
 
 def is_running(pid: str) -> bool:
@@ -138,7 +122,7 @@ def test_a_report_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.endswith(": python -m embodied.tools.report runs/run writes it")
     pids = Path("pids").read_text().split()
     assert len(pids) == 4  # the one that was being written had not seen the last numbers
-    assert until(lambda: not any(is_running(pid) for pid in pids))  # a kill is obeyed a moment later
+    until(lambda: not any(is_running(pid) for pid in pids))  # a kill is obeyed a moment later
     assert list(Path("runs/run").iterdir()) == []
 
 
@@ -156,7 +140,7 @@ def test_a_stop_signal_ends_the_last_report(monkeypatch: pytest.MonkeyPatch) -> 
         stop.number = None
     assert "is left as it was" in console.lines[0]
     (pid,) = Path("pids").read_text().split()
-    assert until(lambda: not is_running(pid))
+    until(lambda: not is_running(pid))
 
 
 def test_a_machine_without_temporary_files_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

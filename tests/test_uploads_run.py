@@ -18,8 +18,8 @@ from typing import Any
 
 import fsspec
 import pytest
+from beside_runs import LONGEST_S, WAITS, Exportable, Said, hurried, until
 from fsspec.implementations.local import LocalFileSystem
-from test_exports_run import LONGEST_S, WAITS, Exportable, Said, hurried, until
 
 from embodied.errors import ConfigError
 from embodied.run import exports, uploads
