@@ -119,7 +119,9 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
     rows = run.metrics.values()
     newest = run.metrics.get(run.iterations, {})
     if "rollout/success_rate" in newest:
-        found.append(("success, last iteration", f"{newest['rollout/success_rate']:.0%}"))
+        steps = run.setting("env.train.max_episode_steps")  # of episodes that are cut early none may succeed
+        within = f", in {steps} steps" if steps else ""
+        found.append((f"success, last iteration{within}", f"{newest['rollout/success_rate']:.0%}"))
     if run.metrics:
         planned = run.setting("runner.max_epochs")
         found.append(("iterations", f"{run.iterations}" + (f" of {planned}" if isinstance(planned, int) else "")))

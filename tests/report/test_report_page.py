@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from reported_runs import change_evaluation, under, video, write_run, write_trace
 
 from embodied.report import charts, library, videos
@@ -123,6 +124,15 @@ def test_everything_is_on_the_page(tmp_path: Path, recording: Path) -> None:
     assert base64.b64decode(data[0]) == recording.read_bytes()
     outcomes = {(one["data-task"], one["data-outcome"]) for one in page.of("li") if "data-task" in one}
     assert len(outcomes) == 4
+
+
+def test_success_in_training_says_where_its_episodes_are_cut(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    assert "success, last iteration, in" not in made(folder).text
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config.setdefault("env", {}).setdefault("train", {})["max_episode_steps"] = 40
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "success, last iteration, in 40 steps" in made(folder).text
 
 
 def test_nothing_is_fetched_and_everything_has_a_name(tmp_path: Path, recording: Path) -> None:
