@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,12 @@ def test_the_source_archive_holds_the_working_tree() -> None:
 
 
 def test_version_is_the_same_everywhere(wheel: Path) -> None:
-    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == "Unreleased"
-    assert headings[1] == embodied.__version__
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (\S+)", changes, re.MULTILINE)
+    assert headings[:2] == ["Unreleased", embodied.__version__]
+    entries = re.split(r"\n(?=- |#)", changes)
+    twice = [one for one, count in Counter([*headings, *entries]).items() if count > 1 and not one.startswith("###")]
+    assert twice == []
     assert f"version: {embodied.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     archive = zipfile.ZipFile(wheel)
     metadata = email.message_from_bytes(archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA"))))

@@ -27,9 +27,7 @@ class VideoConfig(Section):
     )
     video_base_dir: str = Field(description="Folder of the videos.")
     max_videos: int = Field(
-        10,
-        ge=0,
-        description="Recorded episodes of one evaluation or training iteration, spread over the tasks; 0 = none.",
+        10, ge=0, description="Recorded episodes of one evaluation, spread over the tasks; 0 = none."
     )
 
     @property
@@ -46,6 +44,12 @@ class VideoConfig(Section):
 class TrainVideoConfig(VideoConfig):
     frame_interval: Annotated[int, Field(ge=1)] | Literal["chunk"] = Field(
         "chunk", description=VideoConfig.model_fields["frame_interval"].description
+    )
+    max_videos: int = Field(
+        4,
+        ge=0,
+        description="Recorded episodes of one training iteration, spread over the tasks; 0 = none. Four of 64 short "
+        "episodes make its rollout less than 5 % slower.",
     )
     video_interval: int = Field(
         10, ge=1, description="Training: record videos in each iteration whose number this divides, e.g. 10, 20, …."
