@@ -31,24 +31,39 @@ ALGORITHMS = ("grpo", "ppo")
 SEEDS = (1, 2, 3)
 ENOUGH = 0.85
 HOURS = 3.0
-SHOWN = ("minutes", "rollout/return_mean", "rollout/success_rate", "eval/success_rate")
+SHOWN = ("minutes", "rollout/return_mean", "rollout/success_rate")
 NO_VIDEOS = "env.eval.video_cfg.save_video=false"
 
 
 def learn(steps: Steps, algorithm: str, seed: int) -> None:
-    name, settings = f"{algorithm}-{seed}", (f"runner.seed={seed}", NO_VIDEOS)
+    name, settings = f"{algorithm}-{seed}", (f"runner.seed={seed}", "runner.val_check_interval=-1")
     if algorithm == "ppo":
         steps.run(name, "train", "experiment=quickstart_libero_ppo", f"runner.experiment_name={name}", *settings)
-        return
-    steps.run(
-        f"{name}-first", "train", "experiment=quickstart_libero", f"runner.experiment_name={name}-first", *settings,
-        "runner.val_before_train=false", "runner.val_check_interval=-1",
-    )  # fmt: skip
-    checkpoint = newest(steps.out / "runs" / f"{name}-first").relative_to(steps.out)
-    steps.run(
-        name, "train", "experiment=quickstart_libero_whole", f"runner.experiment_name={name}", *settings,
-        f"runner.ckpt_path={checkpoint}",
-    )  # fmt: skip
+    else:
+        first = f"{name}-first"
+        steps.run(
+            first, "train", "experiment=quickstart_libero", f"runner.experiment_name={first}", *settings,
+            "runner.val_before_train=false",
+        )  # fmt: skip
+        steps.run(
+            name, "train", "experiment=quickstart_libero_whole", f"runner.experiment_name={name}", *settings,
+            f"runner.ckpt_path={_learned(steps, first)}",
+        )  # fmt: skip
+    evaluate(steps, after(name), f"runner.ckpt_path={_learned(steps, name)}")
+
+
+def evaluate(steps: Steps, name: str, *settings: str) -> None:
+    arguments = ("experiment=quickstart_libero_whole", f"runner.experiment_name={name}", NO_VIDEOS)
+    steps.run(name, "eval", *arguments, *settings)
+
+
+def after(name: str) -> str:
+    """Name of the evaluation of what a run has learned."""
+    return f"{name}-after"
+
+
+def _learned(steps: Steps, name: str) -> Path:
+    return newest(steps.out / "runs" / name).relative_to(steps.out)
 
 
 def parts_of(name: str) -> list[str]:
@@ -57,7 +72,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def learn_all(steps: Steps, at_once: int) -> None:
-    steps.run(BEFORE, "eval", "experiment=quickstart_libero_whole", f"runner.experiment_name={BEFORE}", NO_VIDEOS)
+    evaluate(steps, BEFORE)
 
     def of(algorithm: str) -> None:
         for seed in SEEDS:
@@ -72,13 +87,13 @@ def collect(out: Path) -> dict[str, Any]:
     runs = {}
     before = read(str(written(out / "runs" / BEFORE)[-1]))
     for name in (f"{algorithm}-{seed}" for algorithm in ALGORITHMS for seed in SEEDS):
-        if not (out / f"{name}.json").exists():
+        if not (out / f"{after(name)}.json").exists():
             continue
-        found = compare(before, read(str(written(out / "runs" / name)[-1])))
+        found = compare(before, read(str(written(out / "runs" / after(name))[-1])))
         parts = parts_of(name)
         row, done = found.over_all, [json.loads((out / f"{part}.json").read_text()) for part in parts]
         runs[name.replace("-", " ")] = {
-            "after": success(out, name), "tasks": _tasks(out, name),
+            "after": success(out, after(name)), "tasks": _tasks(out, after(name)),
             "difference": row.difference, "low": row.low, "high": row.high,
             "wall_s": [part["wall_s"] for part in done], "load": [part["load"] for part in done],
             "courses": [_course(out, part) for part in parts],
