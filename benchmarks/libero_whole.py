@@ -7,8 +7,8 @@ A run of GRPO is two trainings: of the first five chunks of an episode, as ``mak
 episodes. PPO learns from whole episodes alone. Each training is a command of docs/results/libero.md, printed before it
 runs, in a process of its own; one that is complete is not run again, one that was interrupted goes on. ``--at-once 2``
 makes runs of both algorithms side by side: the same numbers in other times, and the report says so. The bar is 85 % of
-the episodes from initial states that nothing was trained on, in each run, within three hours. A run that is below it when
-its iterations are done goes on for half as many again. The report fills the second table of docs/results/libero.md, draws
+the episodes from initial states that nothing was trained on, in each run, within three hours. A run that is below it
+when its iterations are done goes on once (``MORE``). The report fills the second table of docs/results/libero.md, draws
 its curves and writes benchmarks/results/libero_whole.json.
 """
 
