@@ -174,6 +174,25 @@ def test_a_run_gives_the_same_numbers_whatever_its_tracker_does(record, monkeypa
     assert lines[0]["config"]["runner"]["seed"] == 1234
 
 
+def test_both_of_two_evaluations_are_sent(record):
+    both = ("algorithm.val_sampling_params.do_sample=both", "algorithm.val_sampling_params.temperature=2")
+    own = ("tracker=wandb", "env.eval.reward_mode=dense", "runner.experiment_name=run", *both)
+    assert train.main([*(key for key in RUN if not key.startswith("runner.max_epochs")), *own], "eval") == 0
+    lines = record()
+    (sent,) = [line for line in lines if "eval/success_rate" in line]
+    assert {name.split("/")[0] for name in sent} == {"step", "eval", "eval_sampled"}
+    for side, file in (("eval", "000000"), ("eval_sampled", "000000-sampled")):
+        found = json.loads(Path("runs/run/eval", f"{file}.json").read_text())
+        of_all = found["tasks"][-1]
+        assert sent[f"{side}/success_rate"] == of_all["success_rate"]
+        assert sent[f"{side}/episode_length_mean"] == of_all["steps_mean"]
+        (table,) = [line[f"{side}/success"] for line in lines if f"{side}/success" in line]
+        assert table[1][-1][-1] == found["protocol"]["hash"]
+        videos = [name for line in lines for name in line if name.startswith(f"{side}/video/")]
+        assert len(videos) == len(set(videos)) > 0
+    assert sent["eval/return_mean"] != sent["eval_sampled/return_mean"], "else one could stand for the other"
+
+
 def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatch):
     monkeypatch.setenv("FAIL", "hang finish")
     monkeypatch.setattr(reporter, "STOPPED_S", 0.3)
