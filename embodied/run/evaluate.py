@@ -51,7 +51,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     runner = checked.config.runner
     with ExitStack() as opened:
         reporter = Reporter(console, checked.processes, runner)
-        opened.callback(reporter.close)
+        opened.enter_context(reporter)
         folder = opened.enter_context(open_folder(checked))
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
         memory = plan_dry_run(checked, reporter)
