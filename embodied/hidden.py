@@ -40,10 +40,15 @@ def in_text(text: str) -> str:
     return _ADDRESS.sub(f"//{HIDDEN}@", text)
 
 
-def without_environment(text: str) -> str:
-    """Returns a text without the values of environment variables that are secrets (``HF_TOKEN``, …)."""
-    for name, value in os.environ.items():
-        if _OF_ENVIRONMENT.search(name) and len(value) >= 8:
+def without_environment(text: str, *others: str | None) -> str:
+    """Returns a text without the values of environment variables that are secrets (``HF_TOKEN``, …).
+
+    Args:
+        others: more secrets, which stand elsewhere; None = there is none.
+    """
+    of_environment = [value for name, value in os.environ.items() if _OF_ENVIRONMENT.search(name)]
+    for value in (*of_environment, *others):
+        if value is not None and len(value) >= 8:
             text = text.replace(value, HIDDEN)
     return text
 

@@ -1,6 +1,7 @@
 """Code in the pages: commands are parsed and composed, Python is compiled, names of keys, metrics and verbs exist.
 
-Nothing trains here. The pages of ``docs/how_to/`` and ``docs/deploy.md`` are run by tests of their own.
+Nothing trains here. What of the pages is run in seconds runs in ``test_docs_run.py``; the pages of ``docs/how_to/`` and
+``docs/deploy.md`` have tests of their own.
 """
 
 from __future__ import annotations

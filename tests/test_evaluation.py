@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from embodied import train
 from embodied.errors import ConfigError, RunFolderError
 from embodied.run import evaluations, unfinished
 from embodied.run.folder import RunFolder
-from embodied.run.protocol import described, left_out_by, short_hash
+from embodied.run.protocol import described, short_hash
 from embodied.run.unfinished import Unfinished
 from embodied.runtime.plan import EVAL_SEEDS, eval_plan, states_of_training, train_plan
 from embodied.schema import ProtocolConfig, defaults
@@ -299,45 +298,6 @@ def test_a_folder_that_any_key_names_is_part_of_an_evaluation(tmp_path, monkeypa
     changed = tmp_path / "lora" if "lora" in name else tmp_path / "w"
     (changed / "deep" / "file").write_text("yy")
     assert unfinished.identity_of_config(config) != before
-
-
-def run_of(path: Path, held_out: int, **runner: Any) -> dict[str, Any]:
-    """Writes the configuration of a run, and returns it."""
-    data = runner.pop("data", [])
-    model = {"model_path": runner.pop("model_path", None)}
-    config = {
-        "runner": {"task_type": "embodied", "ckpt_path": None, **runner}, "actor": {"model": model},
-        "protocol": {"held_out_states": held_out}, "data": {"train_data_paths": data},
-    }  # fmt: skip
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
-    return config
-
-
-def test_all_training_behind_the_weights_must_have_left_the_states_out(tmp_path):
-    def behind(*names: str, held_out: int = 10, **first: Any) -> bool | None:
-        """Of runs that begin with each other's weights; the first is made with ``first``."""
-        before, config = None, {}
-        for name in names:
-            config = run_of(tmp_path / name, held_out, **({"ckpt_path": before} if before else first))
-            before = str(tmp_path / name / "checkpoints" / "000001")
-        return left_out_by({**config, "runner": {**config["runner"], "ckpt_path": before}}, 10, trains=False)
-
-    assert behind("a", "b") is True
-    assert behind("c", "d", held_out=9) is False
-    run_of(tmp_path / "seen", 0)
-    assert behind("e", "f", ckpt_path=str(tmp_path / "seen" / "checkpoints" / "000001")) is False
-    assert behind("g", model_path="weights/from/elsewhere") is None
-    assert behind("h", ckpt_path="nowhere/checkpoints/000001") is None
-    for name, held_out, said in (("held", 10, True), ("all", None, False)):
-        (tmp_path / "demos" / name).mkdir(parents=True)
-        facts = {"seed": 1} | ({"held_out_states": held_out} if held_out else {})
-        (tmp_path / "demos" / name / "config.yaml").write_text(yaml.safe_dump({"demos": facts}))
-        assert behind(f"sft-{name}", task_type="sft", data=[str(tmp_path / "demos" / name)]) is said
-    assert behind("sft-other", task_type="sft", data=["elsewhere"]) is None
-    new = run_of(tmp_path / "new", 10)
-    assert left_out_by(new, 10, trains=True) is True, "random weights have seen nothing"
-    assert left_out_by(new, 0, trains=True) is None
 
 
 def test_starts_that_differ_by_their_seeds_alone_are_no_held_out_states(capsys):

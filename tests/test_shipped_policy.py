@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from safetensors.torch import load_file
 
 from embodied import sft, train
 from embodied.eval import main as evaluate
-from embodied.learn.exported import open_export
+from embodied.learn.exported import open_export, read_export
 from embodied.run.evaluations import read
 from embodied.run.protocol import PICTURES
 from embodied.schema.compose import compose
@@ -50,6 +52,38 @@ def test_its_training_evaluates_on_starts_that_neither_it_nor_the_demonstrations
     assert tasks == [[0, 2, 7]] * 4
 
 
+def test_what_begins_with_it_knows_which_states_its_training_left_out(tmp_path, monkeypatch, capsys):
+    """On the fake env, whose observations fit: a training, its evaluation, and the folder that it becomes."""
+    monkeypatch.chdir(tmp_path)
+    size = [f"env.{side}.{key}" for side in ("train", "eval") for key in ("size=64", "num_init_states=50", "horizon=8")]
+    common = [
+        "env=fake", "model=openvla_oft_quickstart_libero", "tracker=jsonl", "runner.device=cpu", "env.num_workers=1",
+        "protocol=held_out", "env.eval.episodes_per_task=1", "env.eval.video_cfg.save_video=false", *size,
+        "runner.logger.report=false", "--config-dir", str(ROOT / "tests/config"),
+    ]  # fmt: skip
+    model = ["actor.model.model_path=package:embodied.models.openvla_oft/policies/libero_object"]
+    own = ["runner.max_epochs=1", "algorithm.group_size=2", "algorithm.rollout_epoch=1", "env.train.total_num_envs=2"]
+    held_out = "protocol.held_out_states=20"
+
+    def said(command: Callable[[list[str]], int], *keys: str) -> str:
+        assert command([*common, *keys]) == 0
+        return capsys.readouterr().out
+
+    out = said(train.main, *model, *own, held_out, "runner.val_check_interval=1", "runner.experiment_name=run")
+    assert "of 50 initial states, which are held out" in out
+    assert "left out" not in out
+    assert "were trained on" not in out
+    after = ["runner.ckpt_path=runs/run/checkpoints/000001", "runner.experiment_name=judged"]
+    assert "left out" not in said(evaluate, *after, *model, held_out)
+    (file,) = Path("runs/judged/eval").glob("*.json")
+    assert json.loads(file.read_text())["protocol"]["held_out_in_training"] is True
+    more = ["protocol.held_out_states=21", "runner.experiment_name=more"]
+    assert "these weights were trained on the initial states that are held out here" in said(evaluate, *model, *more)
+    assert export.main(["runs/run/checkpoints/000001", "--out", "made", "--observations", "0"]) == 0
+    found = [(one["run"], one["held_out_states"]) for one in read_export(Path("made")).source["trainings"]]
+    assert found == [("quickstart-libero-sft", 20), ("run", 20)]
+
+
 @pytest.mark.sim
 @pytest.mark.slow
 def test_its_training_begins_with_it(tmp_path, monkeypatch, capsys):
@@ -64,6 +98,7 @@ def test_its_training_begins_with_it(tmp_path, monkeypatch, capsys):
     assert train.main(small) == 0
     out = capsys.readouterr().out
     assert "success before and after, on the same starts" in out
+    assert "whether training left out" not in out
     assert "package:embodied.models.openvla_oft/policies/libero_object" in out
 
 
@@ -78,6 +113,7 @@ def test_its_commands_make_it(tmp_path, monkeypatch):
     assert sft.main(["experiment=quickstart_libero_sft"]) == 0
     made = ["runs/quickstart-libero-sft/checkpoints/000012", "--format", "hf", "--dtype", "bf16", "--out", "made"]
     assert export.main([*made, "--observations", "2"]) == 0
+    assert read_export(Path("made")).source["trainings"] == read_export(FOLDER).source["trainings"]
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (Path("made"), FOLDER))
     assert ours.keys() == theirs.keys()
     if all(torch.equal(ours[name], theirs[name]) for name in ours):

@@ -141,7 +141,12 @@ def test_each_export_is_a_commit_on_the_hub_and_a_folder_in_a_store(hub, tmp_pat
     assert {token for _, token in hub.asked} == {f"Bearer {TOKEN}"}
 
 
-def test_a_refusal_is_said_once_with_the_fix_and_without_the_token(hub):
+@pytest.mark.parametrize("place", ["environment", "hf auth login"])
+def test_a_refusal_is_said_once_with_the_fix_and_without_the_token(hub, tmp_path, monkeypatch, place):
+    if place == "hf auth login":
+        monkeypatch.delenv("HF_TOKEN")
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "token").write_text(TOKEN)
     hub.refuses, said = 403, Said()
     one = sending(said, upload_hf="all", hf_repo_name="policy")
     for number in (1, 2):
@@ -155,6 +160,7 @@ def test_a_refusal_is_said_once_with_the_fix_and_without_the_token(hub):
     later = f"{uploads.PROGRAM[1]} {uploads.PROGRAM[2]} runs/run/exports/00000%d --to hf://policy"
     assert one.rows() == [[f"00000{number} not uploaded", f"python {later % number}"] for number in (1, 2)]
     assert TOKEN not in f"{said.lines} {one.rows()}"
+    assert "no right to write, with Bearer (hidden)" in line
     one.close()
     assert len(said.lines) == 1
 
@@ -214,6 +220,21 @@ def test_the_end_of_a_run_waits_only_so_long(stopped, monkeypatch, tmp_path):
     assert name == "000001 not uploaded"
     assert later.endswith("runs/run/exports/000001 --to file:///store/outputs/run/000001")
     assert not Path("/proc", Path("pid").read_text().strip()).exists()
+
+
+def test_an_upload_goes_on_alone_when_its_run_is_killed_hard(tmp_path):
+    started = f"Beside(['sh', '-c', {WAITS + 'touch sent'!r}], behind=False)"
+    code = f"import time; from embodied.run.beside import Beside; {started}; print('begun', flush=True); time.sleep(60)"
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    )  # fmt: skip
+    assert run.stdout is not None
+    with run.stdout:
+        assert run.stdout.readline() == b"begun\n"
+        run.kill()
+        run.wait()
+    (tmp_path / "go").touch()
+    until(lambda: (tmp_path / "sent").exists())
 
 
 def test_an_export_stays_until_it_is_sent(monkeypatch, tmp_path):

@@ -2,7 +2,8 @@
 
     {"format": "hf", "dtype": "fp32", "env_spec": {…}, "policy": {"num_action_chunks": 8, …},
      "model": {"_target_": "embodied.models.openvla_oft.build_policy", "model_path": ".", …},
-     "source": {"checkpoint": …, "iteration": …, "weight_version": …}, "measured": {…}, "files": {…}}
+     "source": {"checkpoint": …, "iteration": …, "weight_version": …, "trainings": […]},
+     "measured": {…}, "files": {…}}
 
 No simulator is needed, and no configuration of the run::
 
@@ -52,7 +53,7 @@ class ExportFile:
     env_spec: Mapping[str, Any]  # embodied.spec_json
     policy: Mapping[str, Any]  # num_action_chunks, and what the policy says of itself
     model: Mapping[str, Any]  # ``_target_`` and keyword arguments; empty if nothing here builds a policy from it
-    source: Mapping[str, Any]  # the checkpoint, and how far it was trained
+    source: Mapping[str, Any]  # the checkpoint, how far and by which trainings it was trained
     measured: Mapping[str, Any] = field(default_factory=dict)  # what the export has measured
     rounding: str = "none"  # of weights or arithmetic against those of the run (embodied.protocols.ROUNDINGS)
     files: Mapping[str, str] = field(default_factory=dict)  # name → size and checksum (embodied.files)

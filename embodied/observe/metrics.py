@@ -135,6 +135,8 @@ METRICS: dict[str, str] = {
     "memory/pss_gb": "memory of the training processes and their env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
+SAMPLED = "eval_sampled"
+"""Begins the names of a sampled evaluation beside a greedy one (``do_sample=both``), in place of ``eval``."""
 STAGES: dict[str, str] = {
     "rollout": "training, once an iteration, of its rollout",
     "train": "training, once an iteration, of its updates",
@@ -144,6 +146,15 @@ STAGES: dict[str, str] = {
     "memory": "training, once an iteration: after its rollout, and of a GPU after its updates",
 }
 """Group of metrics → what writes it."""
+
+
+def of_evaluation(name: str, sampled: bool) -> str:
+    """The name of an evaluation's metric, table or video in trackers: ``eval/success`` → ``eval_sampled/success``.
+
+    Args:
+        sampled: of the sampled evaluation beside a greedy one.
+    """
+    return f"{SAMPLED}/{name.removeprefix('eval/')}" if sampled else name
 
 
 def check(names: Iterable[str]) -> None:
@@ -163,12 +174,18 @@ def check(names: Iterable[str]) -> None:
 @cache
 def is_documented(name: str) -> bool:
     """Whether ``name`` is in the table, e.g. ``eval/task/7/success_rate``."""
+    if name.startswith(f"{SAMPLED}/"):
+        name = f"eval{name.removeprefix(SAMPLED)}"
     return any(pattern.fullmatch(name) for pattern in _patterns())
 
 
 def markdown() -> str:
     """Table as markdown, one heading and table per group (the part of a name before the first slash)."""
     parts: list[str] = []
+    both = (
+        " With `algorithm.val_sampling_params.do_sample=both` these are the greedy evaluation's, and "
+        f"`{SAMPLED}/…` has the same of the sampled one."
+    )
     for group in dict.fromkeys(name.split("/")[0] for name in METRICS):
         rows = [f"| `{name}` | {_cell(text)} |" for name, text in METRICS.items() if name.startswith(f"{group}/")]
         parts.append(
@@ -176,7 +193,7 @@ def markdown() -> str:
                 [
                     f"## {group}",
                     "",
-                    f"Written by {STAGES[group]}.",
+                    f"Written by {STAGES[group]}.{both if group == 'eval' else ''}",
                     "",
                     "| name | meaning, unit |",
                     "|---|---|",

@@ -143,6 +143,13 @@ class Service:
         self._look()
         self._kill()
 
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._ending = self._off = True
+        self._kill()
+        with suppress(queue.Full):
+            self._out.put_nowait(None)  # lets its thread end
+
     def _send(self, what: str, values: Mapping[str, Any]) -> None:
         self._look()
         if self._off or self._ending:

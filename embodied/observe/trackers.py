@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -129,13 +130,23 @@ class Trackers:
                 with self._spared(tracker):
                     tracker.video(step, name, file)
 
+    @property
+    def services(self) -> dict[str, Service]:
+        """The services among them, by name."""
+        return {name: one for name, one in self._named.items() if isinstance(one, Service) and one in self._trackers}
+
     def finish(self, patience: Callable[[float], bool]) -> None:
-        """Wait for the services to finish, each while ``patience`` of the seconds waited is True."""
-        services = [tracker for tracker in self._trackers if isinstance(tracker, Service)]
-        for service in services:
+        """Wait for the services to finish, while ``patience`` of the seconds waited for all of them is True."""
+        for service in self.services.values():
             service.end()
-        for service in services:
-            service.close(patience)
+        began = time.monotonic()
+        for service in self.services.values():
+            service.close(lambda _: patience(time.monotonic() - began))
+
+    def kill(self) -> None:
+        """End the services at once."""
+        for service in self.services.values():
+            service.kill()
 
     def close(self) -> None:
         """Close all trackers, even if one of them raises."""

@@ -13,6 +13,7 @@ from typing import Any
 from embodied.errors import Stopped
 from embodied.instructions import FAILURES
 from embodied.observe.console import Console
+from embodied.observe.metrics import of_evaluation
 from embodied.observe.services import SERVICES
 from embodied.random import Stream
 from embodied.run import both, protocol, repeats, robustness, starts, successes, summary
@@ -50,7 +51,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     runner = checked.config.runner
     with ExitStack() as opened:
         reporter = Reporter(console, checked.processes, runner)
-        opened.callback(reporter.close)
+        opened.enter_context(reporter)
         folder = opened.enter_context(open_folder(checked))
         server = opened.enter_context(open_fork_server(checked, folder.path, console))
         memory = plan_dry_run(checked, reporter)
@@ -77,7 +78,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             found.append(evaluator.evaluate(0, 0, stop))
         for evaluator in evaluators:  # not before: one that has ended is not run again if the next is interrupted
             evaluator.forget(0)
-        reporter.track(0, found[0])
+        reporter.track(0, {name: value for one in found for name, value in one.items()})
         if len(evaluators) > 1 and checked.processes.is_main:
             both.show(console, folder.path / "eval" / "000000.json")
         reporter.finish(stop)
@@ -111,7 +112,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Evaluates after ``iteration`` training iterations, on ``workers`` if they fit, else on new ones.
 
-        Writes ``<run>/eval/<iteration><ending>.json``; returns the ``eval/`` metrics.
+        Writes ``<run>/eval/<iteration><ending>.json``; returns the ``eval/`` metrics, or ``eval_sampled/`` ones.
 
         Raises:
             Stopped: in all processes; a signal has ended the share of one.
@@ -123,11 +124,12 @@ class Evaluator:
         if self._simulators.processes.is_main and kept:
             write(self._folder / "generations" / f"{self._name(iteration)}.jsonl", kept, held_to.named)
             name, columns, rows = generations_table(kept)
-            self._reporter.table(iteration, name + self._ending, columns, rows)
+            self._reporter.table(iteration, self._called(name), columns, rows)
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, under, held_to)
         self._show_videos(iteration, results, stop)
-        return {**found, "eval/worker_restarts": stats.worker_restarts, **problems}
+        found |= {"eval/worker_restarts": stats.worker_restarts, **problems}
+        return {self._called(name): value for name, value in found.items()}
 
     def results(self, stop: StopSignal) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
         """Evaluates and reports nothing; returns the episodes of all processes, in the plan's order, and what the env
@@ -232,7 +234,11 @@ class Evaluator:
         if not config.video_cfg.grid or not self._simulators.processes.is_main:
             return
         if file := show_side_by_side(results, self._videos(iteration), self._reporter.console, stop):
-            self._reporter.video(iteration, f"eval/video/{file.stem}{self._ending}", file)
+            self._reporter.video(iteration, self._called(f"eval/video/{file.stem}"), file)
+
+    def _called(self, name: str) -> str:
+        """The name of a metric, table or video in trackers."""
+        return of_evaluation(name, sampled=bool(self._ending))
 
     def _videos(self, iteration: int) -> Path:
         return Path(self._checked.eval.config.video_cfg.video_base_dir) / self._name(iteration)
@@ -289,10 +295,10 @@ class Evaluator:
                     file.parent, iteration, under.weights, held_to.named, results, perturbed, compared, name
                 )
                 console.say(missing or f"picture and table: {file.with_name(name)}.png, .md, .json")
-            self._reporter.table(iteration, f"eval/success{self._ending}", *successes.table(rows, held_to.named))
+            self._reporter.table(iteration, self._called("eval/success"), *successes.table(rows, held_to.named))
             videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
             for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
-                self._reporter.video(iteration, f"eval/video/{mp4.stem}{self._ending}", mp4)
+                self._reporter.video(iteration, self._called(f"eval/video/{mp4.stem}"), mp4)
             if videos:
                 console.say(f"videos: {self._videos(iteration)}")
         metrics = successes.metrics(rows, results, under, not writes)

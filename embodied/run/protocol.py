@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from embodied.protocols import PreparesPictures
 from embodied.run.conditions import Conditions, env_of
 from embodied.run.evaluations import MEANS
 from embodied.run.preflight import Checked
+from embodied.run.trainings import left_out_by
 from embodied.schema.links import at
 from embodied.schema.protocol import asked
 from embodied.types import WorkerFacts
@@ -114,39 +112,6 @@ def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
     return {name: " / ".join(sorted(values)) for name, values in found.items() if any(values)}
 
 
-def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | None:
-    """Whether all training behind some weights left out the last ``wanted`` initial states. None: nothing is held out,
-    or it is not known of a part.
-
-    Args:
-        config: of the run that the weights are of, or that evaluates them.
-        trains: whether that run has trained them itself.
-    """
-    if not wanted:
-        return None
-    try:
-        known = [*_own(config, wanted)] if trains else []
-        runner, model = config["runner"], config["actor"]["model"]
-        if (checkpoint := runner.get("ckpt_path")) is not None:
-            run = Path(checkpoint).absolute().parent.parent
-            known.append(left_out_by(yaml.safe_load((run / "config.yaml").read_text()), wanted, trains=True))
-        elif not trains or model.get("model_path") is not None or model.get("lora_path") is not None:
-            known.append(None)
-    except (OSError, RecursionError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
-        return None
-    return False if False in known else None if None in known else True
-
-
-def _own(config: Mapping[str, Any], wanted: int) -> Iterator[bool | None]:
-    """Yields whether a run's own episodes, or the demonstrations that it learnt from, left the states out."""
-    if config["runner"]["task_type"] != "sft":
-        yield int(config.get("protocol", {}).get("held_out_states", 0)) >= wanted
-        return
-    for path in config["data"]["train_data_paths"]:
-        made = yaml.safe_load((Path(path) / "config.yaml").read_text())  # by embodied.tools.demos
-        yield int(made["demos"].get("held_out_states", 0)) >= wanted
-
-
 def warning(found: Protocol) -> str | None:
     """Returns a sentence if initial states are evaluated as held out and training may have started from them."""
     if not found.keys["held_out_states"] or found.held_out_in_training:
@@ -155,5 +120,5 @@ def warning(found: Protocol) -> str | None:
         return "whether training left out the initial states that are held out here is not known"
     return (
         "these weights were trained on the initial states that are held out here: their run, or one that it began "
-        f"from, did not have protocol.held_out_states={found.keys['held_out_states']}"
+        f"from, or its demonstrations did not have protocol.held_out_states={found.keys['held_out_states']}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,8 +30,9 @@ from embodied.schema import RunnerConfig
 from embodied.types import EpisodeResult
 
 STARVED = 3.0  # wall time over CPU time of an update from which on the reporter says that others take the cores
-TRACKERS_S = 60.0  # that a service may take at the end of a run
-STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
+TRACKERS_S = 60.0  # that services may take at the end of a run
+INTERRUPTED_S = 20.0  # the same after Ctrl-C: who pressed it is told, and may press it again
+STOPPED_S = 5.0  # the same after SIGTERM, if so much time is granted: what sent it will soon end the run
 SHORT_S = 5.0  # shorter updates are never called starved
 
 
@@ -168,15 +170,35 @@ class Reporter:
             self._trackers.video(step, name, file)
 
     def finish(self, stop: StopSignal) -> None:
-        """Writes the report and lets services finish, after a stop signal only as long as may be."""
+        """Writes the report and lets services finish, after a stop signal only as long as may be.
+
+        Raises:
+            KeyboardInterrupt: a second Ctrl-C.
+        """
         self.reports.finish(stop)
 
         def patience(waited_s: float) -> bool:
+            if stop.number == signal.SIGINT:
+                return waited_s < INTERRUPTED_S
             return waited_s < (STOPPED_S if stop.wanted else TRACKERS_S) and stop.grants(0.0)
 
         if self._trackers is not None:
+            if stop.number == signal.SIGINT and (names := " and ".join(self._trackers.services)):
+                self.console.say(
+                    f"waiting until {names} has taken what was logged, at most {INTERRUPTED_S:g} s; Ctrl-C again ends "
+                    "this at once"
+                )
             with self.console.progress("finishing the trackers", brief=True):
                 self._trackers.finish(patience)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """As :meth:`close`; after a second Ctrl-C no service is waited for."""
+        if self._trackers is not None and kind is KeyboardInterrupt:
+            self._trackers.kill()
+        self.close()
 
     def close(self) -> None:
         """Closes the trackers, and ends a report that is still being written."""

@@ -61,7 +61,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         saves = opened.enter_context(
             closing(Saves(folder, checked.config, trainer, model.sharding, reporter, origin_of(checked)))
         )
-        opened.callback(reporter.close)
+        opened.enter_context(reporter)
         own = folder_of_rank(folder.path, checked.processes.of("rollout"))
         engine = opened.enter_context(open_engine(checked, model, own, console))
         simulators = Simulators(checked, model, folder.path, server, reporter, engine)

@@ -29,6 +29,7 @@ from embodied.files import EXPORT_FILE
 from embodied.instructions import of_messages
 from embodied.observe.console import Console, make_console
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
+from embodied.run.trainings import NOTED, noted
 from embodied.spec_json import to_json
 from embodied.tools.card import card, evaluations_of, run_of, verification
 from embodied.types import EnvSpec, TextAction
@@ -189,8 +190,9 @@ def facts_of(
     """Returns what ``embodied.json`` says of an export."""
     from embodied.learn.exported import ExportFile
 
-    source = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
-    source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}  # type: ignore[dict-item]
+    source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
+    source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
+    source[NOTED] = noted(checkpoint)
     told = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
     return ExportFile(
         kind, written.dtype, to_json(env), told, dict(written.model), source, dict(written.measured),

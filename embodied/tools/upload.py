@@ -4,7 +4,7 @@
     s3://BUCKET/PREFIX, any fsspec URL  a folder there
 
 A run does so itself with ``runner.checkpoint.upload_hf`` and ``upload_s3``. Tokens and keys are those of the libraries
-(``HF_TOKEN``, ``AWS_…``), and are left out of what is said.
+(``HF_TOKEN``, ``hf auth login``, ``AWS_…``), and are left out of what is said.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(in_text(upload(Path(given.folder), given.to)))
         return 0
     except EmbodiedError as error:
-        print(without_environment(in_text(told(error))), file=sys.stderr)
+        print(without_environment(in_text(told(error)), _token(given.to)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -72,6 +72,15 @@ def _to_hub(folder: Path, repository: str) -> str:
     made = api.create_repo(repository, exist_ok=True, private=True)
     message = f"{folder.parent.parent.name} {folder.name}".strip()
     return api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message).commit_url
+
+
+def _token(to: str) -> str | None:
+    """What the hub was asked with, which may be that of ``hf auth login``; None for another place."""
+    if not to.startswith(HUB):
+        return None
+    from huggingface_hub import get_token
+
+    return get_token()
 
 
 def _to_store(folder: Path, to: str) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from embodied.errors import CheckpointError
-from embodied.files import check_export
+from embodied.files import PACKAGE, check_export
 
 from ..shared.files import read_safetensors
 from ..shared.quantized import QuantizedLinear, replace_linears
@@ -21,7 +21,7 @@ from .network import FORMATS, end_tokens, load_network, load_tokenizer
 from .policy import CausalLMPolicy
 from .save import VALUE_HEAD_FILE
 from .settings import Settings
-from .source import PACKAGE, located
+from .source import located
 from .tokenizer import TextTokenizer
 from .trunk import Trunk, check_against_transformers
 from .value_head import ValueHead

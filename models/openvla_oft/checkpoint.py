@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
-from embodied.files import check_export, reading
+from embodied.files import check_export, folder_of, reading
 
-from ..shared.files import folder_of, read_json, read_pt, read_safetensors, read_shapes, weight_files
+from ..shared.files import read_json, read_pt, read_safetensors, read_shapes, weight_files
 from ..shared.quantized import quantized_layers
 from .config import NetConfig, check_plain
 from .film import FILM_FILE, FILM_LAYER, read_film

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from ..shared.keys import bad
+
 N_BINS = 256  # action tokens: the last 256 ids of the unpadded vocabulary
 GRIPPERS = ("libero", "bridge", "none")  # conventions of the last action dimension, see action_tokenizer.py
 # The targets of the adapters released with OpenVLA-OFT; "proj" covers attention and the Conv2d patch embedding.
@@ -185,3 +187,19 @@ def resize_towers(
         featurizer=resized(config.featurizer, depths[0], heads[0]),
         fused_featurizer=resized(config.fused_featurizer, depths[1], heads[1]),
     )
+
+
+def check_sizes(net: NetConfig) -> None:
+    """Check the sizes that must divide each other. Raises ConfigError with the key under ``actor.model``."""
+    if net.image_size % net.patch_size:
+        raise bad("image_size", net.image_size, f"patch_size {net.patch_size} does not divide it", "choose a multiple")
+    if net.hidden_size % (2 * net.num_attention_heads):
+        fix = "choose a multiple of twice num_attention_heads (rotary positions need an even width)"
+        raise bad("hidden_size", net.hidden_size, f"it is shared by {net.num_attention_heads} heads", fix)
+    for tower in (net.featurizer, net.fused_featurizer):
+        if tower.width % tower.heads:
+            raise bad("vision_hidden_size", tower.width, f"{tower.heads} heads do not divide it", "choose a multiple")
+        if tower.depth < 2:
+            raise bad("vision_num_layers", tower.depth, "the last layer is never run", "set it to 2 or more")
+    if net.vocab_size <= N_BINS:
+        raise bad("vocab_size", net.vocab_size, "the last 256 ids are action tokens", "set it to 1024 or more")

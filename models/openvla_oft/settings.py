@@ -13,7 +13,7 @@ from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_
 
 from ..shared.bits import check_quantization
 from ..shared.keys import as_tuple, bad
-from .config import DEAD_TARGETS, GRIPPERS, N_BINS, PRESETS, RELEASED_TARGETS, NetConfig, resize_towers
+from .config import DEAD_TARGETS, GRIPPERS, PRESETS, RELEASED_TARGETS, NetConfig, check_sizes, resize_towers
 from .shapes import TowerHints
 
 # Names of robots in the RLinf documents → their gripper convention.
@@ -226,7 +226,8 @@ class Settings:
             raise bad(
                 "size", None, "there is no checkpoint to take sizes from", f"set it to one of: {', '.join(PRESETS)}"
             )
-        wanted = self._checked(self._with_conventions(self._with_sizes(base)))
+        wanted = self._with_conventions(self._with_sizes(base))
+        check_sizes(wanted)
         if checkpoint is not None and self.attention == "auto" and with_conventions:
             wanted = wanted.with_attention(checkpoint.attention)
         if checkpoint is not None:
@@ -289,26 +290,6 @@ class Settings:
                 f"actor.model does not fit the checkpoint {self.model_path}: {wrong}",
                 "set these keys to the checkpoint's values; actor.model.size=null takes all sizes from it",
             )
-
-    def _checked(self, net: NetConfig) -> NetConfig:
-        """Check the sizes that must divide each other."""
-        if net.image_size % net.patch_size:
-            raise bad(
-                "image_size", net.image_size, f"patch_size {net.patch_size} does not divide it", "choose a multiple"
-            )
-        if net.hidden_size % (2 * net.num_attention_heads):
-            fix = "choose a multiple of twice num_attention_heads (rotary positions need an even width)"
-            raise bad("hidden_size", net.hidden_size, f"it is shared by {net.num_attention_heads} heads", fix)
-        for tower in (net.featurizer, net.fused_featurizer):
-            if tower.width % tower.heads:
-                raise bad(
-                    "vision_hidden_size", tower.width, f"{tower.heads} heads do not divide it", "choose a multiple"
-                )
-            if tower.depth < 2:
-                raise bad("vision_num_layers", tower.depth, "the last layer is never run", "set it to 2 or more")
-        if net.vocab_size <= N_BINS:
-            raise bad("vocab_size", net.vocab_size, "the last 256 ids are action tokens", "set it to 1024 or more")
-        return net
 
 
 SIZES = ("patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

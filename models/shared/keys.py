@@ -7,9 +7,6 @@ from typing import Any
 
 from embodied.errors import ConfigError
 
-PACKAGE = "package:"
-"""Begins a ``model_path`` that lies in an installed package."""
-
 
 def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
     """The error for a key under ``actor.model``."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import sysconfig
 import tomllib
 from pathlib import Path
 
 import pytest
+from environments import python_with
 
 from embodied import train
 from embodied.tools import demos
@@ -30,26 +29,12 @@ print("checked", len(env.spec.tasks), sorted(env.spec.obs))
 pytestmark = [pytest.mark.slow, pytest.mark.sim]
 
 
-def python_with(extra: str, folder: Path) -> str:
-    """The interpreter of an environment with an extra's packages; all others are those of this one."""
-    python = folder / "bin" / "python"
-    if not (folder / "done").exists():
-        wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        for packages in folder.glob("lib/python*/site-packages"):
-            (packages / "shared.pth").write_text(sysconfig.get_paths()["purelib"])
-        got = subprocess.run(
-            [python, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True, check=False
-        )
-        if got.returncode:
-            pytest.skip(f"{extra} cannot be installed here: {got.stderr.splitlines()[-1:]}")
-        (folder / "done").touch()
-    return str(python)
-
-
 @pytest.fixture(scope="module")
 def pythons(pytestconfig):
-    return lambda extra: python_with(extra, pytestconfig.cache.mkdir("gym-packages") / extra)
+    """The interpreter of an environment with an extra's packages; all others are those of this one."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    folder = pytestconfig.cache.mkdir("gym-packages")
+    return lambda extra: python_with(extras[extra], folder / extra, shares=True)
 
 
 def kwargs_of(name: str, python: str) -> dict[str, object]:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-import sys
-import sysconfig
 import tomllib
 from pathlib import Path
 
 import pytest
 from embodied.models.causal_lm import build_policy as build_text
 from embodied.models.openvla_oft import build_policy
+from environments import python_with
 from torch import nn
 
 from embodied.errors import AssetsMissingError, ConfigError
@@ -65,19 +64,8 @@ def test_the_size_of_files_is_reckoned_in_these_bits(tmp_path, monkeypatch, bits
 @pytest.mark.slow
 def test_with_the_package(pytestconfig) -> None:
     """Runs test_quantized.py where bitsandbytes is; all other packages are those of this environment."""
-    folder = pytestconfig.cache.mkdir("quantize") / "env"
-    python = folder / "bin" / "python"
-    if not (folder / "done").exists():
-        wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["quantize"]
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        for packages in folder.glob("lib/python*/site-packages"):
-            (packages / "shared.pth").write_text(sysconfig.get_paths()["purelib"])
-        got = subprocess.run(
-            [python, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True, check=False
-        )
-        if got.returncode:
-            pytest.skip(f"bitsandbytes cannot be installed here: {got.stderr.splitlines()[-1:]}")
-        (folder / "done").touch()
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["quantize"]
+    python = python_with(wanted, pytestconfig.cache.mkdir("quantize") / "env", shares=True)
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "models" / "test_quantized.py")],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -1,4 +1,4 @@
-"""Is imported as the package wandb: notes what it is told in $RECORD, and fails or hangs where $FAIL says."""
+"""Is imported as the package wandb: notes what it is told in $RECORD, and fails, hangs or is slow where $FAIL says."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def at(place):
         raise ConnectionError(f"the service is gone at {place}")
     if MANNER == "exit":
         os._exit(7)
-    time.sleep(3600)
+    time.sleep(1 if MANNER == "slow" else 3600)
 
 
 class Settings:

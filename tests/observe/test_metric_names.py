@@ -4,13 +4,22 @@ import re
 
 import pytest
 
-from embodied.observe.metrics import METRICS, check, is_documented, markdown
+from embodied.observe.metrics import METRICS, check, is_documented, markdown, of_evaluation
 
 
 def test_documented_names_pass_and_others_do_not():
     check({"rollout/success_rate": 0.5, "train/loss": 1.0, "eval/task/12/success_rate": 0.25})
     with pytest.raises(ValueError, match=r"undocumented metric 'train/los'\. Did you mean 'train/loss'\?"):
         check({"train/loss": 1.0, "train/los": 1.0})
+
+
+def test_a_sampled_evaluation_beside_a_greedy_one_has_the_same_metrics():
+    names = [of_evaluation(name.replace("<n>", "3"), sampled=True) for name in METRICS if name.startswith("eval/")]
+    assert "eval_sampled/task/3/success_rate" in names
+    check(names)
+    assert of_evaluation("eval/success_rate", sampled=False) == "eval/success_rate"
+    for other in ("eval_sampled/loss", "train/eval_sampled/episodes", "eval_sampled/eval/episodes"):
+        assert not is_documented(other)
 
 
 @pytest.mark.parametrize(

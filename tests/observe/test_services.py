@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from beside_runs import Said, until
 from logged import VARYING
 
 from embodied import train
@@ -20,7 +22,10 @@ from embodied.observe import services
 from embodied.observe.service_clients import flat, mlflow_name
 from embodied.observe.services import About
 from embodied.observe.trackers import Trackers, make_trackers
+from embodied.parallel.group import Group
 from embodied.run import reporter
+from embodied.runtime.signals import StopSignal
+from embodied.schema import LoggerConfig, RunnerConfig
 
 HERE = Path(__file__).parent
 LOGGED = {"train/loss": 2.0, "eval/success_rate": 0.5}
@@ -174,9 +179,28 @@ def test_a_run_gives_the_same_numbers_whatever_its_tracker_does(record, monkeypa
     assert lines[0]["config"]["runner"]["seed"] == 1234
 
 
-def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatch):
+def test_both_of_two_evaluations_are_sent(record):
+    both = ("algorithm.val_sampling_params.do_sample=both", "algorithm.val_sampling_params.temperature=2")
+    own = ("tracker=wandb", "env.eval.reward_mode=dense", "runner.experiment_name=run", *both)
+    assert train.main([*(key for key in RUN if not key.startswith("runner.max_epochs")), *own], "eval") == 0
+    lines = record()
+    (sent,) = [line for line in lines if "eval/success_rate" in line]
+    assert {name.split("/")[0] for name in sent} == {"step", "eval", "eval_sampled"}
+    for side, file in (("eval", "000000"), ("eval_sampled", "000000-sampled")):
+        found = json.loads(Path("runs/run/eval", f"{file}.json").read_text())
+        of_all = found["tasks"][-1]
+        assert sent[f"{side}/success_rate"] == of_all["success_rate"]
+        assert sent[f"{side}/episode_length_mean"] == of_all["steps_mean"]
+        (table,) = [line[f"{side}/success"] for line in lines if f"{side}/success" in line]
+        assert table[1][-1][-1] == found["protocol"]["hash"]
+        videos = [name for line in lines for name in line if name.startswith(f"{side}/video/")]
+        assert len(videos) == len(set(videos)) > 0
+    assert sent["eval/return_mean"] != sent["eval_sampled/return_mean"], "else one could stand for the other"
+
+
+def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatch, capsys):
     monkeypatch.setenv("FAIL", "hang finish")
-    monkeypatch.setattr(reporter, "STOPPED_S", 0.3)
+    monkeypatch.setattr(reporter, "INTERRUPTED_S", 0.3)
     log, sent = Trackers.log, []
 
     def stopping(self: Trackers, step: int, metrics: dict[str, float]) -> None:
@@ -189,6 +213,51 @@ def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatc
     assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=run", "runner.max_epochs=50"]) == 0
     assert time.monotonic() - sent[0] < 8.0  # a stop signal grants 10 s for work
     assert ended(record()[0]["pid"])
+    assert "waiting until wandb has taken what was logged, at most 0.3 s; Ctrl-C again ends" in capsys.readouterr().out
+
+
+def reporting(folder: Path) -> tuple[reporter.Reporter, Said]:
+    """The reporter of a run with one service, which has been told something."""
+    logger, said = LoggerConfig(log_path=str(folder / "run"), report=False), Said()
+    made = reporter.Reporter(said, Group(), RunnerConfig(logger=logger))
+    made.open_trackers(0, {}, {}, ["wandb"])
+    made.track(1, LOGGED)
+    return made, said
+
+
+def stopped_by(number: int) -> StopSignal:
+    stop = StopSignal()
+    stop.number, stop._came_at = number, time.monotonic()
+    return stop
+
+
+@pytest.mark.parametrize(("number", "finished"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_after_ctrl_c_a_slow_service_has_time_and_after_sigterm_little(tmp_path, record, monkeypatch, number, finished):
+    """It begins to finish when it has taken what was logged, and then needs a second."""
+    monkeypatch.setenv("FAIL", "slow finish")
+    monkeypatch.setattr(reporter, "STOPPED_S", 0.2)
+    made, said = reporting(tmp_path)
+    with made:
+        made.finish(stopped_by(number))
+    kept = record() if (tmp_path / "record.jsonl").exists() else []
+    assert ({"finished": True} in kept) is finished
+    assert [line for line in said.lines if "failed" in line] == ([] if finished else said.lines[-1:])
+    assert any("waiting until wandb" in line for line in said.lines) is finished
+
+
+@pytest.mark.parametrize("place", ["while it finishes", "before"])
+def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path, record, monkeypatch, place):
+    monkeypatch.setenv("FAIL", "hang log")
+    made, said = reporting(tmp_path)
+    until(lambda: (tmp_path / "record.jsonl").exists())
+    began = time.monotonic()
+    pressed = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    pressed.start()
+    with pytest.raises(KeyboardInterrupt), made:
+        made.finish(stopped_by(signal.SIGINT)) if place == "while it finishes" else time.sleep(20.0)
+    assert time.monotonic() - began < 4.0, "else it was waited for, as long as for one that may still finish"
+    assert ended(record()[0]["pid"])
+    assert not any("failed" in line for line in said.lines)
 
 
 def test_a_missing_package_is_refused_with_its_extra_before_anything_starts(tmp_path, monkeypatch, capsys):

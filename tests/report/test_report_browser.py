@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import python_with
 from reported_runs import TASKS, video, write_run, write_trace
 
 from embodied.tools import report
@@ -37,13 +38,7 @@ def chromium() -> str:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of an environment with playwright."""
-    folder = tmp_path_factory.mktemp("browser")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    command = [folder / "bin" / "python", "-m", "pip", "install", "-q", "playwright"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"playwright cannot be installed: {done.stderr[-500:]}")
-    return folder / "bin" / "python"
+    return Path(python_with(["playwright"], tmp_path_factory.mktemp("browser")))
 
 
 def browsed(python: Path, chromium: str, file: Path) -> dict[str, Any]:

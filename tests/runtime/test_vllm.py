@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from embodied.models.causal_lm import build_policy
+from environments import python_with
 from rig import CPU
 from test_math_run import FIRST, RUN, rows_of
 
@@ -50,16 +48,7 @@ def python(request: pytest.FixtureRequest) -> str:
     """An interpreter that has vLLM."""
     if (given := os.environ.get("EMBODIED_TEST_VLLM")) is not None:
         return given
-    folder = Path(request.config.cache.mkdir("vllm")) / "env"
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet"]
-    if not (folder / "whole").is_file():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        installed = subprocess.run([*pip, "install", PACKAGE], capture_output=True, text=True, timeout=1200)
-        if installed.returncode:
-            pytest.skip(f"{PACKAGE} cannot be installed here: {installed.stderr.strip().splitlines()[-1:]}")
-        subprocess.run([*pip, "uninstall", "-y", *UNFIT], check=True)
-        (folder / "whole").touch()
-    return str(folder / "bin" / "python")
+    return python_with([PACKAGE], request.config.cache.mkdir("vllm") / "env", without=UNFIT)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from environments import python_with
 from serving_rig import ENV, serving
 
 from embodied.testing import FakePolicy
@@ -23,16 +23,7 @@ TOKEN = "0123456789abcdef0123"
 def python(pytestconfig: pytest.Config) -> Path:
     """The interpreter of that environment; it is made once and kept with pytest's cache."""
     assert pytestconfig.cache is not None
-    folder = pytestconfig.cache.mkdir("clients-of-others") / "venv"
-    interpreter = folder / "bin" / "python"
-    tried = [interpreter, "-c", "import openpi_client, json_numpy"]
-    if interpreter.exists() and subprocess.run(tried, capture_output=True).returncode == 0:
-        return interpreter
-    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-    done = subprocess.run([interpreter, "-m", "pip", "install", "-q", *PACKAGES], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"openpi-client cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-    return interpreter
+    return Path(python_with(PACKAGES, pytestconfig.cache.mkdir("clients-of-others") / "venv"))
 
 
 @pytest.mark.slow

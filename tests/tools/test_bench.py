@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from embodied.schema.compose import compose
-from embodied.tools import bench
-from embodied.tools.bench import EnvCost, Machine, propose
+from embodied.tools import bench, sizes
+from embodied.tools.sizes import EnvCost, Machine, propose
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 FAKE = ("env=fake", "model=fake")
@@ -72,12 +72,12 @@ def test_the_batch_is_the_smallest_that_keeps_up():
 def test_filled_up_batches_cost_their_whole_shape():
     calls = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
     fixed, free = config(), config("runner.deterministic=false")
-    assert bench.call_s(calls, fixed, 8, 3) == 8.0
-    assert bench.call_s(calls, free, 8, 3) == 3.0
-    assert bench.call_s(calls, fixed, 8, 9) == 16.0
-    assert bench.call_s(calls, free, 8, 9) == 9.0
-    assert bench.call_s(calls, fixed, 2, 2) == 2.0, "the shape is the number of slots"
-    assert bench._seconds(calls, 16) == 16.0
+    assert sizes.call_s(calls, fixed, 8, 3) == 8.0
+    assert sizes.call_s(calls, free, 8, 3) == 3.0
+    assert sizes.call_s(calls, fixed, 8, 9) == 16.0
+    assert sizes.call_s(calls, free, 8, 9) == 9.0
+    assert sizes.call_s(calls, fixed, 2, 2) == 2.0, "the shape is the number of slots"
+    assert sizes._seconds(calls, 16) == 16.0
 
 
 def test_it_measures_and_its_proposal_is_accepted(capsys, tmp_path, monkeypatch):
