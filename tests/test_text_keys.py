@@ -220,7 +220,10 @@ def test_a_reward_function_is_the_verifier():
 
 def test_supervised_training_reads_demonstrations():
     sft = ("env=math", "model=causal_lm", "actor.model.model_path=folder", "env.train.data=a", "env.eval.data=b")
-    composed = made("data=answers.jsonl", "data.response_key=solution", "data.messages_key=talk", base=sft, name="sft")
+    told = ("data=answers.jsonl", "data.response_key=solution", "data.messages_key=talk")
+    with pytest.raises(ConfigError, match="enable_dp_load_balance exchanges what processes have collected"):
+        made(*told, "actor.enable_dp_load_balance=true", base=sft, name="sft")
+    composed = made(*told, base=sft, name="sft")
     assert composed["env"]["train"]["data"] == "a"
     assert composed["env"]["train"]["part"] == "all"
     assert composed["data"]["train_data_paths"] == ["answers.jsonl"]

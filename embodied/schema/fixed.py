@@ -33,10 +33,6 @@ FIXED: Mapping[str, Fixed] = {
         "texts are always computed end to end, without padding", (False,),
         "texts are computed end to end all the same, without padding, which changes no result",
     ),
-    "actor.enable_dp_load_balance": Fixed(
-        "records stay in the process that has collected them; each process fills its passes evenly "
-        "(runner.enable_dynamic_batch_size)"
-    ),
     "actor.tokenizer.use_fast": Fixed(
         "tokenizers are those of the package tokenizers", (False,),
         "the tokenizer is that of the package tokenizers all the same",
