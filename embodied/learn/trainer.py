@@ -190,7 +190,8 @@ class Trainer(Stepping):
             self.optimizer.state.clear()
 
     def _epochs(self, own: OwnRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch) -> None:
-        epochs, balance = self.algorithm.update_epoch, None
+        epochs = self.algorithm.update_epoch
+        balance: Balance | None = None
         if self.actor.enable_dp_load_balance and self._group.size > 1:
             balance, batch = Balance.of(own, batch)
         with watch("update", self._passes(own, batch, iteration, balance)) as passed:
