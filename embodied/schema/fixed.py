@@ -42,9 +42,6 @@ FIXED: Mapping[str, Fixed] = {
         "texts are computed end to end, and rows of prompts are filled up on the right, which changes no result",
         ("left",), "rows of prompts are filled up on the right all the same, which changes no result",
     ),
-    "algorithm.logprob_dtype": Fixed(
-        "log-probs are computed and kept in float32, whatever actor.model.precision is"
-    ),
 }  # fmt: skip
 """Key → why it is always as it is by default."""
 
