@@ -235,7 +235,7 @@ def usual() -> dict[str, Any]:
     return made(*FILES)
 
 
-OTHER = {True: False, False: True, None: 2, "float32": "bfloat16"}
+OTHER = {True: False, False: True, None: 2}
 NO_OTHER = {key for key, fixed in FIXED.items() if fixed.also and key != "data.image_key"}
 """Those of which each value is taken."""
 
@@ -312,6 +312,7 @@ def test_a_name_for_an_engine_and_a_cache_that_nothing_has_are_said():
         (["algorithm.logprob_forward_max_tokens=9", "algorithm.use_kl_in_reward=true", "algorithm.kl_beta=1"],
          "the KL in the rewards is computed by records"),
         (["algorithm.sampling_params.min_new_tokens=300"], "300 is more than the 256 tokens of the longest"),
+        (["data.prefetch_factor=2"], "a problem is read by its number when its episode begins"),
         (["data.shuffle=false", "algorithm.dynamic_sampling=true"], "draws the problems of a refill at random"),
         (["reward.num_workers=3", "env.num_workers=2"], "reward.num_workers is 3, and env.num_workers is 2"),
         (["reward.num_workers=3", "data.num_workers=2"], "data.num_workers is 2, and env.num_workers is 3"),

@@ -20,9 +20,6 @@ class Fixed(NamedTuple):
 
 
 FIXED: Mapping[str, Fixed] = {
-    "data.prefetch_factor": Fixed(
-        "a problem is read by its number when its episode begins, so nothing is loaded ahead"
-    ),
     "data.image_key": Fixed("problems are texts, without pictures", ("images",), "no column of pictures is read"),
     "data.return_raw_chat": Fixed(
         "a verifier belongs to the env, which knows the prompt as the data has it", (False,),
