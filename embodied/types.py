@@ -283,6 +283,7 @@ class PolicySpec:
     entropy: bool = True  # whether evaluate() gives entropies
     distribution: bool = True  # whether evaluate(…, distribution=True) gives the log-probs of what was not chosen
     random_weights: bool = False  # it was built without trained weights, so it solves nothing yet
+    logprob_dtypes: tuple[str, ...] = ("float32",)  # formats in which it can compute log-probs (embodied.logprobs)
 
 
 @dataclass(frozen=True)
@@ -300,6 +301,7 @@ class Sampling:
     stop: tuple[str, ...] = ()  # the text ends with the first token that completes one of these
     ignore_eos: bool = False  # the tokenizer's end of text ends nothing
     include_stop: bool = True  # the answer ends with the text of ``stop``; False: before it. The tokens are the same
+    logprob_dtype: str = "float32"  # number format in which log-probs are computed from logits (embodied.logprobs)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,6 +54,13 @@ class WrongLogProbs(FakePolicy):
     def evaluate(self, records, sampling, distribution=False):
         result = super().evaluate(records, sampling, distribution)
         return Evaluation(result.logprobs - 0.5, result.entropy)
+
+
+class LearnsInFloat32(FakePolicy):
+    """``evaluate`` knows one number format alone."""
+
+    def evaluate(self, records, sampling, distribution=False):
+        return super().evaluate(records, replace(sampling, logprob_dtype="float32"), distribution)
 
 
 class UnusedParameter(FakePolicy):

@@ -58,6 +58,13 @@ def test_true_is_not_one():
     assert without_neutral(with_changes(FAKE, {"actor.model.activation": "SwiGLU"})) == (FAKE, [])
 
 
+def test_rollouts_are_compiled_where_the_policy_is():
+    with pytest.raises(ConfigError, match=r"rollout\.use_torch_compile is true"):
+        config("rollout.use_torch_compile=true", base=ROBOT)
+    compiled = config("rollout.use_torch_compile=true", "actor.model.torch_compile=true", base=ROBOT)
+    assert compiled == config("actor.model.torch_compile=true", base=ROBOT)
+
+
 def test_all_are_refused_at_once_and_unknown_keys_beside_them():
     """Those of the env's class too."""
     with pytest.raises(UnknownKeyError) as failed:

@@ -194,6 +194,7 @@ def test_a_wrong_value_is_shown_with_its_key(override, part):
          ["rise until iteration 4", "by iteration 4"]),
         (["actor.micro_batch_size=65"], ["actor.micro_batch_size 65", "actor.global_batch_size 64"]),
         (["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"], ["action_level", "chunk_level"]),
+        (["algorithm.logprob_dtype=bfloat16", "rollout.backend=vllm"], ["logprob_dtype is bfloat16", "in float32"]),
     ],
 )  # fmt: skip
 def test_what_cannot_work_together_is_refused_with_the_numbers(overrides, parts):

@@ -13,7 +13,7 @@ import broken_envs
 import numpy as np
 import pytest
 import torch
-from broken_policies import Altered, NoField, UnusedParameter, WrongLogProbs
+from broken_policies import Altered, LearnsInFloat32, NoField, UnusedParameter, WrongLogProbs
 
 from embodied.errors import SpecMismatchError
 from embodied.testing import FakeBatchEnv, FakeEnv, FakePolicy, check_batch_env, check_env, check_policy
@@ -167,6 +167,7 @@ def test_a_spec_that_contradicts_itself(changes, message):
         (Altered("logprobs", torch.rand_like), "'logprobs' under equal noise: got differs"),
         (NoField(), "decision field 'logprobs': got nothing, expected float32 (3, 28)"),
         (WrongLogProbs(), "log-probs of evaluate and act: got differ by 0.5"),
+        (LearnsInFloat32(), "log-probs of evaluate(): got torch.float32, not computed in bfloat16, expected bfloat16"),
         (UnusedParameter(), "gradients: got none for unused"),
     ],
 )

@@ -220,7 +220,10 @@ def test_a_reward_function_is_the_verifier():
 
 def test_supervised_training_reads_demonstrations():
     sft = ("env=math", "model=causal_lm", "actor.model.model_path=folder", "env.train.data=a", "env.eval.data=b")
-    composed = made("data=answers.jsonl", "data.response_key=solution", "data.messages_key=talk", base=sft, name="sft")
+    told = ("data=answers.jsonl", "data.response_key=solution", "data.messages_key=talk")
+    with pytest.raises(ConfigError, match="enable_dp_load_balance exchanges what processes have collected"):
+        made(*told, "actor.enable_dp_load_balance=true", base=sft, name="sft")
+    composed = made(*told, base=sft, name="sft")
     assert composed["env"]["train"]["data"] == "a"
     assert composed["env"]["train"]["part"] == "all"
     assert composed["data"]["train_data_paths"] == ["answers.jsonl"]
@@ -232,7 +235,7 @@ def usual() -> dict[str, Any]:
     return made(*FILES)
 
 
-OTHER = {True: False, False: True, None: 2, "float32": "bfloat16"}
+OTHER = {True: False, False: True, None: 2}
 NO_OTHER = {key for key, fixed in FIXED.items() if fixed.also and key != "data.image_key"}
 """Those of which each value is taken."""
 
@@ -309,6 +312,7 @@ def test_a_name_for_an_engine_and_a_cache_that_nothing_has_are_said():
         (["algorithm.logprob_forward_max_tokens=9", "algorithm.use_kl_in_reward=true", "algorithm.kl_beta=1"],
          "the KL in the rewards is computed by records"),
         (["algorithm.sampling_params.min_new_tokens=300"], "300 is more than the 256 tokens of the longest"),
+        (["data.prefetch_factor=2"], "a problem is read by its number when its episode begins"),
         (["data.shuffle=false", "algorithm.dynamic_sampling=true"], "draws the problems of a refill at random"),
         (["reward.num_workers=3", "env.num_workers=2"], "reward.num_workers is 3, and env.num_workers is 2"),
         (["reward.num_workers=3", "data.num_workers=2"], "data.num_workers is 2, and env.num_workers is 3"),

@@ -10,7 +10,7 @@ sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.data.ahead import Ahead, Batch
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import SampleSource, order, samples_of, spread
 from embodied.data.statistics import ranges
@@ -149,10 +150,12 @@ class Cloner(Stepping):
         """
         self.bind()
         count, batch, done = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size, self.steps_done
-        with watch("training", (count - done) * len(self._own(np.arange(batch)))) as passed:
-            for k in range(done, count):
+        steps = range(iteration * count + done, (iteration + 1) * count)
+        total = len(steps) * len(self._own(np.arange(batch)))
+        with self._ahead(self.samples, self._passes(steps, batch)) as read, watch("training", total) as passed:
+            for k, step in enumerate(steps, start=done):
                 self.engine.set_rates(iteration + (k + 1) / count)
-                self._step(iteration * count + k, batch, passed)
+                self._step(step, batch, passed, read)
         self.engine.rest()
 
     def close_iteration(self, iteration: int) -> dict[str, float]:
@@ -165,20 +168,32 @@ class Cloner(Stepping):
             "sft/epoch": seen / len(self.samples),
         }
 
-    def _step(self, step: int, size: int, passed: Passed) -> None:
+    def _ahead(self, samples: SampleSource, passes: Iterable[np.ndarray]) -> Ahead:
+        """Reads the samples of passes, int64 [m] each, before their turn if ``data.prefetch_factor`` says so."""
+        return Ahead(samples.batch, passes, self.config.data.prefetch_factor or 0)
+
+    def _passes(self, steps: range, size: int) -> Iterator[np.ndarray]:
+        """The samples of this rank's passes in ``steps``, int64 [m] each."""
+        for step in steps:
+            chosen = self._chosen(step, size)
+            yield from (chosen[part] for part in self._parts(size) if len(part))
+
+    def _chosen(self, step: int, size: int) -> np.ndarray:
+        """The samples of an optimizer step, int64 [size]."""
+        data = self.config.data
+        return order(len(self.samples), self.config.data_seed, step * size, size, data.shuffle, data.drop_last)
+
+    def _step(self, step: int, size: int, passed: Passed, read: Ahead) -> None:
         seed = self.config.runner.seed
         torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self._group.rank)  # of dropout
-        places = np.arange(step * size, (step + 1) * size)
-        data = self.config.data
-        chosen = order(
-            len(self.samples), self.config.data_seed, int(places[0]), size, data.shuffle, data.drop_last
-        )  # fmt: skip
+        places, chosen = np.arange(step * size, (step + 1) * size), self._chosen(step, size)
         counted = int(self._mask(self.samples, chosen).sum())
 
         def backward(part: np.ndarray) -> float:
             if not len(part):  # because other ranks have a pass to make
                 return self._empty_pass(chosen, places)
-            share = self._term.share(self._logprobs(self.samples, chosen[part], places[part])[0], counted)
+            batch = read.take(chosen[part])
+            share = self._term.share(self._logprobs(self.samples, chosen[part], places[part], batch)[0], counted)
             self.engine.loss_scale.backward(share)
             return share.item()
 
@@ -210,14 +225,18 @@ class Cloner(Stepping):
     def _micro(self) -> int:
         return self.config.actor.micro_batch_size
 
-    def _logprobs(self, samples: SampleSource, chosen: np.ndarray, places: np.ndarray | None) -> tuple[Tensor, Tensor]:
+    def _logprobs(
+        self, samples: SampleSource, chosen: np.ndarray, places: np.ndarray | None, batch: Batch | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs of the demonstrated tokens that count, and whether these are the likeliest: [n] each.
 
         Args:
             places: in the run's sequence of samples, for the augmentation; None = no augmentation, and the likeliest
                 tokens are asked for, which takes a second forward pass; none of a policy without ``categories``.
+            batch: of the samples ``chosen``; None = it is read here.
         """
-        records = {name: torch.from_numpy(values).to(self.device) for name, values in samples.batch(chosen).items()}
+        batch = samples.batch(chosen) if batch is None else batch
+        records = {name: torch.from_numpy(values).to(self.device) for name, values in batch.items()}
         if places is not None and "images" in records:
             records["images"] = self._augment(records["images"], places)
         told = self.policy.encode_instructions(samples.instructions(chosen))
@@ -270,9 +289,9 @@ class Cloner(Stepping):
             Stopped: on all ranks; ``passed`` has ended the share of one.
         """
         parts, found = self._micro_batches(self._own(chosen)), []
-        with self.engine.parallel.acting(), without_dropout(self.policy):
+        with self._ahead(samples, parts) as read, self.engine.parallel.acting(), without_dropout(self.policy):
             for part, _ in until_stopped(parts, passed, Replicas(self.policy, self._group)):
-                found.append(self._logprobs(samples, part, None))
+                found.append(self._logprobs(samples, part, None, read.take(part)))
         everything = [one for part in self._group.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
         logprobs, right = (torch.cat(column).double() for column in zip(*everything, strict=True))
         return self._term.mean(logprobs), right.mean().item() if len(right) else None

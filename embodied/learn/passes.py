@@ -59,6 +59,7 @@ class OwnRecords:
         env: whose observations the records hold.
         max_tokens: of a pass, if passes are filled by tokens; the policy then counts them.
         forward_tokens: of a pass without gradients; None = ``max_tokens``.
+        spare: row of a record that a pass reads that counts nothing; None = this rank's first.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -69,6 +70,7 @@ class OwnRecords:
     parallel: Replicas
     max_tokens: int | None = None
     forward_tokens: int | None = None
+    spare: int | None = None
 
     def light(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
@@ -80,7 +82,7 @@ class OwnRecords:
 
         With no rows, gives one record: under FSDP this rank must still run the forward pass, and counts nothing of it.
         """
-        rows = rows if len(rows) else self._any
+        rows = rows if len(rows) else self.unused
         fields = [*instructions.fields_of(self.env), *self.policy.spec.decision]
         fields += [RECORDED] if RECORDED in self.arrays else []
         told = {name: values.to(self.device) for name, values in self.told(rows).items()}
@@ -91,8 +93,9 @@ class OwnRecords:
         return self.policy.encode_instructions(instructions.of_rows(self.env, self.arrays, rows))
 
     @property
-    def _any(self) -> np.ndarray:
-        return np.asarray(self.results[0].rows[:1], np.int64)
+    def unused(self) -> np.ndarray:
+        """The row of one record for passes that count nothing, int64 [1]."""
+        return np.asarray(self.results[0].rows[:1] if self.spare is None else [self.spare], np.int64)
 
     def among(self, ranks: Tensor, chosen: Tensor) -> Tensor:
         """Indices of the ``chosen`` records that this rank has, int64.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
 from embodied.errors import ConfigError
+from embodied.learn.balance import Balance
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.drift import with_drift
 from embodied.learn.engine import Engine, Outcome, Stepping, under, value_grad_norm
@@ -190,28 +191,46 @@ class Trainer(Stepping):
 
     def _epochs(self, own: OwnRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch) -> None:
         epochs = self.algorithm.update_epoch
-        keep = self._objective.carries_gradient(self._objective.optimizer_batch(batch, torch.arange(len(batch))))
-        with watch("update", epochs * len(own.among(batch.ranks, keep))) as passed:
+        balance: Balance | None = None
+        if self.actor.enable_dp_load_balance and self._group.size > 1:
+            balance, batch = Balance.of(own, batch)
+        with watch("update", self._passes(own, batch, iteration, balance)) as passed:
             for epoch in range(epochs):
-                self._epoch(own, batch, (iteration, epoch, epochs), metrics, passed)
+                self._epoch(own, batch, (iteration, epoch), metrics, passed, balance)
                 if epoch == 0:
                     metrics.records = metrics.samples
 
+    def _passes(self, own: OwnRecords, batch: Batch, iteration: int, balance: Balance | None) -> int:
+        """Counts the records that this rank will compute in the epochs of an iteration."""
+        epochs = self.algorithm.update_epoch
+        keep = self._objective.carries_gradient(self._objective.optimizer_batch(batch, torch.arange(len(batch))))
+        if balance is None:
+            return epochs * len(own.among(batch.ranks, keep))
+        steps = [chosen for epoch in range(epochs) for chosen in self._steps(batch, iteration, epoch)]
+        return sum(len(own.among(balance.ranks(batch, chosen, keep[chosen]), keep[chosen])) for chosen in steps)
+
+    def _steps(self, batch: Batch, iteration: int, epoch: int) -> list[Tensor]:
+        """The records of each optimizer step of an epoch, int64 [n] each."""
+        size, shuffle = self.actor.global_batch_size, self.algorithm.shuffle_rollout
+        return list(optimizer_batches(len(batch), size, self.seed, iteration, epoch, shuffle))
+
     def _epoch(
-        self, own: OwnRecords, batch: Batch, place: tuple[int, int, int], metrics: UpdateMetrics, passed: Passed
-    ) -> None:
-        """``place``: iteration, epoch, number of epochs."""
-        (iteration, epoch, epochs), size = place, self.actor.global_batch_size
-        steps = -(-len(batch) // size)
-        shuffle = self.algorithm.shuffle_rollout
-        batches = optimizer_batches(len(batch), size, self.seed, iteration, epoch, shuffle)
+        self, own: OwnRecords, batch: Batch, place: tuple[int, int], metrics: UpdateMetrics, passed: Passed,
+        balance: Balance | None,
+    ) -> None:  # fmt: skip
+        """``place``: iteration, epoch."""
+        (iteration, epoch), epochs = place, self.algorithm.update_epoch
+        batches = self._steps(batch, iteration, epoch)
         for number, chosen in enumerate(batches, start=1):
-            self.engine.set_rates(iteration + (epoch * steps + number) / (epochs * steps))
-            if not self._step(own, batch, chosen, metrics, passed):
+            self.engine.set_rates(iteration + (epoch * len(batches) + number) / (epochs * len(batches)))
+            if not self._step(own, batch, chosen, metrics, passed, balance):
                 metrics.early_stops += 1
                 break
 
-    def _step(self, own: OwnRecords, batch: Batch, chosen: Tensor, metrics: UpdateMetrics, passed: Passed) -> bool:
+    def _step(
+        self, own: OwnRecords, batch: Batch, chosen: Tensor, metrics: UpdateMetrics, passed: Passed,
+        balance: Balance | None = None,
+    ) -> bool:  # fmt: skip
         """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records. False: stop the epoch here."""
         whole = self._objective.optimizer_batch(batch, chosen)
         keep = self._objective.carries_gradient(whole)
@@ -225,6 +244,8 @@ class Trainer(Stepping):
             whole = with_drift(
                 whole, keep, own, batch, chosen, self._objective, self._evaluate, self.actor.micro_batch_size, passed
             )
+        if balance is not None:
+            own, batch = balance.moved(own, batch, chosen, keep, metrics)
         untrained = metrics.batches == 0
         value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.collective_passes else None
 

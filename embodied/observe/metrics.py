@@ -73,6 +73,9 @@ METRICS: dict[str, str] = {
     "train/value_grad_norm": "mean over updates of the 2-norm of the value head's gradient before clipping",
     "train/staleness_mean": "mean over records of the optimizer updates between acting and training, count",
     "train/staleness_max": "largest such number, count",
+    "train/rank_imbalance": "most tokens (records of policies that count none) of a process in an optimizer step, "
+    "relative to the mean over processes: mean over steps; 1 = all have equally many (enable_dp_load_balance)",
+    "train/rank_imbalance_before": "the same if records had stayed in the processes that collected them",
     "train/samples_per_s": "records that went forward and backward, once an epoch (update_epoch), a second of the "
     "updates' wall time, 1/s",
     "train/tokens_per_s": "their action tokens a second, 1/s",

@@ -211,6 +211,22 @@ class Group:
                 dist.all_reduce(tensor)
         return tensor
 
+    def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
+        """Sends each rank its part of a flat tensor on the host. Returns what all have sent to this one, by rank.
+
+        Args:
+            to: elements for each rank, in the order in which they stand.
+            of: elements that each rank sends to this one.
+        """
+        if self.size == 1:
+            return sent
+        import torch.distributed as dist
+
+        got = sent.new_empty(sum(of))
+        with _collective(self):
+            dist.all_to_all_single(got, sent, list(of), list(to))
+        return got
+
     # -- a message that waits ----------------------------------------------------------------------------------------
 
     def post(self, key: str, value: Any) -> None:

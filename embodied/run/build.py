@@ -144,8 +144,11 @@ def reproducible_arithmetic() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO")
 
 
-def sampling(config: schema.EvalSamplingConfig) -> Sampling:
+def sampling(config: schema.EvalSamplingConfig, logprob_dtype: str = "float32") -> Sampling:
     """Returns how actions are drawn, as the runtime and the learner read it.
+
+    Args:
+        logprob_dtype: of a training, ``algorithm.logprob_dtype``; nothing reads an evaluation's log-probs.
 
     Raises:
         ConfigError: they are drawn in two ways, which an evaluation splits (:mod:`embodied.run.both`).
@@ -158,7 +161,7 @@ def sampling(config: schema.EvalSamplingConfig) -> Sampling:
     return Sampling(
         config.do_sample, config.temperature, config.top_k, config.top_p, config.repetition_penalty,
         config.max_new_tokens, config.min_new_tokens, tuple(config.stop), config.ignore_eos,
-        config.include_stop_str_in_output,
+        config.include_stop_str_in_output, logprob_dtype,
     )  # fmt: skip
 
 

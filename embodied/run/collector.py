@@ -138,8 +138,8 @@ class Collector:
         config, side = self._checked.config, self._checked.train
         bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
         return Job(
-            sampling(config.algorithm.sampling_params), config.runner.seed, Stream.TRAIN_NOISE, weight_version,
-            side.max_steps, keep_records=True,
+            sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), config.runner.seed,
+            Stream.TRAIN_NOISE, weight_version, side.max_steps, keep_records=True,
             num_slots=self._simulators.processes.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
             value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,

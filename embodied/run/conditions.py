@@ -108,6 +108,7 @@ def checkpoint_of(checked: Checked) -> dict[str, Any] | None:
 def _sampling(checked: Checked) -> dict[str, Any]:
     """How actions are drawn; of robots without what only texts have."""
     drawn = asdict(sampling(checked.config.algorithm.val_sampling_params))
+    del drawn["logprob_dtype"]  # a training's alone
     if isinstance(checked.eval.spec.action, TextAction):
         return drawn
     return {name: drawn[name] for name in ("do_sample", "temperature", "top_k", "top_p")}

@@ -135,7 +135,8 @@ class _Counter:
 
     def __init__(self, checked: Checked, policy: Policy, live: LiveBytes, mode: Callable[[], Any]) -> None:
         self._checked, self._policy, self._live, self._mode = checked, policy, live, mode
-        self._sampling = build.sampling(checked.config.algorithm.sampling_params)
+        algorithm = checked.config.algorithm
+        self._sampling = build.sampling(algorithm.sampling_params, algorithm.logprob_dtype)
         with mode(), live:
             self._longest = longest(checked, policy)
         live.watch(*policy.spec.categories.values())

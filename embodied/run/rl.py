@@ -180,7 +180,8 @@ def make_trainer(checked: Checked, model: Model) -> Trainer:
     config = checked.config
     return Trainer(
         policy=model.policy, env=checked.train.spec, actor=config.actor, algorithm=config.algorithm,
-        sampling=sampling(config.algorithm.sampling_params), device=model.device, seed=config.runner.seed,
+        sampling=sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), device=model.device,
+        seed=config.runner.seed,
         max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
         reward=config.reward, iterations=config.runner.max_epochs,
         max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,

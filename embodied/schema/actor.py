@@ -282,8 +282,12 @@ class ActorConfig(Section):
     )
     enable_dp_load_balance: bool = Field(
         False,
-        description="Move records between processes, so that all have equally many tokens; never. Each trains on the "
-        "records that it has collected.",
+        description="Several processes: exchange the records of each optimizer step before its passes, so that each "
+        "process has about equally many tokens (records, of policies that count no tokens). The longest are placed "
+        "first, onto the process that has the least. The same records form a step, so numbers differ by rounding "
+        "alone; passes before the update and for one ratio a sequence stay where the records were collected. A "
+        "process then holds a copy of its records of a step. false = each trains on what it has collected. In one "
+        "process there is nothing to exchange.",
     )
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig

@@ -271,6 +271,12 @@ def _check_kl(config: Config) -> None:
 
 def _check_sft(config: Config) -> None:
     data = config.data
+    if config.actor.enable_dp_load_balance:
+        raise ConfigError(
+            "actor.enable_dp_load_balance exchanges what processes have collected, and runner.task_type is sft: each "
+            "reads its own samples of a step, equally many",
+            "leave actor.enable_dp_load_balance out",
+        )
     for key in ("val_before_train", "enable_dynamic_batch_size"):
         if getattr(config.runner, key):
             raise ConfigError(

@@ -162,7 +162,12 @@ class DataConfig(Section):
         "say it.",
     )
     prefetch_factor: int | None = Field(
-        None, description="Always null: a problem is read from an index when its episode begins."
+        None,
+        ge=0,
+        description="Supervised training: micro-batches that threads read and decode ahead while the one before is "
+        "computed, over the steps of an iteration and in a validation; as many threads. The same batches in the same "
+        "order. null and 0 = each is read when it is needed. Other runs read a problem when its episode begins, and "
+        "refuse it.",
     )
     image_key: str | None = Field(
         None,

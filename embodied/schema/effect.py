@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
+from embodied.schema.data import DataConfig
 from embodied.schema.links import MISSING, SIDES, at, own_of
 from embodied.schema.reward import RewardConfig
 
@@ -60,6 +61,7 @@ def check_effect(config: Config) -> None:
     _check_reward(config)
     if not supervised:
         _check_options(config)
+        _check_prefetch(config.data)
     _check_clip(config.reward)
 
 
@@ -89,6 +91,16 @@ def _check_clip(reward: RewardConfig) -> None:
     if low is not None and high is not None and low > high:
         raise ConfigError(
             f"reward.clip_min {low:g} is above reward.clip_max {high:g}", "exchange reward.clip_min and clip_max"
+        )
+
+
+def _check_prefetch(data: DataConfig) -> None:
+    """Refuses reading ahead where nothing is read ahead."""
+    if data.prefetch_factor:
+        raise ConfigError(
+            f"data.prefetch_factor is {data.prefetch_factor}, and a problem is read by its number when its episode "
+            "begins, so nothing is loaded ahead",
+            "leave data.prefetch_factor out; it is for supervised training (embodied.sft)",
         )
 
 

@@ -20,9 +20,6 @@ class Fixed(NamedTuple):
 
 
 FIXED: Mapping[str, Fixed] = {
-    "data.prefetch_factor": Fixed(
-        "a problem is read by its number when its episode begins, so nothing is loaded ahead"
-    ),
     "data.image_key": Fixed("problems are texts, without pictures", ("images",), "no column of pictures is read"),
     "data.return_raw_chat": Fixed(
         "a verifier belongs to the env, which knows the prompt as the data has it", (False,),
@@ -33,10 +30,6 @@ FIXED: Mapping[str, Fixed] = {
         "texts are always computed end to end, without padding", (False,),
         "texts are computed end to end all the same, without padding, which changes no result",
     ),
-    "actor.enable_dp_load_balance": Fixed(
-        "records stay in the process that has collected them; each process fills its passes evenly "
-        "(runner.enable_dynamic_batch_size)"
-    ),
     "actor.tokenizer.use_fast": Fixed(
         "tokenizers are those of the package tokenizers", (False,),
         "the tokenizer is that of the package tokenizers all the same",
@@ -45,9 +38,6 @@ FIXED: Mapping[str, Fixed] = {
     "actor.tokenizer.padding_side": Fixed(
         "texts are computed end to end, and rows of prompts are filled up on the right, which changes no result",
         ("left",), "rows of prompts are filled up on the right all the same, which changes no result",
-    ),
-    "algorithm.logprob_dtype": Fixed(
-        "log-probs are computed and kept in float32, whatever actor.model.precision is"
     ),
 }  # fmt: skip
 """Key → why it is always as it is by default."""

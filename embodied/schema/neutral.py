@@ -27,11 +27,12 @@ _NO_ADAPTERS, _NO_SIZE = "this model has no adapters", "the sizes of this model 
 _LORA = "choose a model with adapters, e.g. model=openvla_oft_tiny or model=causal_lm"
 _ONE_ENGINE = "an engine runs in one process that splits each layer"
 _ENGINE_GPUS = "set rollout.tensor_parallel_size to the number of GPUs"
-_COMPILED = "acting and learning run the same network, which one key compiles for both"
+_COMPILED = "acting and learning run one network, compiled by actor.model.torch_compile, beside which true is taken"
 _COMPILE = "set actor.model.torch_compile=true (OpenVLA-OFT)"
 _VALIDATED = (
-    "without an engine the network that learns is the one that acts; an engine's log-probs are always compared with "
-    "the policy's own after a change of weights"
+    "without an engine the network that learns is the one that acts; each change of an engine's weights is always "
+    "checked, by a checksum of all tensors that it has read and by the log-probs of its first texts, and a difference "
+    "ends the run"
 )
 _GAP = "set rollout.max_logprob_gap to the largest difference that is allowed"
 _UNDER_MODEL: Mapping[str, Neutral] = {
@@ -118,10 +119,12 @@ NEUTRAL: Mapping[str, Neutral] = {
         "set rollout.print_outputs=true to read them",
     ),
     "rollout.padding": Neutral((), "texts are computed end to end, and no result depends on what fills up a row"),
-    "rollout.validate_weight": Neutral((False,), _VALIDATED, _GAP),
+    "rollout.validate_weight": Neutral((False, True), _VALIDATED, _GAP),
     "rollout.validate_save_dir": Neutral((), _VALIDATED, _GAP),
-    "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE),
-    "rollout.torch_compile_max_bs": Neutral((), "rollout.use_torch_compile is always false", _COMPILE, numbers=True),
+    "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as="actor.model.torch_compile"),
+    "rollout.torch_compile_max_bs": Neutral(
+        (), "a layer is compiled for each power of two of rows", _COMPILE, numbers=True
+    ),
     "rollout.sglang_decode_log_interval": Neutral((), "rollout.backend sglang is not offered"),
     "rollout.vllm.quantization": Neutral(
         ("none",), "an engine is given the policy's weights after each update, in the policy's number format"

@@ -75,6 +75,12 @@ def check_engine(config: Config) -> None:
             "set it to the interpreter of an environment that has vllm, e.g. /path/to/bin/python, or null",
         )
     learns = not config.runner.only_eval and config.runner.task_type != "sft"
+    if learns and config.algorithm.logprob_dtype != "float32":
+        raise ConfigError(
+            f"algorithm.logprob_dtype is {config.algorithm.logprob_dtype}, and the engine of rollout.backend "
+            f"{rollout.backend} computes log-probs in float32: no ratio would begin at 1",
+            "set algorithm.logprob_dtype=float32, or rollout.backend=native",
+        )
     if config.algorithm.adv_type == "gae" and learns:
         raise ConfigError(
             f"rollout.backend {rollout.backend} gives no values, and algorithm.adv_type gae needs them",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
+from embodied.logprobs import LOGPROB_DTYPES, log_softmax
 from embodied.types import (
     ArraySpec,
     Decision,
@@ -67,7 +68,7 @@ class FakePolicy(nn.Module):
         self._state_dim, self._action_dim = state_dim, action_dim
         self.spec = PolicySpec(
             num_action_chunks, decision, Elements((num_action_chunks, action_dim), action_axis=0), Noise((tokens,)),
-            categories={"action_tokens": bins}, random_weights=True,
+            categories={"action_tokens": bins}, random_weights=True, logprob_dtypes=LOGPROB_DTYPES,
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -181,4 +182,4 @@ class FakePolicy(nn.Module):
 
     def _log_softmax(self, features: Tensor, sampling: Sampling) -> Tensor:
         logits = self.head(features).view(len(features), -1, self._bins)
-        return torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
+        return log_softmax(logits.float() / sampling.temperature, sampling)

@@ -19,8 +19,9 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
 
     Checks: the spec agrees with itself; decision fields have the declared shape and dtype; actions lie within the env's
     range; equal noise gives equal decisions, and other noise others; the likeliest decision does not depend on noise;
-    ``evaluate`` agrees with ``act`` on the log-probs; every trainable parameter gets a gradient; the distribution, if
-    there is one, adds up to one; if there is an ``encode_actions``, it gives an action's fields back.
+    ``evaluate`` agrees with ``act`` on the log-probs; both compute them in each declared number format; every trainable
+    parameter gets a gradient; the distribution, if there is one, adds up to one; if there is an ``encode_actions``, it
+    gives an action's fields back.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -42,6 +43,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     _check_noise(policy, obs, (noise, other))
     result = policy.evaluate({**obs, **fields}, sampling)
     _check_evaluation(policy.spec, layout, result, fields, tolerance)
+    _check_formats(policy, layout, obs, noise)
     _check_gradients(policy, result, layout, fields)
     if policy.spec.distribution:
         _check_distribution(policy, {**obs, **fields}, sampling, tolerance)
@@ -123,6 +125,20 @@ def _check_evaluation(
     shown = "none" if result.entropy is None else str(tuple(result.entropy.flatten(1).shape))
     _expect(shown == (str(expected) if spec.entropy else "none"), "entropy of evaluate()", shown,
             str(expected) if spec.entropy else "none, as PolicySpec.entropy is False")  # fmt: skip
+
+
+def _check_formats(policy: Policy, layout: Layout, obs: Mapping[str, Tensor], noise: Tensor) -> None:
+    """Check that log-probs are numbers of each format that the spec declares."""
+    for name in policy.spec.logprob_dtypes:
+        sampling, dtype = Sampling(logprob_dtype=name), getattr(torch, name)
+        with torch.no_grad():
+            fields = policy.act(obs, noise, sampling).fields
+            result = policy.evaluate({**obs, **fields}, sampling)
+        counted = layout.element_mask(_counts(layout, fields))
+        for method, logprobs in (("act", fields["logprobs"]), ("evaluate", result.logprobs)):
+            values = logprobs.flatten(1)[counted]
+            same = values.dtype == torch.float32 and torch.equal(values, values.to(dtype).float())
+            _expect(same, f"log-probs of {method}()", f"{values.dtype}, not computed in {name}", f"{name}, as float32")
 
 
 def _check_distribution(

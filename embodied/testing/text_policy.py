@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from embodied import instructions
 from embodied.errors import SpecMismatchError
+from embodied.logprobs import LOGPROB_DTYPES, log_softmax
 from embodied.protocols import EngineFacts, EngineText
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
@@ -49,7 +50,8 @@ class FakeTextPolicy(nn.Module):
         }  # fmt: skip
         if self.value_head is not None:
             decision["value"] = ArraySpec((self._values,), "float32")
-        return PolicySpec(1, decision, Elements((n,), length_axis=0), Noise((n,)), distribution=False)
+        elements = Elements((n,), length_axis=0)
+        return PolicySpec(1, decision, elements, Noise((n,)), distribution=False, logprob_dtypes=LOGPROB_DTYPES)
 
     def bind(self, env: EnvSpec) -> None:
         if env.action != TextAction(self._max_bytes):
@@ -85,7 +87,7 @@ class FakeTextPolicy(nn.Module):
         return FakeDecoding(self, lanes)
 
     def log_probs(self, before: Tensor, sampling: Sampling) -> Tensor:
-        return (self.table[before] / sampling.temperature).log_softmax(-1)
+        return log_softmax(self.table[before] / sampling.temperature, sampling)
 
     def evaluate(self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False) -> Evaluation:
         tokens = records["tokens"].long()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from embodied import instructions
 from embodied.errors import SpecMismatchError
+from embodied.logprobs import LOGPROB_DTYPES
 from embodied.protocols import EngineFacts, EngineText
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
@@ -66,7 +67,8 @@ class CausalLMPolicy(nn.Module):
             decision["value"] = ArraySpec((self.settings.values,), "float32")
         untrained = self.settings.model_path is None and self.settings.lora_path is None
         return PolicySpec(
-            1, decision, Elements((n,), length_axis=0), Noise((n,), "uniform"), random_weights=untrained
+            1, decision, Elements((n,), length_axis=0), Noise((n,), "uniform"), random_weights=untrained,
+            logprob_dtypes=LOGPROB_DTYPES,
         )  # fmt: skip
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import ConfigError, SpecMismatchError
+from embodied.logprobs import LOGPROB_DTYPES
 from embodied.types import (
     ArraySpec,
     Decision,
@@ -153,7 +154,7 @@ class MLPPolicy(nn.Module):
             decision["value"] = ArraySpec((self._values,), "float32")
         return PolicySpec(
             self._chunk, decision, Elements(self._elements, action_axis=0), Noise((self._tokens,)),
-            categories={"action_tokens": self._classes}, random_weights=True,
+            categories={"action_tokens": self._classes}, random_weights=True, logprob_dtypes=LOGPROB_DTYPES,
         )  # fmt: skip
 
     # -- acting and learning -----------------------------------------------------------------------------------------

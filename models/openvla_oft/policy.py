@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
+from embodied.logprobs import LOGPROB_DTYPES
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
 from ..shared import sampling as drawing
@@ -91,6 +92,7 @@ class OpenVLAOFTPolicy(nn.Module):
         return PolicySpec(
             net.num_action_chunks, decision, Elements((net.num_action_chunks, net.action_dim), action_axis=0),
             Noise((net.action_tokens,)), categories={"action_tokens": N_BINS}, random_weights=untrained,
+            logprob_dtypes=LOGPROB_DTYPES,
         )  # fmt: skip
 
     def bind(self, env: EnvSpec) -> None:

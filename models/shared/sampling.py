@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodied.logprobs import log_softmax
 from embodied.types import Sampling
 
 # Finite, so that a recorded token that falls outside the truncation under newer weights gives no NaN in ratio,
@@ -23,7 +24,7 @@ def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
         scaled = scaled.masked_fill(scaled < threshold, EXCLUDED)
     if sampling.top_p < 1:
         scaled = scaled.masked_fill(~_nucleus(scaled, sampling.top_p), EXCLUDED)
-    return scaled.log_softmax(dim=-1)
+    return log_softmax(scaled, sampling)
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:

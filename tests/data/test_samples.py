@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from embodied.data.ahead import Ahead
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, hold_out, order, spread
 from embodied.data.statistics import ranges
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, DatasetError
 
 
 def episode(number: int, length: int, told: str = "push") -> Demonstration:
@@ -69,3 +72,25 @@ def test_samples_in_their_order_and_whole_passes():
     assert len({sample for one in passes for sample in one}) == 5  # another one is left out each time
     with pytest.raises(ConfigError, match="leaves out all 5 samples: an optimizer step takes 6"):
         order(5, 0, 0, 6, drop_last=True)
+
+
+def test_as_many_batches_are_read_ahead_as_are_asked_for():
+    begun = []
+
+    def read(chosen: np.ndarray) -> dict[str, np.ndarray]:
+        if chosen[0] == 3:
+            raise DatasetError("the file is damaged", "restore it")
+        return {"numbers": 2 * chosen}
+
+    def places() -> Iterator[np.ndarray]:
+        for number in range(5):
+            begun.append(number)
+            yield np.array([number])
+
+    with Ahead(read, places(), depth=2) as ahead:
+        assert begun == [0, 1]
+        for number in range(3):
+            assert ahead.take(np.array([number]))["numbers"].tolist() == [2 * number]
+            assert begun == list(range(number + 3))
+        with pytest.raises(DatasetError, match="damaged"):
+            ahead.take(np.array([3]))

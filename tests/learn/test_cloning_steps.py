@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +13,9 @@ import torch
 
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
+from embodied.errors import Stopped
 from embodied.learn.cloning import Cloner
+from embodied.learn.watch import Passed, Watch
 from embodied.schema import bind
 from embodied.testing import FakeEnv, FakePolicy
 
@@ -60,6 +65,61 @@ def test_an_iteration_counts_its_steps_and_no_bad_update(cloner):
     assert (metrics["sft/optimizer_steps"], metrics["sft/bad_updates"]) == (3, 0)
     assert metrics["sft/epoch"] == pytest.approx(2 * 3 * 4 / 13)
     assert cloner.weight_version == 3
+
+
+def test_batches_that_are_read_ahead_give_the_same_bits(monkeypatch):
+    readers, batch = [], Samples.batch
+
+    def read(samples, chosen):
+        readers.append((threading.current_thread().name.startswith("read-ahead"), tuple(chosen)))
+        return batch(samples, chosen)
+
+    monkeypatch.setattr(Samples, "batch", read)
+    found = []
+    for depth in (None, 0, 2):
+        made = bind({**CONFIG, "data": {"prefetch_factor": depth}})
+        cloner = Cloner(FakePolicy(), FakeEnv().spec, made, *demonstrations(), torch.device("cpu"))
+        metrics = []
+        for iteration in range(2):
+            cloner.iterate(iteration)
+            metrics.append((cloner.validate(), cloner.close_iteration(iteration)))
+        weights = torch.cat([p.detach().flatten() for _, p in cloner.policy.named_parameters()])
+        found.append((metrics, weights, [*readers]))
+        readers.clear()
+    (usual, weights, alone), nothing, (ahead, same, threads) = found
+    assert usual == ahead == nothing[0]
+    assert torch.equal(weights, same)
+    assert not any(thread for thread, _ in [*alone, *nothing[2]])
+    assert all(thread for thread, _ in threads)
+    assert sorted(chosen for _, chosen in threads) == sorted(chosen for _, chosen in alone), "each once"
+
+
+def test_a_stop_ends_what_is_read_ahead():
+    made = bind({**CONFIG, "data": {"prefetch_factor": 3}})
+    cloner = Cloner(FakePolicy(), FakeEnv().spec, made, *demonstrations(), torch.device("cpu"))
+    with pytest.raises(Stopped):
+        cloner.iterate(0, stopping_after(2))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+    whole = Cloner(FakePolicy(), FakeEnv().spec, bind(CONFIG), *demonstrations(), torch.device("cpu"))
+    whole.iterate(0)
+    cloner.iterate(0)
+    assert cloner.steps_done == 3
+    for (_, one), (_, other) in zip(cloner.policy.named_parameters(), whole.policy.named_parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def stopping_after(passes: int) -> Watch:
+    @contextmanager
+    def watch(name: str, total: int) -> Iterator[Passed]:
+        left = [passes]
+
+        def passed(records: int) -> bool:
+            left[0] -= 1
+            return left[0] > 0
+
+        yield passed
+
+    return watch
 
 
 class Numbers(FakePolicy):

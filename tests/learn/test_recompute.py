@@ -15,8 +15,11 @@ from rig import CPU
 from torch import Tensor, nn
 
 from embodied import train
+from embodied.algorithms.kl import Coefficient
+from embodied.errors import ConfigError
 from embodied.learn.passes import Evaluator
 from embodied.learn.recompute import _inside
+from embodied.learn.terms.term import Setup
 from embodied.learn.trainer import Trainer
 from embodied.observe.timing import Sections
 from embodied.parallel.modes import without_dropout
@@ -25,7 +28,8 @@ from embodied.runtime.plan import train_plan
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout import Rollout, Schedule
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
-from embodied.testing import FakePolicy, FakeTextEnv, FakeTextPolicy
+from embodied.testing import FakeEnv, FakePolicy, FakeTextEnv, FakeTextPolicy
+from embodied.testing.flow import FlowPolicy
 from embodied.types import Evaluation, Sampling
 
 HERE = Path(__file__).parents[1]
@@ -223,3 +227,41 @@ def test_modules_are_searched_once_for_all_passes_of_the_reference(monkeypatch):
     for _ in range(3):
         evaluate.reference({})
     assert (len(searched), seen, policy.head.training) == (1, [False] * 3, True)
+
+
+FAKE = (
+    "env=fake", "model=fake", "tracker=jsonl", "runner.logger.report=false", "runner.device=cpu", "env.num_workers=1",
+    "env.train.total_num_envs=4", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=6",
+    "runner.save_interval=-1", "runner.max_epochs=1", "--config-dir", str(HERE / "config"),
+)  # fmt: skip
+
+
+def test_a_training_acts_and_learns_with_log_probs_of_one_format(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = set()
+
+    def noted(method: str) -> Any:
+        inner = getattr(FakePolicy, method)
+
+        def call(policy: FakePolicy, *arguments: Any, **more: Any) -> Any:
+            (sampling,) = [argument for argument in arguments if isinstance(argument, Sampling)]
+            seen.add((method, sampling.do_sample, torch.is_grad_enabled(), sampling.logprob_dtype))
+            return inner(policy, *arguments, **more)
+
+        return call
+
+    for method in ("act", "evaluate"):
+        monkeypatch.setattr(FakePolicy, method, noted(method))
+    assert train.main([*FAKE, "algorithm.logprob_dtype=bfloat16", "rollout.recompute_logprobs=true"]) == 0
+    learns = {("evaluate", True, gradients, "bfloat16") for gradients in (True, False)}
+    evaluation = ("act", False, False, "float32")
+    assert seen == {("act", True, False, "bfloat16"), evaluation, *learns}
+
+
+def test_a_policy_that_computes_in_one_format_is_refused():
+    flow = FlowPolicy()
+    flow.bind(FakeEnv().spec)
+    setup = Setup(flow.spec, AlgorithmConfig(), 1, Coefficient(0.0))
+    assert setup.algorithm.logprob_dtype == "float32"
+    with pytest.raises(ConfigError, match="logprob_dtype is float16, and the policy computes log-probs in float32"):
+        Setup(flow.spec, AlgorithmConfig(logprob_dtype="float16"), 1, Coefficient(0.0))

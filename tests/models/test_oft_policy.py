@@ -41,6 +41,16 @@ def test_act_and_evaluate_agree(make, observe, noise, sampling) -> None:
     assert (result.value - fields["value"]).abs().max() <= 1e-5
 
 
+def test_act_and_evaluate_compute_log_probs_in_the_same_format(make, observe, noise) -> None:
+    """With equal logits, so the ratio is 1 to the bit."""
+    policy, obs, sampling = make(), observe(6), Sampling(logprob_dtype="bfloat16")
+    fields = policy.act(obs, noise(6), sampling).fields
+    logprobs = policy.evaluate({**obs, **fields}, sampling).logprobs
+    assert torch.equal(logprobs, fields["logprobs"])
+    whole = policy.evaluate({**obs, **fields}, Sampling()).logprobs
+    assert 0 < (logprobs - whole).abs().max() < 0.05
+
+
 def test_to_call_it_is_to_evaluate(make, observe, noise) -> None:
     """Wrappers hook the call."""
     policy, obs = make(value_head=True), observe(2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from embodied.models.shared.sampling import draw, entropy, log_probs
 
-from embodied.types import Sampling
+from embodied.types import OUTSIDE, Sampling
 
 QUARTERS = torch.tensor([[[0.5, 0.25, 0.125, 0.125]]]).log()
 
@@ -33,6 +33,19 @@ def test_top_k_and_top_p_keep_the_most_likely() -> None:
 )
 def test_draw_inverts_the_cumulative_distribution(uniform: float, token: int) -> None:
     assert draw(log_probs(QUARTERS, Sampling()), torch.tensor([[uniform]]), Sampling()).item() == token
+
+
+def test_log_probs_are_computed_in_the_format_that_is_asked_for() -> None:
+    logits = 3 * torch.randn(4, 5, 32, generator=torch.Generator().manual_seed(0))
+    for sampling in (Sampling(), Sampling(logprob_dtype="float32")):
+        assert torch.equal(log_probs(logits, sampling), logits.log_softmax(-1))
+    for name in ("bfloat16", "float16"):
+        dtype = getattr(torch, name)
+        assert torch.equal(log_probs(logits, Sampling(logprob_dtype=name)), logits.to(dtype).log_softmax(-1).float())
+        half = log_probs(logits, Sampling(temperature=0.7, top_k=4, top_p=0.9, logprob_dtype=name))
+        whole = log_probs(logits, Sampling(temperature=0.7, top_k=4, top_p=0.9))
+        assert torch.equal(half < OUTSIDE, whole < OUTSIDE), "the same classes are left out"
+        assert torch.isfinite(entropy(half)).all()
 
 
 def test_truncated_classes_are_never_drawn() -> None:

@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ranks import on_ranks
 from rig import CPU
 
 from embodied.errors import ConfigError, RanksDifferError
+from embodied.learn.balance import imbalance, placed
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas, check_same_weights, make_parallel, shard_modules
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, GradScalerConfig, ModelConfig, OptimConfig
-from embodied.testing import FakePolicy
+from embodied.testing import FakePolicy, FakeTextEnv, FakeTextPolicy
 from embodied.types import EnvSpec, EpisodeResult, Sampling
 
 Data = tuple[EnvSpec, Mapping[str, np.ndarray], Sequence[EpisodeResult]]
@@ -35,6 +38,13 @@ class Case:
     values: bool = False
     optim: dict[str, Any] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
+    balance: bool = False
+    text: bool = False  # rank 0 has long answers, and rank 1 short ones
+
+    @property
+    def data(self) -> str:
+        """Which records it trains on."""
+        return "text" if self.text else "values" if self.values else "plain"
 
 
 FSDP2 = {"strategy": "fsdp2"}
@@ -63,6 +73,15 @@ CASES = {
     "fsdp2 accumulates": Case(fsdp={**FSDP2, "enable_gradient_accumulation": True}),
     "fsdp2 keeps gathered": Case(fsdp={**FSDP2, "reshard_after_forward": False}),
     "hsdp": Case(fsdp={**FSDP2, "fsdp_size": 1}),
+    "balanced ppo": Case({**PPO, "critic_warmup_steps": 2}, values=True, balance=True),
+    "balanced a rank without kept groups": Case(
+        {"filter_rewards": True, "rewards_lower_bound": 0.5, "rewards_upper_bound": 9.0}, balance=True
+    ),
+    "fsdp2 balanced": Case(fsdp=FSDP2, balance=True),
+    "text": Case(text=True),
+    "balanced text": Case(text=True, balance=True),
+    "balanced text tis": Case({"loss_type": "tis"}, text=True, balance=True),
+    "balanced text gspo": Case({"loss_type": "gspo"}, FSDP2, text=True, balance=True),
 }
 
 
@@ -80,27 +99,54 @@ def data_of(rig) -> Data:
     return rig.env.spec, arrays, changed
 
 
+class Counting(FakeTextPolicy):
+    """Counts the tokens of passes with gradients."""
+
+    seen = 0
+
+    def evaluate(self, records: Mapping[str, torch.Tensor], *more: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.seen += int(self.tokens({"length": records["length"].numpy()}).sum())
+        return super().evaluate(records, *more, **options)
+
+
+def texts(rig) -> Data:
+    """8 episodes of three answers each: of 9 to 12 tokens on rank 0, of one or two on rank 1."""
+    env, arrays, results = data_of(rig)
+    random = np.random.default_rng(3)
+    for result in results:
+        for row in result.rows:
+            length = int(random.integers(1, 3) if result.rank else random.integers(9, 13))
+            arrays["length"][row] = length
+            arrays["tokens"][row] = np.where(np.arange(12) < length, random.integers(1, 7, 12), 0)
+            arrays["logprobs"][row] = -random.random(12)
+    return env, arrays, results
+
+
 @pytest.fixture(scope="module")
-def collected(shared_rig) -> dict[bool, Data]:
-    return {
-        values: data_of(shared_rig(slots=4, workers=1, success_distance=0.6, policy={"value_head": values}))
-        for values in (False, True)
+def collected(shared_rig) -> dict[str, Data]:
+    robots = {
+        name: data_of(shared_rig(slots=4, workers=1, success_distance=0.6, policy={"value_head": name == "values"}))
+        for name in ("plain", "values")
     }
+    text = {"target": "embodied.testing.FakeTextEnv", "kind": FakeTextEnv, "turns": 3}
+    return {**robots, "text": texts(shared_rig(net=FakeTextPolicy(12), **text, slots=4, workers=1, rows=96))}
 
 
 def trained(case: Case, data: Data, world: Group) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """Metrics of three updates, and the weights after them."""
+    """Metrics of three updates, and the weights after them. With texts: the tokens that this rank has computed."""
     env, arrays, results = data
     if world.size > 1:
         arrays = only_own(arrays, results, world.rank)
     else:
         results = [replace(result, rank=0) for result in results]
-    policy = FakePolicy(value_head=case.values)
+    policy = Counting(12) if case.text else FakePolicy(value_head=case.values)
     policy.bind(env)
     algorithm = AlgorithmConfig(group_size=2, update_epoch=2, **case.algorithm)
     actor = ActorConfig(
         global_batch_size=case.batch, micro_batch_size=case.micro,
         optim=OptimConfig(lr=0.01, clip_grad=0.05, **case.optim), grad_scaler=GradScalerConfig(**case.scaler),
+        enable_dp_load_balance=case.balance,
         model=ModelConfig(_target_="embodied.testing.FakePolicy"), fsdp_config=FsdpConfig(**case.fsdp),
     )  # fmt: skip
     parallel = make_parallel(policy, actor.fsdp_config, algorithm, world, CPU)
@@ -110,10 +156,14 @@ def trained(case: Case, data: Data, world: Group) -> tuple[list[dict[str, float]
     )  # fmt: skip
     metrics = []
     for iteration in range(3):
-        with parallel.acting(), torch.inference_mode():
-            acts(policy, env, times=1 + 2 * world.rank)
+        if not case.text:
+            with parallel.acting(), torch.inference_mode():
+                acts(policy, env, times=1 + 2 * world.rank)
         metrics.append(trainer.update(arrays, results, iteration)[0])
         parallel.check()
+    if case.text:
+        metrics.append({"tokens": policy.seen})
+        return metrics, {"table": whole(policy.table)}
     with trainer.evaluated(), parallel.acting(), torch.inference_mode():
         evaluated = acts(policy, env, times=1)
     weights = {name: whole(parameter) for name, parameter in policy.named_parameters()}
@@ -142,8 +192,8 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def train_all(world: Group, collected: dict[bool, Data]) -> dict[str, Any]:
-    return {name: trained(case, collected[case.values], world) for name, case in CASES.items()}
+def train_all(world: Group, collected: dict[str, Data]) -> dict[str, Any]:
+    return {name: trained(case, collected[case.data], world) for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +205,12 @@ def on_two_ranks(collected) -> list[dict[str, Any]]:
 def test_two_ranks_train_as_one_process_does(name, collected, on_two_ranks):
     case = CASES[name]
     alone = replace(case, fsdp={})
-    expected_metrics, expected = trained(alone, collected[case.values], Group())
-    assert sum(row["train/optimizer_steps"] for row in expected_metrics) > 2
+    expected_metrics, expected = trained(alone, collected[case.data], Group())
+    assert sum(row["train/optimizer_steps"] for row in expected_metrics[:3]) > 2
     for rank in on_two_ranks:
         metrics, weights = rank[name]
-        for got, wanted in zip(metrics, expected_metrics, strict=True):
+        for got, wanted in zip(metrics[:3], expected_metrics[:3], strict=True):
+            got = {key: value for key, value in got.items() if "imbalance" not in key}
             assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
         for parameter, values in expected.items():
             torch.testing.assert_close(weights[parameter], values, rtol=0, atol=1e-5)
@@ -171,6 +222,41 @@ def test_the_cases_are_what_they_are_called(collected, on_two_ranks):
     assert [row["train/filtered_groups"] for row in metrics["a rank without kept groups"]] == [2, 2, 2]
     assert metrics["ppo"][0]["train/value_loss"] > 0
     assert all(row["train/grad_norm"] > 0 for row in metrics["grpo"])
+
+
+def test_balanced_ranks_compute_about_equally_many_tokens(on_two_ranks):
+    def tokens(name: str) -> list[int]:
+        return [rank[name][0][3]["tokens"] for rank in on_two_ranks]
+
+    apart, balanced = tokens("text"), tokens("balanced text")
+    assert apart[0] > 3 * apart[1]
+    assert sum(balanced) == sum(apart), "each record once"
+    assert max(balanced) < 1.1 * min(balanced)
+    rows = [row for rank in on_two_ranks for row in rank["balanced text"][0][:3]]
+    assert min(row["train/rank_imbalance_before"] for row in rows) > 1.5
+    assert max(row["train/rank_imbalance"] for row in rows) < 1.2
+    plain = on_two_ranks[0]["text"][0]
+    assert not [key for row in plain for key in row if "imbalance" in key]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), min_size=1, max_size=60), st.integers(4, 5))
+def test_no_rank_gets_more_than_the_mean_and_one_record(records, size):
+    ranks, costs = (torch.tensor(column) for column in zip(*records, strict=True))
+    to = placed(ranks, costs, size)
+    mean, largest = float(costs.sum()) / size, imbalance(to, costs, size) * float(costs.sum()) / size
+    assert largest <= mean + int(costs.max()) + 1e-6
+    assert imbalance(to, costs, size) <= imbalance(ranks, costs, size)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60))
+def test_of_equal_records_about_those_move_that_are_too_many(ranks):
+    ranks = torch.tensor(ranks)
+    to = placed(ranks, torch.ones(len(ranks), dtype=torch.int64), 3)
+    before, after = (torch.bincount(found, minlength=3) for found in (ranks, to))
+    assert int(after.max()) == -(-len(ranks) // 3)
+    assert int((to != ranks).sum()) <= 1.5 * int((before - len(ranks) // 3).clamp(min=0).sum())
 
 
 class Layers(torch.nn.Module):

@@ -20,6 +20,7 @@ from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Counts, Layout
 from embodied.algorithms.metrics import PolicyStats
 from embodied.algorithms.rewards import Rewards
+from embodied.errors import ConfigError
 from embodied.schema import AlgorithmConfig
 from embodied.types import Evaluation, PolicySpec
 
@@ -46,7 +47,8 @@ class Setup:
         recompute: the trainer computes the old log-probs anew (``rollout.recompute_logprobs``).
 
     Raises:
-        ConfigError: the policy's decisions have no rewards of ``algorithm.reward_type``.
+        ConfigError: the policy's decisions have no rewards of ``algorithm.reward_type``, or it computes no log-probs in
+            ``algorithm.logprob_dtype``.
     """
 
     spec: PolicySpec
@@ -60,6 +62,13 @@ class Setup:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout(self.spec.elements, self.spec.num_action_chunks))
         object.__setattr__(self, "rewards", Rewards(self.layout, self.algorithm.reward_type))
+        wanted, there = self.algorithm.logprob_dtype, self.spec.logprob_dtypes
+        if wanted not in there:
+            raise ConfigError(
+                f"algorithm.logprob_dtype is {wanted}, and the policy computes log-probs in {', '.join(there)}",
+                f"set algorithm.logprob_dtype={there[0]}; a policy of logits may call embodied.logprobs.log_softmax "
+                "and declare PolicySpec(…, logprob_dtypes=LOGPROB_DTYPES)",
+            )
 
     def options(self, kind: type[Options]) -> Options:
         """The dataclass ``kind`` with the values of ``algorithm``'s keys of the same names."""
