@@ -1,4 +1,4 @@
-"""Runs whose acting weights are older than those that learn: which act, what runs at the same time, and how they end."""
+"""Runs whose acting weights are older than those that learn: which act, what runs at the same time, how they end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from embodied.schema.compose import compose
 
 DENSE = (*FAST, "env.train.reward_mode=dense", "env.num_workers=1", "runner.max_epochs=4")
 BESIDE, EVERY_SECOND = "algorithm.max_staleness=1", "runner.weight_sync_interval=2"
-LARGE = ("actor.micro_batch_size=1", "runner.stop_timeout_s=0.4", "+actor.model.evaluate_s=0.05")
+SLOW = ("actor.model._target_=slow_policies.Slow",)
+LARGE = (*SLOW, "actor.micro_batch_size=1", "runner.stop_timeout_s=0.4", "+actor.model.evaluate_s=0.05")
 PATIENCE_S = 60.0  # of a thread for the other; without an overlap it is in vain
 
 
@@ -95,7 +96,7 @@ def test_usually_nothing_is_copied_and_nothing_more_is_saved(monkeypatch):
 
 def test_timing_changes_no_bit_and_rollout_and_update_run_at_the_same_time(monkeypatch):
     """Rollouts 1 to 3 begin when the update before has begun, and updates 0 to 2 wait for decisions of the next."""
-    slow = (*DENSE, "actor.model._target_=slow_policies.Slow", "+actor.model.act_s=0.01", "+actor.model.evaluate_s=0.03")
+    slow = (*DENSE, *SLOW, "+actor.model.act_s=0.01", "+actor.model.evaluate_s=0.03")
     assert run(slow, BESIDE, name="slow") == 0
     Path("hurry").touch()
     updates: list[threading.Event] = [threading.Event() for _ in range(4)]
@@ -189,7 +190,7 @@ def test_a_run_that_is_made_longer_equals_one_that_was_longer_from_the_start():
 
 
 def test_an_update_that_is_cut_short_leaves_what_it_began_with_and_what_acts(monkeypatch, capfd):
-    large = (*DENSE, "actor.model._target_=slow_policies.Slow", *LARGE, BESIDE, "runner.max_epochs=3")
+    large = (*DENSE, *LARGE, BESIDE, "runner.max_epochs=3")
     after: list[list[int]] = []
 
     def stop(trainer: Trainer, arrays: Any, results: Any, iteration: int, *_: Any) -> None:

@@ -3,7 +3,7 @@
 | configuration | rollout ``i`` acts with the weights after | which stand in |
 |---|---|---|
 | usual | ``i`` iterations | the policy |
-| ``runner.weight_sync_interval: n`` | ``i − i mod n`` | a second set of the trained tensors, exchanged with the policy's |
+| ``runner.weight_sync_interval: n`` | ``i − i mod n`` | second tensors, exchanged with the policy's own |
 | ``algorithm.max_staleness`` ≥ 1 | ``i − 1``; 0 of the first | a copy of the policy with its own trained tensors |
 
 With both keys it is ``j − 1`` iterations, of the last multiple ``j`` of n up to ``i``. Frozen weights are there once.

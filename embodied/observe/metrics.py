@@ -68,8 +68,8 @@ METRICS: dict[str, str] = {
     "train/filtered_groups": "groups left out because their mean return is beyond the bounds (filter_rewards), count",
     "train/early_stops": "epochs that ended early because the mean ratio passed early_stop_imp_ratio, count",
     "train/weight_version": "optimizer updates since the run began, count",
-    "train/logprob_gap": "largest difference of recorded log-probs from the trainer's before the first update, nats; of "
-    "records that the present weights acted (none with algorithm.max_staleness)",
+    "train/logprob_gap": "largest difference of recorded log-probs from the trainer's before the first update, nats; "
+    "none if older weights have acted",
     "train/logprob_gap_mean": "mean absolute difference of the same, nats",
     "train/value_grad_norm": "mean over updates of the 2-norm of the value head's gradient before clipping",
     "train/staleness_mean": "mean over records of the optimizer updates between acting and training, count",

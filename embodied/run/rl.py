@@ -123,7 +123,8 @@ def train(
             if due(iteration, runner.val_check_interval, runner.max_epochs):
                 with reporter.sections("time/eval"), trainer.evaluated():
                     found = evaluator.evaluate(iteration, trainer.weight_version, stop, collector.workers)
-            _log(checked, reporter, iteration, trainer.unlogged | found)  # before the save: a resumed run repeats what it lacks
+            # before the save: a resumed run repeats what it lacks
+            _log(reporter, iteration, trainer.unlogged | found, together=checked.config.algorithm.max_staleness > 0)
             trainer.unlogged = {}
             saves.save_if_due(iteration)
             ended()
@@ -143,9 +144,8 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
     return iteration
 
 
-def _log(checked: Checked, reporter: Reporter, iteration: int, found: dict[str, float]) -> None:
+def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: bool) -> None:
     """Logs an iteration, and begins the times of the next."""
-    together = checked.config.algorithm.max_staleness > 0
     reporter.log(iteration, metrics.with_times(found, reporter.sections, together))
     if found["rollout/zero_advantage_share"] == 1:
         reporter.console.say(NOTHING_LEARNT)

@@ -89,8 +89,9 @@ def check_age_of_weights(config: Config) -> None:
     if rollout.recompute_logprobs and (algorithm.max_staleness or config.runner.weight_sync_interval > 1):
         interval = f"runner.weight_sync_interval is {config.runner.weight_sync_interval}"
         raise ConfigError(
-            f"rollout.recompute_logprobs is true and {late if algorithm.max_staleness else interval}: recomputed log-probs are those of the weights that learn, "
-            "and the ratios of the loss would not see that older ones have acted",
+            f"rollout.recompute_logprobs is true and {late if algorithm.max_staleness else interval}: recomputed "
+            "log-probs are those of the weights that learn, and the ratios of the loss would not see that older ones "
+            "have acted",
             "set rollout.recompute_logprobs=false; algorithm.loss_type=tis has both log-probs",
         )
     if not algorithm.max_staleness:

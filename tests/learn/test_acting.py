@@ -14,8 +14,8 @@ from embodied.learn.acting import Acting, Apart, Exchanged, copy_of, make_acting
 from embodied.run.turns import apart_from_other_threads
 from embodied.testing import FakePolicy
 
-MADE = [pytest.param(lambda policy: Exchanged(policy, 1), id="exchanged"), pytest.param(lambda p: Apart(p, 1), id="apart")]
 Make = Callable[[FakePolicy], Acting]
+MADE = [pytest.param(lambda policy, kind=kind: kind(policy, 1), id=kind.__name__) for kind in (Exchanged, Apart)]
 
 
 def adapted() -> FakePolicy:
@@ -81,7 +81,8 @@ def test_a_state_gives_the_weights_back(make: Make):
     acting.begin(0, 3)
     first = acts_with(acting)
     state = {name: v.clone() if isinstance(v, Tensor) else v for name, v in acting.state_dict().items()}
-    assert {name for name, value in state.items() if isinstance(value, Tensor)} == {"acting.head.weight", "acting.head.bias"}
+    tensors = {name for name, value in state.items() if isinstance(value, Tensor)}
+    assert tensors == {"acting.head.weight", "acting.head.bias"}
     learn(policy)
     again = make(policy)
     again.load_state_dict(state, 7)
