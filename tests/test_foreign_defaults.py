@@ -32,7 +32,6 @@ REFUSED: Mapping[str, str] = {
     "rlinf rollout.cuda_graph_max_bs": ALONE + "enforce_eager=false, which is RLinf's default for math",
     "rlinf actor.training_backend": "for math it is Megatron, which is not there",
     "rlinf actor.offload_weight": "weights are needed at all times: the policy acts with the copy that learns",
-    "cosmos-rl train.train_policy.allowed_outdated_steps": "episodes are always acted with the present weights",
     "roll actor_train.strategy_args.strategy_name": "Megatron is not there",
 }
 """Their key → why its default is refused."""

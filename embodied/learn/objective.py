@@ -90,7 +90,7 @@ class Objective:
         Args:
             batch: of the m records.
             reference: what the reference says of the same records; None if no term needs it.
-            untrained: the weights are still those that the update began with.
+            untrained: the weights are still those that acted.
         """
         new, old = self._logprobs(result, records, batch.counts)
         seen = Forward(batch, records, result, reference, new, old, untrained)

@@ -1,4 +1,5 @@
-"""Second values of the trained weights: those of a KL penalty's reference, and a moving average.
+"""Second values of the trained weights: those of a KL penalty's reference, a moving average, and older ones that act
+(:mod:`embodied.learn.acting`).
 
 Only what is trained is kept a second time (adapters and heads with LoRA, everything without). An exchange swaps
 pointers. With fsdp2 it swaps values, because FSDP knows the buffers in which a rank's parts lie.
@@ -42,6 +43,12 @@ class OtherWeights:
         with torch.no_grad():
             for name, kept in self._kept.items():
                 kept.lerp_(self._parameters[name].detach(), share) if share < 1 else kept.copy_(self._parameters[name])
+
+    def stand_in(self, copy: Policy) -> None:
+        """Makes the kept tensors the trained weights of a copy of the policy. They must not rest from then on."""
+        for name, parameter in copy.named_parameters():
+            if name in self._kept:
+                parameter.data = self._kept[name]
 
     def rest(self) -> None:
         """Moves the kept weights to host memory, until they are next needed."""

@@ -10,7 +10,8 @@ the full batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
 from embodied.errors import ConfigError
+from embodied.learn.acting import make_acting
 from embodied.learn.balance import Balance
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.drift import with_drift
@@ -40,7 +42,7 @@ from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
 
 @dataclass
 class Trainer(Stepping):
-    """Owns optimizer and weight version; the policy is shared with the rollout.
+    """Owns optimizer, weight version and what acts (:attr:`acting`), which usually is the policy itself.
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
@@ -49,6 +51,7 @@ class Trainer(Stepping):
         parallel: how ranks share the policy; None = one process.
         max_tokens: of a forward and backward pass; None: passes are filled by records alone.
         recompute_logprobs: the old log-probs are those of the trained network, not the recorded ones.
+        weight_sync_interval: iterations between two of which what acts takes the present weights.
 
     Raises:
         ConfigError: passes are to be filled by tokens, and the policy does not count them.
@@ -71,6 +74,7 @@ class Trainer(Stepping):
     parallel: Parallel | None = None
     max_tokens: int | None = None
     recompute_logprobs: bool = False
+    weight_sync_interval: int = 1
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
@@ -82,6 +86,7 @@ class Trainer(Stepping):
                 "count them",
                 "set runner.enable_dynamic_batch_size=false, or add tokens() (embodied.protocols.CountsTokens)",
             )
+        self.acting = make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
         self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel = self.engine.parallel
         self._group = self._parallel.group
@@ -95,6 +100,16 @@ class Trainer(Stepping):
         offload = self.actor.fsdp_config.activation_offload
         self._evaluate = Evaluator(self.policy, self.sampling, self._parallel, self._reference, distribution, offload)
         self._rest()
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """See :meth:`Engine.evaluated`; what acts has these weights, too."""
+        with super().evaluated(), self.acting.evaluated():
+            yield
+
+    def begin_rollout(self, iteration: int) -> None:
+        """Gives what acts the present weights, if they are due for the rollout of ``iteration``."""
+        self.acting.begin(iteration, self.weight_version)
 
     def update(
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
@@ -157,7 +172,8 @@ class Trainer(Stepping):
         """What an update depends on beside policy and optimizer, for checkpoints (embodied/learn/state.py): numbers and
         tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {
-            **self.engine.state_dict(), "kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged
+            **self.engine.state_dict(), **self.acting.state_dict(), "kl_beta": self._kl_coefficient.value,
+            "unlogged": self.unlogged,
         }  # fmt: skip
         if self._keeps_reference and self._reference is not None:
             state |= {f"reference.{name}": tensor for name, tensor in self._reference.state_dict().items()}
@@ -166,6 +182,7 @@ class Trainer(Stepping):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self.engine.load_state_dict(state)
+        self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
         self.unlogged = dict(state.get("unlogged", {}))  # which checkpoints of earlier versions do not have
         if self._keeps_reference and self._reference is not None:
@@ -246,7 +263,7 @@ class Trainer(Stepping):
             )
         if balance is not None:
             own, batch = balance.moved(own, batch, chosen, keep, metrics)
-        untrained = metrics.batches == 0
+        untrained = metrics.batches == 0 and bool((batch.versions[chosen] == self.weight_version).all())
         value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.collective_passes else None
 
         def backward(part: Tensor) -> float:
@@ -309,7 +326,7 @@ class Trainer(Stepping):
         """Forward and backward pass of the records in ``rows`` int64 [m]; their share of the loss.
 
         Args:
-            untrained: the weights are still those that the update began with.
+            untrained: the weights are still those that acted.
         """
         shares, total = self._loss(own.gather(rows), part, untrained)
         self.engine.loss_scale.backward(total)

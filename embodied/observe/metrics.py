@@ -68,7 +68,8 @@ METRICS: dict[str, str] = {
     "train/filtered_groups": "groups left out because their mean return is beyond the bounds (filter_rewards), count",
     "train/early_stops": "epochs that ended early because the mean ratio passed early_stop_imp_ratio, count",
     "train/weight_version": "optimizer updates since the run began, count",
-    "train/logprob_gap": "largest difference of recorded log-probs from the trainer's before the first update, nats",
+    "train/logprob_gap": "largest difference of recorded log-probs from the trainer's before the first update, nats; "
+    "none if older weights have acted",
     "train/logprob_gap_mean": "mean absolute difference of the same, nats",
     "train/value_grad_norm": "mean over updates of the 2-norm of the value head's gradient before clipping",
     "train/staleness_mean": "mean over records of the optimizer updates between acting and training, count",
@@ -115,11 +116,13 @@ METRICS: dict[str, str] = {
     "verifier says what was answered, 0..1",
     "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
     # Time.
-    "time/rollout_s": "wall time of the iteration's rollout, s",
+    "time/rollout_s": "wall time of the iteration's rollout, s; with algorithm.max_staleness it ran beside the update "
+    "of the iteration before",
     "time/train_s": "wall time of the iteration's updates, s",
     "time/save_s": "wall time that the checkpoint of the iteration before held up the run, s",
     "time/eval_s": "wall time of the evaluation, s",
-    "time/rollout_share": "rollout_s as a share of iteration_s, 0..1",
+    "time/rollout_share": "rollout_s as a share of iteration_s; with algorithm.max_staleness both shares add up to "
+    "more than 1",
     "time/train_share": "train_s as a share of iteration_s, 0..1",
     "time/eval_share": "eval_s as a share of iteration_s, 0..1",
     "time/save_share": "save_s as a share of iteration_s, 0..1",

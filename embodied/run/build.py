@@ -171,7 +171,8 @@ class Sizes:
 
     episodes: int  # of an iteration, over all ranks
     groups: int
-    rows: int  # of a rank's slab: its records (with gae, final observations) if none ends early, or two a slot
+    rows: int  # of a rank's slab: its records (with gae, final observations) if none ends early, or two a slot; with
+    # max_staleness also those that an update reads meanwhile
     optimizer_steps: int  # of an iteration, at most
     fields: Mapping[str, ArraySpec]  # of a record
 
@@ -187,7 +188,8 @@ def sizes(checked: Checked, policy: Policy) -> Sizes:
     fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks), **told}
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
     own = hosts.divide(records + finals)
-    rows = 2 * slots if only_evaluates(config) else max(own, 2 * slots)
+    held = own if config.algorithm.max_staleness else 0
+    rows = 2 * slots if only_evaluates(config) else held + max(own, 2 * slots)
     return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,8 +57,15 @@ class Collector:
         assert self._workers is not None
         return self._workers
 
-    def collect(self, iteration: int, weight_version: int, stop: Interruptible) -> Collected:
+    def collect(
+        self, iteration: int, weight_version: int, stop: Interruptible, held: Sequence[EpisodeResult] = (),
+        ended: Callable[[], None] = lambda: None,
+    ) -> Collected:  # fmt: skip
         """Runs the plan of the iteration after ``iteration`` ones, with weights of ``weight_version``.
+
+        Args:
+            held: episodes of before whose rows stay.
+            ended: called after each episode; what it raises ends the rollout.
 
         Raises:
             Stopped: in all processes; a signal has ended the share of one.
@@ -67,9 +74,11 @@ class Collector:
         model = self._simulators.model
         timed, explains = self._reporter.sections("time/rollout"), explained(model.device, self._checked, "rollout")
         with timed, explains, model.sharding.acting():
-            return self._collect(iteration, self._job(weight_version), stop)
+            return self._collect(iteration, self._job(iteration, weight_version), stop, held, ended)
 
-    def _collect(self, iteration: int, job: Job, stop: Interruptible) -> Collected:
+    def _collect(
+        self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]
+    ) -> Collected:  # fmt: skip
         algorithm, side = self._checked.config.algorithm, self._checked.train
         processes, penalty = self._simulators.processes, self._checked.config.reward.overlong_penalty
         most = algorithm.sampling_params.max_new_tokens
@@ -78,7 +87,7 @@ class Collector:
 
         def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
             def own() -> list[EpisodeResult]:
-                results, stats = self._run(share, job, title)
+                results, stats = self._run(share, job, title, ended)
                 found.append(stats)
                 return results
 
@@ -89,7 +98,7 @@ class Collector:
             each = processes.divide(self._sizes.groups)
             room = [each - dynamic_sampling.num_groups(kept, rank) for rank in range(processes.size)]
             share = processes.share(plan, lambda episode: episode.group_id, room)
-            self.workers.rollout.records.keep(result for result in kept if result.rank == processes.rank)
+            self.workers.rollout.records.keep(one for one in (*held, *kept) if one.rank == processes.rank)
             return run(plan, share, job, f"{title}{_nth(number)}")
 
         greedy, returned = list[EpisodeResult](), None
@@ -102,13 +111,20 @@ class Collector:
         results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
         return Collected(results, everything, dynamic_sampling.add_up(found), rounds, greedy, returned)
 
-    def _run(self, plan: Sequence[Episode], job: Job, title: str) -> tuple[list[EpisodeResult], RolloutStats]:
+    def _run(
+        self, plan: Sequence[Episode], job: Job, title: str, ended: Callable[[], None]
+    ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         """Runs episodes in this process; with a reward model, their rewards hold its scores."""
         printed = self._checked.config.rollout.print_outputs
         if self._model_reward is None and not printed:
-            return self.workers.run(plan, job, title, self._reporter)
+            return self.workers.run(plan, job, title, self._reporter, lambda result: ended())
         answers = Answers(self._checked.train.spec, self.workers.slab.arrays)
-        results, stats = self.workers.run(plan, job, title, self._reporter, answers)
+
+        def keep(result: EpisodeResult) -> None:
+            answers(result)
+            ended()
+
+        results, stats = self.workers.run(plan, job, title, self._reporter, keep)
         if self._model_reward is not None:
             with self._reporter.console.progress(f"{title}, reward model", brief=True):
                 results = self._model_reward(results, answers)
@@ -134,7 +150,7 @@ class Collector:
             plan = with_videos(plan, Path(video.video_base_dir) / f"{iteration + 1:06d}", video.max_videos)
         return plan
 
-    def _job(self, weight_version: int) -> Job:
+    def _job(self, iteration: int, weight_version: int) -> Job:
         config, side = self._checked.config, self._checked.train
         bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
         return Job(
@@ -144,6 +160,7 @@ class Collector:
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
             value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,
             info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,
+            iteration=iteration,
         )  # fmt: skip
 
     def close(self) -> None:

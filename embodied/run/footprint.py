@@ -164,7 +164,15 @@ def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
     parts |= {"value head": weights.value_head, "optimizer": weights.optimizer}
     parts["average"] = trained if config.actor.optim.ema_decay is not None else 0
     parts["reference"] = trained if config.algorithm.kl_beta else 0
+    parts["weights that act"] = trained if acts_with_others(config) else 0
     return parts
+
+
+def acts_with_others(config: schema.Config) -> bool:
+    """Whether what acts in training has trained weights of its own."""
+    return config.runner.task_type != "sft" and bool(
+        config.algorithm.max_staleness or config.runner.weight_sync_interval > 1
+    )
 
 
 def _resting(config: schema.Config, parts: Mapping[str, int]) -> dict[str, int]:
@@ -189,6 +197,7 @@ def _moments(
         return found
     runner, trained = config.runner, weights.trained or 0
     one = trained + weights.optimizer + (trained if config.actor.optim.ema_decay is not None else 0)
+    one += trained if acts_with_others(config) else 0
     copy = one if runner.checkpoint.async_save else 0
     kept = copy if runner.max_epochs > 1 and runner.save_interval != 1 else 0  # of each iteration that is not saved
     update = passes.update if passes else None
@@ -196,6 +205,8 @@ def _moments(
     found["update"] = {"activations": max(saved - logits, 0), "logits": logits, "copy of what is saved": kept}
     found["update"]["temporary"] = update.most - found["update"]["activations"] - logits if update else 0
     found["update"]["gradients"] = trained
+    if config.algorithm.max_staleness and acts_with_others(config) and passes:
+        found["update"]["a call of the policy beside it"] = passes.act
     found["act"]["copy of what is saved"] = kept
     # On a GPU Adam steps over all tensors at once, and its square roots take as much as the gradients.
     found["step"] = {"gradients": trained, "temporary": trained if on_gpu else 0, "copy of what is saved": kept}
@@ -224,7 +235,7 @@ def _add_engine(more: dict[str, dict[str, int]], engine: int | None, sleeps: boo
 
 def _apart(parts: dict[str, int], more: dict[str, dict[str, int]], weights: Weights) -> dict[str, int]:
     """Takes a process's own parts of what is trained away from the GPU; gives what the host has then."""
-    names = ("trained weights", "value head", "optimizer", "average", "reference")
+    names = ("trained weights", "value head", "optimizer", "average", "reference", "weights that act")
     found = {name: parts.pop(name) for name in names if parts.get(name)}
     for moment in more.values():
         moment.pop("gradients", None)

@@ -23,6 +23,7 @@ from embodied.runtime.memory import proportional_memory
 from embodied.runtime.rollout import RolloutStats
 from embodied.types import PolicySpec
 
+ROLLOUT_TIMES = ("time/rollout", "rollout/policy", "rollout/wait", "rollout/ranks")
 RL_TIMES = ("time/rollout", "time/train", "time/eval", "time/save")
 SFT_TIMES = ("time/train", "time/eval")
 
@@ -41,20 +42,24 @@ class Share:
 
 
 def of_rollout(
-    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch, sections: Sections,
-    env: Env,
+    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch,
+    times: Mapping[str, float], env: Env,
 ) -> dict[str, float]:  # fmt: skip
     """Returns the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
-    collective."""
+    collective.
+
+    Args:
+        times: seconds of :data:`ROLLOUT_TIMES` in this rollout.
+    """
     rows = batch.rows[(batch.ranks == processes.rank).numpy()]
     used = {name: np.unique(workers.slab.arrays[name][rows]) for name in policy.categories}
     memory = sum(map(proportional_memory, [os.getpid(), *workers.pool.pids]))
-    policy_s, wait_s, ranks_s = map(sections.seconds, ("rollout/policy", "rollout/wait", "rollout/ranks"))
+    seconds, policy_s, wait_s, ranks_s = (times[name] for name in ROLLOUT_TIMES)
     engine = {} if workers.engine is None else workers.engine.take_metrics()
     shares = processes.gather(Share(collected.stats, used, policy_s, wait_s, ranks_s, memory, engine))
     results, stats = collected.episodes, add_up([share.stats for share in shares])
     returns = np.array([result.episode_return for result in results])
-    successes, seconds = sum(result.success for result in results), sections.seconds("time/rollout")
+    successes = sum(result.success for result in results)
     low, high = wilson(successes, len(results))
     ranks_wait = sum(share.ranks_s for share in shares) / len(shares) / seconds
     return {
@@ -173,13 +178,17 @@ def device_memory(device: torch.device) -> dict[str, float]:
     return {"memory/device_peak_gb": peak / 1e9}
 
 
-def with_times(metrics: Mapping[str, float], sections: Sections) -> dict[str, float]:
+def with_times(metrics: Mapping[str, float], sections: Sections, together: bool = False) -> dict[str, float]:
     """Adds seconds and shares of an iteration of reinforcement learning.
 
-    Seconds that ``metrics`` has already win over none: another process may have begun the iteration.
+    Seconds that ``metrics`` has already stay: another process may have begun the iteration.
+
+    Args:
+        together: rollouts run beside updates. The iteration's rollout has then run beside the update before.
     """
-    seconds = {f"{name}_s": sections.seconds(name) or metrics.get(f"{name}_s", 0.0) for name in RL_TIMES}
-    elapsed = max(sections.elapsed, sum(seconds.values()))
+    seconds = {f"{name}_s": metrics.get(f"{name}_s") or sections.seconds(name) for name in RL_TIMES}
+    least = seconds["time/train_s"] if together else sum(seconds.values())
+    elapsed = max(sections.elapsed, least)
     seconds |= {f"{name}_share": seconds[f"{name}_s"] / elapsed for name in RL_TIMES}
     return {**metrics, **{name: value for name, value in seconds.items() if value}, "time/iteration_s": elapsed}
 

@@ -3,6 +3,8 @@
     plan(seed, i) ─▶ Collector ─▶ slab rows + returns ─▶ Trainer ─▶ weights ─▶ rollout of i + 1
                                                             └▶ metrics   └▶ checkpoint, evaluation
 
+With ``algorithm.max_staleness`` a rollout runs beside the update before it (:mod:`embodied.run.turns`).
+
 A stop signal ends the training within ``runner.stop_timeout_s``: a rollout or an evaluation at once, an update between
 two passes unless it will soon be done, a save not at all. What is half done is dropped, and a checkpoint of the last
 whole iteration is left, from which the same command goes on.
@@ -14,6 +16,7 @@ Each of several processes (torchrun) runs its share of the plan and then waits a
 from __future__ import annotations
 
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 
 from embodied.errors import Stopped
 from embodied.learn.mfu import peak_flops
@@ -23,8 +26,6 @@ from embodied.run import metrics, summary
 from embodied.run.build import Model, open_folder, open_model, origin_of, sampling, sizes
 from embodied.run.collector import Collector
 from embodied.run.conditions import what_to_expect
-from embodied.run.device_memory import explained
-from embodied.run.dynamic_sampling import Collected
 from embodied.run.engine import open_engine
 from embodied.run.evaluate import Evaluator
 from embodied.run.gain import gain
@@ -34,7 +35,8 @@ from embodied.run.newest import newest_of
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
-from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
+from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server
+from embodied.run.turns import InTurn, make_turns
 from embodied.runtime.signals import StopSignal
 
 NOTHING_LEARNT = (
@@ -64,10 +66,12 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         opened.enter_context(reporter)
         own = folder_of_rank(folder.path, checked.processes.of("rollout"))
         engine = opened.enter_context(open_engine(checked, model, own, console))
-        simulators = Simulators(checked, model, folder.path, server, reporter, engine)
+        acts = replace(model, policy=trainer.acting.policy)
+        simulators = Simulators(checked, acts, folder.path, server, reporter, engine, learns=model.policy)
         with console.progress("building the reward model", brief=True):
             judge = make_model_reward(checked, model)
         collector = Collector(checked, simulators, numbers, reporter, judge)
+        turns = opened.enter_context(closing(make_turns(checked, collector, trainer, reporter)))
         evaluator = Evaluator(checked, simulators, folder.path, reporter)
         lines = summary.of_training(checked, model, numbers, trainer, folder.path, judge.model if judge else None)
         console.table(f"{runner.experiment_name}", lines)
@@ -76,7 +80,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
                 memory.say(console)
             return
         stop.hold_from_now()
-        iterations = train(checked, collector, trainer, evaluator, reporter, saves, stop)
+        iterations = train(checked, turns, collector, trainer, evaluator, reporter, saves, stop)
         console.say(summary.ending(checked, iterations, evaluated=not trainer.unlogged))
         if rows := gain(folder.path):
             console.table("success before and after, on the same starts", rows)
@@ -87,8 +91,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def train(
-    checked: Checked, collector: Collector, trainer: Trainer, evaluator: Evaluator, reporter: Reporter, saves: Saves,
-    stop: StopSignal,
+    checked: Checked, turns: InTurn, collector: Collector, trainer: Trainer, evaluator: Evaluator, reporter: Reporter,
+    saves: Saves, stop: StopSignal,
 ) -> int:  # fmt: skip
     """Trains until ``runner.max_epochs`` iterations are done or a stop signal comes; returns iterations that are saved.
 
@@ -113,14 +117,14 @@ def train(
         while iteration < runner.max_epochs or trainer.unlogged:
             if not trainer.unlogged:  # else an evaluation was stopped, and is all that is left of the iteration
                 saves.keep(iteration)
-                collected = collector.collect(iteration, trainer.weight_version, stop)
-                trainer.unlogged = _update(checked, trainer, collected, collector.workers, reporter, iteration, stop)
+                trainer.unlogged = turns.iteration(iteration, stop)
                 iteration += 1
             found = {}
             if due(iteration, runner.val_check_interval, runner.max_epochs):
                 with reporter.sections("time/eval"), trainer.evaluated():
                     found = evaluator.evaluate(iteration, trainer.weight_version, stop, collector.workers)
-            _log(reporter, iteration, trainer.unlogged | found)  # before the save: a resumed run repeats what it lacks
+            # before the save: a resumed run repeats what it lacks
+            _log(reporter, iteration, trainer.unlogged | found, together=checked.config.algorithm.max_staleness > 0)
             trainer.unlogged = {}
             saves.save_if_due(iteration)
             ended()
@@ -140,36 +144,9 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
     return iteration
 
 
-def _update(
-    checked: Checked, trainer: Trainer, collected: Collected, workers: Workers, reporter: Reporter, iteration: int,
-    stop: StopSignal,
-) -> dict[str, float]:  # fmt: skip
-    """Trains on what was collected, which stands in the slab of ``workers``; returns the metrics of both.
-
-    Raises:
-        Stopped: in all processes; a signal has ended the update in one.
-        DeviceMemoryError: the passes do not fit.
-    """
-    sections, device, own = reporter.sections, trainer.device, checked.processes.rank
-    if checked.config.env.enable_offload:
-        with sections("time/rollout"):
-            workers.rest()
-    with reporter.updating(device, checked.config.actor.num_threads), explained(device, checked, "update"):
-        watch = reporter.watch(reporter.title(iteration), stop.grants)
-        records, baselines = workers.rollout.records, collected.baselines
-        records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
-        found, batch = trainer.update(records.arrays, collected.results, iteration, baselines, watch)
-    found |= metrics.of_rollout(
-        checked.processes, trainer.policy.spec, workers, collected, batch, sections, checked.train.env
-    )
-    records.keep()  # nothing is read of them from here on
-    found |= metrics.of_update(checked.processes, trainer, device, sections.seconds("time/train"))
-    return found | {f"{name}_s": sections.seconds(name) for name in ("time/rollout", "time/train")}
-
-
-def _log(reporter: Reporter, iteration: int, found: dict[str, float]) -> None:
+def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: bool) -> None:
     """Logs an iteration, and begins the times of the next."""
-    reporter.log(iteration, metrics.with_times(found, reporter.sections))
+    reporter.log(iteration, metrics.with_times(found, reporter.sections, together))
     if found["rollout/zero_advantage_share"] == 1:
         reporter.console.say(NOTHING_LEARNT)
     reporter.sections.reset()
@@ -185,6 +162,6 @@ def make_trainer(checked: Checked, model: Model) -> Trainer:
         max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
         reward=config.reward, iterations=config.runner.max_epochs,
         max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
-        recompute_logprobs=config.rollout.recompute_logprobs,
+        recompute_logprobs=config.rollout.recompute_logprobs, weight_sync_interval=config.runner.weight_sync_interval,
         peak_flops=peak_flops(config.runner.peak_tflops, model.policy, model.device),
     )  # fmt: skip

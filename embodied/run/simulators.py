@@ -97,17 +97,19 @@ class Simulators:
         server: forks the workers; None = each is started by itself.
         engine: generates in the policy's place.
         is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
+        learns: the policy of which ``model`` has a copy that acts; None = there is one policy.
     """
 
     def __init__(
         self, checked: Checked, model: Model, folder: Path, server: ForkServer | None, reporter: Reporter,
-        engine: Engine | None = None, is_run: bool = True,
+        engine: Engine | None = None, is_run: bool = True, learns: Policy | None = None,
     ) -> None:  # fmt: skip
         self.checked, self.model, self.reporter, self.engine = checked, model, reporter, engine
         self.processes = checked.processes.of("rollout")
         self._folder, self._server, self._is_run = folder, server, is_run
         self._said: set[str] = set()
         self._probed = False
+        self._learns = model.policy if learns is None else learns
 
     def open(self, side: EnvSide, rows: int, own_slots: int | None = None, live: bool = False) -> Workers:
         """Starts the workers of a side, with a slab of ``rows`` records.
@@ -187,7 +189,8 @@ class Simulators:
         if not self._probed:
             self._probed = True
             seen = first_observations(obs, self.model.device, self.processes)
-            self._say_once(self.model.policy.probe(seen) if seen else ())
+            for policy in {id(one): one for one in (self.model.policy, self._learns)}.values() if seen else ():
+                self._say_once(policy.probe(seen))
 
     def _say_once(self, texts: Iterable[str]) -> None:
         for text in texts:

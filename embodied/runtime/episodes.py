@@ -40,6 +40,7 @@ class Job:
         retry_safe: True: an episode that was lost with its worker is redone; False: its loss ends the rollout.
         gives_up_after: after so many workers that an episode has ended, it counts as one that could not be run, and the
             others go on; None: it ends the rollout.
+        iteration: of the training, for its traces.
         info_on_video, frame_interval: see :class:`embodied.runtime.messages.Video`.
     """
 
@@ -58,6 +59,7 @@ class Job:
     gives_up_after: int | None = None
     info_on_video: bool = True
     frame_interval: int | None = 1
+    iteration: int = 0
 
     def rows_needed(self, chunk: int) -> int:
         """Slab rows that one episode may take, with ``chunk`` actions a record."""

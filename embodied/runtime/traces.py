@@ -42,7 +42,7 @@ class Traces:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         self._folder, self._which, self._say = folder, which, say
-        self._versions: dict[str, int] = {}  # side → weight version of the rollout that was begun last
+        self._begun: dict[str, tuple[int, int]] = {}  # side → iteration and weights of the rollout that was begun last
 
     def begin(self, slots: int, job: Job) -> Timeline:
         """Returns the timeline of a rollout that begins."""
@@ -57,8 +57,9 @@ class Traces:
             return math.inf
         if side == "train" and not job.keep_records:  # greedy episodes, from which nothing is learned
             return 0
-        again = self._versions.get(side) == job.version  # a refill of the same iteration
-        self._versions[side] = job.version
+        own = job.iteration, job.version
+        again = self._begun.get(side) == own  # a refill of the same iteration
+        self._begun[side] = own
         return 0 if again or len([*self._folder.glob(f"*-{side}.json")]) >= FEW else MOST_SPANS
 
     def end(self, timeline: Timeline, job: Job) -> None:

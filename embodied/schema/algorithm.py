@@ -140,6 +140,15 @@ class AlgorithmConfig(Section):
     behav_imp_weight_mode: Literal["cap", "mask"] = Field(
         "cap", description="loss_type tis: what a weight beyond the cap becomes: the cap, or 0."
     )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="1 = while an update runs, the next iteration's episodes run beside it, so that simulators do not "
+        "wait for updates: a copy of the policy acts in them, with the weights that the update began with. An "
+        "iteration then trains on what the weights of one iteration before have done; the first has the first "
+        "weights. The lag depends on the iteration alone, never on time; more than 1 allows no more. 0 = rollout and "
+        "update in turn. Evaluations always have the present weights.",
+    )
     aipo_rho: float = Field(
         5.0,
         gt=1,

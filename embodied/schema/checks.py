@@ -16,7 +16,12 @@ from embodied.schema.eval_checks import check_answers, check_evaluation
 from embodied.schema.fixed import check_fixed
 from embodied.schema.foreign_values import as_overrides, other_name, translated
 from embodied.schema.other_names import check_said
-from embodied.schema.rollout_checks import check_engine, check_generation, check_schedule_of_rollouts
+from embodied.schema.rollout_checks import (
+    check_age_of_weights,
+    check_engine,
+    check_generation,
+    check_schedule_of_rollouts,
+)
 from embodied.schema.text_checks import check_lengths, check_order, check_unused
 
 
@@ -70,6 +75,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
         yield partial(_check_sft, config)
         return
     yield partial(check_order, config)
+    yield partial(check_age_of_weights, config)
     yield partial(_check_groups, config)
     yield partial(_check_loss, algorithm)
     yield partial(_check_levels, algorithm)

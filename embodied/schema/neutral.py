@@ -100,7 +100,6 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
 NEUTRAL: Mapping[str, Neutral] = {
     **{f"actor.model.{name}": neutral for name, neutral in _UNDER_MODEL.items()},
     **RUN,
-    "algorithm.max_staleness": Neutral((0,), "an iteration's episodes are always acted with the present weights"),
     "reward.model.trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
     "reward.model.input_tokenizer": Neutral(
         (), "the reward model is given the conversation as text, before the policy's chat template and tokenizer",

@@ -66,7 +66,6 @@ RUN: Mapping[str, Neutral] = {
         for name in ("model", "model_type", "save_path", "use_gpu_num", "use_gpu_index", "process_num")
     },
     "runner.weight_sync_dtype": Neutral((), "weights reach what generates in the policy's own number format"),
-    "runner.weight_sync_interval": Neutral((1,), "each iteration acts with the weights that the one before has left"),
     "runner.logger.tensorboard_queue_size": Neutral((10,), "the numbers of an iteration are written at once"),
 }  # fmt: skip
 """Key → what it may say, and why nothing else."""

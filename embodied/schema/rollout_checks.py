@@ -86,3 +86,40 @@ def check_engine(config: Config) -> None:
             f"rollout.backend {rollout.backend} gives no values, and algorithm.adv_type gae needs them",
             "set rollout.backend=native, or another algorithm.adv_type, e.g. grpo",
         )
+
+
+def check_age_of_weights(config: Config) -> None:
+    """Refuses what does not go with weights that act and are older than those that learn."""
+    algorithm, rollout = config.algorithm, config.rollout
+    late = f"algorithm.max_staleness is {algorithm.max_staleness}"
+    if rollout.recompute_logprobs and (algorithm.max_staleness or config.runner.weight_sync_interval > 1):
+        interval = f"runner.weight_sync_interval is {config.runner.weight_sync_interval}"
+        raise ConfigError(
+            f"rollout.recompute_logprobs is true and {late if algorithm.max_staleness else interval}: recomputed "
+            "log-probs are those of the weights that learn, and the ratios of the loss would not see that older ones "
+            "have acted",
+            "set rollout.recompute_logprobs=false; algorithm.loss_type=tis has both log-probs",
+        )
+    if not algorithm.max_staleness:
+        return
+    if rollout.backend != "native":
+        raise ConfigError(
+            f"{late}, and rollout.backend {rollout.backend}: an engine is not given weights while an update runs",
+            "set algorithm.max_staleness=0, or rollout.backend=native",
+        )
+    if config.env.enable_offload:
+        raise ConfigError(
+            f"{late}, for which episodes run during updates, and env.enable_offload true, which ends the env workers "
+            "before each update",
+            "set env.enable_offload=false, or algorithm.max_staleness=0",
+        )
+    if not rollout.enforce_eager:
+        raise ConfigError(
+            f"{late}, and rollout.enforce_eager false: a CUDA graph cannot be captured while an update runs",
+            "set rollout.enforce_eager=true, or algorithm.max_staleness=0",
+        )
+    if (config.actor.model.model_extra or {}).get("torch_compile"):
+        raise ConfigError(
+            f"{late}, and actor.model.torch_compile true: a copy of the policy acts, and compiled layers have no copy",
+            "set actor.model.torch_compile=false, or algorithm.max_staleness=0",
+        )

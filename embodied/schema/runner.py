@@ -212,6 +212,13 @@ class RunnerConfig(Section):
         -1, ge=-1, description="Iterations between two evaluations; -1 = none. The last iteration is evaluated too."
     )
     val_before_train: bool = Field(False, description="Evaluate before the first iteration, too (step 0).")
+    weight_sync_interval: int = Field(
+        1,
+        ge=1,
+        description="Iterations between two in which what acts in training takes the weights that learn: of 3, "
+        "iterations 1, 2 and 3 act with the first weights, 4, 5 and 6 with those that 3 has left (with "
+        "algorithm.max_staleness those that 2 has left). Evaluations always have the present weights.",
+    )
     save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
     save_interval_s: float | None = Field(
         None,

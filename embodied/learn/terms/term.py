@@ -132,7 +132,7 @@ class Forward:
     reference: Evaluation | None  # None: no term needs it, or the value head warms up
     new: Tensor  # float32 [m, M], log-probs now
     old: Tensor  # float32 [m, M], log-probs at action time: as recorded, or as the trainer has recomputed them
-    untrained: bool  # the weights are still those that the update began with
+    untrained: bool  # the weights are still those that acted
 
 
 @dataclass(frozen=True)
