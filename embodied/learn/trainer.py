@@ -242,7 +242,8 @@ class Trainer(Stepping):
             whole = with_drift(
                 whole, keep, own, batch, chosen, self._objective, self._evaluate, self.actor.micro_batch_size, passed
             )
-        untrained = metrics.batches == 0 and bool((batch.versions[chosen] == self.weight_version).all())
+        older = bool((batch.versions[chosen] < self.weight_version).any())
+        untrained = metrics.batches == 0 and not older
         value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.collective_passes else None
 
         def backward(part: Tensor) -> float:
