@@ -235,7 +235,12 @@ def test_a_worker_that_fails_beside_an_update_ends_both_with_its_traceback(monke
     before(monkeypatch, Trainer, "update", lambda *_: begun.append(0))
     options = ("env.train._target_=broken_envs.FailsOnce", "env.train.marker=failed", "env.train.fault=exception")
     Path("failed").touch()
-    before(monkeypatch, Collector, "collect", lambda _, iteration, *rest: iteration and Path("failed").unlink())
+
+    def fail_in_the_second(collector: Collector, iteration: int, *_: Any) -> None:
+        if iteration == 1:
+            Path("failed").unlink()
+
+    before(monkeypatch, Collector, "collect", fail_in_the_second)
     assert run(DENSE, BESIDE, *options, "env.max_worker_restarts=0") == 2
     assert begun == [0]
     assert "fix: " in capsys.readouterr().err

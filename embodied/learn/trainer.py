@@ -263,7 +263,7 @@ class Trainer(Stepping):
             )
         if balance is not None:
             own, batch = balance.moved(own, batch, chosen, keep, metrics)
-        untrained = metrics.batches == 0 and bool((batch.versions[chosen] == self.weight_version).all())
+        untrained = metrics.batches == 0 and not bool((batch.versions[chosen] < self.weight_version).any())
         value_only = value_head_only(self.policy) if self._warming_up and not self._parallel.collective_passes else None
 
         def backward(part: Tensor) -> float:

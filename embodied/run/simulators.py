@@ -189,8 +189,9 @@ class Simulators:
         if not self._probed:
             self._probed = True
             seen = first_observations(obs, self.model.device, self.processes)
-            for policy in {id(one): one for one in (self.model.policy, self._learns)}.values() if seen else ():
-                self._say_once(policy.probe(seen))
+            if seen:
+                for policy in {id(one): one for one in (self.model.policy, self._learns)}.values():
+                    self._say_once(policy.probe(seen))
 
     def _say_once(self, texts: Iterable[str]) -> None:
         for text in texts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from embodied.errors import ConfigError
 from embodied.learn.acting import Acting, Apart, Exchanged, copy_of, make_acting
+from embodied.protocols import Policy
 from embodied.run.turns import apart_from_other_threads
 from embodied.testing import FakePolicy
 
@@ -30,14 +31,14 @@ def learn(policy: FakePolicy) -> None:
     with torch.no_grad():
         for parameter in policy.parameters():
             if parameter.requires_grad:
-                parameter += 1.0
+                parameter.add_(1.0)
 
 
-def weights(policy: nn.Module) -> dict[str, Tensor]:
+def weights(policy: Policy) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(values, other[name]) for name, values in one.items())
 
 
@@ -107,7 +108,7 @@ def test_extra_state_is_the_policys_when_a_run_goes_on():
         def extra_state(self) -> dict[str, str]:
             return {"settled": self.settled}
 
-        def load_extra_state(self, found: dict[str, str]) -> None:
+        def load_extra_state(self, found: Mapping[str, str]) -> None:
             self.settled = found["settled"]
 
     policy = Settles()
