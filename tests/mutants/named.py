@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "records-of-an-older-version",
         "embodied/run/collector.py",
-        "self._job(weight_version), stop)",
-        "self._job(weight_version - 1), stop)",
+        "self._job(iteration, weight_version), stop,",
+        "self._job(iteration, weight_version - 1), stop,",
         ("tests/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
         "fresh records would count as stale by one update",
     ),
