@@ -17,7 +17,7 @@ INSTALL_S = 1200.0  # vLLM is more than a gigabyte
 
 def python_with(packages: Sequence[str], folder: Path, shares: bool = False, without: Sequence[str] = ()) -> str:
     """Returns the interpreter of an environment in ``folder``, which is made unless it is there already. Skips the test
-    if the packages cannot be installed.
+    if the package index does not give the packages; all else fails it.
 
     Args:
         shares: it sees the packages of this environment as well.
@@ -26,22 +26,25 @@ def python_with(packages: Sequence[str], folder: Path, shares: bool = False, wit
     python, whole, named = folder / "bin" / "python", folder / "whole", " ".join(packages)
     if whole.exists() and whole.read_text() == named:
         return str(python)
-    limited([sys.executable, "-m", "venv", "--clear", folder], f"making an environment for {named}", VENV_S)
+    error = limited([sys.executable, "-m", "venv", "--clear", folder], f"making an environment for {named}", VENV_S)
+    assert not error, error
     for place in folder.glob("lib/python*/site-packages") if shares else ():
         (place / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     pip = [python, "-m", "pip", "--quiet"]
-    limited([*pip, "install", *packages], f"installing {named}", INSTALL_S)
+    if error := limited([*pip, "install", *packages], f"installing {named}", INSTALL_S):
+        pytest.skip(f"installing {named} cannot be done here: {error}")
     if without:
-        limited([*pip, "uninstall", "-y", *without], f"removing {' '.join(without)}", VENV_S)
+        error = limited([*pip, "uninstall", "-y", *without], f"removing {' '.join(without)}", VENV_S)
+        assert not error, error
     whole.write_text(named)
     return str(python)
 
 
-def limited(command: Sequence[Any], doing: str, seconds: float) -> None:
-    """Runs a command. Skips the test if it fails or has not ended after ``seconds``, and says what it was ``doing``."""
+def limited(command: Sequence[Any], doing: str, seconds: float) -> str:
+    """Runs a command; returns the end of what it says if it fails, else nothing. Fails the test if it has not ended
+    after ``seconds``, and says what it was ``doing``."""
     try:
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"{doing} did not end within {seconds:g} s: is the package index slow, or the machine busy?")
-    if done.returncode:
-        pytest.skip(f"{doing} cannot be done here: {done.stderr.strip()[-300:]}")
+        pytest.fail(f"{doing} did not end within {seconds:g} s: is the package index slow, or the machine busy?")
+    return (done.stderr.strip()[-300:] or f"exit status {done.returncode}") if done.returncode else ""

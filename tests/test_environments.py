@@ -9,18 +9,37 @@ import environments
 import pytest
 
 
-def test_what_hangs_or_fails_skips_its_test_and_says_what_was_being_installed(tmp_path, monkeypatch):
+def test_what_hangs_fails_its_test_and_says_what_was_being_done():
     began = time.monotonic()
-    with pytest.raises(pytest.skip.Exception, match=r"installing far-away did not end within 0.2 s"):
+    with pytest.raises(pytest.fail.Exception, match=r"installing far-away did not end within 0.2 s"):
         environments.limited(["sleep", "60"], "installing far-away", 0.2)
     assert time.monotonic() - began < 20.0
-    with pytest.raises(pytest.skip.Exception, match=r"installing broken cannot be done here: no such package"):
-        environments.limited(["sh", "-c", "echo no such package >&2; exit 1"], "installing broken", 20.0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "raised", "said"),
+    [
+        ("install", pytest.skip.Exception, "installing one cannot be done here: no such package"),
+        ("venv", AssertionError, "no such package"),
+        ("uninstall", AssertionError, "no such package"),
+    ],
+)
+def test_only_packages_that_are_not_to_be_had_skip(broken, raised, said, tmp_path, monkeypatch):
+    run = environments.limited
+
+    def limited(command, doing, seconds):
+        if broken in map(str, command):
+            return run(["sh", "-c", "echo no such package >&2; exit 1"], doing, seconds)
+        return ""
+
+    monkeypatch.setattr(environments, "limited", limited)
+    with pytest.raises(raised, match=said):
+        environments.python_with(["one"], tmp_path, without=["two"])
 
 
 def test_an_environment_is_made_once_for_what_it_has(tmp_path, monkeypatch):
     done: list[str] = []
-    monkeypatch.setattr(environments, "limited", lambda command, doing, seconds: done.append(doing))
+    monkeypatch.setattr(environments, "limited", lambda command, doing, seconds: done.append(doing) or "")
     folder = tmp_path / "env"
     (folder / "lib/python3/site-packages").mkdir(parents=True)
     for packages in (["one", "two==2"], ["one", "two==2"], ["one", "two==3"]):

@@ -207,12 +207,11 @@ class Trainer(Stepping):
             self.optimizer.state.clear()
 
     def _epochs(self, own: OwnRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch) -> None:
-        epochs = self.algorithm.update_epoch
         balance: Balance | None = None
         if self.actor.enable_dp_load_balance and self._group.size > 1:
             balance, batch = Balance.of(own, batch)
         with watch("update", self._passes(own, batch, iteration, balance)) as passed:
-            for epoch in range(epochs):
+            for epoch in range(self.algorithm.update_epoch):
                 self._epoch(own, batch, (iteration, epoch), metrics, passed, balance)
                 if epoch == 0:
                     metrics.records = metrics.samples
@@ -236,8 +235,7 @@ class Trainer(Stepping):
         balance: Balance | None,
     ) -> None:  # fmt: skip
         """``place``: iteration, epoch."""
-        (iteration, epoch), epochs = place, self.algorithm.update_epoch
-        batches = self._steps(batch, iteration, epoch)
+        (iteration, epoch), epochs, batches = place, self.algorithm.update_epoch, self._steps(batch, *place)
         for number, chosen in enumerate(batches, start=1):
             self.engine.set_rates(iteration + (epoch * len(batches) + number) / (epochs * len(batches)))
             if not self._step(own, batch, chosen, metrics, passed, balance):
