@@ -527,8 +527,10 @@ def test_draining_answers_what_is_under_way(serve, monkeypatch):
         quiet.recv(timeout=10)
         asked = [clients.submit(ask_alone, served, observation(n)) for n in range(4)]
         posted = clients.submit(act, served, oft(observation(4)))
-        waiting(served, 3)
-        waiting(served, 5 - policy.batches[-1])  # all but those of the call that has begun
+        deadline = time.monotonic() + 20
+        while served.server._under_way < 5:  # a request that has not come is refused
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
         ending = clients.submit(served.drain)
         while not served.server.draining.is_set():
             time.sleep(0.005)
