@@ -75,10 +75,10 @@ class QuantizedLinear(nn.Linear):
             return library.int8_vectorwise_dequant(self.weight.data, self.scale).to(dtype)
         nested = library.QuantState(self.nested, blocksize=NESTED, code=self.table, dtype=torch.float32)
         state = library.QuantState(
-            self.scale, shape=self.shape, blocksize=BLOCK, quant_type="nf4", dtype=dtype, offset=self.offset,
-            state2=nested,
+            self.scale, shape=_in_blocks(self.shape), blocksize=BLOCK, quant_type="nf4", dtype=dtype,
+            offset=self.offset, state2=nested,
         )  # fmt: skip
-        return library.dequantize_4bit(self.weight.data, state)
+        return library.dequantize_4bit(self.weight.data, state).view(self.shape)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] → [..., out], in autocast's format or else in that of ``input``."""
@@ -92,6 +92,14 @@ class QuantizedLinear(nn.Linear):
 
     def _keep(self, codes: Tensor) -> None:
         self.weight = nn.Parameter(codes, requires_grad=False)
+
+
+def _in_blocks(shape: torch.Size) -> torch.Size:
+    """Returns another shape of as many numbers, one block a row where they are whole. Codes lie in the order of the
+    numbers, across rows; on a CPU, bitsandbytes 0.50 begins a block with each row, which reads a scale of another one
+    unless a row is so many whole blocks."""
+    numbers = shape.numel()
+    return torch.Size((numbers // BLOCK, BLOCK) if numbers % BLOCK == 0 else (1, numbers))
 
 
 @cache

@@ -29,7 +29,7 @@ BITS = pytest.mark.parametrize("bits", [8, 4])
 
 
 @BITS
-@pytest.mark.parametrize(("rows", "columns"), [(96, 64), (33, 96)])
+@pytest.mark.parametrize(("rows", "columns"), [(96, 64), (33, 96), (48, 304), (37, 66)])
 def test_a_layer_lies_in_so_many_bits(bits, rows, columns) -> None:
     layer, weight = QuantizedLinear(columns, rows, bits), torch.randn(rows, columns)
     layer.quantize(weight)
