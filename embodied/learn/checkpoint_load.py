@@ -6,7 +6,7 @@ Several ranks load each for itself, so that any number of ranks can go on from w
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from embodied.errors import CheckpointError, DamagedCheckpointError, EmbodiedError, Stopped
-from embodied.learn.checkpoint_meta import EARLIER, Meta, check_same_groups, meta_for
+from embodied.learn.checkpoint_meta import EARLIER, Meta, check_same_groups, meta_for, only_one_has_a_head
 from embodied.learn.checkpoint_reader import Reader
 from embodied.learn.snapshot import PARTS
 from embodied.learn.state import (
@@ -32,25 +32,36 @@ from embodied.learn.state import (
 from embodied.parallel import collectives as ranks
 from embodied.protocols import HasExtraState, Policy
 
+Named = Sequence[tuple[str, Tensor]]
+HEAD_LEFT_OUT = "its value head is left out, as this policy has none"
+
 # DCP warns at each save and load without process group; that is how it is meant here. For good, and not around each
 # call: the list of filters is shared by all threads.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
-def load(path: Path, policy: Policy) -> Meta:
+def load(path: Path, policy: Policy, say: Callable[[str], None] | None = None) -> Meta:
     """Fill the policy's trainable parameters from a checkpoint: with the moving average of the weights if the run kept
-    one (``actor.optim.ema_decay``), as its own evaluations did.
+    one (``actor.optim.ema_decay``), as its own evaluations did. A value head that the checkpoint lacks stays as it is,
+    one that the policy lacks is left out.
+
+    Args:
+        say: is told so.
 
     Raises:
         CheckpointError: no checkpoint there, damaged, or of another model (names what differs). Nothing is overwritten.
     """
-    meta = meta_for(path, policy)
+    meta = meta_for(path, policy, any_head=True)
     kept = any(name.startswith("average.") for name in meta.trainer)
     prefix = "trainer/average." if kept else "policy/"
-    like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in trainable(policy)}
+    filled = [(name, p) for name, p in trainable(policy) if name in meta.parameters]
+    like: dict[str, Tensor] = {f"{prefix}{name}": p for name, p in filled}
     tensors = _read(path, (prefix,), like)
-    _check_whole(path, policy, tensors, prefix)
-    _fill(policy, meta, tensors, prefix)
+    _check_whole(path, filled, tensors, prefix)
+    _fill(policy, meta, filled, tensors, prefix)
+    if say is not None and only_one_has_a_head(meta, (name for name, _ in trainable(policy))):
+        lacks = len(filled) == len(meta.parameters)
+        say(f"checkpoint {path}: {'it has no value head, so values are learned anew' if lacks else HEAD_LEFT_OUT}")
     return meta
 
 
@@ -82,8 +93,9 @@ def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS) -> Met
         return meta, _read(path, (*parts, *([own] if "extra" in contents else [])), like)
 
     meta, tensors = ranks.together(read)
-    _check_whole(path, policy, tensors)
-    _fill(policy, meta, tensors)
+    parameters = list(trainable(policy))
+    _check_whole(path, parameters, tensors)
+    _fill(policy, meta, parameters, tensors)
     if "optimizer" in contents:
         load_optimizer(optimizer, unpack(meta.optimizer, tensors))
     learner.load_state_dict(unpack(meta.trainer, tensors))
@@ -140,9 +152,9 @@ def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
     return torch.empty(stored.size, dtype=stored.properties.dtype)
 
 
-def _check_whole(path: Path, policy: Policy, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
+def _check_whole(path: Path, parameters: Named, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
     """Before anything is overwritten. Raises DamagedCheckpointError if a trained parameter is not there as it is."""
-    for name, parameter in trainable(policy):
+    for name, parameter in parameters:
         found = tensors.get(f"{prefix}{name}")
         if found is None or found.shape != parameter.shape:
             shown = "nothing" if found is None else list(found.shape)
@@ -151,8 +163,10 @@ def _check_whole(path: Path, policy: Policy, tensors: Mapping[str, Tensor], pref
 
 
 @torch.no_grad()
-def _fill(policy: Policy, meta: Meta, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
-    for name, parameter in trainable(policy):
+def _fill(
+    policy: Policy, meta: Meta, parameters: Named, tensors: Mapping[str, Tensor], prefix: str = "policy/"
+) -> None:
+    for name, parameter in parameters:
         parameter.copy_(tensors[f"{prefix}{name}"])
     if meta.settled and isinstance(policy, HasExtraState):
         policy.load_extra_state(meta.settled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from embodied.protocols import Policy
 
 FORMAT = 2
 SHOWN = 5  # names that an error lists
+VALUE_HEAD = "value_head"  # its parameters begin so, in each model
 EARLIER = "give an earlier one, or remove this folder: the run then goes on from the one before it"
 
 
@@ -94,14 +95,15 @@ def _checked(fields: dict[str, Any], path: Path) -> Meta:
     return meta
 
 
-def meta_for(path: Path, policy: Policy, bytes_too: bool = True) -> Meta:
+def meta_for(path: Path, policy: Policy, bytes_too: bool = True, any_head: bool = False) -> Meta:
     """Reads and checks what is said of a checkpoint that ``policy`` is to be filled from.
 
     Args:
         bytes_too: as in :func:`check_files`.
+        any_head: a value head that one of the two has and the other not is no difference.
     """
     meta = read_meta(path)
-    _check_same_model(path, meta, policy)
+    _check_same_model(path, meta, policy, any_head)
     check_files(path, meta, bytes_too)
     return meta
 
@@ -133,10 +135,21 @@ def shapes(policy: Policy) -> dict[str, list[int]]:
     return {name: list(p.shape) for name, p in trainable(policy)}
 
 
-def _check_same_model(path: Path, meta: Meta, policy: Policy) -> None:
+def only_one_has_a_head(meta: Meta, names: Iterable[str]) -> bool:
+    """Whether of a checkpoint and of a policy with trainable parameters ``names`` one alone has a value head."""
+    return _has_head(meta.parameters) != _has_head(names)
+
+
+def _has_head(names: Iterable[str]) -> bool:
+    return any(name.startswith(VALUE_HEAD) for name in names)
+
+
+def _check_same_model(path: Path, meta: Meta, policy: Policy, any_head: bool) -> None:
     ours, theirs = shapes(policy), meta.parameters
-    missing = sorted(set(ours) - set(theirs))
-    extra = sorted(set(theirs) - set(ours))
+    lacking, surplus = set(ours) - set(theirs), set(theirs) - set(ours)
+    if any_head and only_one_has_a_head(meta, ours):
+        lacking, surplus = ({n for n in names if not n.startswith(VALUE_HEAD)} for names in (lacking, surplus))
+    missing, extra = sorted(lacking), sorted(surplus)
     other = sorted(n for n in set(ours) & set(theirs) if ours[n] != theirs[n])
     if not (missing or extra or other):
         return

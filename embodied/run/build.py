@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,7 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
     counted = policy
     if policy is None:
         with reporter.console.progress("building the policy", brief=True):
-            policy, device = build_policy(checked)
+            policy, device = build_policy(checked, reporter.console.say)
     else:
         device = device_of(checked)
     cluster, connects = config.cluster, "nccl" if device.type == "cuda" else "gloo"
@@ -91,8 +91,12 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
         yield Model(policy, device, sharding)
 
 
-def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
-    """Builds the policy on its device, bound to both sides' envs in turn, so that what does not fit is found here."""
+def build_policy(checked: Checked, say: Callable[[str], None] | None = None) -> tuple[Policy, torch.device]:
+    """Builds the policy on its device, bound to both sides' envs in turn, so that what does not fit is found here.
+
+    Args:
+        say: as in :func:`embodied.learn.checkpoint_load.load`.
+    """
     runner = checked.config.runner
     if runner.deterministic:
         reproducible_arithmetic()
@@ -102,7 +106,7 @@ def build_policy(checked: Checked) -> tuple[Policy, torch.device]:
     for side in (checked.eval, checked.train):
         policy.bind(side.spec)
     if runner.ckpt_path is not None:
-        load(Path(runner.ckpt_path), policy)
+        load(Path(runner.ckpt_path), policy, say)
     return policy, device
 
 

@@ -274,7 +274,7 @@ class RunnerConfig(Section):
     ckpt_path: str | None = Field(
         None,
         description="Checkpoint folder whose weights are loaded at the start (evaluation, or training from other "
-        "weights).",
+        "weights). A value head that it lacks begins anew; one that the policy lacks is left out.",
     )
     first: list[str] = Field(
         [],
