@@ -27,7 +27,7 @@ COMPOSED = {
     "eval": "needs a run's checkpoint",
     "sft": "needs demonstrations; math_quickstart_sft builds on it",
     "quickstart_sft": "needs demonstrations", "quickstart_libero_sft": "needs demonstrations",
-    "quickstart_metaworld_sft": "needs demonstrations", "quickstart_metaworld": "needs the package metaworld",
+    "quickstart_metaworld_sft": "needs demonstrations", "quickstart_metaworld": "needs the package metaworld", "quickstart_metaworld_ppo": "the same",
     "math": "needs problems of the user (tests/test_math_run.py)",
     "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",
     "libero_grpo": "needs released weights of 7.6 B parameters", "libero_24gb": "the same", "libero_12gb": "the same",
