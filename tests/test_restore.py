@@ -25,6 +25,7 @@ import json, torch
 from pathlib import Path
 from embodied.learn.origin import restore
 from embodied.types import Sampling
+torch.set_num_threads(1)  # as the run has: the number of threads decides the last bits
 policy, env = restore(Path(sys.argv[1]))
 obs = {{n: torch.zeros(1, *f.shape, dtype=getattr(torch, f.dtype)) for n, f in env.obs.items()}}
 answers = []
