@@ -19,6 +19,7 @@ from embodied.schema.foreign_rules import said_of
 from embodied.schema.links import MISSING, at, derived, with_changes
 from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
+from embodied.schema.of_hydra import OF_HYDRA
 
 ROBOT = ("env=libero_10", "model=openvla_oft", "actor.model.model_path=x")
 TEXT = ("env=math", "model=causal_lm", "actor.model.model_path=x", "data.train_data_paths=[a.jsonl]")
@@ -58,6 +59,7 @@ def bases() -> dict[str, dict[str, Any]]:
 
 def take(base: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """What composing does with values, in a hundredth of the time. Raises ConfigError."""
+    settings = {key: value for key, value in settings.items() if key not in OF_HYDRA}  # before the schema
     nothing = silent(with_changes({}, settings))
     settings = {key: value for key, value in settings.items() if key not in nothing}
     linked = {

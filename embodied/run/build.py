@@ -51,6 +51,8 @@ def open_folder(checked: Checked) -> Iterator[RunFolder]:
         folder = RunFolder.look(path, resolved) if runner.dry_run else RunFolder.open(path, resolved)
         if not runner.dry_run:
             starts.record(path, checked.composed.command, checked.processes.size)
+            if (record := checked.composed.record) is not None:
+                record.write(path)
     with closing(folder):
         yield folder
 

@@ -43,8 +43,6 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "rollout.pipeline_stage_num": counts.stages,
     "policy.model_max_length": counts.whole_length,
     "rollout.mode": say.nothing("policy and trainer share their devices"),
-    "hydra.run.dir": say.nothing("a run has its own folder"),
-    "hydra.output_subdir": say.nothing("a run has its own folder"),
     "hydra.searchpath": say.nothing("--config-dir says it"),
     ("verl", "data.trust_remote_code"): say.native,
     ("verl", "data.train_batch_size"): counts.starts,
