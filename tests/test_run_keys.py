@@ -76,6 +76,9 @@ def test_every_key_of_the_share_is_answered():
         ("actor.fsdp_config.sharding_strategy=shard_grad_op", "actor.fsdp_config.reshard_after_forward", False),
         ("actor.fsdp_config.gradient_checkpointing=true", "actor.model.gradient_checkpointing", True),
         ("actor.use_torch_compile=true", "actor.model.torch_compile", True),
+        ("actor.training_backend=FSDP", "actor.fsdp_config.strategy", "fsdp2"),
+        ("actor.training_backend=fsdp2", "actor.fsdp_config.strategy", "fsdp2"),
+        ("actor.training_backend=ddp", "actor.fsdp_config.strategy", "replicate"),
     ],
 )
 def test_a_key_in_other_words_says_the_same(said, key, value):
@@ -104,6 +107,8 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.lr_sched.lr_wsd_decay_style=linear", "set actor.lr_sched.lr_decay_style=wsd"),
         ("actor.channel.name=other", "the memory of env.channel"),
         ("actor.training_backend=megatron", "there is no Megatron backend"),
+        ("actor.training_backend=deepspeed_train", "there is no DeepSpeed backend"),
+        ("actor.training_backend=fsdp2_train", "set actor.training_backend=fsdp2"),
         ("actor.offload_weight=true", "acts and learns in one copy"),
         ("actor.offload_weight=true", "set actor.offload_optimizer=true"),
     ],
@@ -113,11 +118,33 @@ def test_what_cannot_be_is_refused_with_the_reason(overrides, said):
 
 
 def test_what_is_so_anyway_is_taken():
-    config("actor.training_backend=fsdp", "actor.enable_offload=false",
+    config("actor.enable_offload=false",
            "actor.fsdp_config.amp_autocast.enabled=false", "actor.fsdp_config.amp_autocast.precision=bf16",
            "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1",
            "actor.fsdp_config.mixed_precision.buffer_dtype=fp32", "env.channel.name=mine",
            "actor.channel.name=mine")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("backend", "told", "strategy"),
+    [
+        ("null", "strategy=auto", "auto"),
+        ("fsdp", "strategy=fsdp", "fsdp"),
+        ("fsdp", "sharding_strategy=no_shard", "replicate"),
+        ("fsdp", "sharding_strategy=shard_grad_op", "fsdp2"),
+        ("ddp", "sharding_strategy=no_shard", "replicate"),
+        ("ddp", "strategy=replicate", "replicate"),
+        ("fsdp2", "strategy=replicate", "strategy is replicate\n  fix: leave actor.training_backend out, or set it to ddp"),
+        ("ddp", "strategy=fsdp", "which is strategy replicate, and actor.fsdp_config.strategy is fsdp"),
+        ("ddp", "sharding_strategy=full_shard", "actor.fsdp_config.sharding_strategy is full_shard"),
+    ],
+)
+def test_a_backend_fills_in_the_strategy_and_contradicts_none(backend, told, strategy):
+    given = (f"actor.training_backend={backend}", f"actor.fsdp_config.{told}")
+    if " " in strategy:
+        assert strategy in refused(*given)
+    else:
+        assert config(*given).actor.fsdp_config.strategy == strategy
 
 
 def test_one_switch_keeps_on_the_host_what_can_rest_there():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from embodied.schema.base import GROUP_NAME, OpenSection, Section
 
@@ -239,6 +240,22 @@ class CriticConfig(Section):
     )
 
 
+OTHER_BACKENDS = ("megatron", "deepspeed", "torchtitan", "veomni")
+"""What trains elsewhere."""
+
+
+def _is_here(name: Any) -> Any:
+    """Says of a backend of other systems that it is not there."""
+    for other in OTHER_BACKENDS:
+        if isinstance(name, str) and name.lower().startswith(other):
+            raise PydanticCustomError(
+                "not_here",
+                "there is no {other} backend: processes share the policy out (fsdp, fsdp2) or replicate it (ddp)",
+                {"other": {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(other, other)},
+            )
+    return name
+
+
 class ActorConfig(Section):
     global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step, over all processes.")
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass of a process.")
@@ -259,6 +276,13 @@ class ActorConfig(Section):
         None,
         description="Compile the policy's layers; null = what actor.model.torch_compile says, for which it is another "
         "name.",
+    )
+    training_backend: Annotated[Literal["fsdp", "fsdp2", "ddp"] | None, BeforeValidator(_is_here)] = Field(
+        None,
+        description="How several processes train: fsdp and fsdp2 set actor.fsdp_config.strategy=fsdp2, of a policy with "
+        "adapters, too, which auto replicates; ddp sets replicate. fsdp_config.sharding_strategy beside fsdp says more "
+        "exactly what each holds (no_shard = all of it); a strategy that says otherwise is refused. null = what "
+        "fsdp_config says.",
     )
     enable_offload: bool | None = Field(
         None,

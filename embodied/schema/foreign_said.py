@@ -239,7 +239,8 @@ def wrist(row: Row, value: Any, get: Lookup) -> Said:
 def strategy(row: Row, value: Any, get: Lookup) -> Said:
     name = str(value).lower()
     if name.startswith("fsdp"):
-        return Said({"actor.training_backend": "fsdp"}, "renamed")
+        ours = "fsdp2" if name.startswith("fsdp2") else "fsdp"
+        return Said({"actor.training_backend": ours}, "renamed")
     if row.key.startswith("reference"):
         return Said(how="nothing", why="the reference is computed where the policy is trained")
     return Said(

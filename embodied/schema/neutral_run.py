@@ -29,7 +29,6 @@ _SLAB = "records stand in shared memory, and no queue carries them"
 _FSDP = "set actor.fsdp_config.strategy"
 _BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one before it computes"
 RUN: Mapping[str, Neutral] = {
-    "actor.training_backend": Neutral(("fsdp", "fsdp2"), MEGATRON, _FSDP),
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
     "actor.spec_name": Neutral((), MEGATRON, _FSDP),
     "actor.channel.name": Neutral(

@@ -22,6 +22,8 @@ STRATEGIES: Mapping[str, Values] = {
     "no_shard": {"strategy": "replicate"},
 }
 """FSDP1's name → keys of ``actor.fsdp_config``."""
+BACKENDS = {"fsdp": "fsdp2", "fsdp2": "fsdp2", "ddp": "replicate"}
+"""``actor.training_backend`` → ``actor.fsdp_config.strategy``."""
 OFFLOADS = ("actor.offload_optimizer", "actor.offload_reference")
 """What ``actor.enable_offload`` switches on."""
 GENERATION = ("actor.fsdp_config.strategy", "fsdp")
@@ -70,7 +72,26 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
                     "leave one of the two out",
                 )
             found[target] = asked
-    return found
+    return found | _of_backend(config)
+
+
+def _of_backend(config: Config) -> Values:
+    """What ``actor.training_backend`` says of the strategy. Raises :class:`ConfigError` where that says otherwise."""
+    backend, fsdp = config.actor.training_backend, config.actor.fsdp_config
+    if backend is None:
+        return {}
+    key, own = "actor.fsdp_config.strategy", "fsdp2" if fsdp.strategy == "fsdp" else fsdp.strategy
+    if fsdp.sharding_strategy is not None:  # says what FSDP shares out, and wins over the strategy
+        key, own = "actor.fsdp_config.sharding_strategy", str(STRATEGIES[fsdp.sharding_strategy]["strategy"])
+    if own == BACKENDS[backend] or (key.endswith("sharding_strategy") and backend != "ddp"):
+        return {}
+    if own != "auto":
+        said = fsdp.sharding_strategy or fsdp.strategy
+        raise ConfigError(
+            f"actor.training_backend is {backend}, which is strategy {BACKENDS[backend]}, and {key} is {said}",
+            f"leave actor.training_backend out, or set it to {'ddp' if own == 'replicate' else 'fsdp2'}",
+        )
+    return {key: BACKENDS[backend]}
 
 
 def check_said(config: Config) -> None:
