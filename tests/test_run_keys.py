@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,6 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.lr_sched.lr_wsd_decay_iters=2", "set actor.lr_sched.lr_decay_style=wsd"),
         ("hydra.job.chdir=true", "hydra's launcher, which is not used"),
         ("actor.lr_sched.lr_wsd_decay_style=linear", "set actor.lr_sched.lr_decay_style=wsd"),
-        ("actor.channel.name=other", "the memory of env.channel"),
         ("actor.training_backend=megatron", "there is no Megatron backend"),
         ("actor.training_backend=deepspeed_train", "there is no DeepSpeed backend"),
         ("actor.training_backend=fsdp2_train", "set actor.training_backend=fsdp2"),
@@ -121,8 +122,7 @@ def test_what_is_so_anyway_is_taken():
     config("actor.enable_offload=false",
            "actor.fsdp_config.amp_autocast.enabled=false", "actor.fsdp_config.amp_autocast.precision=bf16",
            "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1",
-           "actor.fsdp_config.mixed_precision.buffer_dtype=fp32", "env.channel.name=mine",
-           "actor.channel.name=mine")  # fmt: skip
+           "actor.fsdp_config.mixed_precision.buffer_dtype=fp32")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -345,6 +345,38 @@ def test_a_run_has_an_id_and_its_process_a_name(tmp_path, monkeypatch):
     finally:
         Path("/proc/self/comm").write_text(before)
     assert group.name == "ActorGroupOfMine 3: "
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ((), ["embodied.action_buffer.obs_buffer.0", "embodied.replay_buffer"]),
+        (("env.channel.name=e",), ["e.replay_buffer", "embodied.action_buffer.e.obs_buffer.0"]),
+        (
+            ("env.channel.name=e", "rollout.channel.name=r", "actor.channel.name=a", "actor.channel.queue_name=waiting"),
+            ["a.waiting", "r.action_buffer.e.obs_buffer.0"],
+        ),
+    ],
+)
+def test_shared_memory_has_the_names_of_its_channels(told, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+    make = os.memfd_create
+    monkeypatch.setattr(os, "memfd_create", lambda name, *flags: seen.append(name) or make(name, *flags))
+    assert train.main([*RUN, *told, "runner.max_epochs=1"]) == 0
+    assert sorted(seen) == named
+
+
+def test_records_that_may_not_all_wait_for_the_update_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    dry = (*RUN, "runner.dry_run=true")
+    assert train.main([*dry, "actor.channel.queue_size=1"]) == 2
+    said = capsys.readouterr().err
+    (most,) = re.findall(r"queue_size is 1, and an iteration has up to (\d+) records in the process", said)
+    assert f"set actor.channel.queue_size to {most} or more" in said
+    assert train.main([*dry, f"actor.channel.queue_size={int(most) - 1}"]) == 2
+    assert train.main([*dry, f"actor.channel.queue_size={most}"]) == 0
+    assert train.main([*RUN, "runner.max_epochs=1", f"actor.channel.queue_size={most}"]) == 0
 
 
 def rows(folder: Path) -> list[dict[str, float]]:

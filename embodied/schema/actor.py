@@ -240,6 +240,23 @@ class CriticConfig(Section):
     )
 
 
+class RecordsChannelConfig(Section):
+    name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="Name of the shared memory in which records wait for the update, as /proc shows it: "
+        "NAME.QUEUE_NAME; null = env.channel.name.",
+    )
+    queue_name: str = Field("replay_buffer", min_length=1, max_length=100, description="Name of the queue within it.")
+    queue_size: int = Field(
+        0,
+        ge=0,
+        description="Most records of an iteration that may wait for the update in a process. An iteration is updated "
+        "as a whole, so one that may have more is refused; 0 = as many as it has.",
+    )
+
+
 OTHER_BACKENDS = ("megatron", "deepspeed", "torchtitan", "veomni")
 """What trains elsewhere."""
 
@@ -313,6 +330,7 @@ class ActorConfig(Section):
         "process then holds a copy of its records of a step. false = each trains on what it has collected. In one "
         "process there is nothing to exchange.",
     )
+    channel: RecordsChannelConfig = RecordsChannelConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig
     optim: OptimConfig = OptimConfig()

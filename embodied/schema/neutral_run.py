@@ -25,17 +25,11 @@ _HOST = (
     "set actor.offload_optimizer=true; with several processes actor.fsdp_config.strategy=fsdp2 and cpu_offload=true, "
     "which keep shards in host memory, too"
 )
-_SLAB = "records stand in shared memory, and no queue carries them"
 _FSDP = "set actor.fsdp_config.strategy"
 _BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one before it computes"
 RUN: Mapping[str, Neutral] = {
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
     "actor.spec_name": Neutral((), MEGATRON, _FSDP),
-    "actor.channel.name": Neutral(
-        (), "records stand in the memory of env.channel until the update", same_as="env.channel.name"
-    ),
-    "actor.channel.queue_name": Neutral(("replay_buffer",), _SLAB),
-    "actor.channel.queue_size": Neutral((0,), _SLAB),
     "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
     "actor.offload_grad": Neutral(
         (False, True), "gradients are freed with each optimizer step, and take no memory while the policy acts"
