@@ -96,6 +96,7 @@ def takes_nothing() -> None:
 
 def test_a_composed_run_is_the_same_with_neutral_keys():
     own = {f"actor.model.{name}" for name in inspect.signature(FakePolicy).parameters}
+    own |= {f"reward.model.{name}" for name in inspect.signature(build_reward_model).parameters}
     keys = [f"{key}={'null' if not n.values else str(n.values[0]).lower()}" for key, n in NEUTRAL.items()
             if not isinstance((n.values or (0,))[0], dict) and key not in own]  # fmt: skip
     assert config(*keys) == config()

@@ -134,7 +134,7 @@ def test_what_is_so_anyway_is_taken():
         ("fsdp", "sharding_strategy=shard_grad_op", "fsdp2"),
         ("ddp", "sharding_strategy=no_shard", "replicate"),
         ("ddp", "strategy=replicate", "replicate"),
-        ("fsdp2", "strategy=replicate", "strategy is replicate\n  fix: leave actor.training_backend out, or set it to ddp"),
+        ("fsdp2", "strategy=replicate", "fix: leave actor.training_backend out, or set it to ddp"),
         ("ddp", "strategy=fsdp", "which is strategy replicate, and actor.fsdp_config.strategy is fsdp"),
         ("ddp", "sharding_strategy=full_shard", "actor.fsdp_config.sharding_strategy is full_shard"),
     ],
@@ -353,8 +353,8 @@ def test_a_run_has_an_id_and_its_process_a_name(tmp_path, monkeypatch):
         ((), ["embodied.action_buffer.obs_buffer.0", "embodied.replay_buffer"]),
         (("env.channel.name=e",), ["e.replay_buffer", "embodied.action_buffer.e.obs_buffer.0"]),
         (
-            ("env.channel.name=e", "rollout.channel.name=r", "actor.channel.name=a", "actor.channel.queue_name=waiting"),
-            ["a.waiting", "r.action_buffer.e.obs_buffer.0"],
+            ("env.channel.name=e", "rollout.channel.name=r", "actor.channel.name=a", "actor.channel.queue_name=q"),
+            ["a.q", "r.action_buffer.e.obs_buffer.0"],
         ),
     ],
 )

@@ -30,6 +30,8 @@ MAY_CHANGE = (
     "data.val_rollout_batch_size", "protocol.name", "protocol.source", "protocol.env", "protocol.sets",
     "protocol.of_model", "data.validation_shuffle", "data.filter_overlong_prompts_workers",
     "env.train.token_limit.workers", "algorithm.rollout_batch_size_per_gpu", "algorithm.val_rollout_batch_size_per_gpu",
+    "actor.model.trust_remote_code", "actor.model.tokenizer_trust_remote_code", "actor.tokenizer.trust_remote_code",
+    "reward.model.trust_remote_code",
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 

@@ -224,7 +224,12 @@ class TokenizerConfig(Section):
         None, min_length=1, description="Text: folder of the tokenizer on this machine; null = actor.model.model_path."
     )
     use_fast: bool = Field(True, description="Text: the tokenizer of the package tokenizers; always so.")
-    trust_remote_code: bool = Field(False, description="Text: run code that comes with a tokenizer; never.")
+    trust_remote_code: bool = Field(
+        False,
+        description="Text: permit to run code that comes with a tokenizer (auto_map in its tokenizer_config.json). It "
+        "is run where transformers has no class for the tokenizer, and a run says whether it was. Other models need "
+        "none.",
+    )
     padding_side: Literal["left", "right"] = Field(
         "right",
         description="Text: side on which rows of prompts are filled up; always right. No result depends on it, because "
@@ -296,9 +301,9 @@ class ActorConfig(Section):
     )
     training_backend: Annotated[Literal["fsdp", "fsdp2", "ddp"] | None, BeforeValidator(_is_here)] = Field(
         None,
-        description="How several processes train: fsdp and fsdp2 set actor.fsdp_config.strategy=fsdp2, of a policy with "
-        "adapters, too, which auto replicates; ddp sets replicate. fsdp_config.sharding_strategy beside fsdp says more "
-        "exactly what each holds (no_shard = all of it); a strategy that says otherwise is refused. null = what "
+        description="How several processes train: fsdp and fsdp2 set actor.fsdp_config.strategy=fsdp2, of a policy "
+        "with adapters, too, which auto replicates; ddp sets replicate. fsdp_config.sharding_strategy beside fsdp says "
+        "more exactly what each holds (no_shard = all of it); a strategy that says otherwise is refused. null = what "
         "fsdp_config says.",
     )
     enable_offload: bool | None = Field(

@@ -34,7 +34,6 @@ FIXED: Mapping[str, Fixed] = {
         "tokenizers are those of the package tokenizers", (False,),
         "the tokenizer is that of the package tokenizers all the same",
     ),
-    "actor.tokenizer.trust_remote_code": Fixed("code that comes with a tokenizer is never run"),
     "actor.tokenizer.padding_side": Fixed(
         "texts are computed end to end, and rows of prompts are filled up on the right, which changes no result",
         ("left",), "rows of prompts are filled up on the right all the same, which changes no result",
@@ -75,6 +74,10 @@ def notes(config: Config) -> list[str]:
     if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
         lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
+    if config.actor.tokenizer.trust_remote_code and "tokenizer_trust_remote_code" not in (
+        config.actor.model.model_extra or {}
+    ):
+        lines.append("actor.tokenizer.trust_remote_code true: this model needs no code of a tokenizer, and runs none")
     if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines

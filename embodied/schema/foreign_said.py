@@ -224,10 +224,6 @@ def flash(row: Row, value: Any, get: Lookup) -> Said:
     )
 
 
-def native(row: Row, value: Any, get: Lookup) -> Said:
-    return Said(how="nothing", why="code that comes with a checkpoint is never run; models are native")
-
-
 def wrist(row: Row, value: Any, get: Lookup) -> Said:
     if value not in (True, "True"):
         return Said(how="nothing", why="one camera is the default")

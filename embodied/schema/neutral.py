@@ -66,7 +66,7 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
     "gradient_accumulation_fusion": Neutral((False,), _KERNEL),
     "batch_p2p_comm": Neutral((False,), f"{_MEGATRON}, and no pipeline of devices"),
     "variable_seq_lengths": Neutral((False,), f"{_MEGATRON}, and no pipeline of devices whose passes could differ"),
-    "trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
+    "trust_remote_code": Neutral((False, True), "it is a permission, and this model runs no code of a checkpoint"),
     "low_cpu_mem_usage": Neutral((True,), "weights are never held twice in host memory"),
     "model_revision": Neutral(
         (),
@@ -100,7 +100,9 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
 NEUTRAL: Mapping[str, Neutral] = {
     **{f"actor.model.{name}": neutral for name, neutral in _UNDER_MODEL.items()},
     **RUN,
-    "reward.model.trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
+    "reward.model.trust_remote_code": Neutral(
+        (False, True), "it is a permission, and this model runs no code of a checkpoint"
+    ),
     "reward.model.input_tokenizer": Neutral(
         (), "the reward model is given the conversation as text, before the policy's chat template and tokenizer",
         "set reward.model.tokenizer_path to the reward model's own tokenizer",

@@ -21,6 +21,7 @@ from ..shared.files import read_json
 from ..shared.keys import bad
 from ..shared.quantized import quantized_layers
 from .characters import character_tokenizer
+from .own_code import may_run, network_code, own_tokenizer, tokenizer_code
 from .settings import Settings
 
 # Sizes of a network that is made here, where override_config names no others: 0.34 M parameters in its layers.
@@ -46,22 +47,28 @@ def load_tokenizer(settings: Settings) -> Any:
     from_file = settings.gguf_file is not None and settings.tokenizer_path is None
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if from_file else {}
     folder = folder_of(path, "actor.model.tokenizer_path" if settings.tokenizer_path else "actor.model.model_path")
-    return read_tokenizer(folder, "actor.model.tokenizer_path", **keys)
+    trusted = settings.tokenizer_trust_remote_code, "actor.tokenizer.trust_remote_code"
+    return read_tokenizer(folder, "actor.model.tokenizer_path", trusted, **keys)
 
 
-def read_tokenizer(folder: Path, key: str, **keys: Any) -> Any:
+def read_tokenizer(folder: Path, key: str, trusted: tuple[bool, str], **keys: Any) -> Any:
     """The tokenizer of a folder.
 
     Args:
         key: of the configuration that may name another folder.
+        trusted: whether code of the folder may be run, and the key that says so.
         keys: arguments of ``from_pretrained``.
 
     Raises:
-        CheckpointError: the folder has none that can be read.
+        CheckpointError: the folder has none that can be read, or needs code that may not be run.
     """
+    code = tokenizer_code(folder)
+    runs = may_run(code, folder, *trusted)
     kind = PreTrainedTokenizerFast if keys else _tokenizer_class(folder)  # a GGUF file says itself what to build
     try:
-        return kind.from_pretrained(folder, local_files_only=True, **keys)
+        if runs and code is not None:
+            return own_tokenizer(code, folder)
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **keys)
     except UNREADABLE as error:
         raise CheckpointError(
             f"{folder} has no tokenizer that can be read: {short(error)}",
@@ -137,12 +144,15 @@ def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
     assert settings.model_path is not None
     folder = folder_of(settings.model_path, "actor.model.model_path")
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
+    code = network_code(folder, "AutoModelForCausalLM")
+    runs = may_run(code, folder, settings.trust_remote_code, "actor.model.trust_remote_code")
     try:
         if keys:  # else transformers parses the file twice, its vocabulary included
             keys["config"] = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
         pair: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=dtype, output_loading_info=True, **keys, **settings.override_config
-        )
+            folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=runs, **keys,
+            **settings.override_config,
+        )  # fmt: skip
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
         if settings.gguf_file:

@@ -71,7 +71,9 @@ class Settings:
     value_type: str = "chunk_level"
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, less memory
     low_cpu_mem_usage: bool = True  # weights are never held twice; always so
-    trust_remote_code: bool = False  # a checkpoint's code is never run
+    # permits to run the folder's own code for the network; it is run where transformers has no class for it
+    trust_remote_code: bool = False
+    tokenizer_trust_remote_code: bool = False  # the same for the tokenizer
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
@@ -94,8 +96,6 @@ class Settings:
         for key in SWITCHES:
             if not isinstance(getattr(self, key), bool):
                 raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
-        if self.trust_remote_code:
-            raise bad("trust_remote_code", True, "a checkpoint's code is never run", "remove the key")
         if not self.low_cpu_mem_usage:
             raise bad("low_cpu_mem_usage", False, "weights are never held twice in host memory", "remove the key")
         if self.attn_implementation != "sdpa":

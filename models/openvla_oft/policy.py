@@ -223,6 +223,7 @@ class OpenVLAOFTPolicy(nn.Module):
             "input": f"{net.num_images} × {net.image_size} px, state {net.proprio_dim}, prompt {self.prompts.shape[1]}",
             "output": f"{net.num_action_chunks} actions × {net.action_dim}",
             "statistics": self.statistics.describe(),
+            **({"code of the checkpoint": "none was needed, and none was run"} if settings.trust_remote_code else {}),
         }
 
     def pictures(self) -> Mapping[str, Any]:

@@ -20,7 +20,6 @@ from .shapes import TowerHints
 SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
 Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for SigLIP's
 NATIVE = {
-    "trust_remote_code": (False, "this implementation is native and never runs a checkpoint's code"),
     "model_revision": (None, "nothing is downloaded: model_path is a folder, which has one revision"),
     "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
 }
@@ -102,7 +101,8 @@ class Settings:
     torch_compile: bool = False  # compile each transformer block; the first calls of a run then take minutes
     torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
     low_cpu_mem_usage: bool = True  # weights are never held twice; always so
-    trust_remote_code: bool = False  # a checkpoint's code is never run
+    # permits to run the folder's own code; none is needed, because this implementation is native, and a run says so
+    trust_remote_code: bool = False
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:

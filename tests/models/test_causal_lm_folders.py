@@ -189,7 +189,7 @@ def test_prompts_of_any_kind_are_answered():
         ({"freeze_pattern": "("}, "not a regular expression"),
         ({"freeze_pattern": "."}, "no parameter is trained"),
         ({"is_lora": True, "lora_target_modules": ["q_pro"]}, "Did you mean 'q_proj'"),
-        ({"trust_remote_code": True}, "is never run"),
+        ({"trust_remote_code": "yes"}, "it is a switch"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(keys, said):
