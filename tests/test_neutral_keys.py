@@ -65,6 +65,15 @@ def test_rollouts_are_compiled_where_the_policy_is():
     assert compiled == config("actor.model.torch_compile=true", base=ROBOT)
 
 
+def test_the_policys_own_tokenizer_is_taken_for_the_reward_model():
+    key, given = "reward.model.input_tokenizer", ("actor.model.model_path=a", "actor.tokenizer.tokenizer_model=b")
+    base = ("env=math", "model=causal_lm")
+    for same in ("a", "b"):
+        assert config(*given, f"{key}={same}", base=base) == config(*given, base=base)
+    with pytest.raises(ConfigError, match="before the policy's chat template and tokenizer"):
+        config(*given, f"{key}=c", base=base)
+
+
 def test_all_are_refused_at_once_and_unknown_keys_beside_them():
     """Those of the env's class too."""
     with pytest.raises(UnknownKeyError) as failed:

@@ -230,10 +230,10 @@ class TokenizerConfig(Section):
         "is run where transformers has no class for the tokenizer, and a run says whether it was. Other models need "
         "none.",
     )
-    padding_side: Literal["left", "right"] = Field(
-        "right",
-        description="Text: side on which rows of prompts are filled up; always right. No result depends on it, because "
-        "texts are computed end to end.",
+    padding_side: Literal["left", "right"] | None = Field(
+        None,
+        description="Text: side on which the tokenizer of an exported folder fills up rows; null = as it was read. A "
+        "run itself computes the same on both sides.",
     )
 
 
@@ -324,7 +324,14 @@ class ActorConfig(Section):
         "first use in an update to its end.",
     )
     sequence_packing: bool = Field(
-        True, description="Text: a pass computes texts end to end, without padding; always so."
+        True,
+        description="Text: a pass of an update computes texts end to end, without padding, and equal prompts once; "
+        "false = each in a row that is filled up to the longest, to compare: slower, the same numbers up to rounding.",
+    )
+    calculate_flops: bool = Field(
+        True,
+        description="Count the floating-point operations of an update (train/tflops_per_s, time/train_mfu); false = no "
+        "such metrics. Reinforcement learning; needs a policy that says how many it makes.",
     )
     enable_dp_load_balance: bool = Field(
         False,

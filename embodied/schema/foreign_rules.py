@@ -48,7 +48,6 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "actor_rollout_ref.model.lora_rank": say.adapters, "model.lora_rank": say.adapters,
     "actor_rollout_ref.model.override_config.model_config": say.positive,
     "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router": say.only_off("freeze_pattern says it"),
-    "actor_rollout_ref.model.use_remove_padding": say.nothing("texts are always computed end to end, without padding"),
     "actor_rollout_ref.actor.strategy": say.strategy,
     "actor_rollout_ref.actor.ppo_mini_batch_size": counts.prompts,
     "actor_rollout_ref.actor.use_kl_loss": say.kl_loss, "actor_rollout_ref.actor.kl_loss_coef": say.kl_loss,

@@ -106,6 +106,7 @@ NEUTRAL: Mapping[str, Neutral] = {
     "reward.model.input_tokenizer": Neutral(
         (), "the reward model is given the conversation as text, before the policy's chat template and tokenizer",
         "set reward.model.tokenizer_path to the reward model's own tokenizer",
+        same_as=("actor.tokenizer.tokenizer_model", "actor.model.model_path"),  # the policy's, which wrote the answer
     ),
     "reward.model.wrap_policy.min_num_params": Neutral((0,), "each process holds all of the reward model"),
     "rollout.pipeline_parallel_size": Neutral((1,), _ONE_ENGINE, _ENGINE_GPUS),
@@ -119,10 +120,9 @@ NEUTRAL: Mapping[str, Neutral] = {
         (False,), "an env of texts is always given texts, and actions of robots have none",
         "set rollout.print_outputs=true to read them",
     ),
-    "rollout.padding": Neutral((), "texts are computed end to end, and no result depends on what fills up a row"),
     "rollout.validate_weight": Neutral((False, True), _VALIDATED, _GAP),
     "rollout.validate_save_dir": Neutral((), _VALIDATED, _GAP),
-    "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as="actor.model.torch_compile"),
+    "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as=("actor.model.torch_compile",)),
     "rollout.torch_compile_max_bs": Neutral(
         (), "a layer is compiled for each power of two of rows", _COMPILE, numbers=True
     ),
@@ -147,7 +147,7 @@ def without_neutral(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Co
         section, _, name = key.rpartition(".")
         if section in takes and takes[section](name):
             continue
-        values = (*neutral.values, *([at(mapping, neutral.same_as)] if neutral.same_as else []))
+        values = (*neutral.values, *(at(mapping, other) for other in neutral.same_as))
         number = neutral.numbers and type(value) is int
         if value is not None and not number and not any(_same(value, one) for one in values):
             refused.append(_refused(key, value, neutral, at(mapping, f"{section}._target_")))

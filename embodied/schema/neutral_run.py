@@ -12,7 +12,7 @@ class Neutral(NamedTuple):
     values: tuple[Any, ...]
     why: str
     fix: str = ""  # beside leaving it out
-    same_as: str = ""  # key whose value it may have, too
+    same_as: tuple[str, ...] = ()  # keys whose values it may have, too
     numbers: bool = False  # whether it may be any whole number
 
 
@@ -33,10 +33,6 @@ RUN: Mapping[str, Neutral] = {
     "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
     "actor.offload_grad": Neutral(
         (False, True), "gradients are freed with each optimizer step, and take no memory while the policy acts"
-    ),
-    "actor.calculate_flops": Neutral(
-        (False, True), "operations are always counted (train/tflops_per_s, if the policy says how many it makes)",
-        "set runner.peak_tflops=measure for time/train_mfu, a share of what the device can do",
     ),
     "actor.fsdp_config.use_liger_kernel": Neutral(
         (False,), "Liger's kernels replace layers of networks from transformers, and the networks here are its own or "

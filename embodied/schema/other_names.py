@@ -114,6 +114,11 @@ def check_said(config: Config) -> None:
             "actor.fsdp_config.sharding_strategy is hybrid_shard, and fsdp_size -1: how many processes share one copy?",
             "set actor.fsdp_config.fsdp_size to the processes of one machine",
         )
+    if config.runner.peak_tflops is not None and not config.actor.calculate_flops:
+        raise ConfigError(
+            "runner.peak_tflops is set to compare an update's operations with it, and actor.calculate_flops is false",
+            "set actor.calculate_flops=true, or leave runner.peak_tflops out",
+        )
     check_uploads(config.runner.checkpoint)
     if config.runner.checkpoint.max_keep == 0:
         raise ConfigError("runner.checkpoint.max_keep is 0", "set it to 1 or more, or to -1 to keep all checkpoints")

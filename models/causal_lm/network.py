@@ -36,11 +36,24 @@ UNREADABLE = (
 
 
 def load_tokenizer(settings: Settings) -> Any:
-    """The tokenizer of ``tokenizer_path`` or ``model_path``, or one of characters.
+    """The tokenizer of ``tokenizer_path`` or ``model_path``, or one of characters, with the settings of its padding.
 
     Raises:
         CheckpointError: the folder has none that can be read.
+        ConfigError: ``pad_token`` is no token.
     """
+    tokenizer = _tokenizer_of(settings)
+    if settings.padding_side is not None:
+        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = settings.padding_side
+    if settings.pad_token is not None:
+        if not 0 <= settings.pad_token < len(tokenizer):
+            reason = f"the tokenizer has {len(tokenizer)} tokens"
+            raise bad("pad_token", settings.pad_token, reason, "set rollout.padding to an id below that")
+        tokenizer.pad_token_id = settings.pad_token
+    return tokenizer
+
+
+def _tokenizer_of(settings: Settings) -> Any:
     path = settings.tokenizer_path or settings.model_path
     if path is None:
         return character_tokenizer(settings.characters)

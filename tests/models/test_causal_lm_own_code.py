@@ -174,6 +174,20 @@ def test_a_folder_of_a_stranger_has_no_permission(own, plain):
     check_trusted(TARGET, {"model_path": str(own)}, own)
 
 
+def test_keys_of_padding_reach_the_model_or_are_told():
+    given = ("actor.tokenizer.padding_side=left", "actor.sequence_packing=false")
+    text = compose(["env=math", "model=causal_lm", "actor.model.model_path=x", *given, "rollout.padding=3"]).config
+    own = {"padding_side": "left", "sequence_packing": False, "pad_token": 3}
+    assert {key: text.actor.model.model_extra[key] for key in own} == own
+    robot = compose(["env=libero_10", "model=openvla_oft_tiny", *given]).config
+    assert [line.partition(":")[0] for line in notes(robot)] == [
+        'actor.tokenizer.padding_side "left"', "actor.sequence_packing false",
+    ]  # fmt: skip
+    assert not notes(text)
+    with pytest.raises(ConfigError, match="nothing here takes it"):
+        compose(["env=libero_10", "model=openvla_oft_tiny", "rollout.padding=3"])
+
+
 def test_the_keys_reach_the_model_or_are_told():
     text = compose(["env=math", "model=causal_lm", "actor.model.model_path=x", "actor.tokenizer.trust_remote_code=true",
                     "actor.model.trust_remote_code=true"]).config  # fmt: skip
