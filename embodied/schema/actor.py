@@ -262,19 +262,16 @@ class RecordsChannelConfig(Section):
     )
 
 
-OTHER_BACKENDS = ("megatron", "deepspeed", "torchtitan", "veomni")
+OTHER_BACKENDS = ("Megatron", "DeepSpeed", "torchtitan", "VeOmni")
 """What trains elsewhere."""
 
 
 def _is_here(name: Any) -> Any:
     """Says of a backend of other systems that it is not there."""
     for other in OTHER_BACKENDS:
-        if isinstance(name, str) and name.lower().startswith(other):
-            raise PydanticCustomError(
-                "not_here",
-                "there is no {other} backend: processes share the policy out (fsdp, fsdp2) or replicate it (ddp)",
-                {"other": {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(other, other)},
-            )
+        if isinstance(name, str) and name.lower().startswith(other.lower()):
+            said = "there is no {other} backend: processes share the policy out (fsdp, fsdp2) or replicate it (ddp)"
+            raise PydanticCustomError("not_here", said, {"other": other})
     return name
 
 

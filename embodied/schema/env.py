@@ -260,6 +260,12 @@ class RolloutConfig(Section):
         description="enforce_eager false: largest batch (rollout.policy_batch) that is replayed as a CUDA graph; a "
         "larger one is computed as if enforce_eager were true. null = any.",
     )
+    torch_compile_max_bs: int | None = Field(
+        None,
+        ge=1,
+        description="actor.model.torch_compile true: largest batch that acts compiled (rows of a call); a larger one "
+        "runs as it is. null = any.",
+    )
     enable_offload: bool = Field(
         True,
         description="The engine sleeps while the policy is updated: its weights wait in host memory, its cache is "

@@ -77,6 +77,9 @@ def notes(config: Config) -> list[str]:
     name = config.rollout.group_name
     if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
         lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
+    rows, compiled = config.rollout.torch_compile_max_bs, (config.actor.model.model_extra or {}).get("torch_compile")
+    if rows is not None and not compiled:
+        lines.append(f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
     lines += [
         f"{key} {told(given)}: {why}"

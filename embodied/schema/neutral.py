@@ -123,9 +123,6 @@ NEUTRAL: Mapping[str, Neutral] = {
     "rollout.validate_weight": Neutral((False, True), _VALIDATED, _GAP),
     "rollout.validate_save_dir": Neutral((), _VALIDATED, _GAP),
     "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as=("actor.model.torch_compile",)),
-    "rollout.torch_compile_max_bs": Neutral(
-        (), "a layer is compiled for each power of two of rows", _COMPILE, numbers=True
-    ),
     "rollout.sglang_decode_log_interval": Neutral((), "rollout.backend sglang is not offered"),
     "rollout.vllm.quantization": Neutral(
         ("none",), "an engine is given the policy's weights after each update, in the policy's number format"
@@ -148,15 +145,14 @@ def without_neutral(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Co
         if section in takes and takes[section](name):
             continue
         values = (*neutral.values, *(at(mapping, other) for other in neutral.same_as))
-        number = neutral.numbers and type(value) is int
-        if value is not None and not number and not any(_same(value, one) for one in values):
+        if value is not None and not any(_same(value, one) for one in values):
             refused.append(_refused(key, value, neutral, at(mapping, f"{section}._target_")))
         found = without(found, key)
     return found, refused
 
 
 def _refused(key: str, value: Any, neutral: Neutral, target: Any) -> ConfigError:
-    only = " or ".join([*map(told, (None, *neutral.values)), *(["a whole number"] if neutral.numbers else [])])
+    only = " or ".join(map(told, (None, *neutral.values)))
     whose = "" if target is MISSING else f" of {target}"
     fix = f"leave {key} out" + (f"; {neutral.fix}" if neutral.fix else "")
     return ConfigError(f"{key}{whose} is {told(value)}, and can only be {only}: {neutral.why}", fix)

@@ -13,7 +13,6 @@ class Neutral(NamedTuple):
     why: str
     fix: str = ""  # beside leaving it out
     same_as: tuple[str, ...] = ()  # keys whose values it may have, too
-    numbers: bool = False  # whether it may be any whole number
 
 
 MEGATRON = "there is no Megatron backend"

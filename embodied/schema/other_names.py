@@ -29,6 +29,9 @@ OFFLOADS = ("actor.offload_optimizer", "actor.offload_reference")
 GENERATION = ("actor.fsdp_config.strategy", "fsdp")
 """Says which FSDP is meant where ``sharding_strategy`` stands beside it, and not how weights are shared out."""
 
+BOUNDS = ("rollout.torch_compile_max_bs",)
+"""Keys that ask for nothing of a model without the target."""
+
 SAID: Mapping[str, Callable[[Any], Values]] = {
     "runner.checkpoint.save_mode": lambda mode: {"runner.checkpoint.async_save": mode == "async"},
     "runner.checkpoint.save_interval_epochs": lambda epochs: {"runner.save_interval": epochs} if epochs else {},
@@ -39,6 +42,7 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
     },
     "actor.fsdp_config.gradient_checkpointing": lambda on: {"actor.model.gradient_checkpointing": on},
     "actor.enable_offload": lambda on: dict.fromkeys(OFFLOADS, True) if on else {},
+    "rollout.torch_compile_max_bs": lambda rows: {"actor.model.torch_compile_max_bs": rows},
     "actor.use_torch_compile": lambda on: {"actor.model.torch_compile": on},
 }
 """Key → what its value says."""
@@ -59,7 +63,7 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
             continue
         for target, asked in says(value).items():
             if target.startswith("actor.model.") and not _taken(config, target):
-                if asked:
+                if asked and key not in BOUNDS:
                     raise ConfigError(
                         f"{key} is {_told(value)}, and {config.actor.model.target} takes no {target}",
                         f"leave {key} out, or choose a model that has it, e.g. model=openvla_oft",

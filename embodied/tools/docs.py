@@ -65,8 +65,7 @@ def configuration() -> str:
 
 
 def _values(neutral: Neutral) -> str:
-    values = [f"`{told(value)}`" for value in (None, *neutral.values)]
-    return ", ".join([*values, *(["a whole number"] if neutral.numbers else [])])
+    return ", ".join(f"`{told(value)}`" for value in (None, *neutral.values))
 
 
 def _sentence(neutral: Neutral) -> str:
