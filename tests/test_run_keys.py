@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -124,28 +122,6 @@ def test_what_is_so_anyway_is_taken():
            "actor.fsdp_config.amp_autocast.enabled=false", "actor.fsdp_config.amp_autocast.precision=bf16",
            "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1",
            "actor.fsdp_config.mixed_precision.buffer_dtype=fp32")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("backend", "told", "strategy"),
-    [
-        ("null", "strategy=auto", "auto"),
-        ("fsdp", "strategy=fsdp", "fsdp"),
-        ("fsdp", "sharding_strategy=no_shard", "replicate"),
-        ("fsdp", "sharding_strategy=shard_grad_op", "fsdp2"),
-        ("ddp", "sharding_strategy=no_shard", "replicate"),
-        ("ddp", "strategy=replicate", "replicate"),
-        ("fsdp2", "strategy=replicate", "fix: leave actor.training_backend out, or set it to ddp"),
-        ("ddp", "strategy=fsdp", "which is strategy replicate, and actor.fsdp_config.strategy is fsdp"),
-        ("ddp", "sharding_strategy=full_shard", "actor.fsdp_config.sharding_strategy is full_shard"),
-    ],
-)
-def test_a_backend_fills_in_the_strategy_and_contradicts_none(backend, told, strategy):
-    given = (f"actor.training_backend={backend}", f"actor.fsdp_config.{told}")
-    if " " in strategy:
-        assert strategy in refused(*given)
-    else:
-        assert config(*given).actor.fsdp_config.strategy == strategy
 
 
 def test_one_switch_keeps_on_the_host_what_can_rest_there():
@@ -346,38 +322,6 @@ def test_a_run_has_an_id_and_its_process_a_name(tmp_path, monkeypatch):
     finally:
         Path("/proc/self/comm").write_text(before)
     assert group.name == "ActorGroupOfMine 3: "
-
-
-@pytest.mark.parametrize(
-    ("told", "named"),
-    [
-        ((), ["embodied.action_buffer.obs_buffer.0", "embodied.replay_buffer"]),
-        (("env.channel.name=e",), ["e.replay_buffer", "embodied.action_buffer.e.obs_buffer.0"]),
-        (
-            ("env.channel.name=e", "rollout.channel.name=r", "actor.channel.name=a", "actor.channel.queue_name=q"),
-            ["a.q", "r.action_buffer.e.obs_buffer.0"],
-        ),
-    ],
-)
-def test_shared_memory_has_the_names_of_its_channels(told, named, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    seen: list[str] = []
-    make = os.memfd_create
-    monkeypatch.setattr(os, "memfd_create", lambda name, *flags: seen.append(name) or make(name, *flags))
-    assert train.main([*RUN, *told, "runner.max_epochs=1"]) == 0
-    assert sorted(seen) == named
-
-
-def test_records_that_may_not_all_wait_for_the_update_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    dry = (*RUN, "runner.dry_run=true")
-    assert train.main([*dry, "actor.channel.queue_size=1"]) == 2
-    said = capsys.readouterr().err
-    (most,) = re.findall(r"queue_size is 1, and an iteration has up to (\d+) records in the process", said)
-    assert f"set actor.channel.queue_size to {most} or more" in said
-    assert train.main([*dry, f"actor.channel.queue_size={int(most) - 1}"]) == 2
-    assert train.main([*dry, f"actor.channel.queue_size={most}"]) == 0
-    assert train.main([*RUN, "runner.max_epochs=1", f"actor.channel.queue_size={most}"]) == 0
 
 
 def rows(folder: Path) -> list[dict[str, float]]:

@@ -248,10 +248,10 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
         raise _composition_error(error, overrides, config_dirs) from None
     finally:
         GlobalHydra.instance().clear()
-    told = OmegaConf.to_container(config.hydra, resolve=False)  # only hydra's launcher can resolve all of it
+    hydra = OmegaConf.to_container(config.hydra, resolve=False)  # only its launcher can resolve all of it
     with open_dict(config):
         del config["hydra"]
-    return {**OmegaConf.to_container(config, resolve=False), "hydra": told}  # type: ignore[dict-item]
+    return {**OmegaConf.to_container(config, resolve=False), "hydra": hydra}  # type: ignore[dict-item]
 
 
 def _search_path(folder: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied import hidden
@@ -89,7 +89,7 @@ def record(hydra: Mapping[str, Any], config: Mapping[str, Any], overrides: Seque
     return Record(str(path), config, [one for one in overrides if not one.lstrip("+~").startswith("hydra.")])
 
 
-def begin_in_run_dir(config: DictConfig, told: str | None) -> None:
+def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
     """Puts the folder of ``hydra.run.dir`` before the relative folders that a run writes.
 
     Args:
@@ -117,7 +117,7 @@ def begin_in_run_dir(config: DictConfig, told: str | None) -> None:
             OmegaConf.update(config, key, str(Path(folder) / value))
 
 
-def _resolved(config: DictConfig, told: str) -> str:
+def _resolved(config: DictConfig | ListConfig, told: str) -> str:
     """The folder, with what it refers to."""
     try:
         whole = OmegaConf.merge(config, {"hydra": {"run": {"dir": told}}})

@@ -79,11 +79,12 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
     return found | _of_backend(config)
 
 
-def _of_backend(config: Config) -> Values:
+def _of_backend(config: Config) -> dict[str, Any]:
     """What ``actor.training_backend`` says of the strategy. Raises :class:`ConfigError` where that says otherwise."""
     backend, fsdp = config.actor.training_backend, config.actor.fsdp_config
     if backend is None:
         return {}
+    own: str
     key, own = "actor.fsdp_config.strategy", "fsdp2" if fsdp.strategy == "fsdp" else fsdp.strategy
     if fsdp.sharding_strategy is not None:  # says what FSDP shares out, and wins over the strategy
         key, own = "actor.fsdp_config.sharding_strategy", str(STRATEGIES[fsdp.sharding_strategy]["strategy"])
