@@ -59,11 +59,12 @@ def in_command(command: str) -> str:
         words = shlex.split(command)
     except ValueError:  # a quote is open: it is no command line that a shell takes
         return in_text(command)
-    shown = [_in_word(word) for word in words]
+    shown = [in_override(word) for word in words]
     return command if shown == words else shlex.join(shown)
 
 
-def _in_word(word: str) -> str:
+def in_override(word: str) -> str:
+    """Returns a ``key=value`` without the secrets in it."""
     key, sign, value = word.partition("=")
     if sign and value and is_secret(key):
         return f"{key}={HIDDEN}"

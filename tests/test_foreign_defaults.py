@@ -19,6 +19,7 @@ from embodied.schema.foreign_rules import said_of
 from embodied.schema.links import MISSING, at, derived, with_changes
 from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
+from embodied.schema.of_hydra import OF_HYDRA
 
 ROBOT = ("env=libero_10", "model=openvla_oft", "actor.model.model_path=x")
 TEXT = ("env=math", "model=causal_lm", "actor.model.model_path=x", "data.train_data_paths=[a.jsonl]")
@@ -58,6 +59,7 @@ def bases() -> dict[str, dict[str, Any]]:
 
 def take(base: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """What composing does with values, in a hundredth of the time. Raises ConfigError."""
+    settings = {key: value for key, value in settings.items() if key not in OF_HYDRA}  # before the schema
     nothing = silent(with_changes({}, settings))
     settings = {key: value for key, value in settings.items() if key not in nothing}
     linked = {
@@ -116,4 +118,4 @@ def test_defaults_of_others_are_taken_on_a_command_line_together(base):
     config = compose([*base, *told], "train").config
     assert config.runner.seed == schema.RunnerConfig.model_fields["seed"].default
     assert config.env.num_workers is None
-    assert len(schema.notes(config)) == (6 if base == ROBOT else 5)
+    assert len(schema.notes(config)) == (7 if base == ROBOT else 5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from embodied.schema.foreign_rules import RULES, said_of
 from embodied.schema.foreign_values import VALUES, typed
 from embodied.schema.links import MISSING, at
 from embodied.schema.neutral import NEUTRAL
+from embodied.schema.of_hydra import OF_HYDRA
 from embodied.schema.other_names import SAID
 
 HERE = Path(__file__).parent
 CONFIG = str(HERE / "config")
 OPEN = HERE / "foreign_keys_open.txt"
 FAKE = ("env=fake", "model=fake")
-ANSWERED_OTHERWISE = {"defaults", "hydra.run.dir", "hydra.output_subdir", "hydra.searchpath"}  # by hydra, or refused
+ANSWERED_OTHERWISE = {"defaults", *OF_HYDRA}  # by hydra, and before the schema
 
 
 def known() -> set[str]:
@@ -61,11 +63,11 @@ def lines(rows: list[foreign.Row]) -> list[str]:
     return sorted(f"{row.system}\t{row.kind}\t{row.full}\t{' + '.join(row.ours)}" for row in rows)
 
 
-ONE_VALUE = {"actor.model.trust_remote_code", "actor.model.low_cpu_mem_usage", "hydra.run.dir", "hydra.output_subdir"}
-"""Keys of which models, or composing, take one value alone."""
+ONE_VALUE = {"actor.model.low_cpu_mem_usage"}
+"""Keys of which models take one value alone."""
 HONOURED = {
-    ("Cosmos-RL", "must"): 159, ("Cosmos-RL", "should"): 37, ("RLinf", "must"): 186, ("RLinf", "should"): 23,
-    ("ROLL", "must"): 66, ("SimpleVLA-RL", "must"): 27, ("verl", "must"): 133, ("verl", "should"): 23,
+    ("Cosmos-RL", "must"): 160, ("Cosmos-RL", "should"): 37, ("RLinf", "must"): 195, ("RLinf", "should"): 26,
+    ("ROLL", "must"): 68, ("SimpleVLA-RL", "must"): 27, ("verl", "must"): 138, ("verl", "should"): 24,
 }  # fmt: skip
 """System and class → at least so many keys whose values change what is done. Raise them with the code."""
 
@@ -73,8 +75,9 @@ HONOURED = {
 @cache
 def honoured() -> frozenset[str]:
     """Our keys whose values change what is done."""
-    does = known() - ANSWERED_OTHERWISE | {"defaults", "hydra.searchpath"}
+    does = known()
     own = {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
+    own |= {f"reward.model.{name}" for name in signature(build_reward_model).parameters}
     return frozenset(does - (set(NEUTRAL) - own) - set(FIXED) - ONE_VALUE)
 
 

@@ -681,6 +681,18 @@ def test_without_a_peak_there_is_no_utilisation(capsys):
     assert "no MFU (runner.peak_tflops is null)" in capsys.readouterr().out
 
 
+def test_operations_are_not_counted_where_nobody_asks_for_them(capsys):
+    for name, count in (("counted", "true"), ("plain", "false")):
+        assert (
+            run("env.train.reward_mode=dense", f"actor.calculate_flops={count}", "runner.max_epochs=1", name=name) == 0
+        )
+    counted, plain = rows("counted")[0], rows("plain")[0]
+    assert counted.keys() - plain.keys() == {"train/tflops_per_s"}
+    assert counted["train/loss"] == plain["train/loss"], "passes are cut by them all the same"
+    assert run("actor.calculate_flops=false", "runner.peak_tflops=1", name="x") == 2
+    assert "set actor.calculate_flops=true, or leave runner.peak_tflops out" in capsys.readouterr().err
+
+
 FULL = ("actor.model._target_=broken_policies.OutOfMemory", "env.train.reward_mode=dense")
 
 

@@ -27,6 +27,7 @@ from embodied.schema.actor import WrapPolicyConfig
 from embodied.schema.compose import compose
 from embodied.schema.links import at
 from embodied.schema.neutral import NEUTRAL
+from embodied.schema.of_hydra import OF_HYDRA
 from embodied.testing import FakePolicy
 
 HERE = Path(__file__).parent
@@ -51,13 +52,13 @@ def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
 
 
 def test_every_key_of_the_share_is_answered():
-    known = {key.name for key in table.keys()} | set(NEUTRAL) | {"hydra.run.dir", "hydra.output_subdir"}  # noqa: SIM118
+    known = {key.name for key in table.keys()} | set(NEUTRAL) | set(OF_HYDRA)  # noqa: SIM118
     rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(), delimiter="\t")
     ours = {key for row in rows for key in row["our_key"].split(" + ")}
     ours = {key for key in ours if key.startswith(("cluster", "hydra", "runner", "actor"))}
     ours -= {key for key in ours if key.startswith(("actor.model", "actor.tokenizer"))}
     assert len(ours) > 130
-    assert sorted(ours - known - {"hydra.searchpath"}) == []
+    assert sorted(ours - known) == []
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,10 @@ def test_every_key_of_the_share_is_answered():
         ("actor.fsdp_config.sharding_strategy=shard_grad_op", "actor.fsdp_config.reshard_after_forward", False),
         ("actor.fsdp_config.gradient_checkpointing=true", "actor.model.gradient_checkpointing", True),
         ("actor.use_torch_compile=true", "actor.model.torch_compile", True),
+        ("rollout.torch_compile_max_bs=8", "actor.model.torch_compile_max_bs", 8),
+        ("actor.training_backend=FSDP", "actor.fsdp_config.strategy", "fsdp2"),
+        ("actor.training_backend=fsdp2", "actor.fsdp_config.strategy", "fsdp2"),
+        ("actor.training_backend=ddp", "actor.fsdp_config.strategy", "replicate"),
     ],
 )
 def test_a_key_in_other_words_says_the_same(said, key, value):
@@ -99,12 +104,11 @@ def test_two_keys_that_say_different_things_are_refused():
         ("runner.checkpoint.max_keep=0", "set it to 1 or more"),
         ("actor.lr_sched.lr_decay_style=wsd", "how long the rates fall"),
         ("actor.lr_sched.lr_wsd_decay_iters=2", "set actor.lr_sched.lr_decay_style=wsd"),
-        ("hydra.run.dir=elsewhere", "set runner.output_dir"),
         ("hydra.job.chdir=true", "hydra's launcher, which is not used"),
         ("actor.lr_sched.lr_wsd_decay_style=linear", "set actor.lr_sched.lr_decay_style=wsd"),
-        ("actor.channel.name=other", "the memory of env.channel"),
-        ("hydra.output_subdir=record", "leaves its configuration in config.yaml"),
         ("actor.training_backend=megatron", "there is no Megatron backend"),
+        ("actor.training_backend=deepspeed_train", "there is no DeepSpeed backend"),
+        ("actor.training_backend=fsdp2_train", "set actor.training_backend=fsdp2"),
         ("actor.offload_weight=true", "acts and learns in one copy"),
         ("actor.offload_weight=true", "set actor.offload_optimizer=true"),
     ],
@@ -114,11 +118,10 @@ def test_what_cannot_be_is_refused_with_the_reason(overrides, said):
 
 
 def test_what_is_so_anyway_is_taken():
-    config("hydra.run.dir=.", "hydra.output_subdir=null", "actor.training_backend=fsdp", "actor.enable_offload=false",
+    config("actor.enable_offload=false",
            "actor.fsdp_config.amp_autocast.enabled=false", "actor.fsdp_config.amp_autocast.precision=bf16",
            "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1",
-           "actor.fsdp_config.mixed_precision.buffer_dtype=fp32", "env.channel.name=mine",
-           "actor.channel.name=mine")  # fmt: skip
+           "actor.fsdp_config.mixed_precision.buffer_dtype=fp32")  # fmt: skip
 
 
 def test_one_switch_keeps_on_the_host_what_can_rest_there():

@@ -40,6 +40,8 @@ TRUSTED = frozenset(
 """What a folder may name to build its policy. A folder could name any function, and have it called."""
 TRUST = "trust"
 """Keyword argument of what runs machine code. The caller gives it, never the folder."""
+OWN_CODE = {"trust_remote_code": ("model_path",), "tokenizer_trust_remote_code": ("tokenizer_path", "model_path")}
+"""Keyword argument that permits to run Python files of a folder → the arguments that name the folder."""
 HERE = "."
 """In a keyword argument of ``model``: the folder itself."""
 
@@ -129,6 +131,13 @@ def check_trusted(target: str, keys: Mapping[str, Any], folder: Path) -> None:
             f"{folder} says of itself that it is to be trusted ('{TRUST}' of '{target}')",
             "do not use it if it comes from strangers; if it is your own: embodied.tools.serve --trust",
         )
+    for key, paths in OWN_CODE.items():
+        named = [str(keys[path]) for path in paths if keys.get(path)]
+        if keys.get(key) and any([*(folder if one == HERE else Path(one).expanduser()).glob("*.py")] for one in named):
+            raise ConfigError(
+                f"{folder} permits to run Python files that came with the weights ({key})",
+                "do not use it if it comes from strangers; if it is your own: embodied.tools.serve --trust",
+            )
 
 
 def build(
@@ -139,7 +148,7 @@ def build(
 
     Args:
         env: to bind to, if not the one that the policy was trained for.
-        trust: the folder is your own. Whatever it names builds its policy, and machine code in it is run.
+        trust: the folder is your own. Whatever it names builds its policy, and code in it is run.
 
     Raises:
         ConfigError: it wants more than a folder of a stranger may.
@@ -159,7 +168,7 @@ def build(
     if not trust:
         check_trusted(target, keys, folder)
     make = load_target(target, "_target_")
-    own = {TRUST: True} if trust and TRUST in inspect.signature(make).parameters else {}
+    own = {key: True for key in (TRUST, *OWN_CODE) if trust and key in inspect.signature(make).parameters}
     policy = make(**{name: str(folder) if value == HERE else value for name, value in keys.items()}, **own)
     bound = from_json(facts.env_spec) if env is None else env
     policy.to(device)

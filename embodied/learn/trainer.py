@@ -299,7 +299,7 @@ class Trainer(Stepping):
         if isinstance(self.policy, CountsFlops):
             light = own.light(rows[mine.numpy()])
             costs = torch.from_numpy(self.policy.flops(light, training=not self._warming_up))
-            metrics.flops += costs.sum().item()
+            metrics.flops += costs.sum().item() if self.actor.calculate_flops else 0.0
         metrics.samples += len(mine)
         return own.parts(ranks, keep, rows, self.actor.micro_batch_size, costs)
 

@@ -173,8 +173,13 @@ def strategy_of(
     sharded = fsdp.strategy in ("fsdp", "fsdp2")
     if group.size == 1:
         return "replicate", [*notes, *(["fsdp2 shards nothing in one process"] if sharded else [])]
+    trained = [p.requires_grad for _, p in policy.named_parameters()]
+    if sharded and not all(trained) and not fsdp.shard_frozen:
+        notes.append(
+            f"fsdp2: {sum(trained)} of {len(trained)} weights are trained and shared out; the others each of the "
+            f"{group.size} processes holds whole (actor.fsdp_config.shard_frozen=true shares them out, too)"
+        )
     if fsdp.strategy == "auto":
-        trained = [p.requires_grad for _, p in policy.named_parameters()]
         sharded = all(trained) and not algorithm.use_kl_in_reward
         told = "fsdp2" if sharded else "replicate"
         notes.append(f"{group.size} processes, {told}: {sum(trained)} of {len(trained)} weights are trained")

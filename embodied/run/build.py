@@ -51,6 +51,8 @@ def open_folder(checked: Checked) -> Iterator[RunFolder]:
         folder = RunFolder.look(path, resolved) if runner.dry_run else RunFolder.open(path, resolved)
         if not runner.dry_run:
             starts.record(path, checked.composed.command, checked.processes.size)
+            if (record := checked.composed.record) is not None:
+                record.write(path)
     with closing(folder):
         yield folder
 
@@ -192,9 +194,21 @@ def sizes(checked: Checked, policy: Policy) -> Sizes:
     fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks), **told}
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
     own = hosts.divide(records + finals)
+    if not only_evaluates(config):
+        _check_queue(config.actor.channel.queue_size, own, hosts)
     held = own if config.algorithm.max_staleness else 0
     rows = 2 * slots if only_evaluates(config) else held + max(own, 2 * slots)
     return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
+
+
+def _check_queue(most: int, records: int, hosts: Group) -> None:
+    """Refuses an iteration whose records may not all wait for the update."""
+    if 0 < most < records:
+        raise ConfigError(
+            f"actor.channel.queue_size is {most}, and an iteration has up to {records} records in "
+            f"{'the process' if hosts.size == 1 else f'each of {hosts.size} processes'}, which wait for one update",
+            f"set actor.channel.queue_size to {records} or more, or to 0; or lower algorithm.rollout_epoch",
+        )
 
 
 def _device(name: str, processes: Group) -> torch.device:

@@ -53,7 +53,8 @@ def run(composed: Composed, folders: Sequence[str], processes: Group, stop: Stop
             "runner.ckpt_path=… to its last checkpoint",
         )
     if not begun:
-        same = [f"runner.seed={runner.seed}", f"runner.device={runner.device}", f"runner.logger.log_path={folder}"]
+        own = f"runner.logger.log_path={folder.absolute()}"  # whatever hydra.run.dir its experiment has
+        same = [f"runner.seed={runner.seed}", f"runner.device={runner.device}", own]
         given = [part for one in folders for part in ("--config-dir", one)]
         _make([*same, *runner.first, *given], stop)
     return _beginning_with(composed, folder, begun)

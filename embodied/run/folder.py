@@ -25,11 +25,14 @@ MAY_CHANGE = (
     "env.init_timeout_s", "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python",
     "env.start_method", "runner.selftest",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
-    "actor.fsdp_config", "actor.num_threads", "runner.max_steps", "reward.num_workers", "data.num_workers",
-    "data.enable_dataset_cache", "env.train.enable_dataset_cache",
+    "actor.channel", "actor.fsdp_config", "actor.training_backend", "actor.num_threads", "runner.max_steps",
+    "reward.num_workers", "data.num_workers", "data.enable_dataset_cache", "env.train.enable_dataset_cache",
     "data.val_rollout_batch_size", "protocol.name", "protocol.source", "protocol.env", "protocol.sets",
     "protocol.of_model", "data.validation_shuffle", "data.filter_overlong_prompts_workers",
     "env.train.token_limit.workers", "algorithm.rollout_batch_size_per_gpu", "algorithm.val_rollout_batch_size_per_gpu",
+    "actor.model.trust_remote_code", "actor.model.tokenizer_trust_remote_code", "actor.tokenizer.trust_remote_code",
+    "reward.model.trust_remote_code", "actor.tokenizer.padding_side", "actor.model.padding_side",
+    "actor.calculate_flops",
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 

@@ -126,7 +126,8 @@ class Simulators:
         if not shared and side.name != "train":
             logs /= side.name
         slots = slots_of(config, processes) if shared else processes.divide(side.config.total_num_envs)
-        slab = Slab.create(fields, rows, f"{config.env.channel.name}.slab")
+        records = config.actor.channel
+        slab = Slab.create(fields, rows, f"{records.name or config.env.channel.name}.{records.queue_name}")
         try:
             usual = pool_config(side, own_slots or slots, config, logs, processes)
             shown = Shown.of(model.policy.spec, value=config.algorithm.adv_type == "gae")

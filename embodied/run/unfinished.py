@@ -28,7 +28,8 @@ KEPT = tuple(
 HARMLESS = (
     "runner.logger", "runner.checkpoint", "runner.stop_timeout_s", "runner.resume_dir", "env.eval.video_cfg",
     "env.train.video_cfg", "env.num_workers", "env.pin_workers", "env.init_timeout_s", "env.reset_timeout_s",
-    "env.step_timeout_s", "env.start_method", "env.channel", "cluster", "rollout.trace",
+    "env.step_timeout_s", "env.start_method", "env.channel", "actor.channel", "cluster",
+    "rollout.trace",
 )  # fmt: skip
 """Keys on which no episode of an evaluation depends."""
 

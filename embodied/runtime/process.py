@@ -333,8 +333,9 @@ def _spawn(
 
 def _make_channel(config: PoolConfig, index: int, slots: int) -> Channel:
     name, commands, command_size = config.rollout_channel
-    _, completions, completion_size = config.env_channel
-    label = f"{name}.{commands}.{completions}.{index}"
+    other, completions, completion_size = config.env_channel
+    back = completions if other == name else f"{other}.{completions}"
+    label = f"{name}.{commands}.{back}.{index}"
     return Channel.create(label, command_size or slots, completion_size or slots)
 
 

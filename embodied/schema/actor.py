@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from embodied.schema.base import GROUP_NAME, OpenSection, Section
 
@@ -223,11 +224,16 @@ class TokenizerConfig(Section):
         None, min_length=1, description="Text: folder of the tokenizer on this machine; null = actor.model.model_path."
     )
     use_fast: bool = Field(True, description="Text: the tokenizer of the package tokenizers; always so.")
-    trust_remote_code: bool = Field(False, description="Text: run code that comes with a tokenizer; never.")
-    padding_side: Literal["left", "right"] = Field(
-        "right",
-        description="Text: side on which rows of prompts are filled up; always right. No result depends on it, because "
-        "texts are computed end to end.",
+    trust_remote_code: bool = Field(
+        False,
+        description="Text: permit to run code that comes with a tokenizer (auto_map in its tokenizer_config.json). It "
+        "is run where transformers has no class for the tokenizer, and a run says whether it was. Other models need "
+        "none.",
+    )
+    padding_side: Literal["left", "right"] | None = Field(
+        None,
+        description="Text: side on which the tokenizer of an exported folder fills up rows; null = as it was read. A "
+        "run itself computes the same on both sides.",
     )
 
 
@@ -237,6 +243,36 @@ class CriticConfig(Section):
         description="Learn a value function. algorithm.adv_type decides: gae does, the others do not; null = leave it "
         "to that.",
     )
+
+
+class RecordsChannelConfig(Section):
+    name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="Name of the shared memory in which records wait for the update, as /proc shows it: "
+        "NAME.QUEUE_NAME; null = env.channel.name.",
+    )
+    queue_name: str = Field("replay_buffer", min_length=1, max_length=100, description="Name of the queue within it.")
+    queue_size: int = Field(
+        0,
+        ge=0,
+        description="Most records of an iteration that may wait for the update in a process. An iteration is updated "
+        "as a whole, so one that may have more is refused; 0 = as many as it has.",
+    )
+
+
+OTHER_BACKENDS = ("Megatron", "DeepSpeed", "torchtitan", "VeOmni")
+"""What trains elsewhere."""
+
+
+def _is_here(name: Any) -> Any:
+    """Says of a backend of other systems that it is not there."""
+    for other in OTHER_BACKENDS:
+        if isinstance(name, str) and name.lower().startswith(other.lower()):
+            said = "there is no {other} backend: processes share the policy out (fsdp, fsdp2) or replicate it (ddp)"
+            raise PydanticCustomError("not_here", said, {"other": other})
+    return name
 
 
 class ActorConfig(Section):
@@ -260,6 +296,13 @@ class ActorConfig(Section):
         description="Compile the policy's layers; null = what actor.model.torch_compile says, for which it is another "
         "name.",
     )
+    training_backend: Annotated[Literal["fsdp", "fsdp2", "ddp"] | None, BeforeValidator(_is_here)] = Field(
+        None,
+        description="How several processes train: fsdp and fsdp2 set actor.fsdp_config.strategy=fsdp2, of a policy "
+        "with adapters, too, which auto replicates; ddp sets replicate. fsdp_config.sharding_strategy beside fsdp says "
+        "more exactly what each holds (no_shard = all of it); a strategy that says otherwise is refused. null = what "
+        "fsdp_config says.",
+    )
     enable_offload: bool | None = Field(
         None,
         description="true = offload_optimizer and offload_reference. Weights stay, because the policy acts with them; "
@@ -278,7 +321,14 @@ class ActorConfig(Section):
         "first use in an update to its end.",
     )
     sequence_packing: bool = Field(
-        True, description="Text: a pass computes texts end to end, without padding; always so."
+        True,
+        description="Text: a pass of an update computes texts end to end, without padding, and equal prompts once; "
+        "false = each in a row that is filled up to the longest, to compare: slower, the same numbers up to rounding.",
+    )
+    calculate_flops: bool = Field(
+        True,
+        description="Count the floating-point operations of an update (train/tflops_per_s, time/train_mfu); false = no "
+        "such metrics. Reinforcement learning; needs a policy that says how many it makes.",
     )
     enable_dp_load_balance: bool = Field(
         False,
@@ -289,6 +339,7 @@ class ActorConfig(Section):
         "process then holds a copy of its records of a step. false = each trains on what it has collected. In one "
         "process there is nothing to exchange.",
     )
+    channel: RecordsChannelConfig = RecordsChannelConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig
     optim: OptimConfig = OptimConfig()

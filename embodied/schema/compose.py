@@ -8,6 +8,7 @@ decides which keys exist: a key that no YAML file mentions needs no ``+``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from embodied.schema.links import derived, with_changes, without
 from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
+from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, record
 from embodied.schema.protocol import asked, not_given
 
 
@@ -59,6 +61,7 @@ class Composed:
 
     config: schema.Config
     resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume
+    record: Record | None = None  # what hydra.output_subdir asks to be written into the run's folder
     command: str = ""  # that composed it, as the user would type it again
 
 
@@ -97,8 +100,9 @@ def _composed(
         partial: some overrides were left out, so a key that is not set means nothing.
     """
     raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
-    choices = raw["hydra"]["runtime"]["choices"]
-    del raw["hydra"]
+    hydra = raw.pop("hydra")
+    choices = hydra["runtime"]["choices"]
+    written = record(hydra, deepcopy(raw), overrides)
     nothing = silent(raw)
     for one in nothing:
         raw = without(raw, one)
@@ -109,6 +113,7 @@ def _composed(
         _count_without_checkpoint(raw["actor"].get("model") or {})
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
+        begin_in_run_dir(merged, hydra["run"]["dir"])
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key, plain = error.full_key, OmegaConf.to_container(merged, resolve=False)
@@ -126,7 +131,7 @@ def _composed(
     config = schema.bind(mapping)
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))
-    return Composed(config, config.model_dump(by_alias=True, mode="json"))
+    return Composed(config, config.model_dump(by_alias=True, mode="json"), written)
 
 
 def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> ConfigError:
@@ -243,32 +248,10 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
         raise _composition_error(error, overrides, config_dirs) from None
     finally:
         GlobalHydra.instance().clear()
-    _check_hydra(OmegaConf.to_container(config.hydra, resolve=False))
-    choices = {"hydra": {"runtime": {"choices": dict(config.hydra.runtime.choices)}}}
+    hydra = OmegaConf.to_container(config.hydra, resolve=False)  # only its launcher can resolve all of it
     with open_dict(config):
-        del config["hydra"]  # only hydra's launcher can resolve the references in it
-    return {**OmegaConf.to_container(config, resolve=False), **choices}  # type: ignore[dict-item]
-
-
-SEARCH = "hydra.searchpath"
-OF_HYDRA = (SEARCH, "hydra.run.dir", "hydra.output_subdir")
-"""Keys of hydra that mean something without its launcher."""
-
-
-def _check_hydra(hydra: Any) -> None:
-    """Refuses folders of hydra's launcher, which is not used. Raises :class:`ConfigError`."""
-    told, record = hydra["run"]["dir"], hydra["output_subdir"]
-    if told != "." and "${now:" not in told:  # hydra's own default has the time
-        raise ConfigError(
-            f"hydra.run.dir is {told}, and a run stays in the folder in which it was started",
-            "set runner.output_dir, the folder of all runs, or runner.logger.log_path, that of this one; or leave "
-            "hydra.run.dir out",
-        )
-    if record not in (None, ".hydra"):
-        raise ConfigError(
-            f"hydra.output_subdir is {record}, and a run leaves its configuration in config.yaml of its folder",
-            "leave hydra.output_subdir out, or set it to null",
-        )
+        del config["hydra"]
+    return {**OmegaConf.to_container(config, resolve=False), "hydra": hydra}  # type: ignore[dict-item]
 
 
 def _search_path(folder: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
 from embodied.schema.data import DataConfig
+from embodied.schema.fixed import OF_TOKENS
 from embodied.schema.links import MISSING, SIDES, at, own_of
 from embodied.schema.reward import RewardConfig
 
@@ -25,6 +26,8 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "data.num_workers": ("env.num_workers",),
     "reward.num_workers": ("env.num_workers",),
     "actor.tokenizer.tokenizer_model": ("actor.model.tokenizer_path",),
+    "rollout.padding": ("actor.model.pad_token",),
+    **{key: (target,) for key, (target, _) in OF_TOKENS.items()},
     "algorithm.rollout_batch_size_per_gpu": ("rollout.policy_batch",),
 }
 """Key → the keys for which it is the default; ``{0}`` is its own name. One of them has to have its value."""
@@ -52,6 +55,8 @@ def check_effect(config: Config) -> None:
         value, own = at(everything, key), key.rpartition(".")[2]
         names = [target.format(own) for target in targets]
         if value == at(usual, key) or any(at(everything, name) == value for name in names):
+            continue
+        if key in OF_TOKENS and all(at(everything, name) is MISSING for name in names):
             continue
         found = [f"{name} is {at(everything, name)!r}" for name in names if at(everything, name) is not MISSING]
         raise ConfigError(

@@ -243,6 +243,12 @@ class RolloutConfig(Section):
         description="Text: ids of the tokens that end a text, in place of the tokenizer's and the checkpoint's; the "
         "first is appended to demonstrated answers. null = theirs.",
     )
+    padding: int | None = Field(
+        None,
+        ge=0,
+        description="Text: id of the token that fills up rows of prompts, and that an exported tokenizer pads with; "
+        "null = the tokenizer's own. No answer of a checkpoint depends on it.",
+    )
     print_outputs: bool = Field(
         False,
         description="Text: print the prompt, the answer and the return of each episode of a training when its rollout "
@@ -253,6 +259,12 @@ class RolloutConfig(Section):
         ge=1,
         description="enforce_eager false: largest batch (rollout.policy_batch) that is replayed as a CUDA graph; a "
         "larger one is computed as if enforce_eager were true. null = any.",
+    )
+    torch_compile_max_bs: int | None = Field(
+        None,
+        ge=1,
+        description="actor.model.torch_compile true: largest batch that acts compiled (rows of a call); a larger one "
+        "runs as it is. null = any.",
     )
     enable_offload: bool = Field(
         True,

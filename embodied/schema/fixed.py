@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
-from embodied.schema.links import SIDES, at, own_of
+from embodied.schema.links import MISSING, SIDES, at, own_of
 
 
 class Fixed(NamedTuple):
@@ -26,21 +26,24 @@ FIXED: Mapping[str, Fixed] = {
         "a verifier that is a function of yours is given the prompt as the data has it all the same",
     ),
     "data.return_full_prompt": Fixed("a verifier belongs to the env, and only the policy knows the chat template"),
-    "actor.sequence_packing": Fixed(
-        "texts are always computed end to end, without padding", (False,),
-        "texts are computed end to end all the same, without padding, which changes no result",
-    ),
     "actor.tokenizer.use_fast": Fixed(
         "tokenizers are those of the package tokenizers", (False,),
         "the tokenizer is that of the package tokenizers all the same",
     ),
-    "actor.tokenizer.trust_remote_code": Fixed("code that comes with a tokenizer is never run"),
-    "actor.tokenizer.padding_side": Fixed(
-        "texts are computed end to end, and rows of prompts are filled up on the right, which changes no result",
-        ("left",), "rows of prompts are filled up on the right all the same, which changes no result",
-    ),
 }  # fmt: skip
 """Key → why it is always as it is by default."""
+
+OF_TOKENS: Mapping[str, tuple[str, str]] = {
+    "actor.tokenizer.trust_remote_code": (
+        "actor.model.tokenizer_trust_remote_code", "this model needs no code of a tokenizer, and runs none",
+    ),
+    "actor.tokenizer.padding_side": (
+        "actor.model.padding_side", "this model's tokenizer says itself on which side it fills up",
+    ),
+    "actor.sequence_packing": ("actor.model.sequence_packing", "this model lays no texts end to end"),
+}  # fmt: skip
+"""Key → the key of a model that it is the default of, and what is said where a model has no such key: others have it in
+files for each kind of model."""
 
 
 def check_fixed(config: Config) -> None:
@@ -74,7 +77,15 @@ def notes(config: Config) -> list[str]:
     name = config.rollout.group_name
     if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
         lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
+    rows, compiled = config.rollout.torch_compile_max_bs, (config.actor.model.model_extra or {}).get("torch_compile")
+    if rows is not None and not compiled:
+        lines.append(f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
+    lines += [
+        f"{key} {told(given)}: {why}"
+        for key, (target, why) in OF_TOKENS.items()
+        if (given := at(everything, key)) != at(usual, key) and at(everything, target) is MISSING
+    ]
     if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines

@@ -224,10 +224,6 @@ def flash(row: Row, value: Any, get: Lookup) -> Said:
     )
 
 
-def native(row: Row, value: Any, get: Lookup) -> Said:
-    return Said(how="nothing", why="code that comes with a checkpoint is never run; models are native")
-
-
 def wrist(row: Row, value: Any, get: Lookup) -> Said:
     if value not in (True, "True"):
         return Said(how="nothing", why="one camera is the default")
@@ -239,7 +235,8 @@ def wrist(row: Row, value: Any, get: Lookup) -> Said:
 def strategy(row: Row, value: Any, get: Lookup) -> Said:
     name = str(value).lower()
     if name.startswith("fsdp"):
-        return Said({"actor.training_backend": "fsdp"}, "renamed")
+        ours = "fsdp2" if name.startswith("fsdp2") else "fsdp"
+        return Said({"actor.training_backend": ours}, "renamed")
     if row.key.startswith("reference"):
         return Said(how="nothing", why="the reference is computed where the policy is trained")
     return Said(

@@ -68,6 +68,7 @@ VALUES: Mapping[str, Mapping[str, Settings]] = {
         "cosine_with_warmup": {"actor.lr_sched.lr_decay_style": "cosine"},
         "linear_with_warmup": {"actor.lr_sched.lr_decay_style": "linear"},
     },
+    "actor.training_backend": {"fsdp2_train": {"actor.training_backend": "fsdp2"}},
     "actor.optim.optimizer": {"adam_w": {"actor.optim.optimizer": "adamw"}},
     "runner.task_type": {
         "reasoning": _MATH, "coding_online_rl": _MATH,

@@ -66,7 +66,7 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
     "gradient_accumulation_fusion": Neutral((False,), _KERNEL),
     "batch_p2p_comm": Neutral((False,), f"{_MEGATRON}, and no pipeline of devices"),
     "variable_seq_lengths": Neutral((False,), f"{_MEGATRON}, and no pipeline of devices whose passes could differ"),
-    "trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
+    "trust_remote_code": Neutral((False, True), "it is a permission, and this model runs no code of a checkpoint"),
     "low_cpu_mem_usage": Neutral((True,), "weights are never held twice in host memory"),
     "model_revision": Neutral(
         (),
@@ -100,10 +100,13 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
 NEUTRAL: Mapping[str, Neutral] = {
     **{f"actor.model.{name}": neutral for name, neutral in _UNDER_MODEL.items()},
     **RUN,
-    "reward.model.trust_remote_code": Neutral((False,), "code that comes with a checkpoint is never run"),
+    "reward.model.trust_remote_code": Neutral(
+        (False, True), "it is a permission, and this model runs no code of a checkpoint"
+    ),
     "reward.model.input_tokenizer": Neutral(
         (), "the reward model is given the conversation as text, before the policy's chat template and tokenizer",
         "set reward.model.tokenizer_path to the reward model's own tokenizer",
+        same_as=("actor.tokenizer.tokenizer_model", "actor.model.model_path"),  # the policy's, which wrote the answer
     ),
     "reward.model.wrap_policy.min_num_params": Neutral((0,), "each process holds all of the reward model"),
     "rollout.pipeline_parallel_size": Neutral((1,), _ONE_ENGINE, _ENGINE_GPUS),
@@ -117,13 +120,9 @@ NEUTRAL: Mapping[str, Neutral] = {
         (False,), "an env of texts is always given texts, and actions of robots have none",
         "set rollout.print_outputs=true to read them",
     ),
-    "rollout.padding": Neutral((), "texts are computed end to end, and no result depends on what fills up a row"),
     "rollout.validate_weight": Neutral((False, True), _VALIDATED, _GAP),
     "rollout.validate_save_dir": Neutral((), _VALIDATED, _GAP),
-    "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as="actor.model.torch_compile"),
-    "rollout.torch_compile_max_bs": Neutral(
-        (), "a layer is compiled for each power of two of rows", _COMPILE, numbers=True
-    ),
+    "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as=("actor.model.torch_compile",)),
     "rollout.sglang_decode_log_interval": Neutral((), "rollout.backend sglang is not offered"),
     "rollout.vllm.quantization": Neutral(
         ("none",), "an engine is given the policy's weights after each update, in the policy's number format"
@@ -145,16 +144,15 @@ def without_neutral(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Co
         section, _, name = key.rpartition(".")
         if section in takes and takes[section](name):
             continue
-        values = (*neutral.values, *([at(mapping, neutral.same_as)] if neutral.same_as else []))
-        number = neutral.numbers and type(value) is int
-        if value is not None and not number and not any(_same(value, one) for one in values):
+        values = (*neutral.values, *(at(mapping, other) for other in neutral.same_as))
+        if value is not None and not any(_same(value, one) for one in values):
             refused.append(_refused(key, value, neutral, at(mapping, f"{section}._target_")))
         found = without(found, key)
     return found, refused
 
 
 def _refused(key: str, value: Any, neutral: Neutral, target: Any) -> ConfigError:
-    only = " or ".join([*map(told, (None, *neutral.values)), *(["a whole number"] if neutral.numbers else [])])
+    only = " or ".join(map(told, (None, *neutral.values)))
     whose = "" if target is MISSING else f" of {target}"
     fix = f"leave {key} out" + (f"; {neutral.fix}" if neutral.fix else "")
     return ConfigError(f"{key}{whose} is {told(value)}, and can only be {only}: {neutral.why}", fix)

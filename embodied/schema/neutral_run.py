@@ -12,8 +12,7 @@ class Neutral(NamedTuple):
     values: tuple[Any, ...]
     why: str
     fix: str = ""  # beside leaving it out
-    same_as: str = ""  # key whose value it may have, too
-    numbers: bool = False  # whether it may be any whole number
+    same_as: tuple[str, ...] = ()  # keys whose values it may have, too
 
 
 MEGATRON = "there is no Megatron backend"
@@ -25,25 +24,14 @@ _HOST = (
     "set actor.offload_optimizer=true; with several processes actor.fsdp_config.strategy=fsdp2 and cpu_offload=true, "
     "which keep shards in host memory, too"
 )
-_SLAB = "records stand in shared memory, and no queue carries them"
 _FSDP = "set actor.fsdp_config.strategy"
 _BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one before it computes"
 RUN: Mapping[str, Neutral] = {
-    "actor.training_backend": Neutral(("fsdp", "fsdp2"), MEGATRON, _FSDP),
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
     "actor.spec_name": Neutral((), MEGATRON, _FSDP),
-    "actor.channel.name": Neutral(
-        (), "records stand in the memory of env.channel until the update", same_as="env.channel.name"
-    ),
-    "actor.channel.queue_name": Neutral(("replay_buffer",), _SLAB),
-    "actor.channel.queue_size": Neutral((0,), _SLAB),
     "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
     "actor.offload_grad": Neutral(
         (False, True), "gradients are freed with each optimizer step, and take no memory while the policy acts"
-    ),
-    "actor.calculate_flops": Neutral(
-        (False, True), "operations are always counted (train/tflops_per_s, if the policy says how many it makes)",
-        "set runner.peak_tflops=measure for time/train_mfu, a share of what the device can do",
     ),
     "actor.fsdp_config.use_liger_kernel": Neutral(
         (False,), "Liger's kernels replace layers of networks from transformers, and the networks here are its own or "

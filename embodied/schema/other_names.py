@@ -22,10 +22,15 @@ STRATEGIES: Mapping[str, Values] = {
     "no_shard": {"strategy": "replicate"},
 }
 """FSDP1's name → keys of ``actor.fsdp_config``."""
+BACKENDS = {"fsdp": "fsdp2", "fsdp2": "fsdp2", "ddp": "replicate"}
+"""``actor.training_backend`` → ``actor.fsdp_config.strategy``."""
 OFFLOADS = ("actor.offload_optimizer", "actor.offload_reference")
 """What ``actor.enable_offload`` switches on."""
 GENERATION = ("actor.fsdp_config.strategy", "fsdp")
 """Says which FSDP is meant where ``sharding_strategy`` stands beside it, and not how weights are shared out."""
+
+BOUNDS = ("rollout.torch_compile_max_bs",)
+"""Keys that ask for nothing of a model without the target."""
 
 SAID: Mapping[str, Callable[[Any], Values]] = {
     "runner.checkpoint.save_mode": lambda mode: {"runner.checkpoint.async_save": mode == "async"},
@@ -37,6 +42,7 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
     },
     "actor.fsdp_config.gradient_checkpointing": lambda on: {"actor.model.gradient_checkpointing": on},
     "actor.enable_offload": lambda on: dict.fromkeys(OFFLOADS, True) if on else {},
+    "rollout.torch_compile_max_bs": lambda rows: {"actor.model.torch_compile_max_bs": rows},
     "actor.use_torch_compile": lambda on: {"actor.model.torch_compile": on},
 }
 """Key → what its value says."""
@@ -57,7 +63,7 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
             continue
         for target, asked in says(value).items():
             if target.startswith("actor.model.") and not _taken(config, target):
-                if asked:
+                if asked and key not in BOUNDS:
                     raise ConfigError(
                         f"{key} is {_told(value)}, and {config.actor.model.target} takes no {target}",
                         f"leave {key} out, or choose a model that has it, e.g. model=openvla_oft",
@@ -70,7 +76,27 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
                     "leave one of the two out",
                 )
             found[target] = asked
-    return found
+    return found | _of_backend(config)
+
+
+def _of_backend(config: Config) -> dict[str, Any]:
+    """What ``actor.training_backend`` says of the strategy. Raises :class:`ConfigError` where that says otherwise."""
+    backend, fsdp = config.actor.training_backend, config.actor.fsdp_config
+    if backend is None:
+        return {}
+    own: str
+    key, own = "actor.fsdp_config.strategy", "fsdp2" if fsdp.strategy == "fsdp" else fsdp.strategy
+    if fsdp.sharding_strategy is not None:  # says what FSDP shares out, and wins over the strategy
+        key, own = "actor.fsdp_config.sharding_strategy", str(STRATEGIES[fsdp.sharding_strategy]["strategy"])
+    if own == BACKENDS[backend] or (key.endswith("sharding_strategy") and backend != "ddp"):
+        return {}
+    if own != "auto":
+        said = fsdp.sharding_strategy or fsdp.strategy
+        raise ConfigError(
+            f"actor.training_backend is {backend}, which is strategy {BACKENDS[backend]}, and {key} is {said}",
+            f"leave actor.training_backend out, or set it to {'ddp' if own == 'replicate' else 'fsdp2'}",
+        )
+    return {key: BACKENDS[backend]}
 
 
 def check_said(config: Config) -> None:
@@ -92,6 +118,11 @@ def check_said(config: Config) -> None:
         raise ConfigError(
             "actor.fsdp_config.sharding_strategy is hybrid_shard, and fsdp_size -1: how many processes share one copy?",
             "set actor.fsdp_config.fsdp_size to the processes of one machine",
+        )
+    if config.runner.peak_tflops is not None and not config.actor.calculate_flops:
+        raise ConfigError(
+            "runner.peak_tflops is set to compare an update's operations with it, and actor.calculate_flops is false",
+            "set actor.calculate_flops=true, or leave runner.peak_tflops out",
         )
     check_uploads(config.runner.checkpoint)
     if config.runner.checkpoint.max_keep == 0:

@@ -89,9 +89,10 @@ def _overrides(word: str) -> Iterator[str]:
     elif not chosen:
         yield from (f"+{one}=" if one == "perturb" else f"{one}=" for one in groups)
         if word:  # all of them together would hide the groups
+            from embodied.schema.of_hydra import OF_HYDRA
             from embodied.schema.table import keys
 
-            yield from (f"{key.name}=" for key in keys())
+            yield from (f"{name}=" for name in (*(key.name for key in keys()), *OF_HYDRA))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -77,6 +77,8 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
     if config.runner.dry_run:
         return
     with closing(RunFolder.open(path, {"env": {"train": _identity(checked)}, "demos": _facts(checked)})):
+        if (record := checked.composed.record) is not None:
+            record.write(path)
         writer = Writer(path, side.spec, {"env": _identity(checked), **_facts(checked)})
         with suppress(Stopped):
             _record(checked, writer, path.with_name(f"{path.name}.logs"), stop, console)

@@ -8,6 +8,7 @@ from pathlib import Path
 from embodied.observe import metrics
 from embodied.schema.foreign import names_elsewhere
 from embodied.schema.neutral import NEUTRAL, Neutral, told
+from embodied.schema.of_hydra import OF_HYDRA
 from embodied.schema.table import Key, keys
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,6 +35,19 @@ def configuration() -> str:
     for section, inner in groupby(keys(), lambda key: key.section):
         rows = [_row(key) for key in inner]
         parts += [f"## {section}", "", "| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+    rows = [
+        f"| `{key}` | {_in_cell(kind)} | {default} | {meaning} |" for key, (kind, default, meaning) in OF_HYDRA.items()
+    ]
+    parts += [
+        "## hydra",
+        "",
+        "Of Hydra's own keys these are taken. Those of its launcher are refused, because it is not used.",
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
     rows = [f"| `{key}` | {_values(neutral)} | {_sentence(neutral)} |" for key, neutral in NEUTRAL.items()]
     parts += [
         "## Keys of machinery that is not there",
@@ -51,8 +65,7 @@ def configuration() -> str:
 
 
 def _values(neutral: Neutral) -> str:
-    values = [f"`{told(value)}`" for value in (None, *neutral.values)]
-    return ", ".join([*values, *(["a whole number"] if neutral.numbers else [])])
+    return ", ".join(f"`{told(value)}`" for value in (None, *neutral.values))
 
 
 def _sentence(neutral: Neutral) -> str:
@@ -69,8 +82,11 @@ PAGES = {"configuration.md": configuration, "metrics.md": metrics_page}
 
 
 def _row(key: Key) -> str:
-    kind = key.type.replace("|", "\\|")
-    return f"| `{key.name}` | {kind} | {key.default} | {key.meaning}{_elsewhere(key.name)} |"
+    return f"| `{key.name}` | {_in_cell(key.type)} | {key.default} | {key.meaning}{_elsewhere(key.name)} |"
+
+
+def _in_cell(kind: str) -> str:
+    return kind.replace("|", "\\|")
 
 
 def _elsewhere(key: str) -> str:

@@ -20,7 +20,7 @@ from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, did_you_mean, told
 from embodied.observe import metrics
 from embodied.observe.metrics import METRICS, STAGES
-from embodied.schema import foreign
+from embodied.schema import foreign, of_hydra
 from embodied.schema.foreign_hints import hint
 from embodied.schema.table import keys
 from embodied.tools.sources import GROUPS, Argument, arguments, relative, settings
@@ -54,6 +54,9 @@ def entries() -> Iterator[Entry]:
             lines.append(f"answers: {others}")
         declared = f"{relative(getfile(key.model))} ({key.model.__name__})"
         yield Entry(key.name, "key", lines, [declared, f"docs/configuration.md, section {key.section}"])
+    for name, (kind, default, meaning) in of_hydra.OF_HYDRA.items():
+        where = [relative(of_hydra.__file__), "docs/configuration.md, section hydra"]
+        yield Entry(name, "key", [meaning, f"type: {kind}", f"default: {_plain(default)}"], where)
     for name, meaning in METRICS.items():
         group = name.partition("/")[0]
         where = [relative(metrics.__file__), f"docs/metrics.md, section {group}"]

@@ -7,6 +7,7 @@ Importing this package imports neither torch nor transformers.
 | file | what it does |
 |---|---|
 | ``source.py`` | finds the weights: folder, GGUF file, installed package |
+| ``own_code.py`` | code that comes with a checkpoint: whether it is needed and may be run |
 | ``network.py`` | loads or makes the network, and finds out whether it can be run here |
 | ``tokenizer.py``, ``characters.py`` | text ↔ tokens: chat template, truncation, ends of a text |
 | ``counting.py`` | counts the tokens of prompts, before a run begins |
@@ -60,6 +61,7 @@ def prompt_counter(
     enable_thinking: bool | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tokenizer_trust_remote_code: bool = False,
 ) -> Callable[[Sequence[str]], list[int]]:
     """Makes a function that counts the tokens of prompts as the policy would, without its network. An env of texts
     leaves out prompts by it (``data.filter_overlong_prompts``). The arguments are the fields of Settings of that name.
@@ -77,6 +79,7 @@ def prompt_counter(
                 "characters": characters, "chat": chat, "chat_template": chat_template, "system_prompt": system_prompt,
                 "enable_thinking": enable_thinking, "add_generation_prompt": add_generation_prompt,
                 "continue_final_message": continue_final_message,
+                "tokenizer_trust_remote_code": tokenizer_trust_remote_code,
             }
         )
     )  # fmt: skip
@@ -96,7 +99,7 @@ def prompt_counter_files(
 
 def build_reward_model(
     model_path: str, tokenizer_path: str | None = None, max_length: int = 2048, micro_batch_size: int = 16,
-    precision: str = "fp32", offload_weight: bool = False,
+    precision: str = "fp32", offload_weight: bool = False, trust_remote_code: bool = False,
 ) -> RewardModel:  # fmt: skip
     """Build a reward model on the CPU from a Hugging Face folder of a sequence classifier with one logit.
 
@@ -108,6 +111,8 @@ def build_reward_model(
         micro_batch_size: texts of one forward pass.
         precision: fp32, bf16 or fp16. With 16 bits a score has three significant digits or fewer.
         offload_weight: keep the weights in host memory but for the moment of scoring; slower by two copies.
+        trust_remote_code: the folders' own code may be run, where transformers has no class for the network or the
+            tokenizer.
 
     Raises:
         ConfigError: a value is impossible.
@@ -115,7 +120,7 @@ def build_reward_model(
     """
     from .reward_model import load
 
-    return load(model_path, tokenizer_path, max_length, micro_batch_size, precision, offload_weight)
+    return load(model_path, tokenizer_path, max_length, micro_batch_size, precision, offload_weight, trust_remote_code)
 
 
 # The configuration is checked against this signature. Taking it from the dataclass keeps one list of keys.

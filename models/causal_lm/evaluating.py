@@ -19,7 +19,7 @@ from embodied.types import Evaluation, Sampling
 
 from ..shared import sampling as drawing
 from .distribution import Rows, first_seen, next_token
-from .packing import Packed, pack
+from .packing import Packed, pack, rows
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
@@ -38,7 +38,8 @@ def evaluate(
 
 def _pass(policy: CausalLMPolicy, records: Mapping[str, Tensor], sampling: Sampling) -> _Pass:
     tokens = records["tokens"].long()
-    packed = pack(records["prompt_ids"], records["prompt_length"], records["tokens"], records["length"])
+    lay = pack if policy.settings.sequence_packing else rows
+    packed = lay(records["prompt_ids"], records["prompt_length"], records["tokens"], records["length"])
     with policy.number_format():
         hidden = policy.trunk.hidden(packed.ids, policy.trunk.rotary(packed.positions), packed)
     since = None

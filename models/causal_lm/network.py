@@ -21,6 +21,7 @@ from ..shared.files import read_json
 from ..shared.keys import bad
 from ..shared.quantized import quantized_layers
 from .characters import character_tokenizer
+from .own_code import may_run, network_code, own_tokenizer, tokenizer_code
 from .settings import Settings
 
 # Sizes of a network that is made here, where override_config names no others: 0.34 M parameters in its layers.
@@ -35,33 +36,52 @@ UNREADABLE = (
 
 
 def load_tokenizer(settings: Settings) -> Any:
-    """The tokenizer of ``tokenizer_path`` or ``model_path``, or one of characters.
+    """The tokenizer of ``tokenizer_path`` or ``model_path``, or one of characters, with the settings of its padding.
 
     Raises:
         CheckpointError: the folder has none that can be read.
+        ConfigError: ``pad_token`` is no token.
     """
+    tokenizer = _tokenizer_of(settings)
+    if settings.padding_side is not None:
+        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = settings.padding_side
+    if settings.pad_token is not None:
+        if not 0 <= settings.pad_token < len(tokenizer):
+            reason = f"the tokenizer has {len(tokenizer)} tokens"
+            raise bad("pad_token", settings.pad_token, reason, "set rollout.padding to an id below that")
+        tokenizer.pad_token_id = settings.pad_token
+    return tokenizer
+
+
+def _tokenizer_of(settings: Settings) -> Any:
     path = settings.tokenizer_path or settings.model_path
     if path is None:
         return character_tokenizer(settings.characters)
     from_file = settings.gguf_file is not None and settings.tokenizer_path is None
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if from_file else {}
     folder = folder_of(path, "actor.model.tokenizer_path" if settings.tokenizer_path else "actor.model.model_path")
-    return read_tokenizer(folder, "actor.model.tokenizer_path", **keys)
+    trusted = settings.tokenizer_trust_remote_code, "actor.tokenizer.trust_remote_code"
+    return read_tokenizer(folder, "actor.model.tokenizer_path", trusted, **keys)
 
 
-def read_tokenizer(folder: Path, key: str, **keys: Any) -> Any:
+def read_tokenizer(folder: Path, key: str, trusted: tuple[bool, str], **keys: Any) -> Any:
     """The tokenizer of a folder.
 
     Args:
         key: of the configuration that may name another folder.
+        trusted: whether code of the folder may be run, and the key that says so.
         keys: arguments of ``from_pretrained``.
 
     Raises:
-        CheckpointError: the folder has none that can be read.
+        CheckpointError: the folder has none that can be read, or needs code that may not be run.
     """
+    code = tokenizer_code(folder)
+    runs = may_run(code, folder, *trusted)
     kind = PreTrainedTokenizerFast if keys else _tokenizer_class(folder)  # a GGUF file says itself what to build
     try:
-        return kind.from_pretrained(folder, local_files_only=True, **keys)
+        if runs and code is not None:
+            return own_tokenizer(code, folder)
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **keys)
     except UNREADABLE as error:
         raise CheckpointError(
             f"{folder} has no tokenizer that can be read: {short(error)}",
@@ -137,12 +157,15 @@ def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
     assert settings.model_path is not None
     folder = folder_of(settings.model_path, "actor.model.model_path")
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
+    code = network_code(folder, "AutoModelForCausalLM")
+    runs = may_run(code, folder, settings.trust_remote_code, "actor.model.trust_remote_code")
     try:
         if keys:  # else transformers parses the file twice, its vocabulary included
             keys["config"] = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
         pair: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=dtype, output_loading_info=True, **keys, **settings.override_config
-        )
+            folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=runs, **keys,
+            **settings.override_config,
+        )  # fmt: skip
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
         if settings.gguf_file:

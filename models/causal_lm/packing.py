@@ -1,4 +1,5 @@
 """Lays prompts and responses end to end for a training pass: no token is padding, and equal prompts are computed once.
+:func:`rows` pads them instead, to compare (``actor.sequence_packing=false``).
 
     tokens of a pass:  prompt₀ prompt₁ … | response of text 0, response of text 1, …
 
@@ -148,6 +149,33 @@ def pack(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tens
         text=_there(text, tokens),
         made=_there(count, tokens),
     )
+
+
+def rows(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor) -> Packed:
+    """Puts each of B texts into a row that is filled up on the right. Equal prompts are computed each time, and linear
+    layers see what fills up, too. The arguments are those of :func:`pack`."""
+    sizes, lengths = prompt_length.long(), length.long()
+    span = int((sizes + lengths - 1).max())
+    texts, columns = torch.arange(len(sizes), device=tokens.device), torch.arange(span, device=tokens.device)
+    prompts = _columns(prompt_ids.long(), columns.expand(len(sizes), -1))
+    made = _columns(tokens.long(), columns - sizes[:, None])
+    everything = torch.arange(len(sizes) * span, device=tokens.device)
+    text = texts.repeat_interleave(lengths)
+    count = torch.cat([columns.new_zeros(0), *(torch.arange(int(n), device=tokens.device) for n in lengths)])
+    last = texts * span + sizes - 1
+    return Packed(
+        ids=torch.where(columns < sizes[:, None], prompts, made).flatten(),
+        positions=columns.repeat(len(sizes)),
+        squares=Squares(
+            len(sizes), span, fill=everything, home=everything, prompts=0, longest=0, slots=everything[:0], sharing=None
+        ),
+        last=last, before=last[text] + count, text=text, made=count,
+    )  # fmt: skip
+
+
+def _columns(values: Tensor, wanted: Tensor) -> Tensor:
+    """Those columns of ``values`` [B, n] that each row wants, int64 [B, L]; the nearest one where there is none."""
+    return values.gather(1, wanted.clamp(0, values.shape[1] - 1))
 
 
 def _unique(prompts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

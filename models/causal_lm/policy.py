@@ -27,6 +27,7 @@ from .decoding import LaneDecoding
 from .evaluating import evaluate
 from .flops import Work, work_of
 from .network import FORMATS
+from .own_code import told
 from .settings import Settings
 from .tokenizer import TextTokenizer
 from .trunk import Trunk
@@ -187,7 +188,11 @@ class CausalLMPolicy(nn.Module):
             "tokens": f"prompt ≤ {settings.max_prompt_tokens}, response ≤ {settings.max_new_tokens}",
             "vocabulary": f"{self.trunk.vocabulary:,}",
             "prompts": "chat template" if self.tokenizer.chat else "as they are",
-        }
+            **told(
+                settings.trust_remote_code or settings.tokenizer_trust_remote_code, self.network,
+                self.tokenizer.tokenizer,
+            ),
+        }  # fmt: skip
 
     def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
         """See :meth:`embodied.protocols.CountsTokens.tokens`."""

@@ -14,6 +14,7 @@ from embodied import instructions
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError, unknown_name
 
 from .network import FORMATS, UNREADABLE, folder_of, read_tokenizer, short
+from .own_code import may_run, network_code, told
 
 KEY = "reward.model"
 
@@ -27,14 +28,16 @@ class RewardModel:
         max_length: tokens; of a longer text the beginning is left out, because the score is read at the end.
         micro_batch_size: texts of one forward pass.
         offload_weight: the network waits in host memory between two calls.
+        trust_remote_code: code of the folder was permitted; it is said whether any was needed.
     """
 
     def __init__(
-        self, network: Any, tokenizer: Any, max_length: int, micro_batch_size: int, offload_weight: bool = False
+        self, network: Any, tokenizer: Any, max_length: int, micro_batch_size: int, offload_weight: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:  # fmt: skip
         self._network, self._tokenizer = network.eval().requires_grad_(False), tokenizer
         self._max_length, self._size, self._offload = max_length, micro_batch_size, offload_weight
-        self._device = torch.device("cpu")
+        self._device, self._permitted = torch.device("cpu"), trust_remote_code
 
     def to(self, device: torch.device) -> RewardModel:
         """Moves the network to the device, in place; with ``offload_weight`` when it is called."""
@@ -124,12 +127,13 @@ class RewardModel:
             "model": f"{config.model_type} {config.name_or_path}",
             "parameters": f"{count:,}",
             "texts": f"{prompts}, at most {self._max_length} tokens",
+            **told(self._permitted, self._network, self._tokenizer),
         }
 
 
 def load(
     model_path: str, tokenizer_path: str | None, max_length: int, micro_batch_size: int, precision: str,
-    offload_weight: bool = False,
+    offload_weight: bool = False, trust_remote_code: bool = False,
 ) -> RewardModel:  # fmt: skip
     """See :func:`embodied.models.causal_lm.build_reward_model`."""
     for name, number in (("max_length", max_length), ("micro_batch_size", micro_batch_size)):
@@ -139,10 +143,12 @@ def load(
         raise unknown_name("precision", precision, FORMATS, f"{KEY}.precision")
     folder = folder_of(model_path, f"{KEY}.model_path")
     own = folder if tokenizer_path is None else folder_of(tokenizer_path, f"{KEY}.tokenizer_path")
-    tokenizer = read_tokenizer(own, f"{KEY}.tokenizer_path")
+    trusted = trust_remote_code, f"{KEY}.trust_remote_code"
+    tokenizer = read_tokenizer(own, f"{KEY}.tokenizer_path", trusted)
+    runs = may_run(network_code(folder, "AutoModelForSequenceClassification"), folder, *trusted)
     try:
         pair: Any = AutoModelForSequenceClassification.from_pretrained(
-            folder, local_files_only=True, dtype=FORMATS[precision], output_loading_info=True
+            folder, local_files_only=True, dtype=FORMATS[precision], output_loading_info=True, trust_remote_code=runs
         )
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors of a sequence classifier"
@@ -158,4 +164,4 @@ def load(
             f"{folder} has {network.config.num_labels} logits, expected the one of a reward model",
             "give a sequence classifier with num_labels 1",
         )
-    return RewardModel(network, tokenizer, max_length, micro_batch_size, offload_weight)
+    return RewardModel(network, tokenizer, max_length, micro_batch_size, offload_weight, trust_remote_code)

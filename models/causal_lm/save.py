@@ -14,6 +14,7 @@ from embodied.errors import CheckpointError
 from ..shared.files import SHARD_BYTES, cast, write_weights
 from ..shared.lora import merged_state, save_adapter
 from .network import full_weights
+from .own_code import save_code
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
@@ -59,6 +60,7 @@ def save_config(policy: CausalLMPolicy, path: Path, dtype: torch.dtype = torch.f
     network = policy.network
     config = type(network.config).from_dict({**network.config.to_dict(), "dtype": str(dtype).removeprefix("torch.")})
     config.architectures = [type(network).__name__]
+    save_code(network, config, path)
     config.save_pretrained(path)
     policy.tokenizer.tokenizer.save_pretrained(path)
 

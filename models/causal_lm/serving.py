@@ -17,6 +17,7 @@ from ..shared.keys import bad
 from ..shared.lora import merged_tensors
 from .decoding import written
 from .network import FORMATS
+from .own_code import is_own
 from .prompts import prompts_of
 from .save import save_config
 
@@ -28,7 +29,8 @@ def facts(policy: CausalLMPolicy) -> EngineFacts:
     """Gives the engine's number format, limits and ends.
 
     Raises:
-        ConfigError: the policy learns on layers of 8 or 4 bits, and the engine would answer with others.
+        ConfigError: the policy learns on layers of 8 or 4 bits, and the engine would answer with others; or its network
+            is of a class that came with the checkpoint.
     """
     settings = policy.settings
     if settings.quantization_bit is not None:
@@ -39,6 +41,9 @@ def facts(policy: CausalLMPolicy) -> EngineFacts:
             reason,
             "set it to null, or let the policy write itself (no rollout.backend)",
         )
+    if is_own(policy.network) or is_own(policy.tokenizer.tokenizer):
+        reason = "the checkpoint's own code is run, which an inference engine does not have"
+        raise bad("trust_remote_code", True, reason, "let the policy write itself: rollout.backend=native")
     dtype = str(FORMATS[settings.precision]).removeprefix("torch.")
     most = settings.max_prompt_tokens + settings.max_new_tokens
     return EngineFacts(dtype, most, settings.max_new_tokens, policy.tokenizer.ends)

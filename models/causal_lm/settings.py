@@ -70,8 +70,15 @@ class Settings:
     # values of a record: chunk_level (or action_level) = one, of the prompt; token_level = one before each token
     value_type: str = "chunk_level"
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, less memory
+    # a training pass lays texts end to end; false = a row each, filled up to the longest: slower, and the same numbers
+    # up to rounding
+    sequence_packing: bool = True
+    padding_side: str | None = None  # that an exported tokenizer pads on, left or right; null = as it was read
+    pad_token: int | None = None  # id of the token that fills up rows, of an exported tokenizer, too; null = as read
     low_cpu_mem_usage: bool = True  # weights are never held twice; always so
-    trust_remote_code: bool = False  # a checkpoint's code is never run
+    # permits to run the folder's own code for the network; it is run where transformers has no class for it
+    trust_remote_code: bool = False
+    tokenizer_trust_remote_code: bool = False  # the same for the tokenizer
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
@@ -94,8 +101,6 @@ class Settings:
         for key in SWITCHES:
             if not isinstance(getattr(self, key), bool):
                 raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
-        if self.trust_remote_code:
-            raise bad("trust_remote_code", True, "a checkpoint's code is never run", "remove the key")
         if not self.low_cpu_mem_usage:
             raise bad("low_cpu_mem_usage", False, "weights are never held twice in host memory", "remove the key")
         if self.attn_implementation != "sdpa":
@@ -186,6 +191,7 @@ SWITCHES = tuple(f.name for f in fields(Settings) if f.type == "bool")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "truncation": ("error", "left", "right"),
+    "padding_side": (None, "left", "right"),
     "value_type": ("chunk_level", "action_level", "token_level"),
     "chat": ("auto", "always", "never"),
     "enable_thinking": (True, False, None),

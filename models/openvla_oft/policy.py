@@ -223,6 +223,7 @@ class OpenVLAOFTPolicy(nn.Module):
             "input": f"{net.num_images} × {net.image_size} px, state {net.proprio_dim}, prompt {self.prompts.shape[1]}",
             "output": f"{net.num_action_chunks} actions × {net.action_dim}",
             "statistics": self.statistics.describe(),
+            **({"code of the checkpoint": "none was needed, and none was run"} if settings.trust_remote_code else {}),
         }
 
     def pictures(self) -> Mapping[str, Any]:
@@ -274,6 +275,10 @@ class OpenVLAOFTPolicy(nn.Module):
             if not self.settings.torch_compile:
                 return self.model(*inputs, tokens)
             rows, given = len(inputs.prompt), (*inputs, tokens)
+            most = self.settings.torch_compile_max_bs
+            if most is not None and rows > most and not torch.is_grad_enabled():
+                with torch.compiler.set_stance("force_eager"):
+                    return self.model(*given)
             read = self.model(*(None if t is None else filled(t, bucket(rows)) for t in given))
             return ReadOut(read.hidden[:rows], read.logits[:rows])
 

@@ -20,7 +20,6 @@ from .shapes import TowerHints
 SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
 Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for SigLIP's
 NATIVE = {
-    "trust_remote_code": (False, "this implementation is native and never runs a checkpoint's code"),
     "model_revision": (None, "nothing is downloaded: model_path is a folder, which has one revision"),
     "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
 }
@@ -101,8 +100,10 @@ class Settings:
     activation_offload: bool = False  # keep activations in host memory until the backward pass; with the key above
     torch_compile: bool = False  # compile each transformer block; the first calls of a run then take minutes
     torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
+    torch_compile_max_bs: int | None = None  # a larger batch runs as it is where no gradient is taken; null = none does
     low_cpu_mem_usage: bool = True  # weights are never held twice; always so
-    trust_remote_code: bool = False  # a checkpoint's code is never run
+    # permits to run the folder's own code; none is needed, because this implementation is native, and a run says so
+    trust_remote_code: bool = False
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
@@ -296,7 +297,7 @@ SIZES = ("patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hi
 COUNTS = (
     *SIZES,
     *("vision_hidden_size", "num_images_in_input", "proprio_dim", "action_dim"),
-    *("num_action_chunks", "lora_rank", "max_prompt_length"),
+    *("num_action_chunks", "lora_rank", "max_prompt_length", "torch_compile_max_bs"),
 )
 BOOLEANS = tuple(f.name for f in fields(Settings) if f.type == "bool")
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -13,7 +13,7 @@ import torch
 from causal_lm_texts import ENV, SIZES, TEXTS, answered, make
 from embodied.models.causal_lm import build_policy
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from embodied import instructions
 from embodied.errors import CheckpointError, EmbodiedError, SpecMismatchError
@@ -167,9 +167,26 @@ def test_prompts_of_any_kind_are_answered():
     assert policy.act(told, torch.rand(2, 12), Sampling()).fields["length"].min() >= 1
 
 
+def test_what_pads_a_tokenizer_is_exported_and_fills_up_rows(folder, tmp_path):
+    usual, own = build_policy(model_path=str(folder)), build_policy(
+        model_path=str(folder), padding_side="left", pad_token=7
+    )  # fmt: skip
+    for policy, side, pad in ((usual, "right", usual.tokenizer.tokenizer.pad_token_id), (own, "left", 7)):
+        prompts = policy.encode_instructions(["12", "1"])["prompt_ids"]
+        assert prompts[1].tolist() == [*prompts[0, :1].tolist(), pad]
+        policy.save(tmp_path / side)
+        read = AutoTokenizer.from_pretrained(tmp_path / side)
+        assert (read.padding_side, read.pad_token_id) == (side, pad)
+    assert usual.tokenizer.tokenizer.pad_token_id != 7
+    again = build_policy(model_path=str(tmp_path / "left"))
+    assert (again.tokenizer.tokenizer.padding_side, again.tokenizer.pad_id) == ("left", 7)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
+        ({"pad_token": 4096}, "set rollout.padding to an id below that"),
+        ({"padding_side": "middle"}, "unknown padding_side 'middle'"),
         ({"max_new_token": 3}, r"Did you mean 'max_new_tokens'"),
         ({"truncation": "middle"}, "unknown truncation 'middle'"),
         ({"max_new_tokens": 0}, "counts something"),
@@ -189,7 +206,7 @@ def test_prompts_of_any_kind_are_answered():
         ({"freeze_pattern": "("}, "not a regular expression"),
         ({"freeze_pattern": "."}, "no parameter is trained"),
         ({"is_lora": True, "lora_target_modules": ["q_pro"]}, "Did you mean 'q_proj'"),
-        ({"trust_remote_code": True}, "is never run"),
+        ({"trust_remote_code": "yes"}, "it is a switch"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(keys, said):

@@ -62,6 +62,33 @@ def test_packed_padded_and_one_by_one_give_one_loss_and_one_gradient(kind):
         assert apart(found, packed_gradient) <= 1e-6
 
 
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("value_type", ["chunk_level", "token_level"])
+def test_texts_in_rows_have_the_loss_and_the_gradient_of_packed_ones(kind, value_type, monkeypatch):
+    found, computed = [], []
+    sampling, weights = Sampling(repetition_penalty=1.2), weights_of(6)
+    for packs in (True, False):
+        keys = {"sequence_packing": packs, "value_head": True, "value_type": value_type}
+        policy = make(kind, {"initializer_range": 0.1}, **keys)
+        torch.nn.init.constant_(policy.value_head.weight, 0.1)  # else it is 0
+        hidden = policy.trunk.hidden
+        monkeypatch.setattr(
+            policy.trunk, "hidden", lambda ids, *rest, own=hidden: computed.append(ids) or own(ids, *rest)
+        )
+        torch.manual_seed(0)
+        records = records_of(policy)
+        computed.clear()
+        made = policy.evaluate(records, sampling, distribution=True)
+        loss = (made.logprobs * weights).sum() + made.value.sum() + made.entropy.mean()
+        loss.backward()
+        sizes = records["prompt_length"] + records["length"] - 1
+        fewer = int(sizes.sum()) - int(records["prompt_length"][3])  # its prompt is that of text 0
+        assert [len(ids) for ids in computed] == [fewer if packs else 6 * int(sizes.max())]
+        found.append((loss.detach(), made.distribution.detach(), made.value.detach(), gradient(policy)))
+    for packed, padded in zip(*found, strict=True):
+        assert apart(padded, packed) <= 1e-6
+
+
 def padded_loss(network, records: dict[str, Tensor], weights: Tensor) -> Tensor:
     """The weighted sum of log-probs by transformers, from a batch that is padded on the right."""
     rows = [torch.cat(parts) for parts in sequences(records)]

@@ -76,6 +76,21 @@ def test_blocks_share_their_code_and_batches_their_shapes(make, observe, noise, 
         assert graphs.frame_count == expected
 
 
+def test_batches_above_the_bound_act_as_they_are(make, observe, noise, graphs) -> None:
+    policy, plain = make(**COMPILED, torch_compile_max_bs=2), make(**SMALL)
+    for rows, expected in ((3, 0), (2, KINDS), (3, 0)):
+        graphs.frame_count = 0
+        with torch.no_grad():
+            fields = policy.act(observe(rows), noise(rows), Sampling()).fields
+        assert graphs.frame_count == expected
+    assert all(map(torch.equal, fields.values(), plain.act(observe(3), noise(3), Sampling()).fields.values()))
+    graphs.frame_count = 0
+    policy.train().evaluate({**observe(3), **fields}, Sampling())
+    assert graphs.frame_count == KINDS, "the trainer's passes are compiled all the same"
+    with pytest.raises(ConfigError, match="torch_compile_max_bs"):
+        build_policy(torch_compile_max_bs=0)
+
+
 @pytest.mark.slow
 def test_the_numbers_agree_with_the_real_compiler(make, observe, noise) -> None:
     """Minutes of g++ on a CPU."""

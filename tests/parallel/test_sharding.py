@@ -18,7 +18,7 @@ from embodied.errors import ConfigError, RanksDifferError
 from embodied.learn.balance import imbalance, placed
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
-from embodied.parallel.sharding import Replicas, check_same_weights, make_parallel, shard_modules
+from embodied.parallel.sharding import Replicas, check_same_weights, make_parallel, shard_modules, strategy_of
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, GradScalerConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy, FakeTextEnv, FakeTextPolicy
@@ -371,6 +371,10 @@ def test_one_process_and_a_frozen_base_are_not_sharded():
     made = make_parallel(policy, auto, AlgorithmConfig(), Group(1, 2), CPU)
     assert type(made) is Replicas
     assert list(made.notes) == ["2 processes, replicate: 3 of 5 weights are trained"]
+    for asked, notes in (({}, 1), ({"shard_frozen": True}, 0)):
+        strategy, said = strategy_of(policy, FsdpConfig(strategy="fsdp2", **asked), AlgorithmConfig(), Group(1, 2))
+        assert strategy == "fsdp2"
+        assert [line.partition(";")[0] for line in said] == ["fsdp2: 3 of 5 weights are trained and shared out"][:notes]
 
 
 def test_units_are_the_layers_unless_the_policy_says_others():
