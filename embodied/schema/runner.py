@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from embodied.errors import ConfigError
+from embodied.schema.actor import Precision
 from embodied.schema.base import Section
 from embodied.schema.names import Names
 from embodied.targets import load_target
@@ -218,6 +219,15 @@ class RunnerConfig(Section):
         description="Iterations between two in which what acts in training takes the weights that learn: of 3, "
         "iterations 1, 2 and 3 act with the first weights, 4, 5 and 6 with those that 3 has left (with "
         "algorithm.max_staleness those that 2 has left). Evaluations always have the present weights.",
+    )
+    weight_sync_dtype: Precision | None = Field(
+        None,
+        description="Beside an engine (rollout.backend=vllm): number format in which weights travel to it; it computes "
+        "in actor.model.precision all the same. null = that format. One with fewer bits halves what is sent and rounds "
+        "the weights that act, not those that learn. Their log-probs then differ, which rollout.max_logprob_gap allows: "
+        "its default is 0.001 nats only where nothing has fewer bits than fp32, else 0.1. "
+        "rollout.recompute_logprobs=true takes old log-probs from the weights that learn. Without an engine nothing "
+        "travels, and a value is refused.",
     )
     save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
     save_interval_s: float | None = Field(
