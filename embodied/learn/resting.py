@@ -1,6 +1,6 @@
 """Keeps what is not needed at the time in host memory; every copy has the same bits.
 
-    optimizer, reference   update ends ─▶ rest: to the host │ rollout, evaluation, save │ wake, right before the first use
+    optimizer, reference   update ends ─▶ rest: to the host │ rollout, evaluation, save │ wake, before the first use
     weights (an engine)    handed over ─▶ rest │ the engine generates │ it sleeps ─▶ wake ─▶ log-probs, update, save
 
 What lies on a CPU anyway is not touched. Shards of FSDP2 (``DTensor``) move as shards, without a collective.

@@ -221,14 +221,12 @@ class RunnerConfig(Section):
         "algorithm.max_staleness those that 2 has left). Evaluations always have the present weights.",
     )
     weight_sync_dtype: Precision | None = Field(
-        None,
-        description="Beside an engine (rollout.backend=vllm): number format in which weights travel to it; it computes "
-        "in actor.model.precision all the same. null = that format. One with fewer bits halves what is sent and rounds "
-        "the weights that act, not those that learn. Their log-probs then differ, which rollout.max_logprob_gap allows: "
-        "its default is 0.001 nats only where nothing has fewer bits than fp32, else 0.1. "
-        "rollout.recompute_logprobs=true takes old log-probs from the weights that learn. Without an engine nothing "
-        "travels, and a value is refused.",
-    )
+        None, description="Beside an engine (rollout.backend=vllm): number format in which weights travel to it. It "
+        "computes in actor.model.precision all the same; null = that format. One with fewer bits is less to send, and "
+        "rounds the weights that act, not those that learn. rollout.max_logprob_gap then is 0.1 nats by default, not "
+        "0.001, and rollout.recompute_logprobs=true takes old log-probs from the weights that learn. Without an engine "
+        "nothing travels, and a value is refused.",
+    )  # fmt: skip
     save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
     save_interval_s: float | None = Field(
         None,

@@ -25,7 +25,7 @@ AWAY, HERE = "away", "here"
 
 
 class NoDevice:
-    """Stands for a device. ``seen``: each message to the engine and each use of the policy, with where its weights are."""
+    """Stands for a device. ``seen``: messages to the engine and uses of the policy, with where its weights are."""
 
     def __init__(self, policy: FakeTextPolicy) -> None:
         self._policy = policy
@@ -207,9 +207,10 @@ def test_an_engine_takes_them_in_the_format_in_which_they_travel(rig, tmp_path, 
 
 def test_a_small_gap_is_not_allowed_where_they_are_rounded_on_the_way(rig, tmp_path):
     changed(rig.policy)
-    with open_engine(rig.policy, tmp_path, weights_dtype=torch.bfloat16) as engine:
-        with pytest.raises(EngineError, match="computes other log-probs than the training network"):
-            collect(rig, port_of(rig, engine, max_gap=1e-6))
+    said = "computes other log-probs than the training network"
+    rounded = open_engine(rig.policy, tmp_path, weights_dtype=torch.bfloat16)
+    with rounded as engine, pytest.raises(EngineError, match=said):
+        collect(rig, port_of(rig, engine, max_gap=1e-6))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16])

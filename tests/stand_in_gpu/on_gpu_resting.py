@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,14 +12,17 @@ import torch
 from device import FROM_HOST, TO_HOST
 from rig import open_rig
 from test_cloning_steps import CONFIG, demonstrations
+from test_engine_run import FOLDERS, TRAIN, engine, without_gaps
 
+from embodied import train
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.checkpoint_load import resume
 from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
+from embodied.runtime.engine.process import EngineProcess
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig, bind
-from embodied.testing import FakeEnv, FakePolicy
+from embodied.testing import FakeEnv, FakePolicy, FakeTextPolicy
 from embodied.types import Sampling
 
 KEYS = {"kl_beta": 0.1, "reference_reset_interval": 2, "group_size": 2}
@@ -127,3 +130,49 @@ def test_supervised_training(gpu):
         return metrics, {name: p.detach().cpu() for name, p in policy.named_parameters()}
 
     assert_equal(cloned(True), cloned(False))
+
+
+BESIDE_AN_ENGINE = (
+    *TRAIN, "runner.device=cuda", "env.num_workers=1", "runner.max_epochs=3", "runner.val_check_interval=2",
+    "runner.weight_sync_interval=2", "runner.save_interval=1", "algorithm.kl_beta=0.1", "actor.optim.ema_decay=0.5",
+)  # fmt: skip
+
+
+def test_weights_beside_an_engine(gpu, tmp_path, monkeypatch):
+    """Where they are at each message to the engine, and in each pass of the policy; the last engine dies once."""
+    seen: dict[str, set[str]] = {}
+    policies: list[FakeTextPolicy] = []
+    init, evaluate, send = FakeTextPolicy.__init__, FakeTextPolicy.evaluate, EngineProcess.send
+    monkeypatch.chdir(tmp_path)
+
+    @wraps(init)
+    def made(self: FakeTextPolicy, *given: Any, **keys: Any) -> None:
+        init(self, *given, **keys)
+        policies.append(self)
+
+    def note(what: str) -> None:
+        seen.setdefault(what, set()).add(policies[-1].table.device.type)
+
+    def noted(process: EngineProcess, kind: str, *given: Any, **fields: Any) -> None:
+        note(kind)
+        send(process, kind, *given, **fields)
+
+    monkeypatch.setattr(FakeTextPolicy, "__init__", made)
+    monkeypatch.setattr(EngineProcess, "send", noted)
+    monkeypatch.setattr(FakeTextPolicy, "evaluate", lambda *a, **k: (note("evaluate"), evaluate(*a, **k))[1])
+    common = ("setup", "load", "begin", "ask", "sleep", "wake")
+    for name, keys, faults, place in (
+        ("stay", (), (), "cuda"),
+        ("rest", ("actor.offload_weight=true", "actor.enable_offload=true"), (f"dies={tmp_path / 'once'}",), "cpu"),
+    ):
+        seen.clear()
+        run = [*BESIDE_AN_ENGINE, *engine(tmp_path, *faults), *keys, f"runner.experiment_name={name}", *FOLDERS]
+        assert train.main(run) == 0
+        assert seen == {**{kind: {place} for kind in common}, "evaluate": {"cuda"}}
+        assert policies[-1].table.device.type == "cuda"
+    stay, rest = without_gaps("runs/stay"), without_gaps("runs/rest")
+    assert sum(row.pop("rollout/engine_restarts") for row in rest) == 1
+    assert sum(row.pop("rollout/engine_restarts") for row in stay) == 0
+    assert stay == rest
+    copies = {one for one in gpu.seen if "resting.py" in one[1]}
+    assert {kind for kind, _ in copies} == {TO_HOST, FROM_HOST}

@@ -4,8 +4,8 @@
 
 Prompts are the policy's own tokens, so they are equal in generation and in training. A text's seed is a function of the
 run's seed, the stream, the episode and the record. The log-probs in the rows are the engine's; those of the first texts
-after each change of weights are compared with the policy's own: at once, or when the rollout has ended where the policy's
-weights rest meanwhile.
+after each change of weights are compared with the policy's own: at once, or when the rollout has ended if its weights
+rest meanwhile.
 """
 
 from __future__ import annotations
