@@ -67,8 +67,8 @@ class RestingState:
 
 
 class RestingWeights:
-    """The weights of a policy, with its buffers, beside an engine that acts in its place
-    (:class:`embodied.runtime.engine.weights.Weights`).
+    """The weights of a policy beside an engine that acts in its place
+    (:class:`embodied.runtime.engine.weights.Weights`). Buffers stay: those of language models are a few numbers.
 
     Args:
         wanted: False: they always stay where they are.
@@ -76,16 +76,16 @@ class RestingWeights:
 
     def __init__(self, policy: nn.Module, wanted: bool) -> None:
         self._policy, self.rests = policy, wanted
-        self._homes: dict[Tensor, torch.device] = {}  # of those that were moved
+        self._homes: dict[nn.Parameter, torch.device] = {}  # of those that were moved
 
     def rest(self) -> None:
         """Moves them to host memory, those that lie on a device."""
         if not self.rests:
             return
-        for tensor in (*self._policy.parameters(), *self._policy.buffers()):
-            if not on_host(tensor.data):
-                self._homes[tensor] = tensor.device
-                tensor.data = to_host(tensor.data)
+        for parameter in self._policy.parameters():
+            if not on_host(parameter.data):
+                self._homes[parameter] = parameter.device
+                parameter.data = to_host(parameter.data)
         for device in set(self._homes.values()):
             give_back(device)
 
@@ -98,6 +98,6 @@ class RestingWeights:
             raise
 
     def _move_back(self) -> None:
-        for tensor, device in self._homes.items():
-            tensor.data = to_device(tensor.data, device)
+        for parameter, device in self._homes.items():
+            parameter.data = to_device(parameter.data, device)
         self._homes.clear()

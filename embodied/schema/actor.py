@@ -283,8 +283,8 @@ class ActorConfig(Section):
         "host from the moment at which they are handed to the engine until it has generated. They are back on the "
         "device before the update, the end of an evaluation or a save. The engine's log-probs are then compared with "
         "theirs (rollout.max_logprob_gap) when the rollout has ended, not while it runs, on the same texts: the same "
-        "numbers, room for a larger engine, slower by two copies a rollout. On a CPU nothing moves. Without an engine the "
-        "policy acts and learns in one copy, and true is refused; with several processes "
+        "numbers, room for a larger engine, slower by two copies a rollout. On a CPU nothing moves. Without an engine "
+        "the policy acts and learns in one copy, and true is refused; with several processes "
         "actor.fsdp_config.strategy=fsdp2 and cpu_offload=true keep it on the host, and true is taken beside them.",
     )
     sequence_packing: bool = Field(

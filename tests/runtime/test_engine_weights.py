@@ -167,8 +167,7 @@ def test_they_come_back_from_an_engine_that_cannot_start(rig, device, tmp_path):
 
 
 def test_a_signal_while_they_come_back_leaves_none_on_the_host(rig, device, monkeypatch):
-    weights, layer = None, torch.nn.Linear(3, 2)
-    layer.register_buffer("scale", torch.ones(2))
+    layer = torch.nn.Linear(3, 2)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     weights, to_device = RestingWeights(layer, True), device.to_device
     weights.rest()

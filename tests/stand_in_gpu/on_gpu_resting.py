@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from causal_lm_texts import answered
+from causal_lm_texts import make as make_text_policy
 from device import FROM_HOST, TO_HOST
 from rig import open_rig
 from test_cloning_steps import CONFIG, demonstrations
@@ -18,6 +20,7 @@ from embodied import train
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.checkpoint_load import resume
 from embodied.learn.cloning import Cloner
+from embodied.learn.resting import RestingWeights
 from embodied.learn.trainer import Trainer
 from embodied.runtime.engine.process import EngineProcess
 from embodied.runtime.plan import train_plan
@@ -130,6 +133,30 @@ def test_supervised_training(gpu):
         return metrics, {name: p.detach().cpu() for name, p in policy.named_parameters()}
 
     assert_equal(cloned(True), cloned(False))
+
+
+@pytest.mark.parametrize("keys", [{"is_lora": True, "lora_rank": 4}, {}])
+def test_a_language_model_learns_with_weights_that_have_rested(gpu, keys):
+    """Tied weights and adapters: all move, and gradients and steps are the same to the bit."""
+    found: list[dict[str, torch.Tensor]] = []
+    for wanted in (False, True):
+        policy = make_text_policy("gemma", **keys)
+        records = {name: field.to("cuda") for name, field in answered(policy).items()}
+        policy = policy.to("cuda")
+        weights, optimizer = RestingWeights(policy, wanted), torch.optim.AdamW(policy.parameters(), lr=0.01)
+        for _ in range(2):
+            sent = {f"sent.{name}": tensor.cpu() for name, tensor in policy.engine_weights()}
+            weights.rest()
+            assert {one.device.type for one in policy.parameters()} == {("cuda", "cpu")[wanted]}
+            weights.wake()
+            policy.evaluate(records, Sampling()).logprobs.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        after = policy.evaluate(records, Sampling()).logprobs.detach().cpu()
+        found.append({**sent, "after": after, **{name: p.detach().cpu() for name, p in policy.named_parameters()}})
+        assert {one.device.type for one in policy.parameters()} == {"cuda"}
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(values, found[1][name]) for name, values in found[0].items())
 
 
 BESIDE_AN_ENGINE = (
