@@ -15,7 +15,7 @@ from embodied.errors import ConfigError
 from embodied.protocols import EngineText, ServedByEngine
 from embodied.run.build import Model
 from embodied.run.engine import check_policy, max_gap
-from embodied.schema import RolloutConfig, RunnerConfig
+from embodied.schema import RolloutConfig
 from embodied.testing import FlowPolicy
 from embodied.types import Sampling
 
@@ -118,15 +118,14 @@ def test_a_policy_that_no_engine_can_serve_is_refused():
 
 
 def test_log_probs_may_differ_more_where_numbers_are_rounded():
-    def gaps(**runner) -> list[float]:
-        configs = [
-            SimpleNamespace(rollout=RolloutConfig(backend="vllm", max_logprob_gap=asked), runner=RunnerConfig(**runner))
-            for asked in (None, 0.5)
-        ]
+    def gaps(travels) -> list[float]:
+        runner = SimpleNamespace(weight_sync_dtype=travels)
+        rollouts = [RolloutConfig(backend="vllm", max_logprob_gap=asked) for asked in (None, 0.5)]
+        configs = [SimpleNamespace(rollout=rollout, runner=runner) for rollout in rollouts]
         return [max_gap(one, make(precision=precision)) for one in configs for precision in ("fp32", "bf16")]
 
-    assert gaps() == gaps(weight_sync_dtype="fp32") == [1e-3, 0.1, 0.5, 0.5]
-    assert gaps(weight_sync_dtype="bf16") == gaps(weight_sync_dtype="fp16") == [0.1, 0.1, 0.5, 0.5]
+    assert gaps(None) == gaps("fp32") == [1e-3, 0.1, 0.5, 0.5]
+    assert gaps("bf16") == gaps("fp16") == [0.1, 0.1, 0.5, 0.5]
 
 
 def test_facts_say_how_long_texts_may_be():
