@@ -72,6 +72,22 @@ def test_an_engines_log_probs_can_be_recomputed_before_the_update(tmp_path):
     assert recomputed[0]["train/approx_kl"] == pytest.approx(0, abs=1e-9)
 
 
+def test_weights_that_rest_change_no_number_and_rounded_ones_travel(tmp_path, capsys):
+    options = [*TRAIN, *engine(tmp_path), "runner.max_epochs=2", "runner.val_check_interval=2"]
+    keys = {"stay": (), "rest": ("actor.offload_weight=true",), "bf16": ("runner.weight_sync_dtype=bf16",)}
+    notes = {}
+    for name, given in keys.items():
+        assert train.main([*options, *given, f"runner.experiment_name={name}", *FOLDERS]) == 0
+        notes[name] = "actor.offload_weight=true moves nothing on cpu" in capsys.readouterr().out
+    assert notes == {"stay": False, "rest": True, "bf16": False}
+    assert without_gaps("runs/stay") == without_gaps("runs/rest") != without_gaps("runs/bf16")
+    for name, least, most in (("stay", 0, 1e-5), ("rest", 0, 1e-5), ("bf16", 1e-5, 0.1)):
+        gap = max(row["rollout/engine_logprob_gap_mean"] for row in rows_of(f"runs/{name}"))
+        assert least <= gap < most, name
+    assert "came in bfloat16" in Path("runs/bf16/logs/engine.log").read_text()
+    assert "came in float32" in Path("runs/rest/logs/engine.log").read_text()
+
+
 def test_an_engine_that_computes_something_else_ends_the_run(tmp_path, capsys):
     options = [*TRAIN, *engine(tmp_path, "deaf"), "runner.val_check_interval=-1", "runner.experiment_name=run"]
     assert train.main([*options, *FOLDERS]) == 2

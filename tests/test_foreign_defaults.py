@@ -32,7 +32,7 @@ REFUSED: Mapping[str, str] = {
     "rlinf algorithm.length_params.max_length": ALONE + "the lengths of the model are set beside runner.seq_length",
     "rlinf rollout.cuda_graph_max_bs": ALONE + "enforce_eager=false, which is RLinf's default for math",
     "rlinf actor.training_backend": "for math it is Megatron, which is not there",
-    "rlinf actor.offload_weight": "weights are needed at all times: the policy acts with the copy that learns",
+    "rlinf actor.offload_weight": "it is for an engine beside, and without one the policy acts and learns in one copy",
     "roll actor_train.strategy_args.strategy_name": "Megatron is not there",
 }
 """Their key → why its default is refused."""

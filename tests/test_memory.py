@@ -16,7 +16,7 @@ from embodied import train
 from embodied.errors import ConfigError
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
 from embodied.parallel.group import Group
-from embodied.run import build, counting, engine_process, memory, prompts
+from embodied.run import build, counting, device_memory, engine_process, memory, prompts
 from embodied.run.footprint import Passes, Weights, footprint
 from embodied.run.preflight import check
 from embodied.run.weight_kinds import kinds_of
@@ -290,6 +290,40 @@ def test_what_an_engine_and_graphs_take(tmp_path, monkeypatch):
     on_cpu = footprint(checked, weights, GB, passes, engine=0)
     assert "engine" not in on_cpu.device
     assert "the engine's process" in on_cpu.unknown
+
+
+def test_weights_that_rest_are_not_on_the_gpu_while_an_engine_acts(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_process, "_has_package", lambda rollout: True)
+    weights, passes = Weights(10 * GB, GB), Passes(0, None)
+    engine, rests = ("env=fake_text", "model=fake_text", "rollout.backend=vllm"), "actor.offload_weight=true"
+
+    def taken(*keys: str, engine_takes: int = 20 * GB, **more):
+        checked = checked_of(tmp_path, *engine, *keys)
+        return footprint(checked, weights, GB, passes, engine=engine_takes, **{"on_gpu": True, **more})
+
+    stay, rest = taken(), taken(rests)
+    assert (stay.moment, rest.moment) == ("act", "act")
+    assert stay.on_device - rest.on_device == 10 * GB
+    assert not {"weights", "trained weights"} & rest.device.keys()
+    assert (rest.host["weights"], rest.host["trained weights"], "weights" in stay.host) == (9 * GB, GB, False)
+    update = taken(rests, engine_takes=GB)
+    assert update.moment == "step"
+    assert (update.device["weights"], update.device["trained weights"]) == (9 * GB, GB), "an update needs them"
+    for takes, moment in ((20 * GB, "act"), (GB, "handing over weights")):
+        alone = taken(rests, "runner.only_eval=true", engine_takes=takes)
+        assert (alone.moment, alone.device.get("weights")) == (moment, None if moment == "act" else 10 * GB)
+    cpu = taken(rests, on_gpu=False)
+    assert (cpu.on_device, cpu.host.get("weights")) == (taken(on_gpu=False).on_device, None), "nothing moves"
+
+
+def test_an_engines_rollout_that_does_not_fit_names_the_key(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_process, "_has_package", lambda rollout: True)
+    engine = ("env=fake_text", "model=fake_text", "rollout.backend=vllm")
+    named = [
+        [fix for fix in device_memory.remedies(checked_of(tmp_path, *keys), "rollout") if "offload_weight" in fix]
+        for keys in (engine, (*engine, "actor.offload_weight=true"), ("env=fake_text", "model=fake_text"))
+    ]
+    assert named == [["set actor.offload_weight=true (now false; the result stays the same)"], [], []]
 
 
 def test_rows_of_other_commands_stay(tmp_path, monkeypatch):

@@ -111,6 +111,11 @@ def test_two_keys_that_say_different_things_are_refused():
         ("actor.training_backend=fsdp2_train", "set actor.training_backend=fsdp2"),
         ("actor.offload_weight=true", "acts and learns in one copy"),
         ("actor.offload_weight=true", "set actor.offload_optimizer=true"),
+        ("actor.offload_weight=true actor.fsdp_config.cpu_offload=true", "set actor.fsdp_config.strategy=fsdp2"),
+        ("actor.offload_weight=true runner.only_eval=true", "its weights are never idle"),
+        ("runner.weight_sync_dtype=bf16", "the network that learns is the one that acts"),
+        ("runner.weight_sync_dtype=fp32", "leave runner.weight_sync_dtype out"),
+        ("runner.weight_sync_dtype=bfloat16", "set runner.weight_sync_dtype=bf16"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(overrides, said):
@@ -121,7 +126,8 @@ def test_what_is_so_anyway_is_taken():
     config("actor.enable_offload=false",
            "actor.fsdp_config.amp_autocast.enabled=false", "actor.fsdp_config.amp_autocast.precision=bf16",
            "actor.fsdp_config.backward_prefetch=BACKWARD_PRE", "runner.weight_sync_interval=1",
-           "actor.fsdp_config.mixed_precision.buffer_dtype=fp32")  # fmt: skip
+           "actor.fsdp_config.mixed_precision.buffer_dtype=fp32", "actor.offload_weight=false",
+           "runner.weight_sync_dtype=null")  # fmt: skip
 
 
 def test_one_switch_keeps_on_the_host_what_can_rest_there():
@@ -132,6 +138,15 @@ def test_one_switch_keeps_on_the_host_what_can_rest_there():
         assert (actor.offload_optimizer, actor.offload_reference) == (False, True)
     said = refused("actor.enable_offload=true", "actor.offload_optimizer=false")
     assert "which is actor.offload_optimizer true, and actor.offload_optimizer is false" in said
+
+
+def test_weights_of_several_processes_rest_in_host_memory_as_shards():
+    asked = config(
+        "actor.offload_weight=true", "actor.fsdp_config.strategy=fsdp2", "actor.fsdp_config.cpu_offload=true"
+    )
+    check(asked, Group(0, 2, 0, 2))
+    with pytest.raises(ConfigError, match=r"actor\.offload_weight is true in one process"):
+        check(asked, Group())
 
 
 def test_rlinfs_own_way_to_say_that_each_process_holds_the_whole_policy():

@@ -1,6 +1,7 @@
-"""Keeps what only an update needs in host memory while the policy acts; every copy has the same bits.
+"""Keeps what is not needed at the time in host memory; every copy has the same bits.
 
-    update ends ─▶ rest: to the host │ rollout, evaluation, save │ wake: to the device, right before the first use
+    optimizer, reference   update ends ─▶ rest: to the host │ rollout, evaluation, save │ wake, before the first use
+    weights (an engine)    handed over ─▶ rest │ the engine generates │ it sleeps ─▶ wake ─▶ log-probs, update, save
 
 What lies on a CPU anyway is not touched. Shards of FSDP2 (``DTensor``) move as shards, without a collective.
 """
@@ -8,7 +9,7 @@ What lies on a CPU anyway is not touched. Shards of FSDP2 (``DTensor``) move as 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -63,3 +64,40 @@ class RestingState:
             if name in state:
                 state[name] = to_device(state[name], parameter.device)
         self._resting.clear()
+
+
+class RestingWeights:
+    """The weights of a policy beside an engine that acts in its place
+    (:class:`embodied.runtime.engine.weights.Weights`). Buffers stay: those of language models are a few numbers.
+
+    Args:
+        wanted: False: they always stay where they are.
+    """
+
+    def __init__(self, policy: nn.Module, wanted: bool) -> None:
+        self._policy, self.rests = policy, wanted
+        self._homes: dict[nn.Parameter, torch.device] = {}  # of those that were moved
+
+    def rest(self) -> None:
+        """Moves them to host memory, those that lie on a device."""
+        if not self.rests:
+            return
+        for parameter in self._policy.parameters():
+            if not on_host(parameter.data):
+                self._homes[parameter] = parameter.device
+                parameter.data = to_host(parameter.data)
+        for device in set(self._homes.values()):
+            give_back(device)
+
+    def wake(self) -> None:
+        """Moves those that were moved back to their device."""
+        try:
+            self._move_back()
+        except BaseException:  # a stop signal: what is saved then stands on the device
+            self._move_back()
+            raise
+
+    def _move_back(self) -> None:
+        for parameter, device in self._homes.items():
+            parameter.data = to_device(parameter.data, device)
+        self._homes.clear()

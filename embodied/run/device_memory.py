@@ -45,6 +45,8 @@ def remedies(checked: Checked, phase: Phase) -> list[str]:
         found.append(_lower("rollout.policy_batch", rows))
     if phase == "rollout" and not (config.runner.only_eval or actor.offload_optimizer or actor.fsdp_config.cpu_offload):
         found.append("set actor.offload_optimizer=true (now false; the result stays the same)")
+    if phase == "rollout" and config.rollout.backend != "native" and not actor.offload_weight:
+        found.append("set actor.offload_weight=true (now false; the result stays the same)")
     if phase == "update" and model.get("gradient_checkpointing") is False:
         found.append("set actor.model.gradient_checkpointing=true (now false)")
     if model.get("precision") == "fp32":

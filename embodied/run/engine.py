@@ -7,8 +7,12 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from embodied import schema
 from embodied.errors import ConfigError
+from embodied.learn.resting import RestingWeights
 from embodied.observe.console import Console
 from embodied.protocols import Policy, ServedByEngine
 from embodied.run import engine_process
@@ -18,8 +22,9 @@ from embodied.run.shares import slots_of
 from embodied.runtime.engine.engine import Engine, EngineConfig
 
 MAX_LANES = 256  # texts that are generated at the same time unless rollout.policy_batch is set
-MAX_GAP = {"float32": 1e-3}  # nats, of rollout.max_logprob_gap by the engine's number format
-MAX_GAP_ROUNDED = 0.1  # of the other formats
+MAX_GAP = 1e-3  # nats, of rollout.max_logprob_gap where nothing has fewer bits than float32
+MAX_GAP_ROUNDED = 0.1  # where the engine computes with fewer, or its weights travel with fewer
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextmanager
@@ -40,10 +45,14 @@ def open_engine(checked: Checked, model: Model, folder: Path, console: Console) 
     if checked.config.runner.dry_run:
         yield None
         return
-    where = folder / "engine"
+    where, offload = folder / "engine", checked.config.actor.offload_weight
     served.engine_folder(where)
     phase = partial(console.progress, brief=True)
-    with closing(Engine(_config(checked, model, served, where), model.policy, console.say, phase)) as engine:
+    assert isinstance(model.policy, nn.Module)
+    weights = RestingWeights(model.policy, offload)
+    if offload and model.device.type == "cpu":
+        console.say("actor.offload_weight=true moves nothing on cpu: the weights lie in host memory already")
+    with closing(Engine(_config(checked, model, served, where), model.policy, console.say, phase, weights)) as engine:
         yield engine
 
 
@@ -73,10 +82,11 @@ def check_policy(rollout: schema.RolloutConfig, model: Model) -> ServedByEngine:
     return policy
 
 
-def max_gap(rollout: schema.RolloutConfig, policy: Policy) -> float:
+def max_gap(config: schema.Config, policy: Policy) -> float:
     """Returns how far the engine's log-probs may be from the policy's own, nats."""
     assert isinstance(policy, ServedByEngine)
-    return rollout.max_logprob_gap or MAX_GAP.get(policy.engine_facts.dtype, MAX_GAP_ROUNDED)
+    whole = policy.engine_facts.dtype == "float32" and config.runner.weight_sync_dtype in (None, "fp32")
+    return config.rollout.max_logprob_gap or (MAX_GAP if whole else MAX_GAP_ROUNDED)
 
 
 def options(rollout: schema.RolloutConfig) -> dict[str, object]:
@@ -94,6 +104,7 @@ def options(rollout: schema.RolloutConfig) -> dict[str, object]:
 
 def _config(checked: Checked, model: Model, served: ServedByEngine, folder: Path) -> EngineConfig:
     rollout, facts, on_gpu = checked.config.rollout, served.engine_facts, model.device.type == "cuda"
+    travels = checked.config.runner.weight_sync_dtype
     lanes = rollout.policy_batch or min(slots_of(checked.config, checked.processes), MAX_LANES)
     setup = {
         "folder": str(folder.resolve()),
@@ -116,4 +127,5 @@ def _config(checked: Checked, model: Model, served: ServedByEngine, folder: Path
         answer_timeout_s=rollout.answer_timeout_s,
         max_restarts=rollout.max_engine_restarts,
         remedy=engine_process.remedy(rollout),
+        weights_dtype=None if travels is None else FORMATS[travels],
     )

@@ -80,6 +80,8 @@ class Gathered:
 
 
 NOTHING = Gathered()
+OF_POLICY = ("weights", "trained weights", "value head")
+"""Parts that are the policy itself."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,16 @@ def acts_with_others(config: schema.Config) -> bool:
 
 
 def _resting(config: schema.Config, parts: Mapping[str, int]) -> dict[str, int]:
-    """Parts of a GPU that wait in host memory while the policy acts. Their host memory is kept for the next time."""
+    """Parts of a GPU that wait in host memory while the policy, or an engine, acts. Their host memory is kept for the
+    next time."""
     wanted = {"optimizer": config.actor.offload_optimizer, "reference": config.actor.offload_reference}
+    wanted |= dict.fromkeys(OF_POLICY, weights_rest(config))
     return {part: parts[part] for part, on in wanted.items() if on and parts.get(part)}
+
+
+def weights_rest(config: schema.Config) -> bool:
+    """Whether the policy's weights wait in host memory while an engine acts."""
+    return config.actor.offload_weight and config.rollout.backend != "native"
 
 
 def _before_first_step(optimizer_steps: int | None) -> tuple[str, ...]:
@@ -193,8 +202,8 @@ def _moments(
     """What each moment of a run adds to what lasts."""
     found = {"act": {"activations": passes.act if passes else 0}}
     found["act"]["CUDA graphs"] = passes.graphs if passes and on_gpu else 0
-    if not learns:
-        return found
+    if not learns:  # else the weights are on the device in an update, which has all else besides
+        return found | ({"handing over weights": {}} if weights_rest(config) else {})
     runner, trained = config.runner, weights.trained or 0
     one = trained + weights.optimizer + (trained if config.actor.optim.ema_decay is not None else 0)
     one += trained if acts_with_others(config) else 0

@@ -80,6 +80,12 @@ def check(config: schema.Config, processes: Group) -> None:
             f"actor.fsdp_config.fsdp_size {size} does not divide the {learners.size} processes of the run",
             "set it to a divisor (the processes of one machine), or to -1 for all of them",
         )
+    if config.actor.offload_weight and config.rollout.backend == "native" and learners.size == 1:
+        raise ConfigError(
+            "actor.offload_weight is true in one process, which acts and learns with one copy of the policy: "
+            "actor.fsdp_config.cpu_offload keeps the shards of several processes in host memory",
+            "leave actor.offload_weight out, or start several processes (torchrun)",
+        )
     _check_cluster(config.cluster, processes)
     for what, count in counts.items():
         if count % hosts.size:

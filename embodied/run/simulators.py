@@ -160,7 +160,7 @@ class Simulators:
         if isinstance(model.policy, OffersPort):
             return model.policy.port(slab)
         if self.engine is not None:
-            gap = max_gap(config.rollout, model.policy)
+            gap = max_gap(config, model.policy)
             return EnginePort(self.engine, model.policy, slab, side.spec, model.device, gap, self._probe_once)
         own = config.algorithm.val_rollout_batch_size_per_gpu if side.name == "eval" else None
         rows = own or rows_of_call(model.policy, config.rollout, slots)

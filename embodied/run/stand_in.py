@@ -68,5 +68,5 @@ class AtOnce(ABC):
     def value(self, requests: Sequence[Request]) -> None:  # noqa: B027  (there is nothing to do)
         """Writes nothing: an evaluation asks for no values."""
 
-    def end(self) -> None:
+    def end(self, whole: bool = True) -> None:
         self._queue = []

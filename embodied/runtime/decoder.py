@@ -111,6 +111,6 @@ class Decoder:
                 values[:, 0] = self._decoding.value(obs)
             self._rows.write(rows, Decision({"value": values}), only="value")
 
-    def end(self) -> None:
+    def end(self, whole: bool = True) -> None:
         self._queue, self._busy = deque(), {}
         self._decoding.end()

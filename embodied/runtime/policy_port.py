@@ -89,8 +89,12 @@ class PolicyPort(Protocol):
         returns when all are written."""
         ...
 
-    def end(self) -> None:
-        """Free what only a rollout needs, such as a cache of keys and values; also after a rollout that failed."""
+    def end(self, whole: bool = True) -> None:
+        """Free what only a rollout needs, such as a cache of keys and values; also after a rollout that failed.
+
+        Args:
+            whole: False: it failed, or was stopped.
+        """
         ...
 
 
@@ -215,7 +219,7 @@ class OnePass:
             part = requests[first : first + self._batch]
             self._answer(part, np.zeros((len(part), *self._noise.shape), np.float32), only="value")
 
-    def end(self) -> None:
+    def end(self, whole: bool = True) -> None:
         """Frees nothing: the policy's calls leave nothing behind."""
 
     def _answer(self, requests: Sequence[Request], drawn: np.ndarray, only: str | None = None) -> None:

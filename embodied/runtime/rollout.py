@@ -129,15 +129,17 @@ class Rollout:
             ConfigError: the slab has too few rows for one episode in each slot.
             WorkerError: a worker failed too often in a row.
         """
-        before = frozenset(self.records.leased)
+        before, whole = frozenset(self.records.leased), False
         try:
-            return self._collect(plan, job, on_episode, on_share)
+            found = self._collect(plan, job, on_episode, on_share)
+            whole = True
+            return found
         except BaseException:
             for lease in frozenset(self.records.leased) - before:
                 self.records.give_back(lease)
             raise
         finally:
-            self._policy.end()
+            self._policy.end(whole)
 
     def _collect(
         self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None],

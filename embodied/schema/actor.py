@@ -305,7 +305,7 @@ class ActorConfig(Section):
     )
     enable_offload: bool | None = Field(
         None,
-        description="true = offload_optimizer and offload_reference. Weights stay, because the policy acts with them; "
+        description="true = offload_optimizer and offload_reference. Weights have offload_weight; "
         "gradients are freed with each optimizer step anyway. false and null say nothing.",
     )
     offload_optimizer: bool = Field(
@@ -319,6 +319,16 @@ class ActorConfig(Section):
         False,
         description="The same for the weights of the reference (algorithm.kl_beta above 0): on the device from their "
         "first use in an update to its end.",
+    )
+    offload_weight: bool = Field(
+        False,
+        description="Beside an engine (rollout.backend=vllm): keep all of the policy's weights in the memory of the "
+        "host from the moment at which they are handed to the engine until it has generated. They are back on the "
+        "device before the update, the end of an evaluation or a save. The engine's log-probs are then compared with "
+        "theirs (rollout.max_logprob_gap) when the rollout has ended, not while it runs, on the same texts: the same "
+        "numbers, room for a larger engine, slower by two copies a rollout. On a CPU nothing moves. Without an engine "
+        "the policy acts and learns in one copy, and true is refused; with several processes "
+        "actor.fsdp_config.strategy=fsdp2 and cpu_offload=true keep it on the host, and true is taken beside them.",
     )
     sequence_packing: bool = Field(
         True,

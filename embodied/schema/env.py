@@ -287,7 +287,8 @@ class RolloutConfig(Section):
         None,
         gt=0,
         description="Largest mean difference, nats, between the engine's log-probs and the policy's own, over the "
-        "first texts after each change of weights; null = 0.001 in fp32, 0.1 in bf16 and fp16.",
+        "first texts after each change of weights; null = 0.001 if the engine computes in fp32 and its weights travel "
+        "in fp32 (runner.weight_sync_dtype), 0.1 with bf16 or fp16 in either.",
     )
     schedule: Literal["ready", "lockstep"] = Field(
         "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."

@@ -16,20 +16,11 @@ class Neutral(NamedTuple):
 
 
 MEGATRON = "there is no Megatron backend"
-_SHARED = (
-    "the policy acts and learns in one copy, so that its weights are needed at all times; beside an engine they are "
-    "handed to it, and its log-probs are compared with theirs while it generates"
-)
-_HOST = (
-    "set actor.offload_optimizer=true; with several processes actor.fsdp_config.strategy=fsdp2 and cpu_offload=true, "
-    "which keep shards in host memory, too"
-)
 _FSDP = "set actor.fsdp_config.strategy"
 _BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one before it computes"
 RUN: Mapping[str, Neutral] = {
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
     "actor.spec_name": Neutral((), MEGATRON, _FSDP),
-    "actor.offload_weight": Neutral((False,), _SHARED, _HOST),
     "actor.offload_grad": Neutral(
         (False, True), "gradients are freed with each optimizer step, and take no memory while the policy acts"
     ),
@@ -53,7 +44,6 @@ RUN: Mapping[str, Neutral] = {
         f"actor.megatron.ckpt.{name}": Neutral((), MEGATRON)
         for name in ("model", "model_type", "save_path", "use_gpu_num", "use_gpu_index", "process_num")
     },
-    "runner.weight_sync_dtype": Neutral((), "weights reach what generates in the policy's own number format"),
     "runner.logger.tensorboard_queue_size": Neutral((10,), "the numbers of an iteration are written at once"),
 }  # fmt: skip
 """Key → what it may say, and why nothing else."""

@@ -68,6 +68,7 @@ def check_engine(config: Config) -> None:
                 f"rollout.backend is native, and {', '.join(f'rollout.{name}' for name in changed)} is for an engine",
                 "set rollout.backend=vllm, or leave it out",
             )
+        _check_without_engine(config)
         return
     if rollout.python is not None and shutil.which(rollout.python) is None:
         raise ConfigError(
@@ -85,6 +86,27 @@ def check_engine(config: Config) -> None:
         raise ConfigError(
             f"rollout.backend {rollout.backend} gives no values, and algorithm.adv_type gae needs them",
             "set rollout.backend=native, or another algorithm.adv_type, e.g. grpo",
+        )
+
+
+def _check_without_engine(config: Config) -> None:
+    """Refuses keys that say how weights come to an engine, and where they are while it generates."""
+    actor, travels = config.actor, config.runner.weight_sync_dtype
+    if travels is not None:
+        raise ConfigError(
+            f"runner.weight_sync_dtype is {travels}, and rollout.backend is native: the network that learns is the one "
+            "that acts, so that no weights travel",
+            "leave runner.weight_sync_dtype out; actor.model.precision is the format of both, and of a language model "
+            "that acts apart: set rollout.backend=vllm",
+        )
+    on_host = actor.fsdp_config.strategy in ("fsdp", "fsdp2") and actor.fsdp_config.cpu_offload
+    if actor.offload_weight and not on_host:
+        raise ConfigError(
+            "actor.offload_weight is true, and rollout.backend is native: the policy acts and learns in one copy, so "
+            "that its weights are never idle",
+            "set actor.offload_optimizer=true; with several processes set actor.fsdp_config.strategy=fsdp2 and "
+            "actor.fsdp_config.cpu_offload=true, which keep shards in host memory; or of a language model set "
+            "rollout.backend=vllm",
         )
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from embodied.errors import ConfigError
+from embodied.schema.actor import Precision
 from embodied.schema.base import Section
 from embodied.schema.names import Names
 from embodied.targets import load_target
@@ -219,6 +220,13 @@ class RunnerConfig(Section):
         "iterations 1, 2 and 3 act with the first weights, 4, 5 and 6 with those that 3 has left (with "
         "algorithm.max_staleness those that 2 has left). Evaluations always have the present weights.",
     )
+    weight_sync_dtype: Precision | None = Field(
+        None, description="Beside an engine (rollout.backend=vllm): number format in which weights travel to it. It "
+        "computes in actor.model.precision all the same; null = that format. One with fewer bits is less to send, and "
+        "rounds the weights that act, not those that learn. rollout.max_logprob_gap then is 0.1 nats by default, not "
+        "0.001, and rollout.recompute_logprobs=true takes old log-probs from the weights that learn. Without an engine "
+        "nothing travels, and a value is refused.",
+    )  # fmt: skip
     save_interval: int = Field(10, ge=-1, description="Iterations between two checkpoints; -1 = only at the end.")
     save_interval_s: float | None = Field(
         None,

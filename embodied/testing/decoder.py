@@ -74,8 +74,8 @@ class DecoderPort:
     def value(self, requests: Sequence[Request]) -> None:
         self._inner.value(requests)
 
-    def end(self) -> None:
-        self._inner.end()
+    def end(self, whole: bool = True) -> None:
+        self._inner.end(whole)
 
     def _polls(self, request: Request) -> int:
         drawn = np.random.default_rng([self._seed, request.episode_id, request.t, 1])

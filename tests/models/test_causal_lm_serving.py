@@ -118,9 +118,14 @@ def test_a_policy_that_no_engine_can_serve_is_refused():
 
 
 def test_log_probs_may_differ_more_where_numbers_are_rounded():
-    usual, asked = RolloutConfig(backend="vllm"), RolloutConfig(backend="vllm", max_logprob_gap=0.5)
-    gaps = [max_gap(rollout, make(precision=precision)) for rollout in (usual, asked) for precision in ("fp32", "bf16")]
-    assert gaps == [1e-3, 0.1, 0.5, 0.5]
+    def gaps(travels) -> list[float]:
+        runner = SimpleNamespace(weight_sync_dtype=travels)
+        rollouts = [RolloutConfig(backend="vllm", max_logprob_gap=asked) for asked in (None, 0.5)]
+        configs = [SimpleNamespace(rollout=rollout, runner=runner) for rollout in rollouts]
+        return [max_gap(one, make(precision=precision)) for one in configs for precision in ("fp32", "bf16")]
+
+    assert gaps(None) == gaps("fp32") == [1e-3, 0.1, 0.5, 0.5]
+    assert gaps("bf16") == gaps("fp16") == [0.1, 0.1, 0.5, 0.5]
 
 
 def test_facts_say_how_long_texts_may_be():

@@ -42,13 +42,13 @@ TEXT = {"target": "embodied.testing.FakeTextEnv", "kind": FakeTextEnv, "turns": 
 
 
 @contextmanager
-def open_engine(policy, logs, *faults, at_once=4, said=None, sleeps=False, **changes) -> Iterator[Engine]:
+def open_engine(policy, logs, *faults, at_once=4, said=None, sleeps=False, weights=None, **changes) -> Iterator[Engine]:
     options = {"init_timeout_s": 20.0, "answer_timeout_s": 20.0, "max_restarts": 2, "remedy": "install it", **changes}
     config = EngineConfig(
         (sys.executable, str(FAKE), *faults), {"max_num_seqs": at_once, "sleeps": sleeps}, {}, logs / "logs", **options
     )  # fmt: skip
     said = [] if said is None else said
-    engine = Engine(config, policy, said.append, lambda name: nullcontext(said.append(name)))
+    engine = Engine(config, policy, said.append, lambda name: nullcontext(said.append(name)), weights)
     try:
         yield engine
     finally:
@@ -64,10 +64,10 @@ def port_of(rig, engine, max_gap=1e-4) -> EnginePort:
     return EnginePort(engine, rig.policy, rig.slab, rig.env.spec, CPU, max_gap)
 
 
-def collect(rig, port: PolicyPort, **job):
+def collect(rig, port: PolicyPort, on_episode=lambda result: None, **job):
     rollout = Rollout(rig.pool, port, RecordStore(rig.slab), 1, Schedule(False, min_batch=1), Sections())
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=12, group_size=2)
-    results, stats = rollout.collect(plan, rig.job(max_steps=TURNS, **job))
+    results, stats = rollout.collect(plan, rig.job(max_steps=TURNS, **job), on_episode)
     return records(rig, results), stats
 
 
@@ -180,10 +180,10 @@ def test_an_engine_that_fails_is_replaced_and_asked_again(rig, reference, tmp_pa
     assert got == reference
     assert measured["rollout/engine_restarts"] == 1
     assert measured["time/engine_load_s"] > 0
-    waits = ["starting the engine", "the engine takes the weights"]
+    waits = ["writing the weights for the engine", "starting the engine", "the engine takes the weights"]
     assert [line for line in said if line in waits] == 2 * waits
-    assert [said[0], said[2]] == waits, "what is waited for is said before"
-    assert ("was killed by SIGKILL" if fault == "dies" else "RuntimeError: the cache is full") in said[3]
+    assert [*said[:2], said[3]] == waits, "what is waited for is said before"
+    assert ("was killed by SIGKILL" if fault == "dies" else "RuntimeError: the cache is full") in said[4]
     assert (tmp_path / "logs" / "engine.1.log").is_file()
 
 

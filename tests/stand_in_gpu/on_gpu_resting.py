@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from causal_lm_texts import answered
+from causal_lm_texts import make as make_text_policy
 from device import FROM_HOST, TO_HOST
 from rig import open_rig
 from test_cloning_steps import CONFIG, demonstrations
+from test_engine_run import FOLDERS, TRAIN, engine, without_gaps
 
+from embodied import train
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.checkpoint_load import resume
 from embodied.learn.cloning import Cloner
+from embodied.learn.resting import RestingWeights
 from embodied.learn.trainer import Trainer
+from embodied.runtime.engine.process import EngineProcess
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig, bind
-from embodied.testing import FakeEnv, FakePolicy
+from embodied.testing import FakeEnv, FakePolicy, FakeTextPolicy
 from embodied.types import Sampling
 
 KEYS = {"kl_beta": 0.1, "reference_reset_interval": 2, "group_size": 2}
@@ -127,3 +133,73 @@ def test_supervised_training(gpu):
         return metrics, {name: p.detach().cpu() for name, p in policy.named_parameters()}
 
     assert_equal(cloned(True), cloned(False))
+
+
+@pytest.mark.parametrize("keys", [{"is_lora": True, "lora_rank": 4}, {}])
+def test_a_language_model_learns_with_weights_that_have_rested(gpu, keys):
+    """Tied weights and adapters: all move, and gradients and steps are the same to the bit."""
+    found: list[dict[str, torch.Tensor]] = []
+    for wanted in (False, True):
+        policy = make_text_policy("gemma", **keys)
+        records = {name: field.to("cuda") for name, field in answered(policy).items()}
+        policy = policy.to("cuda")
+        weights, optimizer = RestingWeights(policy, wanted), torch.optim.AdamW(policy.parameters(), lr=0.01)
+        for _ in range(2):
+            sent = {f"sent.{name}": tensor.cpu() for name, tensor in policy.engine_weights()}
+            weights.rest()
+            assert {one.device.type for one in policy.parameters()} == {("cuda", "cpu")[wanted]}
+            weights.wake()
+            policy.evaluate(records, Sampling()).logprobs.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        after = policy.evaluate(records, Sampling()).logprobs.detach().cpu()
+        found.append({**sent, "after": after, **{name: p.detach().cpu() for name, p in policy.named_parameters()}})
+        assert {one.device.type for one in policy.parameters()} == {"cuda"}
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(values, found[1][name]) for name, values in found[0].items())
+
+
+BESIDE_AN_ENGINE = (
+    *TRAIN, "runner.device=cuda", "env.num_workers=1", "runner.max_epochs=3", "runner.val_check_interval=2",
+    "runner.weight_sync_interval=2", "runner.save_interval=1", "algorithm.kl_beta=0.1", "actor.optim.ema_decay=0.5",
+)  # fmt: skip
+
+
+def test_weights_beside_an_engine(gpu, tmp_path, monkeypatch):
+    """Where they are at each message to the engine, and in each pass of the policy; the last engine dies once."""
+    seen: dict[str, set[str]] = {}
+    policies: list[FakeTextPolicy] = []
+    init, evaluate, send = FakeTextPolicy.__init__, FakeTextPolicy.evaluate, EngineProcess.send
+    monkeypatch.chdir(tmp_path)
+
+    @wraps(init)
+    def made(self: FakeTextPolicy, *given: Any, **keys: Any) -> None:
+        init(self, *given, **keys)
+        policies.append(self)
+
+    def note(what: str) -> None:
+        seen.setdefault(what, set()).add(policies[-1].table.device.type)
+
+    def noted(process: EngineProcess, kind: str, *given: Any, **fields: Any) -> None:
+        note(kind)
+        send(process, kind, *given, **fields)
+
+    monkeypatch.setattr(FakeTextPolicy, "__init__", made)
+    monkeypatch.setattr(EngineProcess, "send", noted)
+    monkeypatch.setattr(FakeTextPolicy, "evaluate", lambda *a, **k: (note("evaluate"), evaluate(*a, **k))[1])
+    common = ("setup", "load", "begin", "ask", "sleep", "wake")
+    for name, keys, faults, place in (
+        ("stay", (), (), "cuda"),
+        ("rest", ("actor.offload_weight=true", "actor.enable_offload=true"), (f"dies={tmp_path / 'once'}",), "cpu"),
+    ):
+        seen.clear()
+        run = [*BESIDE_AN_ENGINE, *engine(tmp_path, *faults), *keys, f"runner.experiment_name={name}", *FOLDERS]
+        assert train.main(run) == 0
+        assert seen == {**{kind: {place} for kind in common}, "evaluate": {"cuda"}}
+        assert policies[-1].table.device.type == "cuda"
+    stay, rest = without_gaps("runs/stay"), without_gaps("runs/rest")
+    assert sum(row.pop("rollout/engine_restarts") for row in rest) == 1
+    assert sum(row.pop("rollout/engine_restarts") for row in stay) == 0
+    assert stay == rest
+    copies = {one for one in gpu.seen if "resting.py" in one[1]}
+    assert {kind for kind, _ in copies} == {TO_HOST, FROM_HOST}

@@ -1,7 +1,7 @@
 """An inference engine that is kept at work: started when it is first needed, given the present weights, replaced when
 its process fails.
 
-    begin(sampling) ─▶ start │ wake │ weights, if they have changed │ sampling
+    begin(sampling) ─▶ file of weights, if they have changed ─▶ the policy's rest ─▶ start │ wake │ load │ sampling
     ask ─▶ │ process │ ─▶ poll        fails: a new process, the same weights, and what was asked is asked again
 
 A request carries its prompt and its seed, so an answer does not depend on which process gives it.
@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from embodied.errors import EngineError
 from embodied.protocols import EngineText, Policy, ServedByEngine
 from embodied.runtime.engine.child.wire import Message
 from embodied.runtime.engine.process import EngineProcess
-from embodied.runtime.engine.weights import WeightsFile, fingerprint
+from embodied.runtime.engine.weights import StayingWeights, Weights, WeightsFile, fingerprint, in_format
 from embodied.runtime.supervise import last_lines
 from embodied.types import Sampling
 
@@ -43,6 +44,7 @@ class EngineConfig:
     max_restarts: int  # of failures in a row, without an answer in between
     remedy: str  # of errors that say why the process has ended
     name: str = "engine"  # of its log
+    weights_dtype: torch.dtype | None = None  # in which weights travel; None = as the policy gives them
 
 
 class Engine:
@@ -52,16 +54,17 @@ class Engine:
         policy: one that is :class:`embodied.protocols.ServedByEngine`.
         say: given one paragraph when the engine starts, and when it is replaced.
         phase: shows what is waited for while it is entered.
+        weights: the policy's own, which may rest from :meth:`begin` to :meth:`rest`; None = they stay.
     """
 
     def __init__(
         self, config: EngineConfig, policy: Policy, say: Callable[[str], None] = lambda text: None,
-        phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        phase: Callable[[str], AbstractContextManager[object]] = nullcontext, weights: Weights | None = None,
     ) -> None:  # fmt: skip
         assert isinstance(policy, ServedByEngine)
         assert isinstance(policy, nn.Module)
         self._config, self._policy, self._module, self._say, self._phase = config, policy, policy, say, phase
-        self._file = WeightsFile()
+        self._file, self._weights = WeightsFile(), weights or StayingWeights()
         self._process: EngineProcess | None = None
         self._sampling: Mapping[str, Any] = {}
         self._asked: dict[int, tuple[Sequence[int], int]] = {}  # number → prompt, seed
@@ -70,13 +73,20 @@ class Engine:
         self._asleep = False
         self._serves = self._proven = False  # can be asked; could be asked once
         self._starts = self._in_a_row = 0
-        self.checked = False  # whether answers with the present weights were compared with the policy's own log-probs
+        # whether answers with the present weights were compared with the policy's own log-probs, or are kept for that
+        self.checked = False
         self._measured: dict[str, float] = {}
+
+    @property
+    def weights_rest(self) -> bool:
+        """Whether the policy has no weights on its device from :meth:`begin` to :meth:`rest`."""
+        return self._weights.rests
 
     def begin(self, sampling: Sampling) -> None:
         """Begin a rollout with the present weights. Nothing is asked.
 
         Raises:
+            ConfigError: the weights have numbers that their format on the way does not hold.
             EngineError: it cannot be started, or has failed too often in a row.
         """
         facts = self._policy.engine_facts
@@ -125,11 +135,18 @@ class Engine:
             return []
 
     def rest(self) -> None:
-        """End a rollout: free the device's memory, if the engine can. One that was still at work is ended."""
+        """End a rollout: free the device's memory, if the engine can, and bring the policy's weights back. An engine
+        that was still at work is ended."""
+        try:
+            self._sleep()
+        finally:
+            self._weights.wake()
+
+    def _sleep(self) -> None:
         if self._asked or not self._serves:
             self._end_process()
             self._asked = {}
-        elif self._process is not None and self._config.setup["sleeps"]:
+        elif self._process is not None and self._config.setup["sleeps"] and not self._asleep:
             self._process.send("sleep")
             try:
                 self._process.wait_for("slept", self._config.init_timeout_s, "rollout.init_timeout_s")
@@ -172,7 +189,14 @@ class Engine:
         self._process.send("ask", array("i", prompt).tobytes(), number=number, seed=seed)
 
     def _serve(self) -> None:
-        """Bring a process to where it can be asked."""
+        """Bring a process to where it can be asked. The policy's weights are read before the process takes memory of
+        the device, so that they can rest by then."""
+        self._weights.wake()
+        present, sent = fingerprint(self._module), None
+        if self._process is None or present != self._loaded:
+            with self._phase("writing the weights for the engine"):
+                sent = self._write()
+        self._weights.rest()
         if self._process is None:
             with self._phase("starting the engine"):
                 self._start()
@@ -182,7 +206,9 @@ class Engine:
                 self._process.send("wake")
                 self._process.wait_for("awake", self._config.init_timeout_s, "rollout.init_timeout_s")
                 self._asleep = False
-            self._load_if_changed(self._process)
+            if sent is not None:
+                self._load(self._process, sent)
+                self._loaded, self.checked = present, False
         self._process.send("begin", sampling=self._sampling)
         self._serves = self._proven = True
 
@@ -199,12 +225,16 @@ class Engine:
             self._say(f"engine: {ready.fields['version']}, ready after {time.monotonic() - began:.0f} s")
         self._starts += 1
 
-    def _load_if_changed(self, process: EngineProcess) -> None:
-        present = fingerprint(self._module)
-        if present == self._loaded:
-            return
+    def _write(self) -> tuple[int, int]:
+        """Write the present weights as they travel; return the number of tensors, and the checksum of what is sent."""
         began = time.monotonic()
-        sent = self._file.write(self._policy.engine_weights())
+        sent = self._file.write(in_format(self._policy.engine_weights(), self._config.weights_dtype))
+        self._count("time/engine_load_s", time.monotonic() - began)
+        return sent
+
+    def _load(self, process: EngineProcess, sent: tuple[int, int]) -> None:
+        """Let the process take what was written, and empty the file."""
+        began = time.monotonic()
         process.send("load", path=self._file.path)
         fields = process.wait_for("loaded", self._config.init_timeout_s, "rollout.init_timeout_s").fields
         self._file.empty()
@@ -214,7 +244,6 @@ class Engine:
                 f"{sent[0]} with {sent[1]:08x}",
                 f"this is a defect of the engine's side; its log is {process.log}",
             )
-        self._loaded, self.checked = present, False
         self._count("time/engine_load_s", time.monotonic() - began)
 
     def _replace(self, error: EngineError) -> None:
@@ -246,6 +275,7 @@ class Engine:
         if self._process is not None:
             self._process.close()
         self._process, self._serves = None, False
+        self._file.empty()  # it may have ended before it took them
 
 
 def _text(message: Message) -> tuple[int, EngineText]:

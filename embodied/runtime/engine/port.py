@@ -4,12 +4,14 @@
 
 Prompts are the policy's own tokens, so they are equal in generation and in training. A text's seed is a function of the
 run's seed, the stream, the episode and the record. The log-probs in the rows are the engine's; those of the first texts
-after each change of weights are compared with the policy's own.
+after each change of weights are compared with the policy's own: at once, or when the rollout has ended if its weights
+rest meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,6 +29,15 @@ COMPARED = 8  # texts, at most
 MOSTLY = 0.98  # least share of their tokens that the policy's own distribution has
 
 
+@dataclass(frozen=True)
+class FirstTexts:
+    """Records of an engine's first texts, taken out of their rows, which others may soon have."""
+
+    records: Mapping[str, torch.Tensor]  # on the device
+    logprobs: np.ndarray  # of the engine, [n, tokens]
+    counts: np.ndarray  # bool [n, tokens], which tokens there are
+
+
 class EnginePort:
     """Answers observations with texts that an engine writes. See :class:`embodied.runtime.policy_port.PolicyPort`.
 
@@ -40,7 +51,7 @@ class EnginePort:
 
     Raises:
         SpecMismatchError: (from ``poll``) the policy's decision is not what its spec declares.
-        EngineError: (from ``begin`` and ``poll``) the engine has failed, or computes other log-probs.
+        EngineError: (from ``begin``, ``poll`` and ``end``) the engine has failed, or computes other log-probs.
     """
 
     def __init__(
@@ -59,6 +70,7 @@ class EnginePort:
         self._rows = PolicyRows(policy, slab, env, device)
         self._draw = Draw(Sampling(), 0, Stream.TRAIN_NOISE)
         self._busy: dict[int, Request] = {}  # number of what the engine was asked → what it answers
+        self._put_off: list[FirstTexts] = []  # to be compared when the rollout has ended
 
     def begin(self, draw: Draw) -> None:
         self._policy.bind(self._env)
@@ -83,7 +95,7 @@ class EnginePort:
         decision = self._served.engine_decision([text for _, text in found], self._draw.sampling)
         self._rows.write(rows, decision)
         if not self._engine.checked and self._draw.sampling.do_sample:
-            self._compare(rows[:COMPARED])
+            self._take_first(rows[:COMPARED])
         return answered
 
     def cancel(self, slot: int) -> None:
@@ -100,22 +112,38 @@ class EnginePort:
         if requests:
             raise SpecMismatchError("an inference engine computes no values", "set rollout.backend=native")
 
-    def end(self) -> None:
+    def end(self, whole: bool = True) -> None:
         self._busy = {}
+        put_off, self._put_off = self._put_off, []
+        if put_off and not whole:  # nobody learns from them, and the next rollout's are compared
+            self._engine.checked = False
         self._engine.rest()
+        for first in put_off if whole else ():
+            self._compare(first)
 
-    def _compare(self, rows: list[int]) -> None:
-        """Hold the log-probs that stand in ``rows`` against those of the policy.
+    def _take_first(self, rows: list[int]) -> None:
+        """Compare the texts in ``rows`` with what the policy computes, now or at the end."""
+        arrays = self._slab.arrays
+        fields = {n: torch.from_numpy(arrays[n][rows]).to(self._device) for n in self._policy.spec.decision}
+        logprobs, lengths = arrays["logprobs"][rows], arrays["length"][rows][:, None]
+        counts = np.arange(logprobs.shape[1]) < lengths
+        first = FirstTexts(self._rows.observations(rows) | fields, logprobs, counts)
+        if not self._engine.weights_rest:
+            self._compare(first)
+            return
+        self._put_off.append(first)
+        self._engine.checked = True
+
+    def _compare(self, first: FirstTexts) -> None:
+        """Hold the engine's log-probs against those of the policy.
 
         Raises:
             EngineError: they differ by more than rounding.
         """
-        arrays = self._slab.arrays
-        fields = {n: torch.from_numpy(arrays[n][rows]).to(self._device) for n in self._policy.spec.decision}
+        counts = first.counts
         with torch.inference_mode(), without_dropout(self._policy):
-            own = self._policy.evaluate(self._rows.observations(rows) | fields, self._draw.sampling).logprobs
+            own = self._policy.evaluate(first.records, self._draw.sampling).logprobs
         values = own.float().cpu().numpy()
-        counts = np.arange(own.shape[1]) < arrays["length"][rows][:, None]
         inside = counts & (values >= OUTSIDE)  # rounding decides which of two equal tokens top_p takes
         if inside.sum() < MOSTLY * counts.sum():
             raise EngineError(
@@ -123,12 +151,12 @@ class EnginePort:
                 "leaves out by top_k or top_p",
                 "set rollout.backend=native, or algorithm.sampling_params.top_p=1.0 and top_k=0",
             )
-        gaps = np.abs(values - arrays["logprobs"][rows])[inside]
+        gaps = np.abs(values - first.logprobs)[inside]
         self._engine.compared(float(gaps.mean()), float(gaps.max()))
         if not gaps.mean() <= self._max_gap:
             raise EngineError(
                 f"the engine computes other log-probs than the training network: {gaps.mean():.3g} nats apart in the "
-                f"mean, {gaps.max():.3g} at most, over {gaps.size} tokens of its first {len(rows)} texts; "
+                f"mean, {gaps.max():.3g} at most, over {gaps.size} tokens of its first {len(counts)} texts; "
                 f"rollout.max_logprob_gap is {self._max_gap:g}",
                 "set rollout.backend=native; or, if rounding explains it (bf16), raise rollout.max_logprob_gap and set "
                 "rollout.recompute_logprobs=true",

@@ -1,17 +1,47 @@
-"""Weights on their way to an engine: a file in memory, and what tells whether they have changed."""
+"""Weights on their way to an engine: a file in memory, their number format there, what tells whether they have changed,
+and where the policy's own are meanwhile."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from embodied.errors import ConfigError
 from embodied.runtime.engine.child.weights_file import Writer
 
 RUN = 4096  # numbers that are summed at a time
+
+
+class Weights(Protocol):
+    """Where the policy's own weights are while an engine generates."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether :meth:`rest` takes them away."""
+        ...
+
+    def rest(self) -> None:
+        """Free the device of them. They are not used until :meth:`wake`."""
+
+    def wake(self) -> None:
+        """Bring them back, if they rest."""
+
+
+class StayingWeights:
+    """They stay where they are."""
+
+    rests = False
+
+    def rest(self) -> None:
+        """Moves nothing."""
+
+    def wake(self) -> None:
+        """Moves nothing."""
 
 
 class WeightsFile:
@@ -39,6 +69,26 @@ class WeightsFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def in_format(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights in the number format in which they travel; None = as they are.
+
+    Raises:
+        ConfigError: a number is too large for the format.
+    """
+    for name, tensor in weights:
+        if dtype is None or dtype == tensor.dtype:
+            yield name, tensor
+            continue
+        sent = tensor.to(dtype)
+        if (sent.isinf() & tensor.isfinite()).any():
+            raise ConfigError(
+                f"runner.weight_sync_dtype is {str(dtype).removeprefix('torch.')}, whose largest number is "
+                f"{torch.finfo(dtype).max:g}, and {name} has {tensor.abs().max():g}",
+                "leave runner.weight_sync_dtype out, or set it to bf16 or fp32",
+            )
+        yield name, sent
 
 
 def fingerprint(policy: nn.Module) -> int:
