@@ -99,6 +99,7 @@ def test_a_model_cannot_be_left_out():
         (["model=openvla_ofd"], "unknown model 'openvla_ofd'. Did you mean 'openvla_oft'?", "openvla_oft"),
         (["experiment=none"], "unknown experiment 'none'.", "laptop"),
         (["mdel=fake"], "unknown group or section 'mdel'. Did you mean 'model'?", "set model=fake instead of mdel"),
+        (["lr=3"], "unknown group or section 'lr'. There is actor.optim.lr.", "correct the key"),
         (["nope=null"], "unknown group or section 'nope'.", ", ".join(GROUPS)),
         (["runner.seed"], "'runner.seed' is not of the form KEY=VALUE", "runner.max_epochs=2"),
         (["=3"], "unknown group or section ''", ", ".join(GROUPS)),
