@@ -155,6 +155,8 @@ def test_a_checkpoint_of_strangers_is_not_run_either(tmp_path: Path, checkpoint:
 def test_a_folder_of_something_else_is_said(tmp_path: Path, checkpoint: Path):
     with pytest.raises(CheckpointError, match="neither a checkpoint"):
         load(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        load(tmp_path / "nothing")
     with pytest.raises(CheckpointError) as caught:
         load(checkpoint.parents[1])
     assert caught.value.remedy == f"serve {checkpoint}"
