@@ -106,6 +106,7 @@ def test_a_model_cannot_be_left_out():
         (["model=3"], "unknown model '3'", "openvla_oft"),
         (["env=null"], "cannot compose the configuration", "--help"),
         (["runner.experiment_name=a,b"], "cannot compose the configuration", "--help"),
+        (["runner.experiment_name=a>0"], "cannot compose the configuration", "in quotes: 'KEY=\"VALUE\"'"),
         (["runner.output_dir=${nope}"], "nope", "reference"),
     ],
 )
