@@ -159,6 +159,12 @@ def conditions(**changes: Any) -> Conditions:
         ({"episodes_per_task": 4}, "from all 4 initial states"),
         ({"use_fixed_reset_state_ids": False}, "drawn from 4 initial states"),
         ({"init_states_per_task": (1, 1)}, "each with a seed of its own"),
+        ({"episodes_per_task": 9}, "from all 4 initial states"),
+        ({"episodes_per_task": 9, "sampling": {"do_sample": True, "max_new_tokens": 8}}, "from all 4 initial states"),
+        (
+            {"episodes_per_task": 9, "sampling": {"do_sample": False, "max_new_tokens": 8}},
+            "from all 4 initial states; a greedy answer does not change, so env.eval.episodes_per_task=4 says as much",
+        ),
     ],
 )
 def test_how_starts_are_said(changes, text):
@@ -172,7 +178,8 @@ def test_how_starts_are_said(changes, text):
         ({"max_steps": 9}, "cut at 9 of 10 control steps, so success is not the benchmark's"),
         (
             {"max_steps": 11},
-            "at most 11 control steps where the env's own limit is 10, so success is not the benchmark's",
+            "at most 11 control steps where the env's own limit is 10, so success is not the benchmark's unless the "
+            "env itself ends its episodes there",
         ),
         ({"ignore_terminations": True}, "at most 10 control steps, the env's own limit, also after success"),
     ],

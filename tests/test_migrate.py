@@ -177,6 +177,40 @@ def test_names_that_a_script_sets_are_read_and_others_stay():
     assert found["trainer"]["default_local_dir"] == "/tmp/libero_10/$NAME"
 
 
+def test_the_folder_of_the_user_is_read_from_the_environment(tmp_path, monkeypatch):
+    """As verl's examples name their files; two of them are one text of a list."""
+    monkeypatch.setenv("HOME", "/home/me")
+    script = "one=$HOME/a.parquet\nmain data.train_files=\"['$one', '${HOME}/b.parquet']\" data.train_batch_size=4\n"
+    (tmp_path / "run.sh").write_text(script)
+    found = migrate(tool.read(tmp_path / "run.sh"), "verl", TEXT)
+    assert found.groups == {"env": "math", "model": "causal_lm"}
+    assert found.settings["data.train_data_paths"] == ["/home/me/a.parquet", "/home/me/b.parquet"]
+    assert found.settings["data.rollout_batch_size"] == 4
+    assert "no file at /home/me/a.parquet" in found.elsewhere
+
+
+def test_problems_whose_files_nobody_knows_are_problems_all_the_same():
+    """Their other keys are of texts, and would be refused for a robot."""
+    found = migrate({"data": {"train_files": "$DATA/a.parquet", "train_batch_size": 4}}, "verl", TEXT)
+    assert note(found, "data.train_files").how == "refused"
+    assert (found.groups["env"], found.settings["data.rollout_batch_size"]) == ("math", 4)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "low", "high", "how"),
+    [
+        ({"clip_ratio": 0.1}, 0.1, 0.1, "renamed"),
+        ({"clip_ratio": 0.1, "clip_ratio_high": 0.28}, 0.1, 0.28, "derived"),
+        ({"clip_ratio_low": 0.3, "clip_ratio_high": 0.28, "clip_ratio": 0.1}, 0.3, 0.28, "nothing"),
+    ],
+)
+def test_verls_width_of_one_side_comes_before_that_of_both(theirs, low, high, how):
+    found = migrate({"actor_rollout_ref": {"actor": theirs}}, "verl", ("env=fake", "model=fake"))
+    assert (found.settings["algorithm.clip_ratio_low"], found.settings["algorithm.clip_ratio_high"]) == (low, high)
+    assert note(found, "actor_rollout_ref.actor.clip_ratio").how == how
+    assert all(one.how != "refused" for one in found.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

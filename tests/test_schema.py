@@ -37,6 +37,16 @@ def refused(*overrides: str, by: type[ConfigError] = ConfigError) -> str:
 
 
 @pytest.mark.parametrize(
+    ("key", "kind"),
+    [("algorithm.kl_beta", "a number"), ("runner.seed", "a whole number"), ("runner.max_steps", "a whole number")],
+)
+def test_true_is_no_number(key, kind):
+    """Others switch the KL on by such a key, and its weight would silently be 1."""
+    assert f"{key} = 'true': expected {kind}" in refused(f"{key}=true")
+    assert composed("rollout.trace=true").rollout.trace is True, "where both are values"
+
+
+@pytest.mark.parametrize(
     ("key", "meant"),
     [
         ("runner.max_epoch", "max_epochs"),

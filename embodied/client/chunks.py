@@ -93,7 +93,8 @@ class ChunkQueue:
         Args:
             observation: of this moment, as :meth:`embodied.client.Client.infer` takes it; or what gives it, which is
                 then called for the steps that send one.
-            taken_at: ``time.monotonic()`` when it was taken; None = now. The guard judges its age by it.
+            taken_at: ``time.monotonic()`` when it was taken; None = now. The guard judges its age by it. Of what gives
+                an observation it is the moment of the call, whatever is said here.
 
         Raises:
             ServerLostError, ServerRefusedError, WireError: there is no answer, and nothing is planned.

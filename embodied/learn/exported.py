@@ -33,7 +33,7 @@ NOT_CHECKED = ("README.md", "verified.json", EXPORT_FILE)
 TRUSTED = frozenset(
     {
         *("embodied.models.openvla_oft.build_policy", "embodied.models.causal_lm.build_policy"),
-        *("embodied.models.exported.build_policy", "embodied.testing.FakePolicy"),
+        *("embodied.models.exported.build_policy", "embodied.models.mlp.MLPPolicy", "embodied.testing.FakePolicy"),
         *("embodied.testing.FakeTextPolicy", "embodied.testing.FlowPolicy"),
     }
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -258,7 +259,12 @@ class _Encoder:
 
     imageio-ffmpeg's own writer forks this process to start it, which costs one of 500 MB 13 ms more: its page tables
     are copied. A process group of its own keeps Ctrl-C from it, as there.
+
+    Its input ends when nobody has it open for writing. So a fork of this process closes its copy: a verifier's helper
+    lives for long, and :meth:`close` would wait for it.
     """
+
+    _open: ClassVar[weakref.WeakSet[_Encoder]] = weakref.WeakSet()
 
     def __init__(self, path: Path, fps: float, frame: np.ndarray) -> None:
         import imageio_ffmpeg
@@ -271,6 +277,7 @@ class _Encoder:
             [imageio_ffmpeg.get_ffmpeg_exe(), "-y", *raw, "-i", "-", *coded, str(path)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0,
         )  # fmt: skip
+        self._open.add(self)
 
     def write(self, frame: np.ndarray) -> None:
         """Raises OSError if ffmpeg has ended."""
@@ -282,3 +289,14 @@ class _Encoder:
         with suppress(OSError):  # it has ended
             self._process.stdin.close()
         self._process.wait()
+
+    @classmethod
+    def leave_to_parent(cls) -> None:
+        """Closes the inputs in a fork, without the bytes that the parent has yet to write."""
+        for encoder in cls._open:
+            raw = getattr(encoder._process.stdin, "raw", None)
+            if raw is not None:
+                raw.close()
+
+
+os.register_at_fork(after_in_child=_Encoder.leave_to_parent)

@@ -140,7 +140,9 @@ def _checked(where: str, number: int, row: Any) -> Row:
 def _find(where: str, key: str) -> Callable[..., Any]:
     place, _, name = where.rpartition(":")
     try:
-        module = _module_of_file(Path(place), key) if place.endswith(".py") else importlib.import_module(place)
+        module = (
+            _module_of_file(Path(place).expanduser(), key) if place.endswith(".py") else importlib.import_module(place)
+        )
     except EmbodiedError:
         raise
     except Exception as error:

@@ -61,7 +61,7 @@ def source_of(where: str, part: Part = WHOLE, keep: bool = True) -> SourceFile:
         DatasetError: there is no such file, or it is empty.
         ConfigError: ``part`` says something that this has not.
     """
-    path = Path(where)
+    path = Path(where).expanduser()
     if path.is_dir():
         if part.revision is not None:
             raise ConfigError(f"revision is {part.revision}, and {where} is a folder", "leave the revision out")

@@ -58,7 +58,9 @@ class Conditions:
         if not self.use_fixed_reset_state_ids:
             return f"drawn from {has} initial states"
         if wanted >= states[-1]:
-            return f"from all {has} initial states"
+            again = wanted > states[-1] and "max_new_tokens" in self.sampling and not self.sampling["do_sample"]
+            same = f"; a greedy answer does not change, so env.eval.episodes_per_task={states[-1]} says as much"
+            return f"from all {has} initial states{same if again else ''}"
         return f"from the first {f'{wanted} ' if wanted > 1 else ''}of {has} initial states"
 
     @property
@@ -67,10 +69,11 @@ class Conditions:
         after = ", also after success" if self.ignore_terminations else ""
         if self.max_steps == self.env_max_steps:
             return f"at most {self.max_steps} control steps, the env's own limit{after}"
-        text = "cut at {} of {} control steps"
-        if self.max_steps > self.env_max_steps:
-            text = "at most {} control steps where the env's own limit is {}"
-        return f"{text.format(self.max_steps, self.env_max_steps)}{after}, so success is not the benchmark's"
+        if self.max_steps < self.env_max_steps:
+            text = f"cut at {self.max_steps} of {self.env_max_steps} control steps"
+            return f"{text}{after}, so success is not the benchmark's"
+        text = f"at most {self.max_steps} control steps where the env's own limit is {self.env_max_steps}"
+        return f"{text}{after}, so success is not the benchmark's unless the env itself ends its episodes there"
 
 
 def conditions(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> Conditions:

@@ -117,7 +117,7 @@ def migrate(mapping: Mapping[str, Any], system: str, given: Sequence[str] = ()) 
     _fit_passes(found)
     _give_values(found)
     _check_groups(found)
-    if "env" not in groups and "data.train_data_paths" in settings:
+    if "env" not in groups and any(_names_problems(key, SYSTEMS[system]) for key in flat):
         groups["env"] = "math"
     if groups.get("env") == "math":
         groups.setdefault("model", "causal_lm")
@@ -144,6 +144,11 @@ def _note(key: str, value: Any, system: str, flat: Mapping[str, Any], own: set[s
     if key in own:
         return Note(key, value, "same", {key: value})
     return Note(key, value, "unknown", why="no document of theirs explains it")
+
+
+def _names_problems(key: str, systems: Sequence[str]) -> bool:
+    """Whether a key names files of problems; also where its value could not be taken over."""
+    return any("data.train_data_paths" in row.ours for row in find(key, systems))
 
 
 def _groups_of(defaults: Any) -> tuple[dict[str, str], list[Note]]:

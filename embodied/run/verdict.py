@@ -118,6 +118,10 @@ def _how(one: Comparison, more: int) -> str:
     states = [*one.first.initial_states, *one.second.initial_states]
     few = [count for count in states if 1 < count < wanted]
     beyond = f"; a task has {min(few)} initial states, beyond which they repeat with other seeds" if few else ""
+    if few and one.first.starts_without_seed and not one.first.conditions.get("sampling", {}).get("do_sample", True):
+        beyond = (
+            f"; there are {min(few)} problems, and a greedy answer to one does not change: more problems are needed"
+        )
     return f"(In all: env.eval.episodes_per_task={wanted}{beyond}.)"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from embodied.schema.names import choices, in_known_case
+from embodied.schema.names import choices, in_known_case, numbers_only
 
 GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 """Pattern of the name of some processes, which is a part of the names of files."""
@@ -15,13 +15,13 @@ GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 
 class Section(BaseModel):
     """A part of the configuration. Unknown keys are errors, and values cannot change after composition. Names of
-    choices are taken in any case."""
+    choices are taken in any case. true and false are no numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _names_in_any_case(cls, given: Any) -> Any:
+    def _as_meant(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
         changed = dict(given)
@@ -29,6 +29,8 @@ class Section(BaseModel):
             key = field.alias or name
             if key in changed and (known := choices(field.annotation, field.metadata)):
                 changed[key] = in_known_case(changed[key], known)
+            if isinstance(changed.get(key), bool) and numbers_only(field.annotation):
+                changed[key] = str(changed[key]).lower()  # pydantic takes true for 1, and refuses this text
         return changed
 
 

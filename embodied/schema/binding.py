@@ -19,6 +19,7 @@ from embodied.schema.foreign_hints import elsewhere, hint, instead
 from embodied.schema.foreign_said import Lookup, Unknown
 from embodied.schema.groups import GROUPS
 from embodied.schema.names import choices, in_known_case
+from embodied.schema.table import keys
 from embodied.schema.told import Told, fix, wrong_values
 from embodied.targets import load_target
 
@@ -123,6 +124,8 @@ def _told_of(key: str, known: Iterable[str], value: Any, get: Lookup, what: str 
         settings = {f"{section}.{meant}".lstrip("."): value} if plain else {}
         return Told(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
     said = elsewhere(key, value, get)
+    if not said and not section and (same := [one.name for one in keys() if one.name.endswith(f".{name}")]):
+        return Told(f"unknown {what} '{key}'. There is {joined(same, 'or')}.", key)  # its section was left out
     return Told(f"unknown {what} '{key}'.{said}", key, instead(key, value, get) if said else {})
 
 

@@ -269,7 +269,10 @@ def _composition_error(error: Exception, overrides: list[str], folders: Sequence
     """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
     wrong = [one for one in (_wrong_choice(override, folders) for override in overrides) if one is not None]
     if not wrong:
-        return ConfigError(f"cannot compose the configuration: {error}", "correct the override it names; see --help")
+        quoted = "a value with > < = ( or a comma in it stands in quotes: 'KEY=\"VALUE\"'"
+        return ConfigError(
+            f"cannot compose the configuration: {error}", f"correct the override it names; {quoted}; see --help"
+        )
     told = {one.message: one.remedy for one in wrong}  # env=NAME is of both sides
     return WrongChoice("\n".join(told), "; ".join(told.values()))
 

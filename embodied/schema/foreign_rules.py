@@ -52,6 +52,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": counts.prompts,
     "actor_rollout_ref.actor.use_kl_loss": say.kl_loss, "actor_rollout_ref.actor.kl_loss_coef": say.kl_loss,
     "actor_rollout_ref.actor.kl_loss_type": say.kl_loss,
+    "actor_rollout_ref.actor.clip_ratio": say.clip_ratio,
     "actor_rollout_ref.actor.data_loader_seed": say.positive,
     "actor_rollout_ref.actor.optim.lr_warmup_steps": say.warmup, "optim.lr_warmup_steps": say.warmup,
     "actor_rollout_ref.actor.optim.total_training_steps": say.positive, "optim.total_training_steps": say.positive,

@@ -106,6 +106,18 @@ def clip_range(row: Row, value: Any, get: Lookup) -> Said:
     return Said(dict.fromkeys(row.ours, value), "renamed")
 
 
+def clip_ratio(row: Row, value: Any, get: Lookup) -> Said:
+    """verl: one width of the ratio's clip, for the sides that have none of their own."""
+    own = {
+        f"algorithm.{name}": get(f"actor_rollout_ref.actor.{name}") for name in ("clip_ratio_low", "clip_ratio_high")
+    }
+    settings = {key: value for key in row.ours if own[key] is None}
+    if len(settings) == len(row.ours):
+        return Said(settings, "renamed")
+    why = "clip_ratio_low and clip_ratio_high come before it"
+    return Said(settings, "derived" if settings else "nothing", why)
+
+
 def dual_clip(row: Row, value: Any, get: Lookup) -> Said:
     """ROLL: a switch; the constant follows from the clip."""
     clip = number_of(get("pg_clip"))

@@ -216,7 +216,7 @@ def _verifier(reward: RewardConfig, side: str, own: Any, given: Sequence[str]) -
     direct = [key for key in (f"env.{side}.verifier", f"env.{side}.reward_mode") if key in given]
     if len(told) > 1 or (told and direct):
         raise ConfigError(
-            f"{' and '.join([*told, *direct])} all say what an answer is worth",
+            f"{' and '.join([*told, *direct])} each say what an answer is worth",
             "keep one of them; several verifiers with weights are env.train.verifier (docs/text.md)",
         )
     parts = asked[told[0]] if told else own

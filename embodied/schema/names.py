@@ -1,4 +1,4 @@
-"""Names of choices, which are taken in any case: ``FSDP`` is ``fsdp``."""
+"""Kinds of values: names of choices, which are taken in any case (``FSDP`` is ``fsdp``), and numbers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,20 @@ def choices(kind: Any, metadata: Iterable[Any] = ()) -> tuple[str, ...]:
     if origin in (typing.Union, types.UnionType, list, tuple):
         own += [name for part in parts for name in choices(part)]
     return tuple(own)
+
+
+def numbers_only(kind: Any) -> bool:
+    """Returns whether values of an annotated type are numbers, or null.
+
+    >>> numbers_only(float | None), numbers_only(int | bool)
+    (True, False)
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return numbers_only(parts[0])
+    if origin in (typing.Union, types.UnionType):
+        return all(part is type(None) or numbers_only(part) for part in parts)
+    return kind in (int, float)
 
 
 def in_known_case(value: Any, known: Sequence[str]) -> Any:

@@ -56,6 +56,8 @@ def load(folder: Path, device: torch.device | str = "cpu", trust: bool = False) 
     example = (
         "serve the folder of one checkpoint (runs/NAME/checkpoints/000100), or one that embodied.tools.export wrote"
     )
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}", example)
     raise CheckpointError(
         f"{folder} holds neither a checkpoint ({META_FILE}) nor an export ({EXPORT_FILE})",
         f"serve {last[-1]}" if last else example,

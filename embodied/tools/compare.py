@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not 2 <= len(given.evaluations) <= len(LETTERS):
             raise ConfigError(
-                f"got {len(given.evaluations)} evaluations", f"name two or more, at most {len(LETTERS)}: runs/A runs/B"
+                f"got {len(given.evaluations)} evaluations, expected 2 to {len(LETTERS)}",
+                "name two runs (runs/A runs/B), or two evaluations of one run by iteration (runs/A@0 runs/A@10)",
             )
         if given.seed < 0:
             raise ConfigError(f"--seed is {given.seed}", "give a number from 0 on")

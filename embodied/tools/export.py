@@ -160,7 +160,8 @@ def run(
     if not isinstance(policy, Exports):
         raise ConfigError(
             f"{type(policy).__name__} cannot be exported: it offers no format",
-            "give it export_formats and export() (embodied.protocols.Exports)",
+            f"serve the checkpoint as it is (python -m embodied.tools.serve {checkpoint}), or give the policy's class "
+            "export_formats and export() (embodied.protocols.Exports)",
         )
     if kind not in policy.export_formats:
         raise unknown_name(f"format of {type(policy).__name__}", kind, policy.export_formats, "--format")

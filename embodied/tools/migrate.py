@@ -75,7 +75,7 @@ def report(found: Any) -> list[str]:
 
 def read(file: Path) -> Mapping[str, Any]:
     """Reads a nested configuration: YAML with its references, TOML, or ``KEY=VALUE`` words as a script has them.
-    Names of the shell stand for what the script sets them to; nothing is run.
+    Names of the shell stand for what the script sets them to, ``$HOME`` for the user's folder; nothing is run.
 
     Raises:
         ConfigError: it is none of these.
@@ -100,7 +100,7 @@ def _words(text: str) -> dict[str, Any]:
     import yaml
 
     found: dict[str, Any] = {}
-    names: dict[str, str] = {}  # of the shell, where the script itself says what they are
+    names = {"HOME": str(Path.home())}  # of the shell, where the script itself says what they are
     for word in shlex.split(text.replace("\\\n", " "), comments=True):
         key, equals, value = word.partition("=")
         value = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda at: names.get(at[1] or at[2], at[0]), value)

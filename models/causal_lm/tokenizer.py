@@ -102,8 +102,11 @@ class TextTokenizer:
             return ids
         if side == "error":
             raise SpecMismatchError(
-                f"a prompt has {len(ids)} tokens, actor.model.max_prompt_tokens is {most}: '{text[:60]}…'",
-                f"set actor.model.max_prompt_tokens={len(ids)}, or actor.model.truncation to left or right",
+                f"a prompt has {len(ids)} tokens, actor.model.max_prompt_tokens is {most}: "
+                f"'{text[:60]}{'…' if len(text) > 60 else ''}'",
+                f"set actor.model.max_prompt_tokens, or data.max_prompt_length that it follows, to {len(ids)} or more; "
+                "or cut prompts by data.truncation=left or right; or leave longer ones out by "
+                "data.filter_overlong_prompts=true",
             )
         return ids[-most:] if side == "left" else ids[:most]
 

@@ -29,8 +29,6 @@ from embodied.types import (
 
 from ..shared.sampling import draw, entropy, log_probs
 
-_LEVELS = ("chunk_level", "action_level")
-
 
 class MLPPolicy(nn.Module):
     """State [S] and instruction → logits of K·A tokens, each one of ``bins`` values evenly over an action's range. Of

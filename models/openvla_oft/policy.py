@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from embodied.errors import SpecMismatchError
 from embodied.logprobs import LOGPROB_DTYPES
-from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
+from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
 from ..shared import sampling as drawing
 from ..shared.compiled import bucket, filled
@@ -331,9 +331,10 @@ def _check_fit(policy: NetConfig, env: EnvSpec) -> None:
     images = env.obs.get("images")
     if images is None or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
         got = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"
-        raise SpecMismatchError(
-            f"this policy needs images uint8 [C, H, W, 3], the env gives {got}", "choose an env with cameras"
-        )
+        fix = "choose an env with cameras, or a model that reads none (model=mlp)"
+        if isinstance(env.action, TextAction):
+            fix = "choose a model that writes texts, e.g. model=causal_lm; for a checkpoint the model= of its training"
+        raise SpecMismatchError(f"this policy needs images uint8 [C, H, W, 3], the env gives {got}", fix)
     if images.shape[0] < policy.num_images:
         raise SpecMismatchError(
             f"the policy reads {policy.num_images} images, the env has {images.shape[0]} ({', '.join(env.cameras)})",

@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import MappingProxyType
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 from embodied.envs.text.verdict import Problem, Verdict
@@ -17,6 +19,7 @@ from embodied.envs.text.verifiers.failures import VerifierFailed
 from embodied.envs.text.verifiers.guarded import MAX_FUNCTIONS, Guarded
 
 from embodied.errors import ConfigError
+from embodied.observe.video import VideoWriter
 from embodied.testing import FakeEnv
 from embodied.types import Start, StepResult
 
@@ -106,6 +109,22 @@ def test_no_helper_before_the_first_response_and_none_after_close(guarded):
     guarded.close()
     assert children() == before
     assert ask(guarded, "1").success
+
+
+def test_a_helper_does_not_hold_up_the_video_of_an_episode(guarded, tmp_path):
+    """ffmpeg ends when nobody can write to it any more, and a helper that is forked meanwhile has all open files."""
+    small, large = (VideoWriter(tmp_path / f"{size}.mp4", 2, "", info=False) for size in (16, 320))
+    for video, size in ((small, 16), (large, 320)):  # 768 bytes wait in a buffer when the helper is forked
+        video.add(np.zeros((size, size, 3), np.uint8), 0, 0.0, False)
+    assert ask(guarded, "1").success
+    for video in (small, large):
+        closing = threading.Thread(target=video.close, daemon=True)
+        closing.start()
+        closing.join(10.0)
+        assert not closing.is_alive()
+    for size in (16, 320):
+        with imageio.get_reader(tmp_path / f"{size}.mp4") as reader:
+            assert sum(1 for _ in reader) == 1, "the helper has written nothing into it"
 
 
 def test_fifty_hangs_cost_fifty_helpers_and_leave_nothing():

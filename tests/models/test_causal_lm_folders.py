@@ -156,8 +156,11 @@ def test_a_chat_template_of_the_folder_is_used_unless_never(folder, tmp_path):
 @pytest.mark.parametrize(("side", "kept"), [("left", "6789="), ("right", "12345")])
 def test_a_long_prompt_is_cut_only_if_asked(side, kept):
     assert shown(make(max_prompt_tokens=5, truncation=side), "123456789=") == kept
-    with pytest.raises(SpecMismatchError, match=r"a prompt has 10 tokens.*max_prompt_tokens is 5"):
+    with pytest.raises(SpecMismatchError, match=r"a prompt has 10 tokens.*max_prompt_tokens is 5") as raised:
         make(max_prompt_tokens=5).encode_instructions(["123456789="])
+    assert raised.value.message.endswith("'123456789='")
+    assert "to 10 or more" in raised.value.remedy
+    assert "data.filter_overlong_prompts=true" in raised.value.remedy
 
 
 def test_prompts_of_any_kind_are_answered():

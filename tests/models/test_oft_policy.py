@@ -9,7 +9,7 @@ import torch
 
 from embodied.errors import CheckpointError, SpecMismatchError
 from embodied.testing import check_policy
-from embodied.types import ArraySpec, ContinuousAction, Sampling
+from embodied.types import ArraySpec, ContinuousAction, Sampling, TextAction
 
 VARIANTS = [
     {},
@@ -212,6 +212,7 @@ MISFITS = [
     ({"obs": {"images": ArraySpec((1, 64, 64, 3), "uint8")}}, {"num_images_in_input": 2}, "num_images_in_input=1"),
     ({"obs": {"images": ArraySpec((1, 64, 64, 3), "uint8")}}, {"use_proprio": True}, "use_proprio=false"),
     ({"obs": {"state": ArraySpec((8,), "float32")}}, {}, "an env with cameras"),
+    ({"obs": {}, "action": TextAction(8)}, {}, "model=causal_lm"),
     ({"tasks": ()}, {}, "EnvSpec.tasks"),
 ]
 

@@ -13,6 +13,7 @@ from embodied.data.text import Columns
 from embodied.data.text_reading import Reader
 from embodied.errors import AssetsMissingError, ConfigError, DatasetError
 from embodied.rows import files, hub
+from embodied.rows.custom import load_custom
 from embodied.rows.files import SourceFile, SourceName
 from embodied.rows.hub import Part, is_hub_name, source_of
 from embodied.rows.opening import open_source
@@ -239,6 +240,16 @@ def test_files_have_no_parts_and_folders_no_revision(folder, tmp_path):
         source_of(str(file), Part(split=("test",)))
     with pytest.raises(ConfigError, match="revision is main"):
         source_of(str(folder), Part(revision="main"))
+
+
+def test_a_tilde_is_the_folder_of_the_user(folder, tmp_path, monkeypatch):
+    """Shells leave it as it is in data=~/some.jsonl."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "some.jsonl").write_text('{"prompt": 1}\n')
+    (tmp_path / "made.py").write_text("def rows():\n    return [{'prompt': 2}]\n")
+    assert source_of("~/some.jsonl").path == tmp_path / "some.jsonl"
+    assert source_of(f"~/{folder.relative_to(tmp_path)}").path == folder
+    assert load_custom("~/made.py:rows", {})[0]["prompt"] == 2
 
 
 def test_demonstrations_are_read_too(folder):

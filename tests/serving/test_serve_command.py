@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,10 +23,10 @@ from small_run import HIDDEN, RUN
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from embodied import train
+from embodied import config, train
 from embodied.client import wire
 from embodied.errors import CheckpointError, ConfigError
-from embodied.learn.exported import ExportFile, with_files
+from embodied.learn.exported import ExportFile, check_trusted, with_files
 from embodied.serving.loading import load
 from embodied.spec_json import to_json
 from embodied.testing import FakePolicy
@@ -129,6 +130,15 @@ def test_code_of_strangers_is_not_run(tmp_path: Path):
         load(export(tmp_path / "check", "embodied.testing.check_policy"))
 
 
+def test_every_model_of_the_configuration_may_be_named_by_a_folder():
+    folder = Path(config.__file__).parent / "model"
+    texts = [file.read_text() for file in folder.glob("*.yaml")]
+    targets = {target for text in texts for target in re.findall(r"^_target_: (.+)$", text, re.M)}
+    assert "embodied.models.mlp.MLPPolicy" in targets
+    for target in sorted(targets):
+        check_trusted(target, {}, Path("folder"))
+
+
 def test_a_checkpoint_of_strangers_is_not_run_either(tmp_path: Path, checkpoint: Path):
     """One file more makes an export a checkpoint."""
     as_checkpoint(folder := export(tmp_path / "export"), checkpoint, _target_="serving_rig.SlowPolicy", kwargs={"x": 1})
@@ -145,6 +155,8 @@ def test_a_checkpoint_of_strangers_is_not_run_either(tmp_path: Path, checkpoint:
 def test_a_folder_of_something_else_is_said(tmp_path: Path, checkpoint: Path):
     with pytest.raises(CheckpointError, match="neither a checkpoint"):
         load(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        load(tmp_path / "nothing")
     with pytest.raises(CheckpointError) as caught:
         load(checkpoint.parents[1])
     assert caught.value.remedy == f"serve {checkpoint}"

@@ -140,6 +140,15 @@ def test_a_clear_difference_and_too_few_episodes_for_it(write, capsys):
     assert f"env.eval.episodes_per_task={-(-needed.just // 2)}; a task has 4 initial states" in said
 
 
+def test_of_greedy_texts_more_problems_are_asked_for(write, capsys):
+    """Another episode of a problem would say the same again."""
+    for drawn, asked in ((False, "a greedy answer to one does not change: more problems are needed"), (True, "repeat")):
+        texts = changed("conditions", "sampling", {"do_sample": drawn, "max_new_tokens": 8})
+        names = [write(f"{share}-{drawn}", below(share), 4, texts) for share in (2, 3)]
+        assert compare.main(names) == 0
+        assert asked in capsys.readouterr().out
+
+
 def test_an_interval_without_zero_needs_the_exact_test_as_well(write, capsys):
     (found,) = as_json(capsys, write("a", below(2), count=4), write("b", below(4), count=4))
     assert found["over_all"]["low"] > 0

@@ -19,6 +19,9 @@ from .failures import VerifierFailed
 from .guarded import described
 from .signatures import accepted, arguments, score, signature_of
 
+KEYS = "reward.custom_reward_function"
+"""Section whose keys say path and function where no list of verifiers does."""
+
 
 class Custom:
     """Calls a reward function in the signature of verl, TRL or Cosmos-RL (:mod:`.signatures`).
@@ -97,14 +100,15 @@ def _function(path: str, name: str) -> Callable[..., Any]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ConfigError(
-            f"there is no file '{path}' (looked for {file.absolute()})", "set path to the file of the reward function"
+            f"there is no file '{path}' (looked for {file.absolute()})",
+            f"set path ({KEYS}.path) to the file of the reward function",
         )
     found = getattr(_module(file.resolve()), name, None)
     if not callable(found):
         known = [key for key, value in vars(_module(file.resolve())).items() if inspect.isfunction(value)]
         raise ConfigError(
             f"{path} has no function '{name}'.{did_you_mean(name, known)}",
-            f"set function to one of: {', '.join(known) or 'none, the file has no function'}",
+            f"set function ({KEYS}.name) to one of: {', '.join(known) or 'none, the file has no function'}",
         )
     try:
         inspect.signature(found)
@@ -121,7 +125,7 @@ def _module(file: Path) -> ModuleType:
     name = f"_reward_{file.stem}_{zlib.crc32(str(file).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{file} is no Python file", "set path to a file whose name ends in .py")
+        raise ConfigError(f"{file} is no Python file", f"set path ({KEYS}.path) to a file whose name ends in .py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
