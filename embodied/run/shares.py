@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from embodied import schema
 from embodied.errors import ConfigError, unknown_name
+from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
 from embodied.run.sides import EnvSide
@@ -80,6 +81,8 @@ def check(config: schema.Config, processes: Group) -> None:
             f"actor.fsdp_config.fsdp_size {size} does not divide the {learners.size} processes of the run",
             "set it to a divisor (the processes of one machine), or to -1 for all of them",
         )
+    if not config.runner.only_eval and config.runner.task_type != "demos":
+        teams.check(schema.context_parallel_size(config), learners)
     _check_cluster(config.cluster, processes)
     for what, count in counts.items():
         if count % hosts.size:

@@ -70,6 +70,9 @@ class Settings:
     # values of a record: chunk_level (or action_level) = one, of the prompt; token_level = one before each token
     value_type: str = "chunk_level"
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, less memory
+    # processes (GPUs) that compute each text of scoring and learning together, so that long ones fit: each has its part
+    # of the tokens (Ulysses). The run's processes are divided into teams of so many; 1 = each computes texts of its own
+    context_parallel_size: int = 1
     low_cpu_mem_usage: bool = True  # weights are never held twice; always so
     trust_remote_code: bool = False  # a checkpoint's code is never run
 
@@ -181,7 +184,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-COUNTS = ("max_prompt_tokens", "max_new_tokens", "lora_rank")
+COUNTS = ("max_prompt_tokens", "max_new_tokens", "lora_rank", "context_parallel_size")
 SWITCHES = tuple(f.name for f in fields(Settings) if f.type == "bool")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
