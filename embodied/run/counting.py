@@ -131,7 +131,7 @@ def _made(checked: Checked, **more: Any) -> Policy:
 
 
 @dataclass(frozen=True)
-class _OneOf:
+class OneOf:
     """Stands for a team of ``size`` processes: what comes from others is as large as what is sent to them."""
 
     size: int
@@ -260,7 +260,7 @@ class _Counter:
     def _split(self, policy: Policy) -> AbstractContextManager[None]:
         """Within it, a pass is as large as that of one of several processes that compute each text together."""
         size = schema.context_parallel_size(self._checked.config)
-        return policy.splitting(_OneOf(size)) if size > 1 and isinstance(policy, SplitsTexts) else nullcontext()
+        return policy.splitting(OneOf(size)) if size > 1 and isinstance(policy, SplitsTexts) else nullcontext()
 
     def _readable(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Fields that a policy of texts can read back also where tensors have no memory: lengths decide over sizes."""

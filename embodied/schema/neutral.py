@@ -42,7 +42,7 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
     "expert_model_parallel_size": Neutral((1,), _EXPERTS, _SHARE),
     "context_parallel_size": Neutral(
         (1,),
-        "its sequences are short, so that one device computes each",
+        "this model has short sequences, so that one device computes each",
         "set actor.model.gradient_checkpointing=true, if the model has it, to save memory",
     ),
     "sequence_parallel": Neutral((False,), _SPLIT, _SHARE),
