@@ -25,7 +25,7 @@ MAY_CHANGE = (
     "env.init_timeout_s", "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python",
     "env.start_method", "runner.selftest",
     "env.pin_workers", "env.render_gpus", "env.channel", "env.train.video_cfg", "rollout", "cluster",
-    "actor.fsdp_config", "actor.num_threads", "runner.max_steps", "reward.num_workers", "data.num_workers",
+    "actor.fsdp_config", "actor.model.context_parallel_size", "actor.num_threads", "runner.max_steps", "reward.num_workers", "data.num_workers",
     "data.enable_dataset_cache", "env.train.enable_dataset_cache",
     "data.val_rollout_batch_size", "protocol.name", "protocol.source", "protocol.env", "protocol.sets",
     "protocol.of_model", "data.validation_shuffle", "data.filter_overlong_prompts_workers",

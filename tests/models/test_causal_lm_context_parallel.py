@@ -46,6 +46,7 @@ class Case:
 
 CASES = {
     **{kind: Case(kind) for kind in ARCHITECTURES},  # gemma: one head of keys and values for two processes
+    "copied heads": Case("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}),
     "a value of the prompt": Case(keys={"value_head": True}),
     "a value of each token": Case("qwen2", keys={"value_head": True, "value_type": "token_level"}),
     "recomputed": Case("qwen3", keys={"gradient_checkpointing": True}),
@@ -194,8 +195,9 @@ def test_two_processes_say_of_texts_what_one_says_with_its_gradient(name, on_two
 
 
 @pytest.mark.parametrize("keys", [{}, RECOMPUTED])
-def test_each_of_two_processes_takes_half_of_the_memory_as_a_dry_run_counts(keys, on_two_ranks):
+def test_two_processes_take_half_of_the_memory_each_as_a_dry_run_counts(keys, on_two_ranks):
     one, counted = live(None, **keys), live(counting.OneOf(2), **keys)
+    print(f"{keys}: a pass of one process adds {one[1] / 2**20:.1f} MiB, of two {counted[1] / 2**20:.1f} MiB each")
     for _, bytes_of in on_two_ranks:
         for got, wanted, whole in zip(bytes_of[bool(keys)], counted, one, strict=True):
             assert got == pytest.approx(wanted, rel=1e-3)
