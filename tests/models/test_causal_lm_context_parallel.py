@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from causal_lm_texts import ARCHITECTURES, N, answered, make
@@ -18,16 +19,18 @@ from ranks import connected, free_port, on_ranks
 from torch import Tensor
 
 from embodied import sft, train
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, Stopped
 from embodied.learn import checkpoint_load
 from embodied.learn.live_bytes import LiveBytes
+from embodied.learn.passes import until_stopped
+from embodied.learn.teams import of_team
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
 from embodied.parallel.teams import Teams
 from embodied.run import counting
 from embodied.run.preflight import check
 from embodied.schema.compose import compose
-from embodied.types import Sampling
+from embodied.types import EpisodeResult, Sampling
 
 LORA = {"is_lora": True, "lora_rank": 4, "lora_init_weights": False}
 
@@ -143,7 +146,12 @@ RUNS = {
     # In a step of the first iteration all records that teach are of one process.
     "gspo": (*TRAIN, SHARED, "algorithm.loss_type=gspo", "actor.optim.ema_decay=0.5"),
 }
-MORE_RUNS = {"grpo": (*TRAIN, WHOLE), "lora": (*TRAIN, *LORA_RUN), "sft": (*SFT, WHOLE), "sft shared out": (*SFT, SHARED)}
+MORE_RUNS = {
+    "grpo": (*TRAIN, WHOLE),
+    "lora": (*TRAIN, *LORA_RUN),
+    "sft": (*SFT, WHOLE),
+    "sft shared out": (*SFT, SHARED),
+}
 
 
 def run_all(runs: Mapping[str, Sequence[str]], folder: Path, ports: Sequence[int]) -> None:
@@ -157,6 +165,37 @@ def run_all(runs: Mapping[str, Sequence[str]], folder: Path, ports: Sequence[int
                 assert entry.main([*options, *more, f"runner.experiment_name={name}-{kind}"]) == 0
 
 
+RESULTS = [  # rank, rows, final row
+    (0, (3, 1), 5), (1, (2,), -1), (1, (7, 6), 0), (0, (4,), -1),
+]  # fmt: skip
+
+
+def records_of_team(world: Group) -> list[Any]:
+    """What stands in the rows of each result, once the processes have each other's: hundreds are the rank."""
+    arrays = {"row": 100 * world.rank + np.arange(8), "wide": np.full((8, 2, 3), world.rank, np.uint8)}
+    episode: Any = None
+    results = [
+        EpisodeResult(episode, rows, 0.0, True, 1, True, False, final_row=final, rank=rank)
+        for rank, rows, final in RESULTS
+    ]
+    got, moved = of_team(arrays, results, Replicas(make(), world, teams=Teams(world, Group())))
+    assert {result.rank for result in moved} == {0}, "the number of the team"
+    assert [got["wide"][result.rows[0]].mean() for result in moved] == [rank for rank, _, _ in RESULTS]
+    return [(got["row"][list(one.rows)].tolist(), one.final_row >= 0 and got["row"][one.final_row]) for one in moved]
+
+
+def passes_until_one_stops(world: Group) -> int:
+    """Passes of this process after which all have ended; the second process ends its third."""
+    made = 0
+    parallel = Replicas(make(), world, teams=Teams(world, Group()))
+    try:
+        for _ in until_stopped([torch.arange(1)] * 5, lambda _: world.rank == 0 or made < 3, parallel):
+            made += 1
+    except Stopped:
+        return made
+    return -1
+
+
 def compute_all(world: Group, folder: Path, ports: Sequence[int]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """What this process finds in all cases, and the bytes of passes. Then it makes the runs."""
     teams = Teams(world, Group())
@@ -165,6 +204,7 @@ def compute_all(world: Group, folder: Path, ports: Sequence[int]) -> tuple[dict[
         assert len(alone.logprobs) == (6 if world.rank else 1)
         found = {name: computed(case, teams) for name, case in CASES.items()}
         bytes_of = [live(world), live(world, **RECOMPUTED)]
+        found |= {"records": records_of_team(world), "passes": passes_until_one_stops(world)}
     run_all(RUNS, folder, ports)
     return found, bytes_of
 
@@ -192,6 +232,12 @@ def test_two_processes_say_of_texts_what_one_says_with_its_gradient(name, on_two
         assert found.keys() == expected.keys()
         worst = {key: apart(found[key], expected[key]) for key in expected}
         assert max(worst.values()) <= bound, worst
+
+
+def test_a_team_has_the_records_of_its_processes_and_stops_together(on_two_ranks):
+    for found, _ in on_two_ranks:
+        assert found["passes"] == 3, "a stop of one ends both after the same pass"
+        assert found["records"] == [([3, 1], 5), ([102], False), ([107, 106], 100), ([4], False)]
 
 
 @pytest.mark.parametrize("keys", [{}, RECOMPUTED])
