@@ -186,13 +186,13 @@ def records_of_team(world: Group) -> list[Any]:
 
 def passes_until_one_stops(world: Group) -> int:
     """Passes of this process after which all have ended; the second process ends its third."""
-    made = 0
+    made: list[Tensor] = []
     parallel = Replicas(make(), world, teams=Teams(world, Group()))
     try:
-        for _ in until_stopped([torch.arange(1)] * 5, lambda _: world.rank == 0 or made < 3, parallel):
-            made += 1
+        for part, _ in until_stopped([torch.arange(1)] * 5, lambda _: world.rank == 0 or len(made) < 3, parallel):
+            made.append(part)
     except Stopped:
-        return made
+        return len(made)
     return -1
 
 
