@@ -238,8 +238,15 @@ class Shardable(Protocol):
 class Team(Protocol):
     """Processes that compute each text together, as one of them sees them."""
 
-    rank: int  # of this process among them
-    size: int
+    @property
+    def rank(self) -> int:
+        """The number of this process among them."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
 
     def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
         """Sends each process its part of a flat tensor, ``to`` elements each. Returns what all have sent to this one,

@@ -65,7 +65,8 @@ class Part:
         sizes = [part.shape[2] for part in parts]
         mine = _Exchange.apply(torch.cat(parts, dim=2).transpose(0, 1).contiguous(), self.team)  # by sender
         everything = mine.transpose(0, 1).reshape(own * size, -1, width)[: len(self.packed.ids)]
-        found = self.packed(*everything.split(sizes, dim=1), heads)
+        query, key, value = everything.split(sizes, dim=1)
+        found = self.packed(query, key, value, heads)
         found = F.pad(found, (0, 0, 0, 0, 0, own * size - len(found))).reshape(own, size, -1, width)
         back = _Exchange.apply(found.transpose(0, 1).contiguous(), self.team)  # by heads
         return back.transpose(0, 1).reshape(own, count, width)
