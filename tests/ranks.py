@@ -7,7 +7,7 @@ import pickle
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from typing import Any
@@ -25,17 +25,20 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def on_ranks(work: Callable[..., Any], *arguments: Any, size: int = 2, leaves: Sequence[int] = ()) -> list[Any]:
+def on_ranks(
+    work: Callable[..., Any], *arguments: Any, size: int = 2, leaves: Sequence[int] = (), connects: bool = True
+) -> list[Any]:
     """``work(world, *arguments)`` in ``size`` processes; what each gave back, by rank. A function of a module's top.
 
     Args:
         leaves: ranks that end without a result; theirs is None.
+        connects: False: the processes are left to connect themselves (:func:`connected`), more than once if they like.
     """
     spawn, port = get_context("spawn"), free_port()
     pipes, processes = [], []
     for rank in range(size):
         ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=_rank, args=(theirs, work, arguments, rank, size, port))
+        process = spawn.Process(target=_rank, args=(theirs, work, arguments, rank, size, port, connects))
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -61,7 +64,14 @@ def _results(pipes: list[Any], leaves: Sequence[int]) -> list[Any]:
     return [got[rank] for rank in range(len(pipes))]
 
 
-def _rank(pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...], rank: int, size: int, port: int) -> None:
+def connected(world: Group) -> AbstractContextManager[None]:
+    """Connects the processes over gloo."""
+    return world.connected(on_gpu=False, timeout_s=60.0)
+
+
+def _rank(
+    pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...], rank: int, size: int, port: int, connects: bool
+) -> None:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -69,7 +79,7 @@ def _rank(pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...], rank:
     torch.set_num_threads(1)
     world = Group.from_environment()
     try:
-        with world.connected(on_gpu=False, timeout_s=60.0):
+        with connected(world) if connects else nullcontext():
             pipe.send_bytes(pickle.dumps(("", work(world, *arguments))))
     except BaseException:  # noqa: BLE001
         pipe.send_bytes(pickle.dumps((f"rank {rank}:\n{traceback.format_exc()}", None)))

@@ -142,7 +142,7 @@ def test_a_robot_policy_and_a_language_model_take_what_makes_sense_for_them():
         (TEXT, "actor.model.attn_implementation=flash_attention_2", "remove the key, or set it to sdpa"),
         (TEXT, "actor.model.low_cpu_mem_usage=false", "never held twice"),
         (TEXT, "rollout.eos=[]", "set rollout.eos to one or to several"),
-        (ROBOT, "actor.model.context_parallel_size=2", "a text is computed by one device"),
+        (ROBOT, "actor.model.context_parallel_size=2", "short sequences, so that one device computes each"),
         (ROBOT, "actor.model.model_revision=main", "nothing is downloaded"),
         (ROBOT, "actor.model.override_config={dropout: 0.1}", "unknown key 'actor.model.override_config.dropout'"),
         (ROBOT, "actor.model.override_config={hidden_size: 32} actor.model.hidden_size=48", "hidden_size is 48"),

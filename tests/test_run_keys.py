@@ -19,7 +19,8 @@ from embodied.learn.checkpoint_load import resume
 from embodied.learn.optimizer import Schedule, make_optimizer
 from embodied.learn.passes import offloaded
 from embodied.parallel.group import Group
-from embodied.parallel.sharding import make_parallel, units_of
+from embodied.parallel.sharding import make_parallel
+from embodied.parallel.units import units_of
 from embodied.run import profiling
 from embodied.run.shares import check
 from embodied.schema import table

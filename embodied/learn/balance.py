@@ -139,14 +139,23 @@ def _exchanged(own: OwnRecords, sent: np.ndarray, counts: np.ndarray, group: Gro
     recorded = [RECORDED] if RECORDED in own.arrays else []
     found = {}
     for name in (*own.env.obs, *own.policy.spec.decision, *told, *recorded):
-        array, to, of = own.arrays[name], counts[group.rank], counts[:, group.rank]
-        each = array[:1].nbytes
-        flat = torch.from_numpy(np.ascontiguousarray(array[sent]).reshape(-1).view(np.uint8))
-        got = group.exchange(flat, _times(to, each), _times(of, each)).numpy()
-        arrived = got.view(array.dtype).reshape(-1, *array.shape[1:])
+        array = own.arrays[name]
+        arrived = exchanged(array, sent, counts[group.rank].tolist(), counts[:, group.rank].tolist(), group)
         found[name] = np.concatenate([array[own.unused], arrived])
     return found
 
 
-def _times(counts: np.ndarray, each: int) -> Sequence[int]:
-    return [int(count) * each for count in counts]
+def exchanged(
+    array: np.ndarray, sent: np.ndarray, to: Sequence[int], of: Sequence[int], group: Group
+) -> np.ndarray:  # fmt: skip
+    """Sends rows of an array, and gives those that have come, by rank: [r, …].
+
+    Args:
+        sent: rows in the order of the ranks that they go to, int64.
+        to: how many go to each rank.
+        of: how many come from each.
+    """
+    each = array[:1].nbytes
+    flat = torch.from_numpy(np.ascontiguousarray(array[sent]).reshape(-1).view(np.uint8))
+    got = group.exchange(flat, [count * each for count in to], [count * each for count in of]).numpy()
+    return got.view(array.dtype).reshape(-1, *array.shape[1:])

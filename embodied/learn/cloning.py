@@ -152,7 +152,8 @@ class Cloner(Stepping):
         count, batch, done = self.config.sft.steps_per_iteration, self.config.actor.global_batch_size, self.steps_done
         steps = range(iteration * count + done, (iteration + 1) * count)
         total = len(steps) * len(self._own(np.arange(batch)))
-        with self._ahead(self.samples, self._passes(steps, batch)) as read, watch("training", total) as passed:
+        read_ahead, split = self._ahead(self.samples, self._passes(steps, batch)), self.engine.parallel.splitting()
+        with read_ahead as read, split, watch("training", total) as passed:
             for k, step in enumerate(steps, start=done):
                 self.engine.set_rates(iteration + (k + 1) / count)
                 self._step(step, batch, passed, read)
@@ -185,7 +186,7 @@ class Cloner(Stepping):
 
     def _step(self, step: int, size: int, passed: Passed, read: Ahead) -> None:
         seed = self.config.runner.seed
-        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self._group.rank)  # of dropout
+        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self.engine.parallel.world.rank)  # of dropout
         places, chosen = np.arange(step * size, (step + 1) * size), self._chosen(step, size)
         counted = int(self._mask(self.samples, chosen).sum())
 
@@ -288,9 +289,10 @@ class Cloner(Stepping):
         Raises:
             Stopped: on all ranks; ``passed`` has ended the share of one.
         """
-        parts, found = self._micro_batches(self._own(chosen)), []
-        with self._ahead(samples, parts) as read, self.engine.parallel.acting(), without_dropout(self.policy):
-            for part, _ in until_stopped(parts, passed, Replicas(self.policy, self._group)):
+        parts, found, parallel = self._micro_batches(self._own(chosen)), [], self.engine.parallel
+        gathered = Replicas(self.policy, parallel.world, teams=parallel.teams)
+        with self._ahead(samples, parts) as read, parallel.acting(), parallel.splitting(), without_dropout(self.policy):
+            for part, _ in until_stopped(parts, passed, gathered):
                 found.append(self._logprobs(samples, part, None, read.take(part)))
         everything = [one for part in self._group.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
         logprobs, right = (torch.cat(column).double() for column in zip(*everything, strict=True))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied import instructions
-from embodied.errors import Stopped
+from embodied.errors import ConfigError, Stopped
 from embodied.learn.batch import RECORDED, gather, micro_batches, packed
 from embodied.learn.reference import Reference
 from embodied.learn.watch import Passed
@@ -30,23 +30,28 @@ def until_stopped(parts: Sequence[Part], passed: Passed, parallel: Replicas) -> 
     """Gives each part, and whether it is the last. ``passed`` is told of each, and may end them. All ranks call it.
 
     Raises:
-        Stopped: on all ranks, once ``passed`` has said so on one: with sharded weights after the same pass, else after
-            the passes that the others still have.
+        Stopped: on all ranks, once ``passed`` has said so on one: where passes are collectives, after the same pass;
+            else after the passes that the others still have.
     """
     go_on = True
     for number, part in enumerate(parts, start=1):
         yield part, number == len(parts)
         go_on = passed(len(part))
-        if parallel.collective_passes:
-            _agree(go_on, parallel)
+        if parallel.in_step.size > 1:
+            go_on = not parallel.in_step.any(not go_on)
         if not go_on:
             break
-    _agree(go_on, parallel)
-
-
-def _agree(go_on: bool, parallel: Replicas) -> None:
-    if parallel.group.any(not go_on):
+    if parallel.world.any(not go_on):
         raise Stopped
+
+
+def check_counts_tokens(policy: Policy, max_tokens: int | None) -> None:
+    """Raises :class:`ConfigError` if passes are to be filled by tokens, and the policy does not count them."""
+    if max_tokens is not None and not isinstance(policy, CountsTokens):
+        raise ConfigError(
+            f"runner.enable_dynamic_batch_size fills passes by tokens, and {type(policy).__name__} does not count them",
+            "set runner.enable_dynamic_batch_size=false, or add tokens() (embodied.protocols.CountsTokens)",
+        )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
-from embodied.errors import ConfigError
 from embodied.learn.acting import make_acting
 from embodied.learn.balance import Balance
 from embodied.learn.batch import Batch, optimizer_batches
@@ -28,14 +27,15 @@ from embodied.learn.drift import with_drift
 from embodied.learn.engine import Engine, Outcome, Stepping, under, value_grad_norm
 from embodied.learn.freeze import drop_gradients_beside_value_head, value_head_only
 from embodied.learn.objective import Objective
-from embodied.learn.passes import Evaluator, OwnRecords
+from embodied.learn.passes import Evaluator, OwnRecords, check_counts_tokens
 from embodied.learn.reference import Reference
 from embodied.learn.score import Scorer
+from embodied.learn.teams import of_team, where_collected
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
 from embodied.learn.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.sharding import Parallel
-from embodied.protocols import CountsFlops, CountsTokens, Policy
+from embodied.protocols import CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig, RewardConfig
 from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
 
@@ -80,12 +80,7 @@ class Trainer(Stepping):
 
     def __post_init__(self) -> None:
         algorithm, control = self.algorithm, self.algorithm.kl_ctrl
-        if self.max_tokens is not None and not isinstance(self.policy, CountsTokens):
-            raise ConfigError(
-                f"runner.enable_dynamic_batch_size fills passes by tokens, and {type(self.policy).__name__} does not "
-                "count them",
-                "set runner.enable_dynamic_batch_size=false, or add tokens() (embodied.protocols.CountsTokens)",
-            )
+        check_counts_tokens(self.policy, self.max_tokens)
         self.acting = make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
         self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel = self.engine.parallel
@@ -132,10 +127,12 @@ class Trainer(Stepping):
                 holds is no state from which a run could go on.
         """
         self.cut_short = True
-        found = self._update(arrays, results, iteration, baselines, watch)
+        with self._parallel.splitting():
+            records = of_team(arrays, results, self._parallel)
+            found, batch = self._update(*records, iteration, baselines, watch)
         self._rest()
         self.cut_short = False
-        return found
+        return found, where_collected(batch, results)
 
     def _rest(self) -> None:
         """Moves what only updates need to host memory, as far as ``actor.offload_…`` says so."""
@@ -175,8 +172,8 @@ class Trainer(Stepping):
             **self.engine.state_dict(), **self.acting.state_dict(), "kl_beta": self._kl_coefficient.value,
             "unlogged": self.unlogged,
         }  # fmt: skip
-        if self._keeps_reference and self._reference is not None:
-            state |= {f"reference.{name}": tensor for name, tensor in self._reference.state_dict().items()}
+        if self._kept_reference is not None:
+            state |= {f"reference.{name}": tensor for name, tensor in self._kept_reference.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -185,13 +182,13 @@ class Trainer(Stepping):
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
         self.unlogged = dict(state.get("unlogged", {}))  # which checkpoints of earlier versions do not have
-        if self._keeps_reference and self._reference is not None:
-            self._reference.load_state_dict(under("reference", state))
+        if self._kept_reference is not None:
+            self._kept_reference.load_state_dict(under("reference", state))
 
     @property
-    def _keeps_reference(self) -> bool:
-        """Whether the reference cannot be made again from the configuration."""
-        return self.algorithm.reference_reset_interval is not None
+    def _kept_reference(self) -> Reference | None:
+        """The reference, if it cannot be made again from the configuration."""
+        return None if self.algorithm.reference_reset_interval is None else self._reference
 
     def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
         mine = [result for result in results if result.rank == self._group.rank]
@@ -296,7 +293,7 @@ class Trainer(Stepping):
         """This rank's of the records ``keep`` bool [n] among ``chosen`` int64 [n], in parts; counted in ``metrics``."""
         ranks, rows, costs = batch.ranks[chosen], batch.rows[chosen.numpy()], None
         mine = own.among(ranks, keep)
-        if isinstance(self.policy, CountsFlops):
+        if isinstance(self.policy, CountsFlops) and len(mine):
             light = own.light(rows[mine.numpy()])
             costs = torch.from_numpy(self.policy.flops(light, training=not self._warming_up))
             metrics.flops += costs.sum().item() if self.actor.calculate_flops else 0.0

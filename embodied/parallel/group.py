@@ -52,14 +52,16 @@ class Group:
         rank: of this process, 0 … size − 1; rank 0 owns the run's folder and speaks.
         local_rank: the same among the processes of this machine, of which there are ``local_size``.
         roles: what each of the processes does.
+        processes: torch's process group of those that are not all of a run (:meth:`part`); None = all.
     """
 
     def __init__(
         self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1,
-        roles: frozenset[Role] = EVERY_ROLE,
+        roles: frozenset[Role] = EVERY_ROLE, processes: Any = None,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self.roles, self._called = roles, "rank"
+        self.roles, self._called, self._processes = roles, "rank", processes
+        self._patience: timedelta | None = None  # None: not connected
         self._was_connected = False
         self._store: Any = None
         self._posted: set[str] = set()
@@ -96,6 +98,21 @@ class Group:
                 f"start processes with the role '{role}'",
             )
         return self
+
+    def part(self, parts: Sequence[Sequence[int]]) -> Group:
+        """Returns the group of those processes of this group that share a part with this one. A collective.
+
+        Args:
+            parts: ranks of each part, the same on all ranks; each rank is in one of them.
+        """
+        own, mine = next(ranks for ranks in parts if self.rank in ranks), None
+        if self._patience is not None and len(own) > 1:
+            import torch.distributed as dist
+
+            with _collective(self):
+                made = [dist.new_group(list(ranks), timeout=self._patience) for ranks in parts]
+            mine = made[parts.index(own)]
+        return Group(own.index(self.rank), len(own), self.local_rank, self.local_size, self.roles, mine)
 
     @property
     def is_main(self) -> bool:
@@ -148,11 +165,11 @@ class Group:
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
                 store=dist.PrefixStore("group", store), rank=self.rank, world_size=self.size, timeout=patience,
             )  # fmt: skip
-        self._was_connected = True
+        self._was_connected, self._patience = True, patience
         try:
             yield
         finally:
-            self._store = None
+            self._store = self._patience = None
             dist.destroy_process_group()
 
     # -- who does what -----------------------------------------------------------------------------------------------
@@ -191,7 +208,7 @@ class Group:
 
         values: list[Any] = [None] * self.size
         with _collective(self):
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._processes)
         return values
 
     def any(self, flag: bool) -> bool:
@@ -208,11 +225,11 @@ class Group:
             import torch.distributed as dist
 
             with _collective(self):
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self._processes)
         return tensor
 
     def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
-        """Sends each rank its part of a flat tensor on the host. Returns what all have sent to this one, by rank.
+        """Sends each rank its part of a flat tensor. Returns what all have sent to this one, by rank.
 
         Args:
             to: elements for each rank, in the order in which they stand.
@@ -224,7 +241,7 @@ class Group:
 
         got = sent.new_empty(sum(of))
         with _collective(self):
-            dist.all_to_all_single(got, sent, list(of), list(to))
+            dist.all_to_all_single(got, sent, list(of), list(to), group=self._processes)
         return got
 
     # -- a message that waits ----------------------------------------------------------------------------------------

@@ -7,41 +7,63 @@
 
 Gradients are *summed*: the weights of the loss already hold the denominators of the whole optimizer batch. With fsdp2
 each forward and backward pass runs collectives, so all ranks make equally many. A rollout runs none, because
-:meth:`Shards.acting` gathers the whole weights first.
+:meth:`Shards.acting` gathers the whole weights first. With both, several ranks may compute each text together
+(:mod:`embodied.parallel.teams`).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from embodied.errors import ConfigError, RanksDifferError
+from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.protocols import Policy
+from embodied.parallel.same_weights import check_same_weights
+from embodied.parallel.teams import Teams, teams_of
+from embodied.parallel.units import lists_of, units_of
+from embodied.protocols import Policy, SplitsTexts
 from embodied.schema import AlgorithmConfig, FsdpConfig
-from embodied.schema.actor import OF_SHARDS, WrapPolicyConfig
+from embodied.schema.actor import OF_SHARDS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SHOWN = 5  # names that an error lists
 
 
 class Replicas:
-    """Every rank holds the whole policy; one process does too."""
+    """Every rank holds the whole policy; one process does too.
 
-    collective_passes = False  # whether each forward and backward pass runs collectives
+    Args:
+        world: all ranks.
+        teams: of those that compute each text together; None = each computes texts of its own.
+    """
 
-    def __init__(self, policy: Policy, group: Group, notes: Sequence[str] = ()) -> None:
-        self.group, self.notes, self._policy = group, notes, policy
+    collective_passes = False  # whether each forward and backward pass runs collectives of all ranks
+
+    def __init__(self, policy: Policy, world: Group, notes: Sequence[str] = (), teams: Teams | None = None) -> None:
+        self.world, self.teams = world, teams or Teams(Group(), world)
+        self.group = self.teams.across  # whose ranks have different records, each at least one of its own
+        self.in_step = self.teams.own  # the ranks whose passes are collectives with this one's
+        self.notes, self._policy = notes, policy
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
 
     def __str__(self) -> str:
-        return "each with the whole policy (replicate)"
+        return f"each with the whole policy (replicate){self._together}"
+
+    @property
+    def _together(self) -> str:
+        return f", {size} for each text" if (size := self.teams.own.size) > 1 else ""
+
+    def splitting(self) -> AbstractContextManager[None]:
+        """Within it, the ranks of a team compute each text of :meth:`Policy.evaluate` together."""
+        if self.teams.own.size == 1:
+            return nullcontext()
+        assert isinstance(self._policy, SplitsTexts)
+        return self._policy.splitting(self.teams.own)
 
     @contextmanager
     def acting(self) -> Iterator[None]:
@@ -57,14 +79,14 @@ class Replicas:
     def sum_gradients(self) -> None:
         """Adds up the gradients over ranks. A missing gradient counts as zero; a parameter that has none on any rank
         stays without."""
-        if self.group.size == 1:
+        if self.world.size == 1:
             return
         for dtype in {p.dtype for p in self._parameters}:
-            _sum_in_one([p for p in self._parameters if p.dtype == dtype], self.group)
+            _sum_in_one([p for p in self._parameters if p.dtype == dtype], self.world)
 
     def check(self) -> None:
         """Raises :class:`RanksDifferError` unless all ranks still hold the same trained weights."""
-        check_same_weights(self._policy, self.group, trained_only=True)
+        check_same_weights(self._policy, self.world, trained_only=True)
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradients to ``max_norm``; returns their 2-norm before that, over all parameters."""
@@ -77,16 +99,18 @@ class Shards(Replicas):
     collective_passes = True
 
     def __init__(
-        self, policy: Policy, fsdp: FsdpConfig, group: Group, device: torch.device, notes: Sequence[str] = ()
-    ) -> None:
+        self, policy: Policy, fsdp: FsdpConfig, world: Group, device: torch.device, notes: Sequence[str] = (),
+        teams: Teams | None = None,
+    ) -> None:  # fmt: skip
         assert isinstance(policy, nn.Module)
         self._reshard, self._accumulate = fsdp.reshard_after_forward, fsdp.enable_gradient_accumulation
         self._root: Any = policy
-        self._units = _shard(policy, fsdp, group, device)
-        super().__init__(policy, group, notes)
+        self._units = _shard(policy, fsdp, world, device)
+        super().__init__(policy, world, notes, teams)
+        self.in_step = world
 
     def __str__(self) -> str:
-        return f"each with its part of the policy (fsdp2, {len(self._units)} units)"
+        return f"each with its part of the policy (fsdp2, {len(self._units)} units){self._together}"
 
     @contextmanager
     def acting(self) -> Iterator[None]:
@@ -127,7 +151,7 @@ class Planned(Replicas):
 
     def __str__(self) -> str:
         if self.units:
-            return f"each with its part of the policy (fsdp2, {self.units} units)"
+            return f"each with its part of the policy (fsdp2, {self.units} units){self._together}"
         return super().__str__()
 
 
@@ -143,12 +167,13 @@ def make_parallel(
         ConfigError: what was asked for does not work with fsdp2.
     """
     strategy, notes = strategy_of(policy, fsdp, algorithm, group)
+    teams = teams_of(policy, group)
     if strategy == "replicate":
-        return Replicas(policy, group, [*notes, *_without_effect(fsdp)])
+        return Replicas(policy, group, [*notes, *_without_effect(fsdp)], teams)
     _check_can_shard(policy, fsdp, algorithm, device)
     if not fsdp.offload_pin_memory and not fsdp.cpu_offload:
         notes.append("actor.fsdp_config.offload_pin_memory false: without cpu_offload nothing is kept on the host")
-    return Shards(policy, fsdp, group, device, notes)
+    return Shards(policy, fsdp, group, device, notes, teams)
 
 
 def plan_parallel(
@@ -156,11 +181,12 @@ def plan_parallel(
 ) -> Planned:
     """Like :func:`make_parallel`, for a policy without memory whose processes are not connected: nothing is shared."""
     strategy, notes = strategy_of(policy, fsdp, algorithm, group)
+    teams = teams_of(policy, group)
     if strategy == "replicate":
-        return Planned(policy, group, [*notes, *_without_effect(fsdp)])
+        return Planned(policy, group, [*notes, *_without_effect(fsdp)], teams)
     _check_can_shard(policy, fsdp, algorithm, device)
     assert isinstance(policy, nn.Module)
-    found = Planned(policy, group, notes)
+    found = Planned(policy, group, notes, teams)
     found.collective_passes, found.units = True, 1 + len(units_of(policy, fsdp.wrap_policy))
     return found
 
@@ -255,7 +281,7 @@ def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
     there in the next pass, with weights of before.
     """
     if fsdp.forward_prefetch:
-        for layers in _lists(policy):
+        for layers in lists_of(policy):
             own: list[Any] = [layer for layer in layers if layer in units]
             for layer, following in pairwise(own):
                 layer.set_modules_to_forward_prefetch([following])
@@ -283,46 +309,6 @@ def _precision(fsdp: FsdpConfig) -> Any:
     )
 
 
-def units_of(policy: nn.Module, wrap: WrapPolicyConfig) -> list[nn.Module]:
-    """Returns the modules whose weights are gathered together, outer ones before those in them.
-
-    Raises:
-        ConfigError: the policy has no module of a class that is named.
-    """
-    names = wrap.transformer_layer_cls_to_wrap
-    if names is None:
-        found = shard_modules(policy)
-    else:
-        found = [module for module in policy.modules() if type(module).__name__ in names]
-        if absent := set(names) - {type(module).__name__ for module in found}:
-            classes = sorted({type(module).__name__ for layers in _lists(policy) for module in layers})
-            raise ConfigError(
-                f"actor.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap names {', '.join(sorted(absent))}, and "
-                f"{type(policy).__name__} has no such module",
-                f"name one of its layers' classes: {', '.join(classes) or 'it has no lists'}; or leave it out",
-            )
-    return [module for module in found if sum(p.numel() for p in module.parameters()) >= wrap.min_num_params]
-
-
-def _lists(module: nn.Module) -> list[nn.ModuleList]:
-    return [found for found in module.modules() if isinstance(found, nn.ModuleList)]
-
-
-def shard_modules(policy: nn.Module) -> list[nn.Module]:
-    """Returns the modules whose weights are gathered together: those that the policy's own ``shard_modules()`` names
-    (:class:`embodied.protocols.Shardable`), else the elements of its outermost lists of modules."""
-    own = getattr(policy, "shard_modules", None)
-    if own is not None:
-        return list(own())
-    return _elements_of_lists(policy)
-
-
-def _elements_of_lists(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, nn.ModuleList):
-        return list(module)
-    return [found for child in module.children() for found in _elements_of_lists(child)]
-
-
 def _sum_in_one(parameters: Sequence[nn.Parameter], group: Group) -> None:
     """Sums the gradients of ``parameters``, all of one format, in a buffer that ends with how many ranks have each."""
     device = parameters[0].device
@@ -332,28 +318,3 @@ def _sum_in_one(parameters: Sequence[nn.Parameter], group: Group) -> None:
     *sums, counts = buffer.split([*(p.numel() for p in parameters), len(parameters)])
     for parameter, total, count in zip(parameters, sums, counts.tolist(), strict=True):
         parameter.grad = total.view_as(parameter) if count else None
-
-
-def check_same_weights(policy: Policy, group: Group, trained_only: bool = False) -> None:
-    """Compares the weights of all ranks, which must begin with the same ones and keep them.
-
-    Raises:
-        RanksDifferError: weights differ; the message names some of them.
-    """
-    if group.size == 1:
-        return
-    own = {n: _checksum(p) for n, p in policy.named_parameters() if p.requires_grad or not trained_only}
-    others = group.gather(own)
-    differ = [name for name in own if any(other.get(name) != own[name] for other in others)]
-    if differ:
-        raise RanksDifferError(
-            f"the {group.size} processes hold different weights: {len(differ)} of {len(own)} parameters differ "
-            f"({', '.join(differ[:SHOWN])})",
-            "give every machine the same checkpoint files and the same versions of torch",
-        )
-
-
-def _checksum(parameter: Tensor) -> tuple[int, ...]:
-    """Exact and independent of the order of summation: the sum of the bits, read as whole numbers."""
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
-    return (*parameter.shape, int(parameter.detach().contiguous().view(-1).view(bits).sum(dtype=torch.int64).item()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -231,4 +232,39 @@ class Shardable(Protocol):
         """The modules whose weights are gathered and freed together: the transformer's layers. None lies inside
         another, and each is used by calling it. Weights outside of them stay gathered during a pass. Without this
         method the elements of the outermost ``ModuleList``s are taken."""
+        ...
+
+
+class Team(Protocol):
+    """Processes that compute each text together, as one of them sees them."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among them."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
+        """Sends each process its part of a flat tensor, ``to`` elements each. Returns what all have sent to this one,
+        by rank, ``of`` elements each. A collective."""
+        ...
+
+
+@runtime_checkable
+class SplitsTexts(Protocol):
+    """Texts that are too long for one device: a policy may let several processes compute each of them."""
+
+    @property
+    def context_parallel_size(self) -> int:
+        """How many processes are a team; 1 = each computes its texts alone."""
+        ...
+
+    def splitting(self, team: Team) -> AbstractContextManager[None]:
+        """Within it :meth:`Policy.evaluate` is a collective of the team, whose processes ask for the same records. Each
+        gets the whole result. In the backward pass each adds to its gradients the part of its own tokens, so that their
+        sum over the team is the gradient. :meth:`Policy.act` is as ever."""
         ...

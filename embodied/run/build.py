@@ -16,7 +16,8 @@ from embodied.learn.checkpoint_load import load
 from embodied.learn.freeze import freeze
 from embodied.learn.origin import Origin, Simulator, seed_generators
 from embodied.parallel.group import Group
-from embodied.parallel.sharding import Parallel, check_same_weights, make_parallel, plan_parallel
+from embodied.parallel.same_weights import check_same_weights
+from embodied.parallel.sharding import Parallel, make_parallel, plan_parallel
 from embodied.protocols import Policy
 from embodied.run import starts
 from embodied.run.folder import RunFolder

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from embodied import instructions, schema
 from embodied.learn.checkpoint_load import load
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
-from embodied.protocols import Decodes, Policy
+from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run import build
 from embodied.run.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
 from embodied.run.preflight import Checked
@@ -128,6 +128,18 @@ def _made(checked: Checked, **more: Any) -> Policy:
     model = config.actor.model.model_copy(update=more)
     config = config.model_copy(update={"runner": runner, "actor": config.actor.model_copy(update={"model": model})})
     return build.make_policy(replace(checked, composed=replace(checked.composed, config=config)), torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Stands for a team of ``size`` processes: what comes from others is as large as what is sent to them."""
+
+    size: int
+    rank: int = 0
+
+    def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
+        """See :class:`embodied.protocols.Team`."""
+        return sent.clone()
 
 
 class _Counter:
@@ -234,7 +246,8 @@ class _Counter:
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter) if several else None
             before = self._live.restart() - own
-            result = policy.evaluate(records, self._sampling)
+            with self._split(policy):
+                result = policy.evaluate(records, self._sampling)
             saved = self._live.now - before
             _total(result).backward()
             del result
@@ -243,6 +256,11 @@ class _Counter:
             for parameter in parameters:
                 parameter.grad = None
         return found
+
+    def _split(self, policy: Policy) -> AbstractContextManager[None]:
+        """Within it, a pass is as large as that of one of several processes that compute each text together."""
+        size = schema.context_parallel_size(self._checked.config)
+        return policy.splitting(OneOf(size)) if size > 1 and isinstance(policy, SplitsTexts) else nullcontext()
 
     def _readable(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Fields that a policy of texts can read back also where tensors have no memory: lengths decide over sizes."""
@@ -264,7 +282,8 @@ class _Counter:
         if self._checked.config.runner.task_type != "sft":
             episodes = schema.episodes_per_iteration(self._checked.config)
             records = min(records, episodes * -(-self._checked.train.max_steps // self._policy.spec.num_action_chunks))
-        records = math.ceil(records / self._checked.processes.of("train").size)
+        together = schema.context_parallel_size(self._checked.config)
+        records = math.ceil(records * together / self._checked.processes.of("train").size)
         parts = math.ceil(records / actor.micro_batch_size)
         return math.ceil(records / parts), parts > 1
 

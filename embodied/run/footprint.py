@@ -147,6 +147,8 @@ def footprint(
     host = {"process": process, "slab": slab or 0, **resting, **apart}
     if engine is not None and on_gpu and config.rollout.enable_offload:
         host["weights of the engine that sleeps"] = weights.all
+    if learns and (together := schema.context_parallel_size(config)) > 1:
+        host["records of the team"] = together * (slab or 0)
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
     device = {**parts, **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from embodied.parallel.sharding import DTYPES, strategy_of, units_of
+from embodied.parallel.sharding import DTYPES, strategy_of
+from embodied.parallel.units import units_of
 from embodied.protocols import Policy
 from embodied.run.footprint import NOTHING, Gathered, Weights
 from embodied.run.preflight import Checked

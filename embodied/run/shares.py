@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from embodied import schema
 from embodied.errors import ConfigError, unknown_name
+from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
 from embodied.run.sides import EnvSide
@@ -86,6 +87,8 @@ def check(config: schema.Config, processes: Group) -> None:
             "actor.fsdp_config.cpu_offload keeps the shards of several processes in host memory",
             "leave actor.offload_weight out, or start several processes (torchrun)",
         )
+    if not config.runner.only_eval and config.runner.task_type != "demos":
+        teams.check(schema.context_parallel_size(config), learners)
     _check_cluster(config.cluster, processes)
     for what, count in counts.items():
         if count % hosts.size:

@@ -59,4 +59,5 @@ from embodied.schema.runner import CheckpointConfig as CheckpointConfig
 from embodied.schema.runner import ClusterConfig as ClusterConfig
 from embodied.schema.runner import LoggerConfig as LoggerConfig
 from embodied.schema.runner import RunnerConfig as RunnerConfig
+from embodied.schema.text_checks import context_parallel_size as context_parallel_size
 from embodied.targets import load_target as load_target

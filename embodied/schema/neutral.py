@@ -41,7 +41,9 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
     "virtual_pipeline_model_parallel_size": Neutral((1,), _SPLIT, _SHARE),
     "expert_model_parallel_size": Neutral((1,), _EXPERTS, _SHARE),
     "context_parallel_size": Neutral(
-        (1,), "a text is computed by one device", "set actor.model.gradient_checkpointing=true for long ones"
+        (1,),
+        "this model has short sequences, so that one device computes each",
+        "set actor.model.gradient_checkpointing=true, if the model has it, to save memory",
     ),
     "sequence_parallel": Neutral((False,), _SPLIT, _SHARE),
     "megatron_checkpoint": Neutral((), _MEGATRON, "set actor.model.model_path to a Hugging Face folder"),

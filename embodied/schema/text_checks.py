@@ -7,6 +7,12 @@ from embodied.schema.config import Config
 from embodied.schema.data import DataConfig
 
 
+def context_parallel_size(config: Config) -> int:
+    """How many processes compute each text of scoring and learning together; 1 = each computes texts of its own."""
+    size = (config.actor.model.model_extra or {}).get("context_parallel_size")
+    return size if type(size) is int and size > 1 else 1
+
+
 def check_lengths(config: Config) -> None:
     """Refuses texts that may be longer than ``runner.seq_length``, and token budgets that nothing is filled by."""
     model, whole = config.actor.model.model_extra or {}, config.runner.seq_length

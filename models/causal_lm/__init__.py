@@ -13,6 +13,7 @@ Importing this package imports neither torch nor transformers.
 | ``counting.py`` | counts the tokens of prompts, before a run begins |
 | ``trunk.py``, ``attention.py`` | runs the network's layers on tokens laid end to end |
 | ``packing.py`` | lays prompts and responses end to end for a training pass |
+| ``context_parallel.py`` | computes the texts of a training pass by several processes |
 | ``distribution.py`` | the distribution of the next token |
 | ``decoding.py``, ``lanes.py`` | generates texts in lanes, token by token |
 | ``evaluating.py`` | log-probs, entropies and values of recorded texts |

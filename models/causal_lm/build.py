@@ -17,6 +17,7 @@ from ..shared.files import read_safetensors
 from ..shared.quantized import QuantizedLinear, replace_linears
 from ..shared.trained import choose_trained
 from .adapters import add_adapters
+from .context_parallel import check_heads
 from .network import FORMATS, end_tokens, load_network, load_tokenizer
 from .policy import CausalLMPolicy
 from .save import VALUE_HEAD_FILE
@@ -34,6 +35,7 @@ def build(settings: Settings) -> CausalLMPolicy:
     tokenizer = load_tokenizer(settings)
     network = load_network(settings, tokenizer)
     check_against_transformers(network, Trunk(network))
+    check_heads(settings.context_parallel_size, network.config.num_attention_heads)
     if settings.quantization_bit is not None:
         replace_linears(network.model.layers, settings.quantization_bit, QuantizedLinear.quantize)
     policy = CausalLMPolicy(

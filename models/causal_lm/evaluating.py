@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from embodied.types import Evaluation, Sampling
 
 from ..shared import sampling as drawing
+from .context_parallel import Part
 from .distribution import Rows, first_seen, next_token
 from .packing import Packed, pack, rows
 
@@ -40,13 +41,14 @@ def _pass(policy: CausalLMPolicy, records: Mapping[str, Tensor], sampling: Sampl
     tokens = records["tokens"].long()
     lay = pack if policy.settings.sequence_packing else rows
     packed = lay(records["prompt_ids"], records["prompt_length"], records["tokens"], records["length"])
+    part = packed if policy.team is None else Part.of(packed, policy.team)
     with policy.number_format():
-        hidden = policy.trunk.hidden(packed.ids, policy.trunk.rotary(packed.positions), packed)
+        hidden = policy.trunk.hidden(part.ids, policy.trunk.rotary(part.positions), part)
     since = None
     if sampling.repetition_penalty != 1.0:
         prompts, sizes = records["prompt_ids"].long(), records["prompt_length"].long()
         since = first_seen(prompts, sizes, tokens, policy.trunk.vocabulary)
-    return _Pass(policy, sampling, tokens, packed, hidden, since)
+    return _Pass(policy, sampling, tokens, packed, part, hidden, since)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class _Pass:
     sampling: Sampling
     tokens: Tensor  # int64 [B, n]
     packed: Packed
-    hidden: Tensor  # of all tokens of the pass, [T, d]
+    part: Packed | Part  # the tokens that this process computes: all, or its part of them
+    hidden: Tensor  # of these, [t, d]
     since: Tensor | None  # int32 [B, V], see first_seen; None = not needed
 
     def by_record(self, values: Tensor) -> Tensor:
@@ -68,41 +71,46 @@ class _Pass:
     def chosen(self) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [N] of the recorded tokens. Logits of a large vocabulary are never all there at
         once."""
-        chosen = self.tokens[self.packed.text, self.packed.made]
+        chosen, asked = self.tokens[self.packed.text, self.packed.made], self.part.answers
         size = max(1, LOGITS_AT_ONCE // self.policy.trunk.vocabulary)
-        parts = torch.arange(len(chosen), device=chosen.device).split(size)
+        parts = [*zip(asked.number.split(size), asked.row.split(size), strict=True)]
 
-        def one(part: Tensor) -> tuple[Tensor, Tensor]:
-            logp = self._log_probs(part)
-            return logp.gather(1, chosen[part].unsqueeze(1)).squeeze(1), drawing.entropy(logp)
+        def one(number: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            logp = self._log_probs(number, row)
+            return logp.gather(1, chosen[number].unsqueeze(1)).squeeze(1), drawing.entropy(logp)
 
         if len(parts) == 1:
-            return one(parts[0])
+            logprobs, entropies = one(*parts[0])
+            return asked.together(logprobs), asked.together(entropies)
         again = torch.is_grad_enabled()
-        found = [checkpoint(one, part, use_reentrant=False) if again else one(part) for part in parts]
-        logprobs, entropies = zip(*found, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        found = [checkpoint(one, *part, use_reentrant=False) if again else one(*part) for part in parts]
+        columns = zip(*found, strict=True)
+        logprobs, entropies = (asked.together(torch.cat(column)) for column in columns)
+        return logprobs, entropies
 
     def values(self) -> Tensor | None:
         """Values [B, 1] of the prompts, or [B, n] before each token; None without a value head."""
         if (head := self.policy.value_head) is None:
             return None
-        if self.policy.settings.value_type != "token_level":
-            return head(self.hidden[self.packed.last])
-        return self.by_record(head(self.hidden[self.packed.before])[:, 0])
+        token_level = self.policy.settings.value_type == "token_level"
+        asked = self.part.answers if token_level else self.part.prompts
+        found = asked.together(head(self.hidden[asked.row]))
+        return self.by_record(found[:, 0]) if token_level else found
 
     def distribution(self) -> Tensor:
         """Log-probs of all tokens, float32 [B, n, V]. Behind the end of a text, token 0 is certain."""
         shape = (*self.tokens.shape, self.policy.trunk.vocabulary)
         everything = self.hidden.new_full(shape, drawing.EXCLUDED, dtype=torch.float32)
         everything[..., 0] = 0.0
-        part = torch.arange(len(self.packed.text), device=self.tokens.device)
-        return everything.index_put((self.packed.text, self.packed.made), self._log_probs(part))
+        asked = self.part.answers
+        found = asked.together(self._log_probs(asked.number, asked.row))
+        return everything.index_put((self.packed.text, self.packed.made), found)
 
-    def _log_probs(self, part: Tensor) -> Tensor:
-        """The distribution of the response tokens ``part`` int64 [R]: float32 [R, V]."""
-        made, packed = self.packed.made[part], self.packed
-        seen = None if self.since is None else self.since[packed.text[part]] <= made.unsqueeze(1)
-        ends = torch.tensor(self.policy.tokenizer.ends, device=part.device)
-        logits = self.policy.trunk.logits(self.hidden[packed.before[part]])
+    def _log_probs(self, number: Tensor, row: Tensor) -> Tensor:
+        """The distribution of the response tokens ``number`` int64 [R], which the hidden states ``row`` int64 [R] tell:
+        float32 [R, V]."""
+        made, packed = self.packed.made[number], self.packed
+        seen = None if self.since is None else self.since[packed.text[number]] <= made.unsqueeze(1)
+        ends = torch.tensor(self.policy.tokenizer.ends, device=number.device)
+        logits = self.policy.trunk.logits(self.hidden[row])
         return next_token(logits, Rows(made, seen), self.sampling, ends)

@@ -84,16 +84,41 @@ class _Collect(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Hidden states that something is asked of, and which of them this process computes."""
+
+    number: Tensor  # int64 [R], of what is asked, in its order
+    row: Tensor  # int64 [R], hidden state of each among those that this process has
+
+    def together(self, values: Tensor) -> Tensor:
+        """From values of those that this process computes, [R, …], those of all that is asked."""
+        return values
+
+
+@dataclass(frozen=True)
 class Packed:
     """Prompts and responses of B texts, end to end. It is the attention of the pass as well."""
 
     ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     squares: Squares
-    last: Tensor  # int64 [B], index of the last token of each text's prompt
-    before: Tensor  # int64 [N], index of the token before each response token: its logits tell the token
+    last: np.ndarray  # int64 [B], index of the last token of each text's prompt
+    before: np.ndarray  # int64 [N], index of the token before each response token: its logits tell the token
     text: Tensor  # int64 [N], text of each response token
     made: Tensor  # int64 [N], response tokens before it
+
+    @property
+    def answers(self) -> Asked:
+        """The hidden states that tell the response tokens."""
+        return self._asked(self.before)
+
+    @property
+    def prompts(self) -> Asked:
+        """The last hidden state of each text's prompt."""
+        return self._asked(self.last)
+
+    def _asked(self, rows: np.ndarray) -> Asked:
+        return Asked(torch.arange(len(rows), device=self.ids.device), there(rows, self.ids))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """See :class:`.attention.Attend`."""
@@ -134,20 +159,20 @@ def pack(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tens
     sharing = (np.arange(len(first))[:, None] == prompt_of).astype(np.float32) if len(first) < len(sizes) else None
     squares = Squares(
         len(sizes), span,
-        fill=_there(np.where(inside < inputs[:, None], fill, 0).ravel(), tokens),
-        home=_there(np.concatenate([texts_of * span + places, told * span + sizes[told] + steps]), tokens),
+        fill=there(np.where(inside < inputs[:, None], fill, 0).ravel(), tokens),
+        home=there(np.concatenate([texts_of * span + places, told * span + sizes[told] + steps]), tokens),
         prompts=total, longest=longest,
-        slots=_there(np.repeat(np.arange(len(first)), sizes[first]) * longest + places, tokens),
-        sharing=None if sharing is None else _there(sharing, tokens),
+        slots=there(np.repeat(np.arange(len(first)), sizes[first]) * longest + places, tokens),
+        sharing=None if sharing is None else there(sharing, tokens),
     )  # fmt: skip
     return Packed(
-        ids=_there(np.concatenate([prompts[texts_of, places], made[told, steps]]), tokens),
-        positions=_there(np.concatenate([places, sizes[told] + steps]), tokens),
+        ids=there(np.concatenate([prompts[texts_of, places], made[told, steps]]), tokens),
+        positions=there(np.concatenate([places, sizes[told] + steps]), tokens),
         squares=squares,
-        last=_there(last, tokens),
-        before=_there(np.where(count == 0, last[text], begins[text] + count - 1), tokens),
-        text=_there(text, tokens),
-        made=_there(count, tokens),
+        last=last,
+        before=np.where(count == 0, last[text], begins[text] + count - 1),
+        text=there(text, tokens),
+        made=there(count, tokens),
     )
 
 
@@ -169,7 +194,7 @@ def rows(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tens
         squares=Squares(
             len(sizes), span, fill=everything, home=everything, prompts=0, longest=0, slots=everything[:0], sharing=None
         ),
-        last=last, before=last[text] + count, text=text, made=count,
+        last=last.cpu().numpy(), before=(last[text] + count).cpu().numpy(), text=text, made=count,
     )  # fmt: skip
 
 
@@ -195,5 +220,6 @@ def _ragged(sizes: np.ndarray) -> np.ndarray:
     return np.arange(int(sizes.sum())) - np.repeat(_starts(sizes), sizes)
 
 
-def _there(values: np.ndarray, like: Tensor) -> Tensor:
+def there(values: np.ndarray, like: Tensor) -> Tensor:
+    """Copies an array to the device of a tensor."""
     return torch.from_numpy(values).to(like.device)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodied import instructions
 from embodied.errors import SpecMismatchError
 from embodied.logprobs import LOGPROB_DTYPES
-from embodied.protocols import EngineFacts, EngineText
+from embodied.protocols import EngineFacts, EngineText, Team
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
 from ..shared.quantized import numbers_of
@@ -52,6 +52,7 @@ class CausalLMPolicy(nn.Module):
         self.settings = settings
         self.trunk = Trunk(network)
         self.max_bytes = 4 * settings.max_new_tokens  # L, until an env is bound
+        self.team: Team | None = None  # what computes each text together; None = this process alone
         self._work: Work = work_of(self.trunk)
         self._training_modules: list[nn.Module] = []
 
@@ -202,6 +203,20 @@ class CausalLMPolicy(nn.Module):
         """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`."""
         forward = self._work.forward(np.asarray(records["prompt_length"]), np.asarray(records["length"]))
         return forward * ((2 + (not self.settings.is_lora)) if training else 1)
+
+    @property
+    def context_parallel_size(self) -> int:
+        """See :class:`embodied.protocols.SplitsTexts`."""
+        return self.settings.context_parallel_size
+
+    @contextmanager
+    def splitting(self, team: Team) -> Iterator[None]:
+        """See :meth:`embodied.protocols.SplitsTexts.splitting`; how is in :mod:`.context_parallel`."""
+        self.team = team
+        try:
+            yield
+        finally:
+            self.team = None
 
     def shard_modules(self) -> Sequence[nn.Module]:
         """See :class:`embodied.protocols.Shardable`: the transformer's layers."""

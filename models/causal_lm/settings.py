@@ -75,6 +75,9 @@ class Settings:
     sequence_packing: bool = True
     padding_side: str | None = None  # that an exported tokenizer pads on, left or right; null = as it was read
     pad_token: int | None = None  # id of the token that fills up rows, of an exported tokenizer, too; null = as read
+    # processes (GPUs) that compute each text of scoring and learning together, so that long ones fit: each has its part
+    # of the tokens (Ulysses). The run's processes are divided into teams of so many; 1 = each computes texts of its own
+    context_parallel_size: int = 1
     low_cpu_mem_usage: bool = True  # weights are never held twice; always so
     # permits to run the folder's own code for the network; it is run where transformers has no class for it
     trust_remote_code: bool = False
@@ -186,7 +189,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-COUNTS = ("max_prompt_tokens", "max_new_tokens", "lora_rank")
+COUNTS = ("max_prompt_tokens", "max_new_tokens", "lora_rank", "context_parallel_size")
 SWITCHES = tuple(f.name for f in fields(Settings) if f.type == "bool")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),

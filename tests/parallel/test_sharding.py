@@ -18,7 +18,9 @@ from embodied.errors import ConfigError, RanksDifferError
 from embodied.learn.balance import imbalance, placed
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
-from embodied.parallel.sharding import Replicas, check_same_weights, make_parallel, shard_modules, strategy_of
+from embodied.parallel.same_weights import check_same_weights
+from embodied.parallel.sharding import Replicas, make_parallel, strategy_of
+from embodied.parallel.units import shard_modules
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, GradScalerConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy, FakeTextEnv, FakeTextPolicy

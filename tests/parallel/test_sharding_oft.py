@@ -13,7 +13,8 @@ from rig import CPU
 
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
-from embodied.parallel.sharding import make_parallel, shard_modules
+from embodied.parallel.sharding import make_parallel
+from embodied.parallel.units import shard_modules
 from embodied.schema import ActorConfig, AlgorithmConfig, FsdpConfig, ModelConfig, OptimConfig
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Episode, EpisodeResult, Sampling, Start
 
