@@ -246,11 +246,12 @@ def test_after_ctrl_c_a_slow_service_has_time_and_after_sigterm_little(tmp_path,
 
 
 @pytest.mark.parametrize("place", ["while it finishes", "before"])
-def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path, record, monkeypatch, place):
+def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path, record, monkeypatch, request, place):
     monkeypatch.setenv("FAIL", "hang log")
     made, said = reporting(tmp_path)
     until(lambda: (tmp_path / "record.jsonl").exists())
-    began = time.monotonic()
+    began, before = time.monotonic(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))  # a shell's jobs in the background ignore it
     pressed = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     pressed.start()
     with pytest.raises(KeyboardInterrupt), made:

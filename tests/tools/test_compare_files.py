@@ -35,7 +35,7 @@ def test_names_of_evaluations(write, capsys):
         (f"{run}/eval/robustness.json", "name a file like"), ("nowhere", "name a run's folder"),
     ):  # fmt: skip
         assert text in refused(capsys, run, name)
-    assert "name two or more" in refused(capsys, run)
+    assert "name two runs" in refused(capsys, run)
     assert "from 0 on" in refused(capsys, run, run, "--seed", "-1")
 
 
