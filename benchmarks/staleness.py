@@ -31,7 +31,7 @@ RUN = (
     "env.train.total_num_envs=8", "env.train.max_episode_steps=24", "algorithm.rollout_epoch=2",
     "env.train.reward_mode=dense", "runner.num_threads=1", "actor.num_threads=1",
 )  # fmt: skip
-BARS = {"wall time, beside / in turn": ("<=", 0.85)}
+BARS = {"wall time, beside / the least that is possible": ("<=", 1.05)}
 
 
 def measured(folder: Path, staleness: int, step_s: float, iterations: int) -> dict[str, float]:
@@ -66,6 +66,20 @@ def rounds(count: int, step_s: float, iterations: int) -> Iterator[tuple[str, di
                 yield name, measured(Path(folder), CELLS[name], step_s, iterations)
 
 
+def report(result: dict[str, Any]) -> None:
+    """Writes benchmarks/results/staleness.json from what was measured."""
+    pairs = list(zip(result["cells"]["in turn"], result["cells"]["beside"], strict=True))
+    values = {
+        "wall time, beside / in turn": [b["wall_s"] / a["wall_s"] for a, b in pairs],
+        "the least that is possible": [a["least_s"] / a["wall_s"] for a, _ in pairs],
+        next(iter(BARS)): [b["wall_s"] / a["least_s"] for a, b in pairs],
+        "CPU time of the run, beside / in turn": [b["cpu_s"] / a["cpu_s"] for a, b in pairs],
+    }
+    ratios = {name: spread(numbers) for name, numbers in values.items()}
+    kept = judge({name: ratio["median"] for name, ratio in ratios.items()}, BARS)
+    print(save("staleness", {**result, "ratios": ratios, "bars": kept}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -77,16 +91,7 @@ def main() -> None:
     for name, row in rounds(args.rounds, args.step_s, args.iterations):
         print(name, {key: round(value, 3) for key, value in row.items()}, flush=True)
         found[name].append(row)
-    turn, beside = found["in turn"], found["beside"]
-    pairs = list(zip(turn, beside, strict=True))
-    values = {
-        next(iter(BARS)): [b["wall_s"] / a["wall_s"] for a, b in pairs],
-        "the least that is possible": [a["least_s"] / a["wall_s"] for a in turn],
-        "CPU time of the run, beside / in turn": [b["cpu_s"] / a["cpu_s"] for a, b in pairs],
-    }
-    ratios = {name: spread(numbers) for name, numbers in values.items()}
-    kept = judge({name: ratio["median"] for name, ratio in ratios.items()}, BARS)
-    print(save("staleness", {**result, "step_s": args.step_s, "cells": found, "ratios": ratios, "bars": kept}))
+    report({**result, "step_s": args.step_s, "cells": found})
 
 
 if __name__ == "__main__":
