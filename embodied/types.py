@@ -247,9 +247,7 @@ class EpisodeResult:
 @dataclass(frozen=True)
 class Elements:
     """The elements of a decision that have a log-prob. ``embodied.algorithms.layout`` reads it, and has examples.
-
-    Example: 8 actions of 7 tokens → ``Elements((8, 7), action_axis=0)``.
-    """
+    Example: 8 actions of 7 tokens → ``Elements((8, 7), action_axis=0)``."""
 
     shape: tuple[int, ...]  # shape of one decision's log-probs; they are stored in row-major order
     action_axis: int | None = None  # the axis over the K actions; None: an element belongs to the whole decision
@@ -307,8 +305,7 @@ class Sampling:
 @dataclass(frozen=True)
 class Decision:
     """Answer of ``Policy.act`` to B observations: field name → tensor [B, …] as in ``PolicySpec.decision``.
-    Example: ``fields["actions"]`` float32 [B, K, A] in the env's units, ``fields["logprobs"]`` float32 [B, M₀].
-    """
+    Example: ``fields["actions"]`` float32 [B, K, A] in the env's units, ``fields["logprobs"]`` float32 [B, M₀]."""
 
     fields: Mapping[str, Tensor]
 

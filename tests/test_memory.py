@@ -326,6 +326,22 @@ def test_an_engines_rollout_that_does_not_fit_names_the_key(tmp_path, monkeypatc
     assert named == [["set actor.offload_weight=true (now false; the result stays the same)"], [], []]
 
 
+@pytest.mark.parametrize(
+    ("processes", "split", "said"),
+    [(1, 1, []), (3, 1, []), (2, 2, []), (4, 2, ["set …=4 (now 2"]), (2, 1, ["set …=2 (now 1"])],
+)
+def test_long_texts_are_split_over_processes_that_there_are(tmp_path, processes, split, said):
+    keys = ("env=fake_text", "model=causal_lm_tiny", f"actor.model.context_parallel_size={split}")
+    many = compose(
+        [*SHORT, f"runner.output_dir={tmp_path}", *keys, "env.train.total_num_envs=12", "env.eval.total_num_envs=12"],
+        "train",
+        [CONFIG],
+    )
+    found = device_memory.remedies(check(many, Group(0, processes, 0, processes)), "update")
+    told = [fix.partition(":")[0].replace("actor.model.context_parallel_size", "…") for fix in found]
+    assert [fix for fix in told if "…" in fix] == said
+
+
 def test_rows_of_other_commands_stay(tmp_path, monkeypatch):
     file = tmp_path / "true_size.json"
     file.write_text(json.dumps({"7.6 B parameters at random": {"off": 0.01}, "small": {"old": {"off": 0.02}}}))

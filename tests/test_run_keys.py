@@ -24,8 +24,8 @@ from embodied.parallel.units import units_of
 from embodied.run import profiling
 from embodied.run.shares import check
 from embodied.schema import table
-from embodied.schema.actor import WrapPolicyConfig
 from embodied.schema.compose import compose
+from embodied.schema.fsdp import WrapPolicyConfig
 from embodied.schema.links import at
 from embodied.schema.neutral import NEUTRAL
 from embodied.schema.of_hydra import OF_HYDRA

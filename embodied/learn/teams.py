@@ -52,7 +52,9 @@ def of_team(
     return {name: exchanged(array, sent, to, of, team) for name, array in arrays.items()}, moved
 
 
-def where_collected(batch: Batch, results: Sequence[EpisodeResult]) -> Batch:
+def where_collected(batch: Batch, results: Sequence[EpisodeResult], parallel: Replicas) -> Batch:
     """The batch of ``results`` with the ranks that have collected its records, and the rows of their slabs."""
+    if parallel.teams.own.size == 1:
+        return batch
     ranks, rows = places_of(results)
     return replace(batch, ranks=ranks, rows=rows)

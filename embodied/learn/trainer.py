@@ -132,7 +132,7 @@ class Trainer(Stepping):
             found, batch = self._update(*records, iteration, baselines, watch)
         self._rest()
         self.cut_short = False
-        return found, where_collected(batch, results)
+        return found, where_collected(batch, results, self._parallel)
 
     def _rest(self) -> None:
         """Moves what only updates need to host memory, as far as ``actor.offload_…`` says so."""

@@ -29,9 +29,10 @@ from embodied.parallel.teams import Teams, teams_of
 from embodied.parallel.units import lists_of, units_of
 from embodied.protocols import Policy, SplitsTexts
 from embodied.schema import AlgorithmConfig, FsdpConfig
-from embodied.schema.actor import OF_SHARDS
+from embodied.schema.fsdp import OF_SHARDS
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+REPLICATE = "actor.fsdp_config.strategy=replicate (or actor.training_backend=ddp, if that was set)"
 
 
 class Replicas:
@@ -224,19 +225,19 @@ def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfi
         raise ConfigError(
             "algorithm.use_kl_in_reward is true: each rank looks at its own records, and with fsdp2 all must make "
             "equally many passes",
-            "set actor.fsdp_config.strategy=replicate or algorithm.use_kl_in_reward=false (the KL is then in the loss)",
+            f"set {REPLICATE} or algorithm.use_kl_in_reward=false (the KL is then in the loss)",
         )
     if fsdp.cpu_offload and device.type == "cpu":
         raise ConfigError("actor.fsdp_config.cpu_offload is true, and the device is a CPU", "set it to false")
     if any(not p.is_floating_point() for _, p in policy.named_parameters()):
         raise ConfigError(
             "the policy has layers in 8 or 4 bits (actor.model.quantization_bit), which fsdp2 cannot share out",
-            "set actor.fsdp_config.strategy=replicate, or actor.model.quantization_bit=null",
+            f"set {REPLICATE}, or actor.model.quantization_bit=null",
         )
     if not isinstance(policy, nn.Module):
         raise ConfigError(
             f"{type(policy).__name__} is no torch.nn.Module, which fsdp2 needs",
-            "set actor.fsdp_config.strategy=replicate",
+            f"set {REPLICATE}",
         )
 
 

@@ -51,11 +51,11 @@ def remedies(checked: Checked, phase: Phase) -> list[str]:
         found.append("set actor.model.gradient_checkpointing=true (now false)")
     if model.get("precision") == "fp32":
         found.append("set actor.model.precision=bf16 (now fp32)")
-    if phase == "update" and "max_prompt_tokens" in model:
-        size = schema.context_parallel_size(config)
+    size, processes = schema.context_parallel_size(config), checked.processes.of("train").size
+    if phase == "update" and "max_prompt_tokens" in model and processes % (2 * size) == 0:
         found.append(f"set actor.model.context_parallel_size={2 * size} (now {size}: processes that compute each text)")
     if phase == "update":
-        found += _sharing(actor.fsdp_config, checked.processes.of("train").size)
+        found += _sharing(actor.fsdp_config, processes)
     return found or ["use a smaller model, or a device with more memory"]
 
 

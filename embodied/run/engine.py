@@ -7,13 +7,13 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.learn.resting import RestingWeights
 from embodied.observe.console import Console
+from embodied.parallel.sharding import DTYPES, REPLICATE
 from embodied.protocols import Policy, ServedByEngine
 from embodied.run import engine_process
 from embodied.run.build import Model
@@ -24,7 +24,6 @@ from embodied.runtime.engine.engine import Engine, EngineConfig
 MAX_LANES = 256  # texts that are generated at the same time unless rollout.policy_batch is set
 MAX_GAP = 1e-3  # nats, of rollout.max_logprob_gap where nothing has fewer bits than float32
 MAX_GAP_ROUNDED = 0.1  # where the engine computes with fewer, or its weights travel with fewer
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextmanager
@@ -77,7 +76,7 @@ def check_policy(rollout: schema.RolloutConfig, model: Model) -> ServedByEngine:
     if model.sharding.collective_passes:
         raise ConfigError(
             f"rollout.backend is {rollout.backend}, and the policy is shared out over the processes (fsdp2)",
-            f"{native}, or actor.fsdp_config.strategy=replicate",
+            f"{native}, or {REPLICATE}",
         )
     return policy
 
@@ -127,5 +126,5 @@ def _config(checked: Checked, model: Model, served: ServedByEngine, folder: Path
         answer_timeout_s=rollout.answer_timeout_s,
         max_restarts=rollout.max_engine_restarts,
         remedy=engine_process.remedy(rollout),
-        weights_dtype=None if travels is None else FORMATS[travels],
+        weights_dtype=None if travels is None else DTYPES[travels],
     )

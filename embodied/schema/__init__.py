@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from embodied.schema.actor import ActorConfig as ActorConfig
 from embodied.schema.actor import CriticConfig as CriticConfig
-from embodied.schema.actor import FsdpConfig as FsdpConfig
 from embodied.schema.actor import GradScalerConfig as GradScalerConfig
 from embodied.schema.actor import LrScheduleConfig as LrScheduleConfig
-from embodied.schema.actor import MixedPrecisionConfig as MixedPrecisionConfig
 from embodied.schema.actor import ModelConfig as ModelConfig
 from embodied.schema.actor import OptimConfig as OptimConfig
-from embodied.schema.actor import Precision as Precision
 from embodied.schema.actor import TokenizerConfig as TokenizerConfig
 from embodied.schema.algorithm import LOSSES as LOSSES
 from embodied.schema.algorithm import AlgorithmConfig as AlgorithmConfig
@@ -26,11 +23,13 @@ from embodied.schema.algorithm import EvalSamplingConfig as EvalSamplingConfig
 from embodied.schema.algorithm import KlControlConfig as KlControlConfig
 from embodied.schema.algorithm import SamplingConfig as SamplingConfig
 from embodied.schema.base import OpenSection as OpenSection
+from embodied.schema.base import Precision as Precision
 from embodied.schema.base import Section as Section
 from embodied.schema.binding import bind as bind
 from embodied.schema.binding import check_known as check_known
 from embodied.schema.binding import check_target_keys as check_target_keys
 from embodied.schema.binding import target_kwargs as target_kwargs
+from embodied.schema.checkpoint import CheckpointConfig as CheckpointConfig
 from embodied.schema.checks import GROUP_ADVANTAGES as GROUP_ADVANTAGES
 from embodied.schema.checks import check as check
 from embodied.schema.checks import episodes_per_iteration as episodes_per_iteration
@@ -50,12 +49,13 @@ from embodied.schema.env import EnvTrainConfig as EnvTrainConfig
 from embodied.schema.env import RolloutConfig as RolloutConfig
 from embodied.schema.env import VideoConfig as VideoConfig
 from embodied.schema.fixed import notes as notes
+from embodied.schema.fsdp import FsdpConfig as FsdpConfig
+from embodied.schema.fsdp import MixedPrecisionConfig as MixedPrecisionConfig
 from embodied.schema.perturb import PerturbationConfig as PerturbationConfig
 from embodied.schema.perturb import PerturbConfig as PerturbConfig
 from embodied.schema.protocol import ProtocolConfig as ProtocolConfig
 from embodied.schema.reward import OverlongPenaltyConfig as OverlongPenaltyConfig
 from embodied.schema.reward import RewardConfig as RewardConfig
-from embodied.schema.runner import CheckpointConfig as CheckpointConfig
 from embodied.schema.runner import ClusterConfig as ClusterConfig
 from embodied.schema.runner import LoggerConfig as LoggerConfig
 from embodied.schema.runner import RunnerConfig as RunnerConfig

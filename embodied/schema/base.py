@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from embodied.schema.names import choices, in_known_case, numbers_only
 
+Precision = Literal["fp32", "bf16", "fp16"]
 GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 """Pattern of the name of some processes, which is a part of the names of files."""
 

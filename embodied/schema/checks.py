@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from embodied.errors import ConfigError, UnknownNameError, unknown_name
-from embodied.schema.actor import OF_SHARDS, FsdpConfig, ModelConfig, Precision
+from embodied.schema.actor import ModelConfig
 from embodied.schema.algorithm import LOSSES, AlgorithmConfig
+from embodied.schema.base import Precision
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
 from embodied.schema.eval_checks import check_answers, check_evaluation
 from embodied.schema.fixed import check_fixed
 from embodied.schema.foreign_values import as_overrides, other_name, translated
+from embodied.schema.fsdp import OF_SHARDS, FsdpConfig
 from embodied.schema.other_names import check_said
 from embodied.schema.rollout_checks import (
     check_age_of_weights,

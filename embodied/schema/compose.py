@@ -8,7 +8,6 @@ decides which keys exist: a key that no YAML file mentions needs no ``+``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def _composed(
     raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
     hydra = raw.pop("hydra")
     choices = hydra["runtime"]["choices"]
-    written = record(hydra, deepcopy(raw), overrides)
+    written = record(hydra, raw, overrides)
     nothing = silent(raw)
     for one in nothing:
         raw = without(raw, one)

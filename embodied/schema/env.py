@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from embodied.schema.actor import Precision
-from embodied.schema.base import GROUP_NAME, OpenSection, Section
+from embodied.schema.base import GROUP_NAME, OpenSection, Precision, Section
 from embodied.schema.perturb import PerturbConfig
 
 

@@ -80,6 +80,8 @@ def notes(config: Config) -> list[str]:
     rows, compiled = config.rollout.torch_compile_max_bs, (config.actor.model.model_extra or {}).get("torch_compile")
     if rows is not None and not compiled:
         lines.append(f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)")
+    if not config.actor.sequence_packing and at(everything, OF_TOKENS["actor.sequence_packing"][0]) is not MISSING:
+        lines.append("actor.sequence_packing false: texts are filled up; true is faster, and the same up to rounding")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
     lines += [
         f"{key} {told(given)}: {why}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -86,7 +87,7 @@ def record(hydra: Mapping[str, Any], config: Mapping[str, Any], overrides: Seque
             f"{SUBDIR} is {folder}, and has to be a folder of its own within the run's",
             f"set {SUBDIR}=.hydra, or null to record nothing; in which folder the run is says runner.output_dir",
         )
-    return Record(str(path), config, [one for one in overrides if not one.lstrip("+~").startswith("hydra.")])
+    return Record(str(path), deepcopy(config), [one for one in overrides if not one.lstrip("+~").startswith("hydra.")])
 
 
 def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
@@ -106,7 +107,7 @@ def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
             "processes, would look for itself elsewhere",
             f"let the shell write the time: {RUN_DIR}=outputs/$(date +%F)",
         )
-    folder = _resolved(config, told)
+    folder = _resolved(config, told) if "${" in told else told
     if PurePath(folder) == PurePath("."):
         return
     if config.runner.get("task_type") == "demos" and OmegaConf.select(config, "demos.path") is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embodied.errors import ConfigError
-from embodied.schema.runner import CheckpointConfig
+from embodied.schema.checkpoint import CheckpointConfig
 
 PLACES = {"upload_hf": "hf_repo_name", "upload_s3": "s3_bucket"}
 _SECTION = "runner.checkpoint"

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embodied.errors import SpecMismatchError
 from embodied.logprobs import LOGPROB_DTYPES
-from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
+from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
 from ..shared import sampling as drawing
 from ..shared.compiled import bucket, filled
@@ -26,7 +25,8 @@ from ..shared.offload import activations_on_host
 from ..shared.quantized import numbers_of
 from . import export as exporting
 from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
-from .config import N_BINS, NetConfig
+from .config import N_BINS
+from .fit import check_fit
 from .flops import forward_flops, training_flops
 from .model import Inputs, OpenVLAOFT, ReadOut
 from .normalization import Statistics, action_block
@@ -97,7 +97,7 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""
-        _check_fit(self.model.net, env)
+        check_fit(self.model.net, env)
         self.env, self._tasks = env, tuple(dict.fromkeys(env.tasks))
         self._least = self.settings.max_prompt_length if "instruction" in env.obs else 0
         self._tokenise(self._tasks)
@@ -324,32 +324,3 @@ def _acting(modules: list[nn.Module]) -> Iterator[None]:
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
-
-
-def _check_fit(policy: NetConfig, env: EnvSpec) -> None:
-    """Raises SpecMismatchError for the first mismatch between policy and env."""
-    images = env.obs.get("images")
-    if images is None or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
-        got = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"
-        fix = "choose an env with cameras, or a model that reads none (model=mlp)"
-        if isinstance(env.action, TextAction):
-            fix = "choose a model that writes texts, e.g. model=causal_lm; for a checkpoint the model= of its training"
-        raise SpecMismatchError(f"this policy needs images uint8 [C, H, W, 3], the env gives {got}", fix)
-    if images.shape[0] < policy.num_images:
-        raise SpecMismatchError(
-            f"the policy reads {policy.num_images} images, the env has {images.shape[0]} ({', '.join(env.cameras)})",
-            f"set actor.model.num_images_in_input={images.shape[0]}, or add a camera to the env",
-        )
-    state = env.obs["state"].shape if "state" in env.obs else (0,)
-    if policy.proprio_dim and state != (policy.proprio_dim,):
-        fix = f"set actor.model.proprio_dim={state[0]}" if state[0] else "set actor.model.use_proprio=false"
-        raise SpecMismatchError(
-            f"the policy reads {policy.proprio_dim} numbers of robot state, the env gives {list(state)}", fix
-        )
-    if env.action_dim != policy.action_dim:
-        raise SpecMismatchError(
-            f"the policy gives {policy.action_dim} numbers an action, the env takes {env.action_dim}",
-            f"set actor.model.action_dim={env.action_dim}",
-        )
-    if not env.tasks:
-        raise SpecMismatchError("the env has no task, hence no instruction", "give EnvSpec.tasks at least one")

@@ -183,7 +183,9 @@ def test_keys_of_padding_reach_the_model_or_are_told():
     assert [line.partition(":")[0] for line in notes(robot)] == [
         'actor.tokenizer.padding_side "left"', "actor.sequence_packing false",
     ]  # fmt: skip
-    assert not notes(text)
+    assert notes(text) == [
+        "actor.sequence_packing false: texts are filled up; true is faster, and the same up to rounding"
+    ]
     with pytest.raises(ConfigError, match="nothing here takes it"):
         compose(["env=libero_10", "model=openvla_oft_tiny", "rollout.padding=3"])
 

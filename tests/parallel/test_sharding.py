@@ -362,8 +362,11 @@ def test_layers_are_gathered_when_the_keys_say_so_with_the_same_numbers(small_wo
     ],
 )
 def test_what_fsdp2_cannot_do_is_refused(fsdp, algorithm, text):
-    with pytest.raises(ConfigError, match=text):
+    with pytest.raises(ConfigError, match=text) as refused:
         make_parallel(FakePolicy(), FsdpConfig(**fsdp), AlgorithmConfig(**algorithm), Group(0, 2), CPU)
+    assert ("actor.training_backend=ddp" in refused.value.remedy) == ("use_kl_in_reward" in text), (
+        "which sets fsdp2, too"
+    )
 
 
 def test_one_process_and_a_frozen_base_are_not_sharded():
