@@ -74,17 +74,20 @@ def run_on_terminal(
         os.login_tty(theirs) if hasattr(os, "login_tty") else _become_owner(theirs)
         os.execve(command[0], list(command), dict(environment))
     screen, seen, output, until = Screen(), "", "", time.monotonic() + limit_s
-    waiting = b""
+    waiting, echo = b"", b""
     status: int | None = None
     while status is None or select.select([ours], [], [], 0)[0]:
         if select.select([ours], [], [], 0.1)[0]:
             waiting += os.read(ours, 1 << 16)
+            if echo and echo in waiting:
+                waiting, echo = waiting.replace(echo, b"", 1), b""
             whole, waiting = _whole(waiting)
             output += whole
             screen.take(whole)
             if not seen and interrupt(screen.text):
                 seen = screen.text
                 os.write(ours, b"\x03")
+                echo = b"^C"  # the terminal writes it at once, where it may stand inside a character or a code
         elif status is None:
             done, code = os.waitpid(pid, os.WNOHANG)
             status = os.waitstatus_to_exitcode(code) if done else None
