@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from embodied.errors import ConfigError
 from embodied.learn.reference import OtherWeights
+from embodied.parallel.sharding import REPLICATE, Parallel
 from embodied.protocols import HasExtraState, Policy
 
 
@@ -141,6 +142,16 @@ def make_acting(policy: Policy, max_staleness: int, interval: int) -> Acting:
     if max_staleness:
         return Apart(policy, interval)
     return Exchanged(policy, interval) if interval > 1 else Acting(policy)
+
+
+def check_acts_alone(parallel: Parallel | None) -> None:
+    """Refuses a policy whose copy could not act while it learns. Raises :class:`ConfigError`."""
+    if parallel is not None and parallel.collective_passes:
+        raise ConfigError(
+            "algorithm.max_staleness needs a copy of the policy in each process, which acts while the policy learns, "
+            f"and the processes share it out: {parallel}",
+            f"set {REPLICATE}, or algorithm.max_staleness=0",
+        )
 
 
 def copy_of(policy: Policy) -> Policy:

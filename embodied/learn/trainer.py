@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
-from embodied.learn.acting import make_acting
+from embodied.learn.acting import check_acts_alone, make_acting
 from embodied.learn.balance import Balance
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.drift import with_drift
@@ -81,6 +81,8 @@ class Trainer(Stepping):
     def __post_init__(self) -> None:
         algorithm, control = self.algorithm, self.algorithm.kl_ctrl
         check_counts_tokens(self.policy, self.max_tokens)
+        if algorithm.max_staleness:
+            check_acts_alone(self.parallel)
         self.acting = make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
         self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel = self.engine.parallel

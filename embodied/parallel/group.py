@@ -16,6 +16,7 @@ exchanges something is a collective, which all processes must call in the same o
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
 import pickle
@@ -113,6 +114,17 @@ class Group:
                 made = [dist.new_group(list(ranks), timeout=self._patience) for ranks in parts]
             mine = made[parts.index(own)]
         return Group(own.index(self.rank), len(own), self.local_rank, self.local_size, self.roles, mine)
+
+    def beside(self) -> Group:
+        """Returns the group of the same processes for the collectives of another thread, which may run at the same time
+        as those of this one. A collective."""
+        own = copy.copy(self)
+        if self._patience is not None:
+            import torch.distributed as dist
+
+            with _collective(self):
+                own._processes = dist.new_group(timeout=self._patience)
+        return own
 
     @property
     def is_main(self) -> bool:

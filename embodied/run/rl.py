@@ -36,7 +36,7 @@ from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
 from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server
-from embodied.run.turns import InTurn, make_turns
+from embodied.run.turns import InTurn, make_turns, processes_of
 from embodied.runtime.signals import StopSignal
 
 NOTHING_LEARNT = (
@@ -67,7 +67,9 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         own = folder_of_rank(folder.path, checked.processes.of("rollout"))
         engine = opened.enter_context(open_engine(checked, model, own, console))
         acts = replace(model, policy=trainer.acting.policy)
-        simulators = Simulators(checked, acts, folder.path, server, reporter, engine, learns=model.policy)
+        simulators = Simulators(
+            checked, acts, folder.path, server, reporter, engine, learns=model.policy, processes=processes_of(checked)
+        )
         with console.progress("building the reward model", brief=True):
             judge = make_model_reward(checked, model)
         collector = Collector(checked, simulators, numbers, reporter, judge)

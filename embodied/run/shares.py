@@ -64,12 +64,6 @@ def check(config: schema.Config, processes: Group) -> None:
             f"WORLD_SIZE is {processes.size}, and demonstrations are made by one process with many workers",
             "start it without torchrun",
         )
-    if processes.size > 1 and config.algorithm.max_staleness and not only_evaluates(config):
-        raise ConfigError(
-            f"algorithm.max_staleness is {config.algorithm.max_staleness} and the run has {processes.size} processes: "
-            "rollout and update would exchange numbers between them at the same time",
-            "set algorithm.max_staleness=0, or start one process (without torchrun)",
-        )
     train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
     counts = {"env.eval.total_num_envs": evaluation}
     if not only_evaluates(config):

@@ -98,14 +98,15 @@ class Simulators:
         engine: generates in the policy's place.
         is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
         learns: the policy of which ``model`` has a copy that acts; None = there is one policy.
+        processes: those of the rollout, as the thread that runs it speaks with them; None = as all of the run do.
     """
 
     def __init__(
         self, checked: Checked, model: Model, folder: Path, server: ForkServer | None, reporter: Reporter,
-        engine: Engine | None = None, is_run: bool = True, learns: Policy | None = None,
+        engine: Engine | None = None, is_run: bool = True, learns: Policy | None = None, processes: Group | None = None,
     ) -> None:  # fmt: skip
         self.checked, self.model, self.reporter, self.engine = checked, model, reporter, engine
-        self.processes = checked.processes.of("rollout")
+        self.processes = checked.processes.of("rollout") if processes is None else processes
         self._folder, self._server, self._is_run = folder, server, is_run
         self._said: set[str] = set()
         self._probed = False

@@ -10,6 +10,9 @@ Beside update ``i``, rollout ``i + 1`` acts with the weights that update ``i`` b
 iteration alone. The rollout stays in the main thread, where a stop signal ends it at once; the update ends between two
 passes, as ever. A rollout that was ended is collected again by the resumed run, from the same starts and with the same
 weights, which its checkpoint has.
+
+Several processes exchange numbers in both threads, each in a group of its own (:meth:`Group.beside`): a collective of
+one is never taken for one of the other.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch
 from embodied.errors import Stopped
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer
+from embodied.parallel.group import Group
 from embodied.run import metrics
 from embodied.run.collector import Collector
 from embodied.run.device_memory import explained
@@ -154,6 +158,13 @@ class Overlapping(InTurn):
 
         with _on(self._stream):
             return self._update(ran, iteration, go_on, num_threads)
+
+
+def processes_of(checked: Checked) -> Group:
+    """Returns the processes of the rollout, which may exchange results while an update exchanges gradients. A
+    collective of the processes that are connected."""
+    processes = checked.processes.of("rollout")
+    return processes.beside() if checked.config.algorithm.max_staleness else processes
 
 
 def make_turns(checked: Checked, collector: Collector, trainer: Trainer, reporter: Reporter) -> InTurn:

@@ -7,6 +7,7 @@ import shutil
 from embodied.errors import ConfigError
 from embodied.schema.config import Config
 from embodied.schema.env import RolloutConfig
+from embodied.schema.text_checks import context_parallel_size
 
 
 def check_schedule_of_rollouts(config: Config) -> None:
@@ -128,6 +129,12 @@ def check_age_of_weights(config: Config) -> None:
         raise ConfigError(
             f"{late}, and rollout.backend {rollout.backend}: an engine is not given weights while an update runs",
             "set algorithm.max_staleness=0, or rollout.backend=native",
+        )
+    if (together := context_parallel_size(config)) > 1:
+        raise ConfigError(
+            f"{late}, and actor.model.context_parallel_size {together}: processes that compute a text together cannot "
+            "act meanwhile",
+            "set actor.model.context_parallel_size=1, or algorithm.max_staleness=0",
         )
     if config.env.enable_offload:
         raise ConfigError(

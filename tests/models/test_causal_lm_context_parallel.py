@@ -337,7 +337,7 @@ def test_a_dry_run_counts_the_part_of_one_process(tmp_path, limit):
     [
         (1, (), "the 1 of the run cannot be divided into teams of 2"),
         (2, ("actor.model.context_parallel_size=4",), "the 2 of the run cannot be divided into teams of 4"),
-        (2, ("algorithm.max_staleness=1",), "max_staleness is 1 and the run has 2 processes"),
+        (2, ("algorithm.max_staleness=1",), "a text together cannot act meanwhile"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(tmp_path, size, more, text):
