@@ -126,6 +126,8 @@ def test_the_fullest_moment(tmp_path):
     assert (taken.moment, taken.on_device) == ("update", (10 + 1 + 2) * GB), "the gradients are gone when it acts"
     acting = footprint(checked, weights, GB, Passes(2 * GB, None), process=GB)
     assert (acting.moment, acting.on_device) == ("act", (10 + 2 + 2) * GB)
+    beside = checked_of(tmp_path, "model=fake", "runner.checkpoint.async_save=false", "actor.offload_grad=false")
+    assert footprint(beside, weights, GB, Passes(2 * GB, None), process=GB).on_device == (10 + 1 + 2 + 2) * GB
     assert (taken.on_host, taken.unknown) == (2 * GB, ("activations",))
     on_gpu = footprint(checked_of(tmp_path, "model=fake"), weights, GB, passes, process=GB, on_gpu=True)
     assert on_gpu.host["copy of what is saved"] == 3 * GB, "copies are on the machine"

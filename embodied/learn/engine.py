@@ -66,7 +66,7 @@ class Engine:
         self.loss_scale = LossScale.of(actor)
         self.finite = FiniteUpdates(max_bad_updates)
         self.weight_version = 0
-        self._optim = actor.optim
+        self._optim, self._frees = actor.optim, actor.offload_grad
         self._schedule = Schedule(actor.optim, actor.lr_sched, iterations)
         self._average = Average(policy) if actor.optim.ema_decay is not None else None
 
@@ -123,13 +123,18 @@ class Engine:
         return Taken(Outcome.MADE, loss, norm)
 
     def _leave_out(self, outcome: Outcome, loss: float, norm: float = 0.0) -> Taken:
-        self.optimizer.zero_grad(set_to_none=True)
+        self._let_go()
         return Taken(outcome, loss, norm)
+
+    def _let_go(self) -> None:
+        """Frees the gradients, so that they take no memory while the policy acts."""
+        if self._frees:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _apply(self) -> None:
         self._state.wake()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)  # gradients take no memory while the policy acts
+        self._let_go()
         self.loss_scale.updated()
         if self._average is not None and self._optim.ema_decay is not None:
             self._average.follow(1 - self._optim.ema_decay)

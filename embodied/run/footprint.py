@@ -219,10 +219,12 @@ def _moments(
     if config.algorithm.max_staleness and acts_with_others(config) and passes:
         found["update"]["a call of the policy beside it"] = passes.act
     found["act"]["copy of what is saved"] = kept
+    lasts = not config.actor.offload_grad  # until the next update begins
+    found["act"]["gradients"] = trained if lasts else 0
     # On a GPU Adam steps over all tensors at once, and its square roots take as much as the gradients.
     found["step"] = {"gradients": trained, "temporary": trained if on_gpu else 0, "copy of what is saved": kept}
     # A copy is written while the run goes on, into the next update's first passes if it takes as long.
-    found["save"] = {"gradients": trained if copy else 0, "copy of what is saved": copy}
+    found["save"] = {"gradients": trained if copy or lasts else 0, "copy of what is saved": copy}
     return found
 
 

@@ -199,7 +199,13 @@ class ActorConfig(Section):
     enable_offload: bool | None = Field(
         None,
         description="true = offload_optimizer and offload_reference. Weights have offload_weight; "
-        "gradients are freed with each optimizer step anyway. false and null say nothing.",
+        "gradients have offload_grad. false and null say nothing.",
+    )
+    offload_grad: bool = Field(
+        True,
+        description="Free the gradients with each optimizer step, so that they take no memory while the policy acts. "
+        "false = the last ones stay on the device until the next update begins, for code of yours that looks at them "
+        "between updates: the same numbers, as much memory as what is trained.",
     )
     offload_optimizer: bool = Field(
         False,

@@ -21,9 +21,6 @@ _BUCKETS = f"{MEGATRON}; fsdp2 sends the gradients of a layer while the one befo
 RUN: Mapping[str, Neutral] = {
     "actor.mcore_gpt": Neutral((False,), MEGATRON, _FSDP),
     "actor.spec_name": Neutral((), MEGATRON, _FSDP),
-    "actor.offload_grad": Neutral(
-        (False, True), "gradients are freed with each optimizer step, and take no memory while the policy acts"
-    ),
     "actor.fsdp_config.use_liger_kernel": Neutral(
         (False,), "Liger's kernels replace layers of networks from transformers, and the networks here are its own or "
         "are changed for packed texts", "set actor.use_torch_compile=true (OpenVLA-OFT)",

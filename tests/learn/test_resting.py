@@ -84,14 +84,14 @@ def data(shared_rig):
     return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
 
 
-def make(data: Any, world: Group, rests: bool, strategy: str, keys: dict[str, Any]) -> Trainer:
+def make(data: Any, world: Group, rests: bool, strategy: str, keys: dict[str, Any], frees: bool = True) -> Trainer:
     env, _, _ = data
     policy = FakePolicy(value_head="adv_type" in keys)
     policy.bind(env)
     algorithm = AlgorithmConfig(group_size=2, **keys)
     actor = ActorConfig(
         global_batch_size=8, micro_batch_size=4, optim=OptimConfig(lr=0.01), offload_optimizer=rests,
-        offload_reference=rests, model=ModelConfig(_target_="embodied.testing.FakePolicy"),
+        offload_reference=rests, offload_grad=frees, model=ModelConfig(_target_="embodied.testing.FakePolicy"),
         fsdp_config=FsdpConfig(strategy=strategy),
     )  # fmt: skip
     return Trainer(
@@ -202,3 +202,16 @@ def test_on_a_cpu_nothing_is_copied(data):
     trainer._rest()
     assert [id(v) for state in trainer.optimizer.state.values() for v in state.values()] == before
     assert {name: id(tensor) for name, tensor in trainer._reference.state_dict().items()} == weights
+
+
+def test_gradients_stay_until_the_next_update_if_that_is_wanted(data):
+    _, arrays, results = data
+    trainers = [make(data, Group(), False, "auto", {}, frees) for frees in (True, False)]
+    for iteration in range(2):
+        for trainer in trainers:
+            trainer.update(arrays, results, iteration)
+        freed, kept = ([p.grad for _, p in trainer.policy.named_parameters()] for trainer in trainers)
+        assert not any(grad is not None for grad in freed)
+        assert all(grad is not None for grad in kept)
+    for (_, one), (_, other) in zip(*(trainer.policy.named_parameters() for trainer in trainers), strict=True):
+        assert torch.equal(one, other), "the last gradients are no part of the next"
