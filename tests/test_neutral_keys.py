@@ -140,7 +140,7 @@ def test_a_robot_policy_and_a_language_model_take_what_makes_sense_for_them():
         (TEXT, "actor.model.unnorm_key=bridge_orig", "no statistics of a data set"),
         (TEXT, "actor.model.num_images_in_input=2", "does not let its pictures be chosen"),
         (TEXT, "actor.model.attn_implementation=flash_attention_2", "remove the key, or set it to sdpa"),
-        (TEXT, "actor.model.low_cpu_mem_usage=false", "never held twice"),
+        (TEXT, "actor.model.low_cpu_mem_usage=maybe", "true or false"),
         (TEXT, "rollout.eos=[]", "set rollout.eos to one or to several"),
         (ROBOT, "actor.model.context_parallel_size=2", "short sequences, so that one device computes each"),
         (ROBOT, "actor.model.model_revision=main", "nothing is downloaded"),

@@ -274,6 +274,10 @@ def test_a_key_that_says_nothing_keeps_its_default():
 
 def test_a_name_for_an_engine_and_a_cache_that_nothing_has_are_said():
     robot = ["env=fake", "model=fake", "rollout.group_name=RolloutGroup", "data.enable_dataset_cache=false"]
+    tiny = compose(["env=libero_10", "model=openvla_oft_tiny", "actor.model.low_cpu_mem_usage=false"]).config
+    assert schema.notes(tiny) == [
+        "actor.model.low_cpu_mem_usage false: it permits a second copy of the weights, and none is made"
+    ]
     assert schema.notes(compose(robot, "train", [CONFIG]).config) == [
         "rollout.group_name RolloutGroup: it is the name of an engine's log, and no engine runs",
         "data.enable_dataset_cache false: no env here reads files of problems",

@@ -74,10 +74,13 @@ def notes(config: Config) -> list[str]:
         for key, fixed in FIXED.items()
         if fixed.note and at(everything, key) != at(usual, key)
     ]
+    own = config.actor.model.model_extra or {}
+    if own.get("low_cpu_mem_usage") is False:
+        lines.append("actor.model.low_cpu_mem_usage false: it permits a second copy of the weights, and none is made")
     name = config.rollout.group_name
     if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
         lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
-    rows, compiled = config.rollout.torch_compile_max_bs, (config.actor.model.model_extra or {}).get("torch_compile")
+    rows, compiled = config.rollout.torch_compile_max_bs, own.get("torch_compile")
     if rows is not None and not compiled:
         lines.append(f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)")
     if not config.actor.sequence_packing and at(everything, OF_TOKENS["actor.sequence_packing"][0]) is not MISSING:

@@ -69,7 +69,9 @@ _UNDER_MODEL: Mapping[str, Neutral] = {
     "batch_p2p_comm": Neutral((False,), f"{_MEGATRON}, and no pipeline of devices"),
     "variable_seq_lengths": Neutral((False,), f"{_MEGATRON}, and no pipeline of devices whose passes could differ"),
     "trust_remote_code": Neutral((False, True), "it is a permission, and this model runs no code of a checkpoint"),
-    "low_cpu_mem_usage": Neutral((True,), "weights are never held twice in host memory"),
+    "low_cpu_mem_usage": Neutral(
+        (True, False), "false is a permission to hold weights twice in host memory, of which none makes use"
+    ),
     "model_revision": Neutral(
         (),
         "nothing is downloaded: it is of a name on the hub that the Hugging Face cache of this machine has",

@@ -78,7 +78,7 @@ class Settings:
     # processes (GPUs) that compute each text of scoring and learning together, so that long ones fit: each has its part
     # of the tokens (Ulysses). The run's processes are divided into teams of so many; 1 = each computes texts of its own
     context_parallel_size: int = 1
-    low_cpu_mem_usage: bool = True  # weights are never held twice; always so
+    low_cpu_mem_usage: bool = True  # false permits a second copy of the weights; none is made
     # permits to run the folder's own code for the network; it is run where transformers has no class for it
     trust_remote_code: bool = False
     tokenizer_trust_remote_code: bool = False  # the same for the tokenizer
@@ -104,8 +104,6 @@ class Settings:
         for key in SWITCHES:
             if not isinstance(getattr(self, key), bool):
                 raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
-        if not self.low_cpu_mem_usage:
-            raise bad("low_cpu_mem_usage", False, "weights are never held twice in host memory", "remove the key")
         if self.attn_implementation != "sdpa":
             reason = "texts are laid end to end, for which attention is written here with torch's sdpa"
             raise bad("attn_implementation", self.attn_implementation, reason, "remove the key, or set it to sdpa")

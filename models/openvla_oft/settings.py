@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,10 +18,6 @@ from .shapes import TowerHints
 # Names of robots in the RLinf documents → their gripper convention.
 SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
 Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for SigLIP's
-NATIVE = {
-    "model_revision": (None, "nothing is downloaded: model_path is a folder, which has one revision"),
-    "low_cpu_mem_usage": (True, "weights are always mapped from the file without a second copy"),
-}
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ class Settings:
     torch_compile: bool = False  # compile each transformer block; the first calls of a run then take minutes
     torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
     torch_compile_max_bs: int | None = None  # a larger batch runs as it is where no gradient is taken; null = none does
-    low_cpu_mem_usage: bool = True  # weights are never held twice; always so
+    low_cpu_mem_usage: bool = True  # false permits a second copy of the weights; none is made
     # permits to run the folder's own code; none is needed, because this implementation is native, and a run says so
     trust_remote_code: bool = False
 
@@ -125,9 +120,9 @@ class Settings:
             value = getattr(self, key)
             if value not in choices:
                 raise unknown_name(key, str(value), [str(c) for c in choices], f"actor.model.{key}")
-        for key, (only, reason) in NATIVE.items():
-            if getattr(self, key) != only:
-                raise bad(key, getattr(self, key), reason, f"remove the key, or set it to {json.dumps(only)}")
+        if self.model_revision is not None:
+            reason = "nothing is downloaded: model_path is a folder, which has one revision"
+            raise bad("model_revision", self.model_revision, reason, "remove the key")
         self._check_types()
         check_quantization(self, self.torch_compile)
         self._check_attention()

@@ -58,7 +58,8 @@ BAD = [
     ({"lora_path": "somewhere"}, "lora_path"),
     ({"freeze_pattern": "("}, "freeze_pattern"),
     ({"trust_remote_code": "yes"}, "trust_remote_code"),
-    ({"low_cpu_mem_usage": False}, "low_cpu_mem_usage"),
+    ({"low_cpu_mem_usage": "no"}, "low_cpu_mem_usage"),
+    ({"model_revision": "main"}, "model_revision"),
     ({"lora_rnk": 4}, "lora_rank"),
 ]
 
@@ -97,10 +98,7 @@ def test_every_setting_is_read_somewhere() -> None:
     folder = Path(openvla_oft.__file__).parent
     shared = folder.parent / "shared" / "trained.py"  # reads the keys of adapters
     code = "\n".join(file.read_text() for file in (*folder.glob("*.py"), shared))
-    handled_by_name = {
-        "low_cpu_mem_usage",
-        "model_revision",
-    }  # refused unless at their only value, by the table NATIVE
+    handled_by_name = {"low_cpu_mem_usage"}  # a permission that is not used, as a run says
     handled_by_name |= {"override_config"}  # its entries take the place of sizes, before there are settings
     sizes = {"patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
     sizes |= {"vision_num_layers", "vision_num_attention_heads"}  # through Settings._pair
