@@ -8,6 +8,9 @@ The text may be a conversation: :func:`of_messages` makes one text of a list of 
 list back. Any other text is one prompt.
 
 Text that a policy decides (``TextAction``) stands in bytes in the same way: :func:`write` with ``cut=True``.
+
+A text may speak of pictures: where :data:`PICTURE` stands in it, the next picture of the observation field
+:data:`PICTURES` uint8 [M, S, S, 3] belongs. What a text does not speak of is black.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ FIELD = "instruction"
 FAILURES = "failures"  # in EnvSpec.info: verdicts on the response that failed
 ANSWER = "answer"  # in EnvSpec.info: what was answered, as answer_code says
 SAYS_NOTHING, NONE_FOUND = 0, 1  # of answer_code
+PICTURES = "pictures"
+PICTURE = "<image>"  # verl's
 CONVERSATION = "\x1e"  # a text that begins with it (ASCII's record separator) is a list of messages as JSON
 
 Message = Mapping[str, str]

@@ -171,8 +171,8 @@ class DataConfig(Section):
     )
     image_key: str | None = Field(
         None,
-        description="Text: column of pictures, which problems have none of; images, as verl says by default, reads "
-        "nothing.",
+        description="Text: column of a problem's pictures (one, or a list), for a vision-language model; the prompt says "
+        "<image> where each belongs. null = none is read.",
     )
     options: dict[str, Any] = Field(
         {}, description="Text: keyword arguments of data sets of yours (file.py:Name, module:function, custom_cls)."

@@ -20,7 +20,6 @@ class Fixed(NamedTuple):
 
 
 FIXED: Mapping[str, Fixed] = {
-    "data.image_key": Fixed("problems are texts, without pictures", ("images",), "no column of pictures is read"),
     "data.return_raw_chat": Fixed(
         "a verifier belongs to the env, which knows the prompt as the data has it", (False,),
         "a verifier that is a function of yours is given the prompt as the data has it all the same",
@@ -91,6 +90,9 @@ def notes(config: Config) -> list[str]:
         for key, (target, why) in OF_TOKENS.items()
         if (given := at(everything, key)) != at(usual, key) and at(everything, target) is MISSING
     ]
+    image_key = config.data.image_key
+    if image_key is not None and all(own_of(config, side).get("image_key") != image_key for side in SIDES):
+        lines.append(f"data.image_key {told(image_key)}: no env here reads a column of pictures")
     if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines
