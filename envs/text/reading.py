@@ -228,13 +228,17 @@ def _joined(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     return [
-        {**message, "content": "".join(map(_part, message["content"]))}
-        if isinstance(message, Mapping)
-        and isinstance(message.get("content"), list)
-        and all(isinstance(_part(part), str) for part in message["content"])
+        {**message, "content": _text_of(message["content"])}
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list)
         else message
         for message in given
     ]
+
+
+def _text_of(parts: list[Any]) -> Any:
+    """The parts of a content as one text; the parts as they are if one is neither text nor picture."""
+    texts = [text for part in parts if (text := _part(part)) is not None]
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _part(part: Any) -> str | None:

@@ -35,7 +35,9 @@ def build(settings: Settings) -> CausalLMPolicy:
     settings = located(settings)
     tokenizer = load_tokenizer(settings)
     network, vision = load_network(settings, tokenizer)
+    pictures = None
     if vision is not None:
+        pictures = vision.pictures
         check_alone(settings)
         vision.check()
     check_against_transformers(network, Trunk(network))
@@ -44,7 +46,7 @@ def build(settings: Settings) -> CausalLMPolicy:
         replace_linears(network.model.layers, settings.quantization_bit, QuantizedLinear.quantize)
     policy = CausalLMPolicy(
         network,
-        TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer, settings.ends), vision and vision.pictures),
+        TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer, settings.ends), pictures),
         _value_head(settings, network.config.hidden_size) if settings.value_head else None,
         settings,
     )

@@ -145,7 +145,7 @@ def pack(
         prompt_length: int [B], each at least 1.
         tokens: of the responses, int [B, n].
         length: of the responses, int [B], each in 1 … n.
-        shown: tells the pictures of each prompt apart; None = there are none. Prompts with other pictures are not equal.
+        shown: tells the pictures of each prompt apart, which are computed apart then; None = there are none.
     """
     prompts, sizes, made, lengths = (
         t.cpu().numpy().astype(np.int64) for t in (prompt_ids, prompt_length, tokens, length)

@@ -1,7 +1,7 @@
 """How a vision-language model reads pictures: one of fixed size gives a fixed number of tokens in the prompt.
 
-``<image>`` in a prompt becomes what transformers' processor of the model puts there for a picture that is not split into
-tiles: :func:`expanded`. Importing this module imports neither torch nor transformers.
+``<image>`` in a prompt becomes what transformers' processor of the model puts there for a picture that is not split
+into tiles: :func:`expanded`. Importing this module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
