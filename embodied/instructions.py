@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,27 @@ def messages(text: str) -> list[dict[str, str]] | None:
         return None
     found: list[dict[str, str]] = json.loads(text[len(CONVERSATION) :])
     return found
+
+
+def joined(content: Any) -> Any:
+    """The content of a message as a text: of a list of parts ``{"type": "text", "text": …}`` and ``{"type": "image"}``,
+    with :data:`PICTURE` for each of the latter. Anything else is given back as it is.
+
+    >>> joined([{"type": "image"}, {"type": "text", "text": "what is it?"}])
+    '<image>what is it?'
+    """
+    if not isinstance(content, list):
+        return content
+    texts = [text for part in content if (text := _part(part)) is not None]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
+def _part(part: Any) -> str | None:
+    if not isinstance(part, Mapping):
+        return None
+    if part.get("type") == "image":
+        return PICTURE
+    return part["text"] if part.get("type") == "text" and isinstance(part.get("text"), str) else None
 
 
 def write(text: str, out: np.ndarray, cut: bool = False) -> None:

@@ -10,10 +10,10 @@ import pytest
 from logged import rows_of
 from PIL import Image, ImageDraw
 
-from embodied import train
+from embodied import sft, train
 
 sys.path.append(str(Path(__file__).parent / "models"))
-from tiny_vision import SIZE, make_folder
+from tiny_vision import make_folder
 
 RUN = (
     "env=math", "model=causal_lm", "tracker=jsonl", "runner.device=cpu", "runner.task_type=math", "runner.seed=3",
@@ -24,6 +24,7 @@ RUN = (
     "data.max_prompt_length=80", "actor.model.max_new_tokens=4", "data.image_key=images",
     "reward.custom_reward_function.path=rewards.py", "data=train.jsonl", "data.val_data_paths=[test.parquet]",
 )  # fmt: skip
+TIMES = ("time/", "perf/")
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220)}
 REWARDS = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -59,6 +60,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inside.append({"prompt": asked, "answer": colour, "images": [picture]})
     (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     parquet.write_table(pyarrow.Table.from_pylist(inside), folder / "test.parquet")
+    taught = [{**row, "response": row["answer"]} for row in rows] * 4
+    (folder / "demonstrations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in taught))
     (folder / "rewards.py").write_text(REWARDS)
     return folder
 
@@ -73,13 +76,27 @@ def test_two_iterations_learn_from_pictures_and_have_the_same_bits_twice(place, 
     assert run(place, monkeypatch, "one") == 0
     assert run(place, monkeypatch, "two") == 0
     rows, again = (rows_of(place / "runs" / name) for name in ("one", "two"))
-    assert len(rows) >= 2
+    assert [row["step"] for row in rows] == [1, 2]
     for row, other in zip(rows, again, strict=True):
-        assert {k: v for k, v in row.items() if not k.startswith("time/")} == {
-            k: v for k, v in other.items() if not k.startswith("time/")
+        assert {k: v for k, v in row.items() if not k.startswith(TIMES)} == {
+            k: v for k, v in other.items() if not k.startswith(TIMES)
         }
-    for row in rows:
-        if "train/grad_norm" in row:
-            assert row["train/grad_norm"] > 0
-            assert row["train/logprob_gap"] < 1e-4
-    print(SIZE)
+        assert row["train/grad_norm"] > 0
+        assert row["train/logprob_gap"] < 1e-4
+
+
+def test_supervised_training_learns_to_name_colours(place, monkeypatch):
+    """The tower was never trained: the language model learns to read what it says."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    taught = (
+        "data=demonstrations.jsonl", "data.val_data_paths=[demonstrations.jsonl]", "env.train.data=train.jsonl",
+        "env.eval.data=test.parquet", "runner.task_type=sft", "runner.max_epochs=1", "sft.steps_per_iteration=40", "runner.val_check_interval=1", "sft.val_samples=4",
+        "actor.optim.lr=0.01", "env.eval.verifier=[{name: exact}]", "env.eval.episodes_per_task=8",
+        "algorithm.val_sampling_params.do_sample=false", "runner.experiment_name=taught",
+        "actor.model.model_path=model", "actor.model.max_new_tokens=6",
+    )  # fmt: skip
+    assert sft.main([*RUN[:-3], *taught]) == 0
+    (row,) = rows_of(place / "runs" / "taught")
+    assert row["eval/success_rate"] == 1
+    assert row["sft/val_loss"] < 0.3

@@ -21,8 +21,8 @@ class MathEnv(TextEnv):
     r"""Problems of data files, or of custom data sets.
 
     Observation: ``instruction`` uint8 [P], the prompt, or the conversation if the data or the options make one. If
-    rows have pictures, also ``pictures`` uint8 [max_images, image_size, image_size, 3] in the order in which ``<image>``
-    stands in the prompt; behind the last one they are black.
+    rows have pictures, also ``pictures`` uint8 [max_images, image_size, image_size, 3], in the order in which
+    ``<image>`` stands in the prompt; behind the last one they are black.
     Action: uint8 [L], the response, which ends the episode. Reward and success: what the verifier says.
 
     Args:

@@ -147,9 +147,8 @@ def _open_file(
     options = json.dumps([asdict(reading), filtered, str(part), limit and limit.identity, verifier, *copy])
     digest = hashlib.sha256(options.encode()).hexdigest()[:16]
     usable, notes, pictured = kept(file, f"survey-{digest}.npz", make, load)
-    skipped, folder = int(len(rows) - len(usable)), file.path if file.path.is_dir() else file.path.parent
-    order = selection.order(usable, len(rows))
-    return Source(name, rows, reading, order, tuple(notes), rows, skipped, pictured, folder)
+    skipped, order = int(len(rows) - len(usable)), selection.order(usable, len(rows))
+    return Source(name, rows, reading, order, tuple(notes), rows, skipped, pictured, file.folder)
 
 
 @lru_cache(maxsize=32)

@@ -223,31 +223,13 @@ def _is_empty(value: Any) -> bool:
 
 
 def _joined(given: Any) -> Any:
-    """A conversation whose contents are texts: where lists of parts name a picture, :data:`instructions.PICTURE`
-    stands. What is no such conversation is left as it is."""
+    """A conversation with texts as contents. What is no conversation is left as it is."""
     if not isinstance(given, list):
         return given
     return [
-        {**message, "content": _text_of(message["content"])}
-        if isinstance(message, Mapping) and isinstance(message.get("content"), list)
-        else message
+        {**message, "content": instructions.joined(message.get("content"))} if isinstance(message, Mapping) else message
         for message in given
     ]
-
-
-def _text_of(parts: list[Any]) -> Any:
-    """The parts of a content as one text; the parts as they are if one is neither text nor picture."""
-    texts = [text for part in parts if (text := _part(part)) is not None]
-    return "".join(texts) if len(texts) == len(parts) else parts
-
-
-def _part(part: Any) -> str | None:
-    """A part of a content as text: ``{"type": "image"}`` or ``{"type": "text", "text": …}``; None if it is neither."""
-    if not isinstance(part, Mapping):
-        return None
-    if part.get("type") == "image":
-        return instructions.PICTURE
-    return part["text"] if part.get("type") == "text" and isinstance(part.get("text"), str) else None
 
 
 def _messages(given: Any, key: str, number: int) -> list[Mapping[str, str]]:

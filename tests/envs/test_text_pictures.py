@@ -159,7 +159,7 @@ def test_rows_and_options_that_cannot_be_are_refused_at_the_start(tmp_path, row,
 @pytest.mark.parametrize("picture", ["nowhere.png", "rows.jsonl", {"bytes": None, "path": None}, 3])
 def test_a_picture_that_cannot_be_read_is_named(tmp_path, picture):
     env = env_of(write(tmp_path, {"prompt": "fine"}, {"prompt": "<image>", "images": [picture]}))
-    with pytest.raises(DatasetError, match="rows.jsonl, row 1: picture 0 cannot be read"):
+    with pytest.raises(DatasetError, match=r"rows\.jsonl, row 1: picture 0 cannot be read"):
         seen(env, 1)
 
 
