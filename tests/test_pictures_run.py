@@ -91,10 +91,10 @@ def test_supervised_training_learns_to_name_colours(place, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     taught = (
         "data=demonstrations.jsonl", "data.val_data_paths=[demonstrations.jsonl]", "env.train.data=train.jsonl",
-        "env.eval.data=test.parquet", "runner.task_type=sft", "runner.max_epochs=1", "sft.steps_per_iteration=40", "runner.val_check_interval=1", "sft.val_samples=4",
-        "actor.optim.lr=0.01", "env.eval.verifier=[{name: exact}]", "env.eval.episodes_per_task=8",
-        "algorithm.val_sampling_params.do_sample=false", "runner.experiment_name=taught",
-        "actor.model.model_path=model", "actor.model.max_new_tokens=6",
+        "env.eval.data=test.parquet", "runner.task_type=sft", "runner.max_epochs=1", "sft.steps_per_iteration=40",
+        "runner.val_check_interval=1", "sft.val_samples=4", "actor.optim.lr=0.01", "env.eval.verifier=[{name: exact}]",
+        "env.eval.episodes_per_task=8", "algorithm.val_sampling_params.do_sample=false",
+        "runner.experiment_name=taught", "actor.model.model_path=model", "actor.model.max_new_tokens=6",
     )  # fmt: skip
     assert sft.main([*RUN[:-3], *taught]) == 0
     (row,) = rows_of(place / "runs" / "taught")

@@ -121,9 +121,9 @@ class MathEnv(TextEnv):
 def _size(image_size: int | None) -> int:
     if image_size is None:
         raise ConfigError(
-            "env.train.image_size is not set, and the data has pictures",
-            "set env.train.image_size and env.eval.image_size to the pixels of a side that the model reads "
-            "(vision_config.image_size in its config.json)",
+            "the data has pictures, and it is not known in which size the policy reads them (env.train.image_size)",
+            "choose a vision-language checkpoint whose config.json says it (vision_config.image_size), or set "
+            "env.train.image_size and env.eval.image_size; or leave data.image_key out",
         )
     check_range("env.train.image_size", image_size, 1, 4096)
     return image_size

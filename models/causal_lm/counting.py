@@ -17,7 +17,9 @@ class PromptCounter:
 
     def __init__(self, settings: Settings) -> None:
         found = located(settings)
-        pictures = None if found.model_path is None or found.gguf_file else Pictures.of(Path(found.model_path))
+        pictures = (
+            None if found.model_path is None or found.gguf_file else Pictures.of(Path(found.model_path).expanduser())
+        )
         self._tokenizer = TextTokenizer(load_tokenizer(found), settings, (0,), pictures)
 
     def __call__(self, prompts: Sequence[str]) -> list[int]:

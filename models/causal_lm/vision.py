@@ -126,7 +126,8 @@ class Vision(nn.Module):
     def describe(self) -> dict[str, str]:
         """Facts for the console."""
         own = self.pictures
-        return {"pictures": f"{own.size}×{own.size}, {own.tokens} tokens each; vision tower and projector are frozen"}
+        told = f"{own.size}×{own.size}, {own.tokens} tokens each; vision tower and projector are frozen"
+        return {"pictures": f"{own.kind}: {told}"}
 
     def named(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All weights of the whole network by its names, from those of the language model."""

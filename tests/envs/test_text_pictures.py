@@ -146,7 +146,7 @@ def test_a_verifier_gets_no_pictures(tmp_path):
         ({"prompt": "?", "images": ["a.png"]}, {}, ["0 times <image>", "holds 1 pictures", "template"]),
         ({"prompt": "<image>" * 3, "images": ["a.png"] * 3}, {}, ["row 1 has 3 pictures", "env.eval.max_images to 3"]),
         ({"prompt": [{"role": "user", "content": [{"type": "video"}]}]}, {}, ["row 1: the conversation in 'prompt'"]),
-        ({"prompt": "<image>", "images": ["a.png"]}, {"image_size": None}, ["env.train.image_size is not set"]),
+        ({"prompt": "<image>", "images": ["a.png"]}, {"image_size": None}, ["in which size", "env.train.image_size"]),
         ({"prompt": "<image>", "images": ["a.png"]}, {"max_images": 0}, ["env.train.max_images"]),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from causal_lm_texts import sequences
-from embodied.models.causal_lm import build_policy, image_size
+from embodied.models.causal_lm import build_policy, image_size, prompt_counter, prompt_counter_files
 from embodied.models.causal_lm.serving import facts
 from PIL import Image
 from tiny_vision import SIZE, TEMPLATES, make_folder, processor_of
@@ -124,6 +124,13 @@ def test_logits_and_greedy_texts_are_those_of_transformers(kind, folders):
         assert greedy["tokens"][row, : greedy["length"][row]].tolist() == written.tolist(), row
     texts = [greedy["tokens"][row].tolist() for row in (0, 3, 4)]
     assert texts[0] == texts[1] != texts[2]  # the answer depends on the picture
+
+
+def test_tokens_are_counted_with_those_of_pictures(folders):
+    policy = make(folders["smolvlm"])
+    lengths = policy.encode_instructions(TEXTS)["prompt_length"].tolist()
+    assert prompt_counter(model_path=str(folders["smolvlm"]))(TEXTS) == lengths
+    assert folders["smolvlm"] / "config.json" in prompt_counter_files(str(folders["smolvlm"]))
 
 
 @pytest.mark.parametrize("kind", ["llava", "smolvlm"])

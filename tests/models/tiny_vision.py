@@ -66,10 +66,9 @@ def tokenizer_of(kind: str) -> Any:
 def config_of(kind: str, tokenizer: Any) -> Any:
     token = tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>" if kind == "internvl" else "<image>")
     ids = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
-    text = LlamaConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=256, tie_word_embeddings=False, **ids, **WIDTH
-    )
-    common = {"image_token_id": token, "tie_word_embeddings": False, "text_config": text, **ids}
+    tied = {"tie_word_embeddings": kind == "idefics3"}
+    text = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **tied, **ids, **WIDTH)
+    common = {"image_token_id": token, "text_config": text, **tied, **ids}
     if kind == "llava":
         return LlavaConfig(vision_config=CLIPVisionConfig(**TOWER, projection_dim=16), **common)
     if kind == "internvl":
