@@ -117,13 +117,14 @@ class TextTokenizer:
         most, side = self.settings.max_prompt_tokens, self.settings.truncation
         if len(ids) <= most:
             return ids
-        if side == "error" or (self.pictures is not None and self.pictures.token in ids):  # a picture is not cut
+        pictured = self.pictures is not None and self.pictures.token in ids
+        if side == "error" or pictured:
+            cut = "" if pictured else "or cut prompts by data.truncation=left or right; "
             raise SpecMismatchError(
                 f"a prompt has {len(ids)} tokens, actor.model.max_prompt_tokens is {most}: "
                 f"'{text[:60]}{'…' if len(text) > 60 else ''}'",
                 f"set actor.model.max_prompt_tokens, or data.max_prompt_length that it follows, to {len(ids)} or more; "
-                "or cut prompts by data.truncation=left or right; or leave longer ones out by "
-                "data.filter_overlong_prompts=true",
+                f"{cut}or leave longer ones out by data.filter_overlong_prompts=true",
             )
         return ids[-most:] if side == "left" else ids[:most]
 
