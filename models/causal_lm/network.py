@@ -22,7 +22,7 @@ from ..shared.keys import bad
 from ..shared.quantized import quantized_layers
 from .characters import character_tokenizer
 from .own_code import may_run, network_code, own_tokenizer, tokenizer_code
-from .pictures import Pictures
+from .pictures import Pictures, processors_template
 from .settings import Settings
 from .vision import Vision, taken_apart
 
@@ -63,7 +63,10 @@ def _tokenizer_of(settings: Settings) -> Any:
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if from_file else {}
     folder = folder_of(path, "actor.model.tokenizer_path" if settings.tokenizer_path else "actor.model.model_path")
     trusted = settings.tokenizer_trust_remote_code, "actor.tokenizer.trust_remote_code"
-    return read_tokenizer(folder, "actor.model.tokenizer_path", trusted, **keys)
+    found = read_tokenizer(folder, "actor.model.tokenizer_path", trusted, **keys)
+    if found.chat_template is None:
+        found.chat_template = processors_template(folder)
+    return found
 
 
 def read_tokenizer(folder: Path, key: str, trusted: tuple[bool, str], **keys: Any) -> Any:

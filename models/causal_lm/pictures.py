@@ -49,7 +49,7 @@ class Pictures:
         """Reads a folder; None if its network is none of :data:`KINDS`.
 
         Raises:
-            CheckpointError: it does not say how pictures are prepared.
+            CheckpointError: it does not say how pictures are prepared, or has a tower for pictures of any shape.
         """
         if kind_of(folder) not in KINDS:
             return None
@@ -59,6 +59,10 @@ class Pictures:
             config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{folder}/config.json cannot be read: {error}", "download it again") from error
+        if (tower := config.vision_config.model_type) in REFUSED:
+            raise CheckpointError(
+                f"{folder} has a vision tower of {tower}: {REFUSED[tower]}", "choose a checkpoint with another tower"
+            )
         vision, said = config.vision_config, _prepared(folder)
         size, patch = _one(vision.image_size), _one(vision.patch_size)
         normal = said.get("do_normalize", True)
@@ -69,6 +73,12 @@ class Pictures:
         scale = said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1.0
         tokens = _tokens(config, (size // patch) ** 2)
         return cls(config.model_type, size, tokens, config.image_token_id, scale, tuple(mean), tuple(std))
+
+
+def processors_template(folder: Path) -> str | None:
+    """The chat template that older folders of :data:`KINDS` keep for the processor alone; None if there is none."""
+    file = folder / "chat_template.json"
+    return read_json(file).get("chat_template") if kind_of(folder) in KINDS and file.is_file() else None
 
 
 def kind_of(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,25 @@ def test_logits_and_greedy_texts_are_those_of_transformers(kind, folders):
     assert texts[0] == texts[1] != texts[2]  # the answer depends on the picture
 
 
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_prompts_without_a_chat_template(kind, folders):
+    policy, black = make(folders[kind], chat="never"), Image.new("RGB", (SIZE, SIZE))
+    prompt = policy.tokenizer.prompt("is <image> red?")
+    if (processor := processor_of(kind, AutoTokenizer.from_pretrained(folders[kind]))) is None:
+        assert policy.tokenizer.tokenizer.decode(prompt) == f"is <img>{'<IMG_CONTEXT>' * 4}</img> red?"
+    else:
+        assert processor(text=["is <image> red?"], images=[[black]])["input_ids"][0] == prompt
+    assert policy.tokenizer.prompt("red?") == policy.tokenizer.tokenizer("red?").input_ids
+
+
+def test_older_folders_have_the_template_in_a_file_of_the_processor(folders, tmp_path):
+    old = shutil.copytree(folders["llava"], tmp_path / "old")
+    template = (old / "chat_template.jinja").read_text()
+    (old / "chat_template.jinja").unlink()
+    (old / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert make(old).tokenizer.prompt(TEXTS[0]) == make(folders["llava"]).tokenizer.prompt(TEXTS[0])
+
+
 def test_tokens_are_counted_with_those_of_pictures(folders):
     policy = make(folders["smolvlm"])
     lengths = policy.encode_instructions(TEXTS)["prompt_length"].tolist()
@@ -211,6 +231,9 @@ def test_what_cannot_work_is_refused_with_the_reason(folders, tmp_path):
     refused(lambda: cut.encode_instructions(["<image> what is this?"]), "max_prompt_tokens is 20")
     assert len(cut.encode_instructions(["no picture, but a long question of many signs"])["prompt_ids"][0]) == 20
 
+    made = {"model_type": "llava", "vision_config": {"model_type": "pixtral"}, "text_config": {"model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    refused(lambda: prompt_counter(model_path=str(tmp_path)), "pixtral", "depends on its shape")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
     from embodied.models.causal_lm.vision import check_pictures
 
