@@ -140,8 +140,9 @@ def check_age_of_weights(config: Config) -> None:
             f"{late}, and rollout.enforce_eager false: a CUDA graph cannot be captured while an update runs",
             "set rollout.enforce_eager=true, or algorithm.max_staleness=0",
         )
-    if (config.actor.model.model_extra or {}).get("torch_compile"):
+    own = config.actor.model.model_extra or {}
+    if compiled := [key for key in ("torch_compile", "torch_compile_acting") if own.get(key)]:
         raise ConfigError(
-            f"{late}, and actor.model.torch_compile true: a copy of the policy acts, and compiled layers have no copy",
-            "set actor.model.torch_compile=false, or algorithm.max_staleness=0",
+            f"{late}, and actor.model.{compiled[0]} true: a copy of the policy acts, and compiled layers have no copy",
+            "set actor.model.torch_compile=false rollout.use_torch_compile=false, or algorithm.max_staleness=0",
         )
