@@ -74,6 +74,18 @@ def test_a_model_whose_layers_cannot_be_compiled_says_so():
     config("rollout.use_torch_compile=false", base=TEXT)
 
 
+def test_without_an_engine_there_are_no_weights_to_compare():
+    with pytest.raises(ConfigError, match=r"validate_save_dir is x.*no weights to compare"):
+        config("rollout.validate_save_dir=x", base=TEXT)
+    engine = ("rollout.backend=vllm", "rollout.validate_weight=true")
+    given = {("rollout.validate_weight=true",): "no weights travel", engine: "validate_save_dir=FOLDER keeps",
+             (*engine, "rollout.validate_save_dir=x"): None, ("rollout.validate_weight=null",): None}  # fmt: skip
+    for keys, said in given.items():
+        found = [line for line in notes(config(*keys, base=TEXT)) if "validate" in line]
+        assert len(found) == (said is not None)
+        assert said is None or said in found[0]
+
+
 def test_the_policys_own_tokenizer_is_taken_for_the_reward_model():
     key, given = "reward.model.input_tokenizer", ("actor.model.model_path=a", "actor.tokenizer.tokenizer_model=b")
     base = ("env=math", "model=causal_lm")

@@ -274,6 +274,18 @@ class RolloutConfig(Section):
         "first texts after each change of weights; null = 0.001 if the engine computes in fp32 and its weights travel "
         "in fp32 (runner.weight_sync_dtype), 0.1 with bf16 or fp16 in either.",
     )
+    validate_save_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder for what was compared where an engine's weights or log-probs differ from the policy's: "
+        "weights_N.json (each tensor of transfer N as sent and as read) and logprobs_N.json (of the first texts, both "
+        "sides). Of several processes each has a folder in it. null = the error alone.",
+    )
+    validate_weight: bool = Field(
+        False,
+        description="Write to validate_save_dir after the first transfer of weights, too, where all is the same. Each "
+        "change of an engine's weights is compared with and without this key.",
+    )
     schedule: Literal["ready", "lockstep"] = Field(
         "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."
     )

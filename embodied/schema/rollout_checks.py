@@ -92,6 +92,12 @@ def check_engine(config: Config) -> None:
 def _check_without_engine(config: Config) -> None:
     """Refuses keys that say how weights come to an engine, and where they are while it generates."""
     actor, travels = config.actor, config.runner.weight_sync_dtype
+    if (kept := config.rollout.validate_save_dir) is not None:
+        raise ConfigError(
+            f"rollout.validate_save_dir is {kept}, and rollout.backend is native: the network that learns is the one "
+            "that acts, so that there are no weights to compare",
+            "leave rollout.validate_save_dir out; or of a language model set rollout.backend=vllm",
+        )
     if travels is not None:
         raise ConfigError(
             f"runner.weight_sync_dtype is {travels}, and rollout.backend is native: the network that learns is the one "
