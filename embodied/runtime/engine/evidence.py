@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 Described = Mapping[str, Any]
 """A tensor: ``name``, ``dtype``, ``shape`` and ``checksum`` (CRC-32 of its bytes)."""
 
@@ -49,7 +51,7 @@ class Evidence:
         return told, self._keep("weights", bool(differing), {"differing": differing, "tensors": tensors})
 
     def logprobs(
-        self, tokens: Iterable[Sequence[int]], engine: Iterable[Sequence[float]], policy: Iterable[Sequence[float]],
+        self, tokens: Iterable[np.ndarray], engine: Iterable[np.ndarray], policy: Iterable[np.ndarray],
         gap: float, allowed: float, agree: bool,
     ) -> str:  # fmt: skip
         """Keeps the log-probs of texts [n][tokens of each], where they disagree or come first.
@@ -96,7 +98,7 @@ def _told(tensor: Described | None) -> str:
     return "not" if tensor is None else f"{tensor['dtype']} {tensor['shape']} {tensor['checksum']:08x}"
 
 
-def _numbers(values: Sequence[float]) -> list[float | str]:
+def _numbers(values: np.ndarray) -> list[float | str]:
     return [_number(float(value)) for value in values]
 
 

@@ -168,8 +168,9 @@ class EnginePort:
     def _keep(self, first: FirstTexts, own: np.ndarray, mean: float, agree: bool) -> str:
         """Keep the log-probs of both sides; return where."""
         tokens = first.records["tokens"].cpu().numpy()
-        texts = [
-            [row[there] for row, there in zip(side, first.counts, strict=True)]
-            for side in (tokens, first.logprobs, own)
-        ]
-        return self._engine.evidence.logprobs(*texts, mean, self._max_gap, agree)
+
+        def of_texts(side: np.ndarray) -> list[np.ndarray]:
+            return [row[there] for row, there in zip(side, first.counts, strict=True)]
+
+        keep, allowed = self._engine.evidence.logprobs, self._max_gap
+        return keep(of_texts(tokens), of_texts(first.logprobs), of_texts(own), mean, allowed, agree)
