@@ -29,7 +29,8 @@ from embodied.run.memory import plan_dry_run
 from embodied.run.metrics import of_problems
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
-from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
+from embodied.run.shares import folder_of_rank
+from embodied.run.simulators import Simulators, Workers, open_fork_server
 from embodied.run.unfinished import Unfinished, identity_of_config, of_plan
 from embodied.run.videos import show_side_by_side
 from embodied.runtime.plan import eval_plan, under_conditions, with_videos

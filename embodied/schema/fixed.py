@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError
@@ -80,9 +80,16 @@ def notes(config: Config) -> list[str]:
     name = config.rollout.group_name
     if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
         lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
-    rows, compiled = config.rollout.torch_compile_max_bs, own.get("torch_compile")
-    if rows is not None and not compiled:
-        lines.append(f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)")
+    lines += _of_compiled_layers(config)
+    if config.rollout.validate_weight and config.rollout.backend == "native":
+        lines.append(
+            "rollout.validate_weight true: the network that learns is the one that acts, and no weights travel"
+        )
+    elif config.rollout.validate_weight and config.rollout.validate_save_dir is None:
+        lines.append(
+            "rollout.validate_weight true: each change of an engine's weights is compared anyway; "
+            "rollout.validate_save_dir=FOLDER keeps what was compared"
+        )
     if not config.actor.sequence_packing and at(everything, OF_TOKENS["actor.sequence_packing"][0]) is not MISSING:
         lines.append("actor.sequence_packing false: texts are filled up; true is faster, and the same up to rounding")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
@@ -94,6 +101,19 @@ def notes(config: Config) -> list[str]:
     if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines
+
+
+def _of_compiled_layers(config: Config) -> Iterator[str]:
+    own, rows = config.actor.model.model_extra or {}, config.rollout.torch_compile_max_bs
+    learns = bool(own.get("torch_compile"))
+    acts = learns if own.get("torch_compile_acting") is None else bool(own["torch_compile_acting"])
+    if rows is not None and not acts and not learns:
+        yield f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)"
+    if acts != learns and not config.runner.only_eval and config.runner.task_type != "sft":
+        yield (
+            f"rollout.use_torch_compile {told(acts)}, and actor.model.torch_compile {told(learns)}: acting and "
+            "learning round differently; train/logprob_gap shows how much"
+        )
 
 
 def told(value: Any) -> str:

@@ -23,9 +23,9 @@ OF_HYDRA: Mapping[str, tuple[str, str, str]] = {
     RUN_DIR: (
         "str", "`.`",
         "Folder in which relative folders that a run writes begin: runner.output_dir, runner.logger.log_path, "
-        "env.train.video_cfg.video_base_dir and that of env.eval, demos.path. Files that are read stay relative to the "
-        "folder of the command, which no run leaves. Other keys may stand in it (${runner.seed}); the time (${now:…}) "
-        "is refused, because a run that goes on would look for itself elsewhere.",
+        "env.train.video_cfg.video_base_dir and that of env.eval, demos.path, rollout.validate_save_dir. Files that "
+        "are read stay relative to the folder of the command, which no run leaves. Other keys may stand in it "
+        "(${runner.seed}); the time (${now:…}) is refused, because a run that goes on would look for itself elsewhere.",
     ),
     SUBDIR: (
         "str | null", "null",
@@ -38,7 +38,7 @@ OF_HYDRA: Mapping[str, tuple[str, str, str]] = {
 """Key → type, default and meaning."""
 WRITTEN = (
     "runner.output_dir", "runner.logger.log_path", "env.train.video_cfg.video_base_dir",
-    "env.eval.video_cfg.video_base_dir", "demos.path",
+    "env.eval.video_cfg.video_base_dir", "demos.path", "rollout.validate_save_dir",
 )  # fmt: skip
 """Keys of folders that a run writes. A later one may refer to an earlier one."""
 OF_RUN = (
