@@ -118,10 +118,6 @@ NEUTRAL: Mapping[str, Neutral] = {
     "rollout.load_format": Neutral(
         ("auto", "dummy"), "an engine begins with random weights and is then given the policy's"
     ),
-    "rollout.detokenize": Neutral(
-        (False,), "an env of texts is always given texts, and actions of robots have none",
-        "set rollout.print_outputs=true to read them",
-    ),
     "rollout.validate_weight": Neutral((False, True), _VALIDATED, _GAP),
     "rollout.validate_save_dir": Neutral((), _VALIDATED, _GAP),
     "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as=("actor.model.torch_compile",)),
