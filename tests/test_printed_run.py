@@ -39,6 +39,7 @@ TOKENS = (
     "env.train.total_num_envs=4", "env.eval.total_num_envs=2", "env.eval.episodes_per_task=2", "runner.num_threads=1",
     "algorithm.rollout_epoch=1", "rollout.print_outputs=true", "runner.logger.log_val_generations=2",
     "data.return_full_prompt=true", "rollout.detokenize=true", "reward.custom_reward_function.path=rewards.py",
+    "data.return_raw_chat=false",
 )  # fmt: skip
 REWARDS = """
 def compute_score(solution_str, ground_truth, extra_info):

@@ -45,7 +45,7 @@ class FullPrompts:
         return cls(given["reader"], given["options"])
 
     def load(self) -> None:
-        """Reads the tokenizer, once: a few seconds, and some 250 MB of packages.
+        """Reads the tokenizer, once: a few seconds, and some 220 MB of packages.
 
         Raises:
             EmbodiedError: it cannot be read.
