@@ -65,27 +65,6 @@ def test_each_key_is_taken_with_its_value(keys):
 
 
 SIDES = ("train", "eval")
-UNWRITTEN = "runner.logger.log_val_generations=0"
-SERVICE = ("reward.remote.enable=true", "reward.remote.url=http://a")
-
-
-def test_verifiers_are_told_which_prompts_they_hand_on():
-    own = "env.train.verifier=[{name:boxed},{name:custom,path:f.py},{name:remote,url:'http://a',prompt:true}]"
-    options = ("data.return_raw_chat=false", "data.return_full_prompt=true", "data.truncation=left", own)
-    composed = made(*FILES, *options)
-    boxed, custom, remote = composed["env"]["train"]["verifier"]
-    assert boxed == {"name": "boxed"}
-    assert (custom["prompt"], remote["prompt"]) == (False, True)
-    assert custom["full_prompt"] == remote["full_prompt"]
-    assert custom["full_prompt"]["reader"] == "embodied.models.causal_lm.prompt_reader"
-    expected = {"model_path": "folder", "truncation": "left", "max_prompt_tokens": 1024, "chat": "auto"}
-    assert expected.items() <= custom["full_prompt"]["options"].items()
-    assert composed["env"]["train"]["reward_mode"] == made(*FILES)["env"]["train"]["reward_mode"]
-    assert composed["env"]["eval"]["verifier"] == made(*FILES)["env"]["eval"]["verifier"] == [{"name": "boxed"}]
-    taken = compose([*WITH_MODEL, *FILES, *options], "train", [CONFIG]).config
-    assert not [line for line in schema.notes(taken) if "raw_chat" in line], (
-        "a function and a service are not handed it"
-    )
 
 
 def test_what_the_data_says_reaches_envs_and_model():
@@ -342,9 +321,6 @@ def test_a_name_for_an_engine_and_a_cache_that_nothing_has_are_said():
         (["env=fake", "model=fake", "data.max_prompt_length=9"], "takes it (actor.model.max_prompt_tokens)"),
         (["env=fake", "model=fake", "runner.seq_length=9"], "max_prompt_tokens None"),
         (["actor.model.model_revision=main"], "nothing is downloaded"),
-        (["data.return_full_prompt=true", UNWRITTEN], "and nothing reads full prompts: no verifier is"),
-        (["data.return_full_prompt=true", *SERVICE, "model=fake_text"], "FakeTextPolicy has no function prompt_reader"),
-        (["rollout.detokenize=true", UNWRITTEN], "rollout.detokenize is true, and no answers are printed or written"),
     ],
 )  # fmt: skip
 def test_keys_that_contradict_or_have_no_effect_are_refused(options, said):
