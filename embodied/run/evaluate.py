@@ -24,7 +24,7 @@ from embodied.run.conditions import Conditions, checkpoint_of, conditions, env_o
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import add_up
 from embodied.run.engine import open_engine
-from embodied.run.generations import Generations, generations_table, write
+from embodied.run.generations import Details, Generations, generations_table, write
 from embodied.run.memory import plan_dry_run
 from embodied.run.metrics import of_problems
 from embodied.run.preflight import Checked
@@ -107,6 +107,8 @@ class Evaluator:
         self._checkpoint = checkpoint_of(checked)
         self._keep_workers, self._kept = keep_workers, ExitStack()
         self._workers: Workers | None = None
+        written = checked.config.runner.logger.log_val_generations > 0
+        self._details = Details.of(checked.config, simulators.model.policy) if written else Details()
 
     def evaluate(
         self, iteration: int, weight_version: int, stop: StopSignal, workers: Workers | None = None
@@ -158,7 +160,7 @@ class Evaluator:
         unfinished.read(share)
         before, most = unfinished.results, self._checked.config.runner.logger.log_val_generations
         left = [episode for episode in share if episode.episode_id not in before]
-        texts = Generations(self._checked.eval.spec, workers.slab.arrays, most)
+        texts = Generations(self._checked.eval.spec, workers.slab.arrays, most, self._details)
         texts.kept += unfinished.texts
         if before:
             self._reporter.console.say(f"{len(before)} of {len(share)} episodes were run before; the others follow")

@@ -158,6 +158,8 @@ def _check_no_text(config: schema.Config) -> None:
         "runner.answers": runner.answers is not None,
         "algorithm.min_filter_prefix_tokens": algorithm.min_filter_prefix_tokens is not None,
         "rollout.print_outputs": config.rollout.print_outputs,
+        "rollout.detokenize": config.rollout.detokenize,
+        "data.return_full_prompt": config.data.return_full_prompt,
     }
     for name in ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision"):
         asked[f"data.{name}"] = getattr(config.data, name) is not None

@@ -232,6 +232,11 @@ class RolloutConfig(Section):
         description="Text: print the prompt, the answer and the return of each episode of a training when its rollout "
         "has ended; for debugging.",
     )
+    detokenize: bool = Field(
+        False,
+        description="Text: what rollout.print_outputs prints and runner.logger.log_val_generations writes has each "
+        "sampled token of an answer, as text with its log-prob; for debugging. It needs one of them.",
+    )
     cuda_graph_max_bs: int | None = Field(
         None,
         ge=1,

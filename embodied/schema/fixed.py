@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
+from embodied.schema.handed import hands_on
 from embodied.schema.links import MISSING, SIDES, at, own_of
 
 
@@ -21,11 +22,6 @@ class Fixed(NamedTuple):
 
 FIXED: Mapping[str, Fixed] = {
     "data.image_key": Fixed("problems are texts, without pictures", ("images",), "no column of pictures is read"),
-    "data.return_raw_chat": Fixed(
-        "a verifier belongs to the env, which knows the prompt as the data has it", (False,),
-        "a verifier that is a function of yours is given the prompt as the data has it all the same",
-    ),
-    "data.return_full_prompt": Fixed("a verifier belongs to the env, and only the policy knows the chat template"),
     "actor.tokenizer.use_fast": Fixed(
         "tokenizers are those of the package tokenizers", (False,),
         "the tokenizer is that of the package tokenizers all the same",
@@ -92,6 +88,8 @@ def notes(config: Config) -> list[str]:
         )
     if not config.actor.sequence_packing and at(everything, OF_TOKENS["actor.sequence_packing"][0]) is not MISSING:
         lines.append("actor.sequence_packing false: texts are filled up; true is faster, and the same up to rounding")
+    if not config.data.return_raw_chat and not any(hands_on(own_of(config, side).get("verifier")) for side in SIDES):
+        lines.append("data.return_raw_chat false: no verifier here hands prompts to a function of yours or a service")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
     lines += [
         f"{key} {told(given)}: {why}"

@@ -112,10 +112,6 @@ NEUTRAL: Mapping[str, Neutral] = {
     "rollout.load_format": Neutral(
         ("auto", "dummy"), "an engine begins with random weights and is then given the policy's"
     ),
-    "rollout.detokenize": Neutral(
-        (False,), "an env of texts is always given texts, and actions of robots have none",
-        "set rollout.print_outputs=true to read them",
-    ),
     "rollout.sglang_decode_log_interval": Neutral((), "rollout.backend sglang is not offered"),
     "rollout.vllm.quantization": Neutral(
         ("none",), "an engine is given the policy's weights after each update, in the policy's number format"

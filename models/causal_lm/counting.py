@@ -1,4 +1,4 @@
-"""Counts the tokens of prompts as the policy does, with its tokenizer alone."""
+"""Prompts as the policy reads them, with its tokenizer alone: how many tokens they have, and their texts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,27 @@ class PromptCounter:
     """Counts tokens of prompts, and of conversations by the chat template."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tokenizer = TextTokenizer(load_tokenizer(located(settings)), settings, (0,))
+        self._tokenizer = _tokenizer(settings)
 
     def __call__(self, prompts: Sequence[str]) -> list[int]:
         """The tokens of each prompt, as an observation holds it (``embodied.instructions``)."""
         return [self._tokenizer.length(prompt) for prompt in prompts]
+
+
+class PromptReader:
+    """Gives the texts of prompts, and of conversations by the chat template, as the policy reads them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._tokenizer = _tokenizer(settings)
+
+    def __call__(self, prompts: Sequence[str]) -> list[str]:
+        """The text of each prompt, which is given as an observation holds it (``embodied.instructions``).
+
+        Raises:
+            SpecMismatchError: one is too long for the policy.
+        """
+        return [self._tokenizer.shown(prompt) for prompt in prompts]
+
+
+def _tokenizer(settings: Settings) -> TextTokenizer:
+    return TextTokenizer(load_tokenizer(located(settings)), settings, (0,))

@@ -199,6 +199,15 @@ class CausalLMPolicy(nn.Module):
         """See :meth:`embodied.protocols.CountsTokens.tokens`."""
         return records["prompt_length"].astype(np.int64) + records["length"]
 
+    def prompt_texts(self, prompts: Sequence[str]) -> list[str]:
+        """See :meth:`embodied.protocols.ShowsTokens.prompt_texts`."""
+        return [self.tokenizer.shown(prompt) for prompt in prompts]
+
+    def token_texts(self, records: Mapping[str, np.ndarray]) -> list[list[str]]:
+        """See :meth:`embodied.protocols.ShowsTokens.token_texts`."""
+        pairs = zip(records["tokens"].tolist(), records["length"].tolist(), strict=True)
+        return [self.tokenizer.pieces(tokens[:length]) for tokens, length in pairs]
+
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`."""
         forward = self._work.forward(np.asarray(records["prompt_length"]), np.asarray(records["length"]))

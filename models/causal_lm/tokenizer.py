@@ -65,6 +65,20 @@ class TextTokenizer:
             self._kept.popitem(last=False)
         return ids
 
+    def shown(self, text: str) -> str:
+        """A prompt as the policy reads it: the text of :meth:`prompt`, with special tokens.
+
+        Raises:
+            SpecMismatchError: as :meth:`prompt`.
+        """
+        return self.tokenizer.decode(self.prompt(text), clean_up_tokenization_spaces=False)
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token, with special ones. A token that holds a part of a character alone is ``\ufffd``."""
+        texts = self.tokenizer.batch_decode([[token] for token in tokens], clean_up_tokenization_spaces=False)
+        names = self.tokenizer.convert_ids_to_tokens(list(tokens))
+        return [_with_blank(text, name or "") for text, name in zip(texts, names, strict=True)]
+
     def length(self, text: str) -> int:
         """Tokens of a prompt or of a conversation, before it is cut."""
         return max(1, len(self._encoded(text)))
@@ -165,6 +179,11 @@ class TextTokenizer:
         most = 4 * max(map(len, stop)) + 4
         tail = self.decode(tokens[-most:])
         return any(text in tail for text in stop)
+
+
+def _with_blank(text: str, name: str) -> str:
+    """A token's text with the blank before it, which a tokenizer of SentencePiece leaves out at the beginning."""
+    return f" {text}" if name.startswith(BLANK) and not text.startswith(" ") else text
 
 
 def check_stop(stop: tuple[str, ...]) -> None:
