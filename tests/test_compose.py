@@ -105,8 +105,11 @@ def test_a_model_cannot_be_left_out():
         (["=3"], "unknown group or section ''", ", ".join(GROUPS)),
         (["model=3"], "unknown model '3'", "openvla_oft"),
         (["env=null"], "cannot compose the configuration", "--help"),
-        (["runner.experiment_name=a,b"], "cannot compose the configuration", "--help"),
-        (["runner.experiment_name=a>0"], "cannot compose the configuration", "in quotes: 'KEY=\"VALUE\"'"),
+        (["runner.experiment_name=a,b"], "runner.experiment_name=a,b has several values", "name=[a,b]"),
+        (["runner.experiment_name=\"a"], "cannot compose the configuration: ++runner.", "quotes ('KEY=\"VALUE\"')"),
+        (["runner.experiment_name=/data/x"], "is /data/x, expected a name", "output_dir=/data runner.experiment_name=x"),
+        (["runner.experiment_name=../x"], "is ../x, expected a name", "runner.experiment_name=x"),
+        (["runner.experiment_name=."], "is ., expected a name", "runner.experiment_name=NAME"),
         (["runner.output_dir=${nope}"], "nope", "reference"),
     ],
 )
@@ -115,6 +118,21 @@ def test_what_cannot_be_composed_says_what_is_known(overrides, message, remedy):
     assert message in error.message
     assert remedy in error.remedy
     assert type(error).__module__ == "embodied.errors", "embodied explain knows it"
+
+
+@pytest.mark.parametrize("text", ["~/runs", "a>0", "my run (1)", "josé", "don't", "a, then (b)", "3)"])
+def test_a_plain_text_needs_no_quotes_of_hydra(text):
+    assert config(f"runner.logger.project_name={text}").runner.logger.project_name == text
+
+
+def test_a_path_may_begin_in_the_users_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/josé")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nrunner: {output_dir: ~/runs}\n")
+    runner = config("runner.ckpt_path=~/a", "experiment=mine", folders=(HERE, str(tmp_path))).runner
+    assert (runner.output_dir, runner.ckpt_path) == ("/home/josé/runs", "/home/josé/a")
+    assert runner.logger.log_path == "/home/josé/runs/fake-fake-grpo"
+    assert config("hydra.run.dir=~/out").runner.output_dir == "/home/josé/out/runs"
 
 
 def test_group_options_are_the_files_of_all_folders(tmp_path):

@@ -16,6 +16,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -29,7 +30,7 @@ from embodied.schema.links import derived, with_changes, without
 from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
-from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, record
+from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, expand_user, record
 from embodied.schema.protocol import asked, not_given
 
 
@@ -98,7 +99,8 @@ def _composed(
     Args:
         partial: some overrides were left out, so a key that is not set means nothing.
     """
-    raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
+    expanded = [_readable(override) for override in _expand(overrides, config_name, config_dirs)]
+    raw = _hydra(expanded, config_name, config_dirs)
     hydra = raw.pop("hydra")
     choices = hydra["runtime"]["choices"]
     written = record(hydra, raw, overrides)
@@ -112,6 +114,7 @@ def _composed(
         _count_without_checkpoint(raw["actor"].get("model") or {})
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
+        expand_user(merged)
         begin_in_run_dir(merged, hydra["run"]["dir"])
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -258,6 +261,29 @@ def _search_path(folder: str) -> str:
     return _quoted(f"file://{Path(folder).resolve()}")
 
 
+def _readable(override: str) -> str:
+    """Quotes the plain value of a key that hydra's grammar does not read, such as a path with ``~``, é or brackets.
+
+    What begins as a list, a mapping or a quoted text, or has a reference, stays as it is, so that hydra says what is wrong.
+
+    Raises:
+        ConfigError: the value is several, as hydra's launcher takes them for several runs.
+    """
+    key, _, value = override.partition("=")
+    if "." not in key or not value or value[0] in "[{'\"" or any(sign in value for sign in "\\$"):
+        return override
+    try:
+        several = OverridesParser.create().parse_override(override).is_sweep_override()
+    except HydraException:
+        return f"{key}={_quoted(value)}"
+    if several:
+        key = key.lstrip("+")
+        raise ConfigError(
+            f"{key}={value} has several values", f"write a list as '{key}=[{value}]', and a text as '{key}=\"{value}\"'"
+        )
+    return override
+
+
 def _quoted(text: str) -> str:
     """Quotes a text in hydra's grammar, whatever characters it has."""
     escaped = text.replace("'", "\\'")
@@ -268,9 +294,11 @@ def _composition_error(error: Exception, overrides: list[str], folders: Sequence
     """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
     wrong = [one for one in (_wrong_choice(override, folders) for override in overrides) if one is not None]
     if not wrong:
-        quoted = "a value with > < = ( or a comma in it stands in quotes: 'KEY=\"VALUE\"'"
+        said = str(error).partition("See https://hydra.cc")[0].removeprefix("LexerNoViableAltException: ")
+        plain = " ".join(said.removesuffix("^").split())
+        quoted = "a text stands in quotes ('KEY=\"VALUE\"'), a list in brackets (KEY=[A,B])"
         return ConfigError(
-            f"cannot compose the configuration: {error}", f"correct the override it names; {quoted}; see --help"
+            f"cannot compose the configuration: {plain}", f"correct the override it names; {quoted}; see --help"
         )
     told = {one.message: one.remedy for one in wrong}  # env=NAME is of both sides
     return WrongChoice("\n".join(told), "; ".join(told.values()))
