@@ -264,7 +264,8 @@ def _search_path(folder: str) -> str:
 def _readable(override: str) -> str:
     """Quotes the plain value of a key that hydra's grammar does not read, such as a path with ``~``, é or brackets.
 
-    What begins as a list, a mapping or a quoted text, or has a reference, stays as it is, so that hydra says what is wrong.
+    What begins as a list, a mapping or a quoted text, or has a reference, stays as it is, so that hydra says what
+    is wrong.
 
     Raises:
         ConfigError: the value is several, as hydra's launcher takes them for several runs.
