@@ -104,6 +104,7 @@ def _composed(
     hydra = raw.pop("hydra")
     choices = hydra["runtime"]["choices"]
     written = record(hydra, raw, overrides)
+    _check_sections(raw)
     nothing = silent(raw)
     for one in nothing:
         raw = without(raw, one)
@@ -134,6 +135,19 @@ def _composed(
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))
     return Composed(config, config.model_dump(by_alias=True, mode="json"), written)
+
+
+def _check_sections(raw: Mapping[str, Any]) -> None:
+    """Refuses a value in place of a section. Raises :class:`ConfigError`."""
+    for section, group in SECTIONS.items():
+        value: Any = raw
+        for part in section.split("."):
+            value = value.get(part)
+        if value is not None and not isinstance(value, Mapping):
+            chosen = f"{group}={value} if that is a file of the group, or " if group else ""
+            raise ConfigError(
+                f"{section} = {value!r}: expected keys with values", f"write {chosen}keys of it: {section}.KEY=VALUE"
+            )
 
 
 def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> ConfigError:
@@ -191,6 +205,11 @@ def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
     return "-".join(filter(None, (*parts, "eval", choices.get("protocol"))))
 
 
+SECTIONS = {
+    "runner": "", "actor": "", "actor.model": "model", "env": "env", "env.train": "env@env.train",
+    "env.eval": "env@env.eval", "algorithm": "algorithm",
+}  # fmt: skip
+"""Section that every run has → the group that fills it."""
 SHORT = {
     "data": "data.train_data_paths", "episodes": "demos.episodes", "noise_std": "demos.noise_std",
     "answers": "runner.answers", "selftest": "runner.selftest",
@@ -271,7 +290,7 @@ def _readable(override: str) -> str:
         ConfigError: the value is several, as hydra's launcher takes them for several runs.
     """
     key, _, value = override.partition("=")
-    if "." not in key or not value or value[0] in "[{'\"" or any(sign in value for sign in "\\$"):
+    if "." not in key or "@" in key or not value or value[0] in "[{'\"" or any(sign in value for sign in "\\$"):
         return override
     try:
         several = OverridesParser.create().parse_override(override).is_sweep_override()
