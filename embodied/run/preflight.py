@@ -82,9 +82,11 @@ class Rules:
             yield partial(schema.target_kwargs, config.reward.model, "reward.model")
         yield partial(_check_checkpoint, config.runner.ckpt_path)
         yield partial(check_writable, Path(config.runner.logger.log_path))
-        for side in self.sides.values():
+        for name, side in self.sides.items():
             if side.config.video_cfg.records:
-                yield partial(check_writable, Path(side.config.video_cfg.video_base_dir))
+                folder = Path(side.config.video_cfg.video_base_dir)
+                key = f"env.{name}.video_cfg.video_base_dir (or hydra.run.dir, where all relative folders begin)"
+                yield partial(check_writable, folder, "the folder of videos", key)
         if train and config.runner.task_type == "sft":
             yield partial(self._read_demonstrations, train)
         if train and evaluation:
