@@ -151,6 +151,19 @@ def test_group_options_are_the_files_of_all_folders(tmp_path):
     assert "fake" not in group_options("env")
 
 
+def test_a_group_file_that_would_not_be_read_is_refused(tmp_path):
+    mine = tmp_path / "env/gym.yaml"
+    mine.parent.mkdir()
+    mine.write_text("_target_: embodied.testing.FakeEnv\n")
+    error = refused("env=gym", folders=(HERE, str(tmp_path)))
+    assert "env/gym.yaml would not be read: the package's file of that name comes first" in error.message
+    assert "and choose env=my_gym" in error.remedy
+    mine.rename(mine.with_stem("fake"))
+    assert f"would not be read: {HERE}/env/fake.yaml" in refused("env=gym", folders=(HERE, str(tmp_path))).message
+    mine.with_stem("fake").write_bytes(Path(HERE, "env/fake.yaml").read_bytes())  # a copy is the same
+    assert compose(FAKE, "train", [HERE, str(tmp_path)]).config.env.train.target == "embodied.testing.FakeEnv"
+
+
 @pytest.mark.parametrize("name", ["plain", "with space", "a,b=[c]", "it's", "{x}", "ünï"])
 def test_a_config_folder_may_have_any_name(tmp_path, name):
     folder = tmp_path / name / "env"

@@ -24,6 +24,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from embodied import schema
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.schema.groups import GROUPS as GROUPS
+from embodied.schema.groups import check_names
 from embodied.schema.groups import group_options as group_options
 from embodied.schema.hub_cache import with_cached_model
 from embodied.schema.links import derived, with_changes, without
@@ -85,6 +86,7 @@ def compose_unchecked(
     overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()
 ) -> Composed:  # fmt: skip
     """Does what :func:`compose` does, but for refusing combinations that cannot work (``schema.rules``)."""
+    check_names(config_dirs)
     try:
         return _composed(overrides, config_name, config_dirs)
     except WrongChoice as error:
