@@ -9,6 +9,7 @@ from pathlib import Path
 
 from embodied import schema
 from embodied.errors import CheckpointError, ConfigError
+from embodied.files import checkpoint_near
 from embodied.observe.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
@@ -136,7 +137,7 @@ def _check_checkpoint(path: str | None) -> None:
     if path is not None and not (Path(path) / "meta.json").is_file():
         raise CheckpointError(
             f"no checkpoint at {path} (no meta.json)",
-            "set runner.ckpt_path to the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
+            f"set runner.ckpt_path to the folder of one checkpoint, e.g. {checkpoint_near(Path(path))}",
         )
 
 
