@@ -244,3 +244,12 @@ def _sum(path: Path) -> str:
         while piece := file.read(PIECE):
             value, size = zlib.crc32(piece, value), size + len(piece)
     return f"{size} bytes, crc32 {value:08x}"
+
+
+def checkpoint_near(path: Path) -> Path:
+    """Returns the newest checkpoint of a run, of a folder of checkpoints, or beside one that is not there; where there
+    is none, an example."""
+    for folder in (path / "checkpoints", path, path.parent):
+        if found := sorted(folder.glob("*/meta.json")):
+            return found[-1].parent
+    return Path("runs/NAME/checkpoints/000004")

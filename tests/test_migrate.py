@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,27 @@ def test_the_command_writes_an_experiment_that_a_run_takes(tmp_path, monkeypatch
         assert part in said.err
     config = compose(["experiment=rlinf_libero_10", *TINY], "train", ["mine"]).config
     assert at(config.model_dump(by_alias=True), "algorithm.sampling_params.temperature") == 1.6
+
+
+@pytest.mark.parametrize(
+    ("theirs", "name"),
+    [
+        ("libero_grpo.yaml", "my_libero_grpo"),
+        ("their grpo (é).yaml", "their_grpo_"),
+        ("null.yaml", "my_null"),
+        ("1e3.yaml", "my_1e3"),
+    ],
+)
+def test_the_command_writes_a_name_that_an_override_can_say_and_ours_do_not_have(
+    tmp_path, monkeypatch, capsys, theirs, name
+):
+    monkeypatch.chdir(tmp_path)
+    Path(theirs).write_text("runner: {max_epochs: 3}")
+    assert tool.main([theirs, "--from", "rlinf", "--out", "my folder"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    words = shlex.split(said.partition("run it: ")[2])[3:]
+    assert words == ["--config-dir", "my folder", f"experiment={name}"]
+    assert compose(words[2:], "train", ["my folder"]).config.runner.max_epochs == 3
 
 
 def test_names_that_a_script_sets_are_read_and_others_stay():

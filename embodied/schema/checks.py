@@ -24,6 +24,7 @@ from embodied.schema.rollout_checks import (
     check_generation,
     check_schedule_of_rollouts,
 )
+from embodied.schema.runner import check_name
 from embodied.schema.text_checks import check_lengths, check_order, check_unused
 
 
@@ -60,6 +61,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(check_fixed, config)
     yield partial(check_effect, config)
     yield partial(check_said, config)
+    yield partial(check_name, config.runner)
     yield partial(_check_patterns, config.actor.model)
     yield partial(_check_workers, config)
     yield partial(check_lengths, config)

@@ -35,10 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.out is None:
             print(text, end="")
         else:
-            file = Path(given.out) / "experiment" / f"{Path(given.file).stem}.yaml"
+            file = Path(given.out) / "experiment" / f"{name_of(Path(given.file))}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-            print(f"{file}\nrun it: python -m embodied.train --config-dir {given.out} experiment={file.stem}")
+            folder = shlex.quote(given.out)
+            print(f"{file}\nrun it: python -m embodied.train --config-dir {folder} experiment={file.stem}")
     except EmbodiedError as error:
         print(told(error), file=sys.stderr)
         return 2
@@ -47,6 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print("\n".join(report(found)), file=sys.stderr)
     return 0
+
+
+def name_of(theirs: Path) -> str:
+    """Returns the name of an experiment: that of their file, unless ours has it or an override cannot say it."""
+    import yaml
+
+    from embodied.schema.groups import group_options
+
+    name = re.sub(r"[^\w.-]+", "_", theirs.stem, flags=re.ASCII)
+    taken = name in group_options("experiment") or not isinstance(yaml.safe_load(name), str)
+    return name if name[0].isalpha() and not taken else f"my_{name}"
 
 
 def report(found: Any) -> list[str]:
