@@ -100,7 +100,9 @@ def test_failures_of_verifiers_and_skipped_problems_are_metrics(capsys):
     assert {row["rollout/skipped_problems"] for row in rows} == {2}
     assert [row.get("eval/verifier_failures") for row in rows] == [None, None, 1]
     assert rows[0]["rollout/return_mean"] == 1 - rows[0]["rollout/verifier_failures"] / 8
-    assert "1 of 14 rows skipped, without an answer ('answer')" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 of 14 rows skipped, without an answer ('answer')" in said
+    assert said.count(" verdicts failed on ") == 1 + sum(row["rollout/verifier_failures"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
