@@ -26,7 +26,7 @@ from embodied.run.dynamic_sampling import add_up
 from embodied.run.engine import open_engine
 from embodied.run.generations import Generations, generations_table, write
 from embodied.run.memory import plan_dry_run
-from embodied.run.metrics import of_problems, failed_verdicts
+from embodied.run.metrics import failed_verdicts, of_problems
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server

@@ -133,8 +133,8 @@ def of_problems(env: Env, failures: int, side: str = "rollout") -> dict[str, flo
 def failed_verdicts(failures: float, answers: float) -> str:
     """Returns the line that says how often a verifier could not judge an answer."""
     return (
-        f"  {failures:.0f} verdicts failed on {answers:.0f} answers, and an answer without a verdict counts as wrong: the "
-        "verifier raised an error, gave no finite number, or was not done in time. logs/ of the run folder says why"
+        f"  {failures:.0f} verdicts failed on {answers:.0f} answers, and an answer without a verdict counts as wrong: "
+        "the verifier raised an error, gave no finite number, or was not done in time. logs/ of the run folder says why"
     )
 
 
