@@ -152,6 +152,14 @@ def test_the_order_of_demonstrations(capsys):
     assert "data.drop_last leaves out all 9 samples" in capsys.readouterr().err
 
 
+def test_demonstrated_answers_that_are_cut_are_said(capsys):
+    Path("long.jsonl").write_text(Path("train.jsonl").read_text() + '{"prompt": "#10 a", "answer": "abcabcabc"}\n')
+    for file, lines in (("train", 0), ("long", 1)):
+        options = (f"data={file}.jsonl", "data.test_size=0", f"runner.experiment_name={file}", "runner.dry_run=true")
+        assert sft.main([*SFT, *options, *FOLDERS]) == 0
+        assert capsys.readouterr().out.count("up to 1 of 11 have more than 8 tokens") == lines
+
+
 def test_answers_and_problems_of_a_file_hold_the_same_rows_out():
     write("train.jsonl", 40, {"prompt": "no problem", "response": "x"}, {"prompt": "#41", "answer": "a"})
     Path("train.jsonl").write_text(Path("train.jsonl").read_text().replace('"answer"', '"response": "a", "answer"'))
