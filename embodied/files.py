@@ -169,7 +169,11 @@ def check_export(folder: Path) -> dict[str, Any]:
     values = check_seal(file, read_json(file))
     with reading(file):
         noted = dict(values.get("files", {}))
-    check_checksums(folder, noted)
+    check_checksums(
+        folder,
+        noted,
+        f"{AGAIN}; after an edit that you mean, remove its entry from 'files', and the line 'checksum', in {file}",
+    )
     return values
 
 
@@ -181,10 +185,13 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: _sum_of_file(folder / name) for name in names}
 
 
-def check_checksums(folder: Path, noted: Mapping[str, Any]) -> None:
+def check_checksums(folder: Path, noted: Mapping[str, Any], fix: str = AGAIN) -> None:
     """Compare files with what was noted of them.
 
     A checksum finds damage. It does not tell who wrote a file.
+
+    Args:
+        fix: what the error says to do.
 
     Raises:
         DamagedCheckpointError: a file is gone or has other bytes.
@@ -195,7 +202,7 @@ def check_checksums(folder: Path, noted: Mapping[str, Any]) -> None:
             file = inside(file, part)
         got = _sum_of_file(file) if file.is_file() else "nothing"
         if got != wanted:
-            raise DamagedCheckpointError(f"{file} is damaged: it has {got}, expected {wanted}", AGAIN)
+            raise DamagedCheckpointError(f"{file} is damaged: it has {got}, expected {wanted}", fix)
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:

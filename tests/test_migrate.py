@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_rlinfs_math_with_what_only_megatron_does():
     ("name", "system", "given", "wanted"),
     [
         ("verl_math.sh", "verl", TEXT, {"algorithm.group_size": 4, "actor.global_batch_size": 32,
-                                        "runner.max_epochs": 15, "algorithm.kl_beta": 0.001,
+                                        "runner.max_epochs": None, "algorithm.kl_beta": 0.001,
                                         "runner.save_interval": 20}),
         ("simplevla_libero.sh", "verl", TINY, {"actor.optim.lr": 5e-6, "algorithm.clip_ratio_high": 0.28,
                                                "actor.offload_optimizer": True, "actor.offload_reference": True,
@@ -97,6 +98,47 @@ def test_files_of_the_others(name, system, given, wanted):
     assert found.remaining == ""
     assert {key: found.settings.get(key) for key in wanted} == wanted
     assert found.groups["env"] == ("libero_10" if "libero" in name else "math")
+
+
+GSM8K = [
+    {
+        "data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{n}+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(n + 1)},
+    }
+    for n in range(50)
+]  # fmt: skip
+PPO = """
+batch=$((4 * 2))
+rows="${DATA:-${PWD}/data}"
+python3 -m verl.trainer.main_ppo \\
+    data.train_files=$rows/train.jsonl data.val_files="${rows}/test.jsonl" data.train_batch_size=${batch} \\
+    data.max_response_length=$((batch * 4 + 2)) \\
+    actor_rollout_ref.model.path=${MODEL_PATH:-model} actor_rollout_ref.actor.ppo_mini_batch_size=4 \\
+    actor_rollout_ref.rollout.name=vllm critic.model.path=model critic.optim.lr=1e-5 \\
+    algorithm.filter_groups.metric=acc trainer.total_epochs=3 2>&1 | tee log
+"""
+
+
+def test_a_script_of_verl_means_verls_defaults_too(tmp_path, monkeypatch):
+    """Scripts of verl say what differs from its defaults alone, and its data say columns and verifier."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name, rows in (("train", GSM8K), ("test", GSM8K[:7])):
+        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "ppo.sh").write_text(PPO)
+    found = migrate(tool.read(tmp_path / "ppo.sh"), "verl")
+    assert found.remaining == ""
+    assert [one.key for one in found.notes if one.how == "unknown"] == []
+    wanted = {
+        "data.train_data_paths": [f"{tmp_path}/data/train.jsonl"], "algorithm.sampling_params.max_new_tokens": 34,
+        "actor.model.model_path": "model", "algorithm.adv_type": "gae", "algorithm.group_size": 1,
+        "algorithm.reward_type": "token_level", "algorithm.gamma": 1.0, "algorithm.clip_ratio_high": 0.2,
+        "actor.model.is_lora": False, "actor.model.value_head": True, "rollout.backend": "native",
+        "actor.optim.value_lr": 1e-5, "actor.global_batch_size": 4, "data.answer_key": "reward_model.ground_truth",
+        "runner.max_epochs": 3 * (50 // 8), "env.eval.episodes_per_task": 7,
+        "env.train.verifier": [{"name": "gsm8k", "strict": True}],
+    }  # fmt: skip
+    assert {key: found.settings.get(key) for key in wanted} == wanted
 
 
 @pytest.mark.parametrize(

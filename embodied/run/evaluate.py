@@ -26,7 +26,7 @@ from embodied.run.dynamic_sampling import add_up
 from embodied.run.engine import open_engine
 from embodied.run.generations import Details, Generations, generations_table, write
 from embodied.run.memory import plan_dry_run
-from embodied.run.metrics import of_problems
+from embodied.run.metrics import failed_verdicts, of_problems
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.shares import folder_of_rank
@@ -130,6 +130,8 @@ class Evaluator:
             self._reporter.table(iteration, self._called(name), columns, rows)
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, under, held_to)
+        if stats.failures:
+            self._reporter.console.say(failed_verdicts(stats.failures, len(results)))
         self._show_videos(iteration, results, stop)
         found |= {"eval/worker_restarts": stats.worker_restarts, **problems}
         return {self._called(name): value for name, value in found.items()}

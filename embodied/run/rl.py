@@ -150,6 +150,8 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
 def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: bool) -> None:
     """Logs an iteration, and begins the times of the next."""
     reporter.log(iteration, metrics.with_times(found, reporter.sections, together))
+    if failures := found.get("rollout/verifier_failures"):
+        reporter.console.say(metrics.failed_verdicts(failures, found["rollout/episodes"]))
     if found["rollout/zero_advantage_share"] == 1:
         reporter.console.say(NOTHING_LEARNT)
     reporter.sections.reset()

@@ -16,6 +16,9 @@ from ..shared.keys import bad
 from .settings import Settings
 
 MOST_KEPT = 1 << 14  # prompts whose tokens are kept
+MORE_CHARACTERS = (
+    "set actor.model.characters to all characters of prompts and answers (ascii: those that ASCII can print)"
+)
 BLANK = "\u2581"  # begins the names of tokens with a blank in front, in vocabularies of SentencePiece
 
 
@@ -110,6 +113,21 @@ class TextTokenizer:
         )
         return self.tokenizer(shown, add_special_tokens=False).input_ids
 
+    def _check_known(self, text: str, ids: Sequence[int]) -> None:
+        """Refuses an answer that the policy cannot write."""
+        unknown = self.tokenizer.unk_token_id
+        if unknown not in ids:
+            return
+        encoded = {one: self.tokenizer(one, add_special_tokens=False).input_ids for one in dict.fromkeys(text)}
+        if missing := [one for one, found in encoded.items() if unknown in found]:
+            raise SpecMismatchError(
+                f"a demonstrated answer has characters for which the tokenizer has no token ({' '.join(missing)}): "
+                f"'{text[:60]}{'…' if len(text) > 60 else ''}'",
+                f"{MORE_CHARACTERS}, also in a training that begins with these weights"
+                if self.settings.model_path is None
+                else "remove them from the answers, or take a model that has tokens for them",
+            )
+
     def _fitted(self, ids: list[int], text: str) -> list[int]:
         most, side = self.settings.max_prompt_tokens, self.settings.truncation
         if len(ids) <= most:
@@ -126,10 +144,16 @@ class TextTokenizer:
 
     def responses(self, texts: Sequence[str], most: int) -> list[list[int]]:
         """Tokens of answers with the token that ends each, cut after ``most``. Those of the last few calls are kept: a
-        step of supervised training asks for the same ones more than once."""
+        step of supervised training asks for the same ones more than once.
+
+        Raises:
+            SpecMismatchError: a character has no token.
+        """
         new = [text for text in dict.fromkeys(texts) if text not in self._answers]
         if new:
             encoded = self.tokenizer(new, add_special_tokens=False).input_ids  # one call: most of it is its overhead
+            for text, ids in zip(new, encoded, strict=True):
+                self._check_known(text, ids)
             self._answers.update(zip(new, encoded, strict=True))
         found = [[*self._answers[text], self.ends[0]][:most] for text in texts]
         while len(self._answers) > MOST_KEPT:
