@@ -139,6 +139,10 @@ def test_a_script_of_verl_means_verls_defaults_too(tmp_path, monkeypatch):
         "env.train.verifier": [{"name": "gsm8k", "strict": True}],
     }  # fmt: skip
     assert {key: found.settings.get(key) for key in wanted} == wanted
+    epochs = {"runner": {"max_epochs": 3}}
+    data = {"train_data_paths": [str(tmp_path / "data/train.jsonl")], "rollout_batch_size": 8}
+    of_rlinf = [migrate(theirs, "rlinf").settings["runner.max_epochs"] for theirs in (epochs, {**epochs, "data": data})]
+    assert of_rlinf == [3, 3 * (50 // 8)], "an epoch of RLinf is an iteration of a robot, and a pass over problems"
 
 
 @pytest.mark.parametrize(
