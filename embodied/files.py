@@ -169,7 +169,11 @@ def check_export(folder: Path) -> dict[str, Any]:
     values = check_seal(file, read_json(file))
     with reading(file):
         noted = dict(values.get("files", {}))
-    check_checksums(folder, noted)
+    check_checksums(
+        folder,
+        noted,
+        f"{AGAIN}; after an edit that you mean, remove its entry from 'files', and the line 'checksum', in {file}",
+    )
     return values
 
 
@@ -181,10 +185,13 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: _sum_of_file(folder / name) for name in names}
 
 
-def check_checksums(folder: Path, noted: Mapping[str, Any]) -> None:
+def check_checksums(folder: Path, noted: Mapping[str, Any], fix: str = AGAIN) -> None:
     """Compare files with what was noted of them.
 
     A checksum finds damage. It does not tell who wrote a file.
+
+    Args:
+        fix: what the error says to do.
 
     Raises:
         DamagedCheckpointError: a file is gone or has other bytes.
@@ -195,7 +202,7 @@ def check_checksums(folder: Path, noted: Mapping[str, Any]) -> None:
             file = inside(file, part)
         got = _sum_of_file(file) if file.is_file() else "nothing"
         if got != wanted:
-            raise DamagedCheckpointError(f"{file} is damaged: it has {got}, expected {wanted}", AGAIN)
+            raise DamagedCheckpointError(f"{file} is damaged: it has {got}, expected {wanted}", fix)
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,3 +251,12 @@ def _sum(path: Path) -> str:
         while piece := file.read(PIECE):
             value, size = zlib.crc32(piece, value), size + len(piece)
     return f"{size} bytes, crc32 {value:08x}"
+
+
+def checkpoint_near(path: Path) -> Path:
+    """Returns the newest checkpoint of a run, of a folder of checkpoints, or beside one that is not there; where there
+    is none, an example."""
+    for folder in (path / "checkpoints", path, path.parent):
+        if found := sorted(folder.glob("*/meta.json")):
+            return found[-1].parent
+    return Path("runs/NAME/checkpoints/000004")

@@ -113,6 +113,12 @@ class RewardIsNan(FakeEnv):
         return StepResult(float("nan"), False, False)
 
 
+class StateIsNan(FakeEnv):
+    def observe(self, out: Obs) -> None:
+        super().observe(out)
+        out["state"][1] = np.nan
+
+
 class TellsMore(FakeEnv):
     def step(self, action: np.ndarray) -> StepResult:
         return super().step(action)._replace(info={"answer": 1})

@@ -100,13 +100,25 @@ def test_a_model_cannot_be_left_out():
         (["experiment=none"], "unknown experiment 'none'.", "laptop"),
         (["mdel=fake"], "unknown group or section 'mdel'. Did you mean 'model'?", "set model=fake instead of mdel"),
         (["lr=3"], "unknown group or section 'lr'. There is actor.optim.lr.", "correct the key"),
+        (["model.hidden=3"], "'model.hidden'. model=NAME chooses a file", "set actor.model.hidden=3 instead"),
+        (["experiment.x=3"], "experiment=NAME chooses a file, and its keys stand in several sections", "correct the"),
+        (["env.max_episode_steps=3"], "There is env.train.max_episode_steps or env.eval.max_episode_steps", "correct"),
+        (["env.speed=3"], "Keys of an env are written env.train.speed", "correct the key"),
+        (["actor.lr=3"], "unknown key 'actor.lr'. There is actor.optim.lr.", "correct the key"),
+        (["actor.model=fake"], "actor.model = 'fake': expected keys with values", "write model=fake if that is a file"),
+        (["actor=fake"], "actor = 'fake': expected keys with values", "write keys of it: actor.KEY=VALUE"),
+        (["env.eval=fake"], "env.eval = 'fake': expected keys", "write env@env.eval=fake"),
+        (["env=a,b"], "unknown env 'a,b'", "set env= to one of"),
         (["nope=null"], "unknown group or section 'nope'.", ", ".join(GROUPS)),
         (["runner.seed"], "'runner.seed' is not of the form KEY=VALUE", "runner.max_epochs=2"),
         (["=3"], "unknown group or section ''", ", ".join(GROUPS)),
         (["model=3"], "unknown model '3'", "openvla_oft"),
         (["env=null"], "cannot compose the configuration", "--help"),
-        (["runner.experiment_name=a,b"], "cannot compose the configuration", "--help"),
-        (["runner.experiment_name=a>0"], "cannot compose the configuration", "in quotes: 'KEY=\"VALUE\"'"),
+        (["runner.experiment_name=a,b"], "runner.experiment_name=a,b has several values", "name=[a,b]"),
+        (['runner.experiment_name="a'], "cannot compose the configuration: ++runner.", "quotes ('KEY=\"VALUE\"')"),
+        (["runner.experiment_name=/data/x"], "is /data/x, expected a name", "set runner.output_dir=/data runner."),
+        (["runner.experiment_name=../x"], "is ../x, expected a name", "runner.experiment_name=x"),
+        (["runner.experiment_name=."], "is ., expected a name", "runner.experiment_name=NAME"),
         (["runner.output_dir=${nope}"], "nope", "reference"),
     ],
 )
@@ -117,11 +129,39 @@ def test_what_cannot_be_composed_says_what_is_known(overrides, message, remedy):
     assert type(error).__module__ == "embodied.errors", "embodied explain knows it"
 
 
+@pytest.mark.parametrize("text", ["~/runs", "a>0", "my run (1)", "josé", "don't", "a, then (b)", "3)"])
+def test_a_plain_text_needs_no_quotes_of_hydra(text):
+    assert config(f"runner.logger.project_name={text}").runner.logger.project_name == text
+
+
+def test_a_path_may_begin_in_the_users_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/josé")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nrunner: {output_dir: ~/runs}\n")
+    runner = config("runner.ckpt_path=~/a", "experiment=mine", folders=(HERE, str(tmp_path))).runner
+    assert (runner.output_dir, runner.ckpt_path) == ("/home/josé/runs", "/home/josé/a")
+    assert runner.logger.log_path == "/home/josé/runs/fake-fake-grpo"
+    assert config("hydra.run.dir=~/out").runner.output_dir == "/home/josé/out/runs"
+
+
 def test_group_options_are_the_files_of_all_folders(tmp_path):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "mine.yaml").touch()
     assert {"fake", "libero_10", "mine"} < set(group_options("env", [HERE, str(tmp_path)]))
     assert "fake" not in group_options("env")
+
+
+def test_a_group_file_that_would_not_be_read_is_refused(tmp_path):
+    mine = tmp_path / "env/gym.yaml"
+    mine.parent.mkdir()
+    mine.write_text("_target_: embodied.testing.FakeEnv\n")
+    error = refused("env=gym", folders=(HERE, str(tmp_path)))
+    assert "env/gym.yaml would not be read: the package's file of that name comes first" in error.message
+    assert "and choose env=my_gym" in error.remedy
+    mine.rename(mine.with_stem("fake"))
+    assert f"would not be read: {HERE}/env/fake.yaml" in refused("env=gym", folders=(HERE, str(tmp_path))).message
+    mine.with_stem("fake").write_bytes(Path(HERE, "env/fake.yaml").read_bytes())  # a copy is the same
+    assert compose(FAKE, "train", [HERE, str(tmp_path)]).config.env.train.target == "embodied.testing.FakeEnv"
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "a,b=[c]", "it's", "{x}", "ünï"])
@@ -153,6 +193,7 @@ def test_training_of_another_seed_has_other_scenes_and_the_same_evaluation():
 
 
 def test_arguments_are_told_apart():
+    assert parse_argv([f"--config-dir={HERE}"], "train") == ([], [HERE], False)
     assert parse_argv(["env=fake", "--config-dir", HERE, "--cfg", "runner.seed=1"], "train") == (
         ["env=fake", "runner.seed=1"], [HERE], True,
     )  # fmt: skip
@@ -161,12 +202,16 @@ def test_arguments_are_told_apart():
 @pytest.mark.parametrize(
     ("argv", "text"),
     [(["--hlp"], "unknown option '--hlp'. Did you mean '--help'?"), (["--config-dir"], "--config-dir: no folder"),
-     (["--config-dir", "/nowhere"], "--config-dir: no folder '/nowhere'")],
+     (["--config-dir", "/nowhere"], "--config-dir: no folder '/nowhere'"),
+     (["--config-dir=/nowhere"], "--config-dir: no folder '/nowhere'"),
+     (["--env", "libero_10"], "fix: write env=VALUE, without --"),
+     (["--runner.max_epochs=3"], "fix: write runner.max_epochs=3, without --"),
+     (["--config-name", "mine"], "fix: choose a file by its group, without --: experiment=NAME")],
 )  # fmt: skip
 def test_wrong_options(argv, text):
     with pytest.raises(ConfigError) as failed:
         parse_argv(argv, "train")
-    assert text in failed.value.message
+    assert text in str(failed.value)
 
 
 def test_help_lists_the_groups(capsys):

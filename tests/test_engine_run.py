@@ -90,10 +90,23 @@ def test_weights_that_rest_change_no_number_and_rounded_ones_travel(tmp_path, ca
 
 def test_an_engine_that_computes_something_else_ends_the_run(tmp_path, capsys):
     options = [*TRAIN, *engine(tmp_path, "deaf"), "runner.val_check_interval=-1", "runner.experiment_name=run"]
-    assert train.main([*options, *FOLDERS]) == 2
-    said = capsys.readouterr().err
-    assert "the engine computes other log-probs than the training network" in said
-    assert "rollout.backend=native" in said
+    kept = ("rollout.validate_save_dir=kept", "rollout.validate_weight=true")
+    assert train.main([*options, *kept, *FOLDERS]) == 2
+    told = capsys.readouterr()
+    assert "the engine computes other log-probs than the training network" in told.err
+    assert "rollout.backend=native" in told.err
+    assert "what was compared is in kept/logprobs_2.json" in told.err
+    assert "engine: 1 tensors were read as they were sent; what was compared is in kept/weights_1.json" in told.out
+    assert sorted(file.name for file in Path("kept").iterdir()) == [
+        "logprobs_1.json", "logprobs_2.json", "weights_1.json"
+    ]  # fmt: skip
+
+
+def test_a_folder_for_what_was_compared_that_cannot_be_made_is_refused_at_the_start(tmp_path, capsys):
+    Path("kept").write_text("a file")
+    options = [*TRAIN, *engine(tmp_path), "rollout.validate_save_dir=kept", *FOLDERS]
+    assert train.main(options) == 2
+    assert "rollout.validate_save_dir is kept, which cannot be made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import zlib
@@ -38,3 +39,15 @@ def test_the_same_bytes_are_read_once_and_other_bytes_are_found(tmp_path: Path, 
     with pytest.raises(DamagedCheckpointError, match=r"weights is damaged: it has 1000 bytes, crc32 \w+, expected"):
         files.check_checksums(tmp_path, noted)
     assert read == [1000] * 4
+
+
+def test_an_edited_file_of_an_export_is_refused_with_what_takes_the_edit(tmp_path: Path):
+    tokenizer, facts = tmp_path / "tokenizer_config.json", tmp_path / files.EXPORT_FILE
+    tokenizer.write_text("{}")
+    facts.write_text(json.dumps(files.sealed({"files": files.checksums(tmp_path, [tokenizer.name])})))
+    tokenizer.write_text('{"chat_template": "…"}')
+    with pytest.raises(DamagedCheckpointError) as raised:
+        files.check_export(tmp_path)
+    assert f"remove its entry from 'files', and the line 'checksum', in {facts}" in raised.value.remedy
+    facts.write_text('{"files": {}}')
+    assert files.check_export(tmp_path) == {"files": {}}

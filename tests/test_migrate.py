@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ def test_rlinfs_math_with_what_only_megatron_does():
     ("name", "system", "given", "wanted"),
     [
         ("verl_math.sh", "verl", TEXT, {"algorithm.group_size": 4, "actor.global_batch_size": 32,
-                                        "runner.max_epochs": 15, "algorithm.kl_beta": 0.001,
+                                        "runner.max_epochs": None, "algorithm.kl_beta": 0.001,
                                         "runner.save_interval": 20}),
         ("simplevla_libero.sh", "verl", TINY, {"actor.optim.lr": 5e-6, "algorithm.clip_ratio_high": 0.28,
                                                "actor.offload_optimizer": True, "actor.offload_reference": True,
@@ -96,6 +98,51 @@ def test_files_of_the_others(name, system, given, wanted):
     assert found.remaining == ""
     assert {key: found.settings.get(key) for key in wanted} == wanted
     assert found.groups["env"] == ("libero_10" if "libero" in name else "math")
+
+
+GSM8K = [
+    {
+        "data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{n}+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(n + 1)},
+    }
+    for n in range(50)
+]  # fmt: skip
+PPO = """
+batch=$((4 * 2))
+rows="${DATA:-${PWD}/data}"
+python3 -m verl.trainer.main_ppo \\
+    data.train_files=$rows/train.jsonl data.val_files="${rows}/test.jsonl" data.train_batch_size=${batch} \\
+    data.max_response_length=$((batch * 4 + 2)) \\
+    actor_rollout_ref.model.path=${MODEL_PATH:-model} actor_rollout_ref.actor.ppo_mini_batch_size=4 \\
+    actor_rollout_ref.rollout.name=vllm critic.model.path=model critic.optim.lr=1e-5 \\
+    algorithm.filter_groups.metric=acc trainer.total_epochs=3 2>&1 | tee log
+"""
+
+
+def test_a_script_of_verl_means_verls_defaults_too(tmp_path, monkeypatch):
+    """Scripts of verl say what differs from its defaults alone, and its data say columns and verifier."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name, rows in (("train", GSM8K), ("test", GSM8K[:7])):
+        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "ppo.sh").write_text(PPO)
+    found = migrate(tool.read(tmp_path / "ppo.sh"), "verl")
+    assert found.remaining == ""
+    assert [one.key for one in found.notes if one.how == "unknown"] == []
+    wanted = {
+        "data.train_data_paths": [f"{tmp_path}/data/train.jsonl"], "algorithm.sampling_params.max_new_tokens": 34,
+        "actor.model.model_path": "model", "algorithm.adv_type": "gae", "algorithm.group_size": 1,
+        "algorithm.reward_type": "token_level", "algorithm.gamma": 1.0, "algorithm.clip_ratio_high": 0.2,
+        "actor.model.is_lora": False, "actor.model.value_head": True, "rollout.backend": "native",
+        "actor.optim.value_lr": 1e-5, "actor.global_batch_size": 4, "data.answer_key": "reward_model.ground_truth",
+        "runner.max_epochs": 3 * (50 // 8), "env.eval.episodes_per_task": 7,
+        "env.train.verifier": [{"name": "gsm8k", "strict": True}],
+    }  # fmt: skip
+    assert {key: found.settings.get(key) for key in wanted} == wanted
+    epochs = {"runner": {"max_epochs": 3}}
+    data = {"train_data_paths": [str(tmp_path / "data/train.jsonl")], "rollout_batch_size": 8}
+    of_rlinf = [migrate(theirs, "rlinf").settings["runner.max_epochs"] for theirs in (epochs, {**epochs, "data": data})]
+    assert of_rlinf == [3, 3 * (50 // 8)], "an epoch of RLinf is an iteration of a robot, and a pass over problems"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +214,27 @@ def test_the_command_writes_an_experiment_that_a_run_takes(tmp_path, monkeypatch
         assert part in said.err
     config = compose(["experiment=rlinf_libero_10", *TINY], "train", ["mine"]).config
     assert at(config.model_dump(by_alias=True), "algorithm.sampling_params.temperature") == 1.6
+
+
+@pytest.mark.parametrize(
+    ("theirs", "name"),
+    [
+        ("libero_grpo.yaml", "my_libero_grpo"),
+        ("their grpo (é).yaml", "their_grpo_"),
+        ("null.yaml", "my_null"),
+        ("1e3.yaml", "my_1e3"),
+    ],
+)
+def test_the_command_writes_a_name_that_an_override_can_say_and_ours_do_not_have(
+    tmp_path, monkeypatch, capsys, theirs, name
+):
+    monkeypatch.chdir(tmp_path)
+    Path(theirs).write_text("runner: {max_epochs: 3}")
+    assert tool.main([theirs, "--from", "rlinf", "--out", "my folder"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    words = shlex.split(said.partition("run it: ")[2])[3:]
+    assert words == ["--config-dir", "my folder", f"experiment={name}"]
+    assert compose(words[2:], "train", ["my folder"]).config.runner.max_epochs == 3
 
 
 def test_names_that_a_script_sets_are_read_and_others_stay():

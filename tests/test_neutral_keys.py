@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from embodied.run import engine_process
 from embodied.run.engine import options
 from embodied.schema import table
 from embodied.schema.compose import compose
+from embodied.schema.fixed import notes
 from embodied.schema.links import MISSING, at, with_changes
 from embodied.schema.neutral import NEUTRAL, without_neutral
 from embodied.testing import FakePolicy
@@ -57,11 +59,31 @@ def test_true_is_not_one():
     assert without_neutral(with_changes(FAKE, {"actor.model.activation": "SwiGLU"})) == (FAKE, [])
 
 
-def test_rollouts_are_compiled_where_the_policy_is():
-    with pytest.raises(ConfigError, match=r"rollout\.use_torch_compile is true"):
-        config("rollout.use_torch_compile=true", base=ROBOT)
-    compiled = config("rollout.use_torch_compile=true", "actor.model.torch_compile=true", base=ROBOT)
-    assert compiled == config("actor.model.torch_compile=true", base=ROBOT)
+@pytest.mark.parametrize(("acting", "learning"), [(True, False), (False, True), (True, True), (None, True)])
+def test_acting_may_be_compiled_apart_from_learning(acting, learning):
+    keys = (f"rollout.use_torch_compile={json.dumps(acting)}", f"actor.model.torch_compile={json.dumps(learning)}")
+    settings = RobotSettings.from_kwargs(model_of(*keys, base=ROBOT))
+    assert (settings.acts_compiled, settings.torch_compile) == (learning if acting is None else acting, learning)
+    said = [line for line in notes(config(*keys, base=ROBOT)) if "round differently" in line]
+    assert len(said) == (settings.acts_compiled != learning)
+
+
+def test_a_model_whose_layers_cannot_be_compiled_says_so():
+    with pytest.raises(ConfigError, match=r"rollout\.use_torch_compile is true.*its layers cannot be compiled"):
+        config("rollout.use_torch_compile=true", base=TEXT)
+    config("rollout.use_torch_compile=false", base=TEXT)
+
+
+def test_without_an_engine_there_are_no_weights_to_compare():
+    with pytest.raises(ConfigError, match=r"validate_save_dir is x.*no weights to compare"):
+        config("rollout.validate_save_dir=x", base=TEXT)
+    engine = ("rollout.backend=vllm", "rollout.validate_weight=true")
+    given = {("rollout.validate_weight=true",): "no weights travel", engine: "validate_save_dir=FOLDER keeps",
+             (*engine, "rollout.validate_save_dir=x"): None, ("rollout.validate_weight=null",): None}  # fmt: skip
+    for keys, said in given.items():
+        found = [line for line in notes(config(*keys, base=TEXT)) if "validate" in line]
+        assert len(found) == (said is not None)
+        assert said is None or said in found[0]
 
 
 def test_the_policys_own_tokenizer_is_taken_for_the_reward_model():

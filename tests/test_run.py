@@ -295,13 +295,20 @@ def test_a_folder_is_one_run_at_a_time(no_worker, capsys):
 
 
 @pytest.mark.parametrize(
-    ("output", "text"),
-    [("file/below", "is a file"), ("/proc/no", "cannot write to /proc"), ("/dev/null/x", "is a file")],
+    ("key", "folder", "text"),
+    [
+        ("runner.output_dir", "file/below", "is a file"),
+        ("runner.output_dir", "/proc/no", "cannot write to /proc, for the run's folder"),
+        ("runner.output_dir", "/dev/null/x", "is a file"),
+        ("env.eval.video_cfg.video_base_dir", "/proc/no", "cannot write to /proc, for the folder of videos /proc/no"),
+    ],
 )
-def test_an_output_folder_that_cannot_be(no_worker, capsys, output, text):
+def test_an_output_folder_that_cannot_be(no_worker, capsys, key, folder, text):
     Path("file").write_text("mine")
-    assert run(f"runner.output_dir={output}") == 2
-    assert text in capsys.readouterr().err
+    assert run(f"{key}={folder}", "env.eval.video_cfg.max_videos=1", "env.eval.video_cfg.save_video=true") == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert f"fix: set {key} " in said
     assert Path("file").read_text() == "mine"
 
 

@@ -77,6 +77,7 @@ def test_every_key_of_the_share_is_answered():
         ("actor.fsdp_config.sharding_strategy=shard_grad_op", "actor.fsdp_config.reshard_after_forward", False),
         ("actor.fsdp_config.gradient_checkpointing=true", "actor.model.gradient_checkpointing", True),
         ("actor.use_torch_compile=true", "actor.model.torch_compile", True),
+        ("rollout.use_torch_compile=true", "actor.model.torch_compile_acting", True),
         ("rollout.torch_compile_max_bs=8", "actor.model.torch_compile_max_bs", 8),
         ("actor.training_backend=FSDP", "actor.fsdp_config.strategy", "fsdp2"),
         ("actor.training_backend=fsdp2", "actor.fsdp_config.strategy", "fsdp2"),

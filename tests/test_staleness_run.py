@@ -256,6 +256,7 @@ def test_a_worker_that_fails_beside_an_update_ends_both_with_its_traceback(monke
         ((BESIDE, "rollout.recompute_logprobs=true"), "algorithm.loss_type=tis has both"),
         ((EVERY_SECOND, "rollout.recompute_logprobs=true"), "runner.weight_sync_interval is 2"),
         ((BESIDE, "model=openvla_oft_tiny", "actor.model.torch_compile=true"), "set actor.model.torch_compile=false"),
+        ((BESIDE, "model=openvla_oft_tiny", "rollout.use_torch_compile=true"), "rollout.use_torch_compile=false"),
         (("algorithm.max_staleness=-1",), "algorithm.max_staleness"),
         (("runner.weight_sync_interval=0",), "runner.weight_sync_interval"),
     ],

@@ -47,6 +47,7 @@ def test_the_fake_policy_is_right(value_head):
         ("ForgetfulState", "after set_state(get_state())"),
         ("FloatFrame", "frame(): got float64 (16, 16, 3), expected uint8 [H, W, 3]"),
         ("RewardIsNan", "reward of step(): got nan, expected a finite number"),
+        ("StateIsNan", "observation 'state': got numbers that are not finite"),
         ("TellsMore", "info of step(): got answer, expected nothing, as spec.info says"),
         ("TupleFromStep", "step(): got tuple, expected StepResult"),
     ],

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "rloo": ("algorithm=rloo",),
     "reinforce_pp": ("algorithm=reinforce_pp",),
     "reinforce_pp, baseline": ("algorithm=grpo", "algorithm.adv_type=reinforce_plus_plus_baseline"),
-    "gspo": ("algorithm=gspo",),
+    "gspo": ("algorithm=gspo", "algorithm.sampling_params.max_new_tokens=6"),
     "cispo": ("algorithm=cispo",),
     "ppo": ("algorithm=ppo",),
     "ppo_tokens": ("algorithm=ppo_tokens", *TOKENS),

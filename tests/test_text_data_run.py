@@ -100,7 +100,9 @@ def test_failures_of_verifiers_and_skipped_problems_are_metrics(capsys):
     assert {row["rollout/skipped_problems"] for row in rows} == {2}
     assert [row.get("eval/verifier_failures") for row in rows] == [None, None, 1]
     assert rows[0]["rollout/return_mean"] == 1 - rows[0]["rollout/verifier_failures"] / 8
-    assert "1 of 14 rows skipped, without an answer ('answer')" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 of 14 rows skipped, without an answer ('answer')" in said
+    assert said.count(" verdicts failed on ") == 1 + sum(row["rollout/verifier_failures"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,14 @@ def test_the_order_of_demonstrations(capsys):
     options = ("runner.experiment_name=bad", "data.drop_last=true", "actor.global_batch_size=16")
     assert sft.main([*SFT, *options, *FOLDERS]) == 2
     assert "data.drop_last leaves out all 9 samples" in capsys.readouterr().err
+
+
+def test_demonstrated_answers_that_are_cut_are_said(capsys):
+    Path("long.jsonl").write_text(Path("train.jsonl").read_text() + '{"prompt": "#10 a", "answer": "abcabcabc"}\n')
+    for file, lines in (("train", 0), ("long", 1)):
+        options = (f"data={file}.jsonl", "data.test_size=0", f"runner.experiment_name={file}", "runner.dry_run=true")
+        assert sft.main([*SFT, *options, *FOLDERS]) == 0
+        assert capsys.readouterr().out.count("up to 1 of 11 have more than 8 tokens") == lines
 
 
 def test_answers_and_problems_of_a_file_hold_the_same_rows_out():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
-from embodied.files import check_checksums, check_folder, check_seal, inside, read_json
+from embodied.files import check_checksums, check_folder, check_seal, checkpoint_near, inside, read_json
 from embodied.learn.state import trainable
 from embodied.protocols import Policy
 
@@ -68,7 +68,7 @@ def read_meta(path: Path) -> Meta:
     if not (path / "meta.json").exists():
         raise CheckpointError(
             f"no checkpoint at {path} (no meta.json)",
-            "give the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
+            f"give the folder of one checkpoint, e.g. {checkpoint_near(path)}",
         )
     try:
         fields = read_json(inside(path, "meta.json"))

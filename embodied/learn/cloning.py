@@ -38,6 +38,7 @@ from embodied.schema import Config, SftConfig
 from embodied.types import EnvSpec, Sampling, TextAction
 
 LIKELIEST = Sampling(do_sample=False)
+LOOKED_AT = 1024  # demonstrated texts, spread over all, that are held against the longest that there may be
 
 
 @dataclass
@@ -122,6 +123,25 @@ class Cloner(Stepping):
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
         self._totals = Totals()
         self.bind()
+        self.notes += self._cut_answers()
+
+    def _cut_answers(self) -> list[str]:
+        """What to tell of texts that do not fit, of some of the demonstrated ones.
+
+        Raises:
+            SpecMismatchError: the policy cannot write one of them.
+        """
+        axis, some = self.policy.spec.elements.length_axis, spread(self.samples, LOOKED_AT)
+        if axis is None:
+            return []
+        room = self.policy.spec.elements.shape[axis]
+        lengths = self._encode(torch.from_numpy(self.samples.batch(some)["actions"]))["length"]
+        if not (full := int((lengths >= room).sum())):
+            return []
+        return [
+            f"answers that are cut: up to {full} of {len(some)} have more than {room} tokens with their "
+            "end, which is then not learned; raise actor.model.max_new_tokens"
+        ]
 
     @property
     def steps_done(self) -> int:

@@ -33,7 +33,7 @@ METRICS: dict[str, str] = {
     "rollout/tokens": "tokens that a policy of texts wrote in the iteration, count",
     "rollout/tokens_per_s": "tokens a second of rollout, 1/s",
     "rollout/tokens_mean": "mean length of an answer, tokens",
-    "rollout/full_length_share": "share of answers that are as long as a record can hold, 0..1",
+    "rollout/full_length_share": "share of answers that are as long as an answer may be (max_new_tokens), 0..1",
     "rollout/verifier_failures": "answers of the iteration whose verifier raised, gave no number or did not end, count",
     "rollout/skipped_problems": "rows of the training data that are no problems, or too long, and are not asked, count",
     "rollout/engine_restarts": "inference engines that failed since the row before and were replaced, count",

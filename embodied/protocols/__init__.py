@@ -34,6 +34,7 @@ from embodied.protocols.policy import HasExtraState as HasExtraState
 from embodied.protocols.policy import Policy as Policy
 from embodied.protocols.policy import PreparesPictures as PreparesPictures
 from embodied.protocols.policy import Shardable as Shardable
+from embodied.protocols.policy import ShowsTokens as ShowsTokens
 from embodied.protocols.policy import SplitsTexts as SplitsTexts
 from embodied.protocols.policy import Team as Team
 from embodied.protocols.policy import UsesStatistics as UsesStatistics

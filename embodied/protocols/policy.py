@@ -98,6 +98,28 @@ class CountsTokens(Protocol):
 
 
 @runtime_checkable
+class ShowsTokens(Protocol):
+    """A policy of texts may show what it reads and writes, for people who look into a run: ``data.return_full_prompt``
+    and ``rollout.detokenize``."""
+
+    def prompt_texts(self, prompts: Sequence[str]) -> list[str]:
+        """The texts of prompts as the policy reads them: by its chat template, with special tokens, cut if it cuts.
+
+        Args:
+            prompts: as :meth:`Policy.encode_instructions` gets them.
+        """
+        ...
+
+    def token_texts(self, records: Mapping[str, np.ndarray]) -> list[list[str]]:
+        """The text of each token that was sampled, for each of n records; the first stands under the first log-prob.
+
+        Args:
+            records: as in :meth:`CountsFlops.flops`.
+        """
+        ...
+
+
+@runtime_checkable
 class Decodes(Protocol):
     """Generation token by token, with lanes that are refilled as they end: a :class:`Policy` may offer it. Then
     ``embodied.runtime.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""

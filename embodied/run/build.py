@@ -13,6 +13,7 @@ import torch
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.learn.checkpoint_load import load
+from embodied.learn.device import device_named
 from embodied.learn.freeze import freeze
 from embodied.learn.origin import Origin, Simulator, seed_generators
 from embodied.parallel.group import Group
@@ -214,16 +215,10 @@ def _check_queue(most: int, records: int, hosts: Group) -> None:
 
 def _device(name: str, processes: Group) -> torch.device:
     """Returns the device of this process: with several on a machine, each has the GPU of its number."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            f"runner.device is {name} and torch {torch.__version__} finds no GPU",
-            "set runner.device=auto, or install a CUDA build of torch",
-        )
-    if name == "cpu" or processes.size == 1:
-        return torch.device(name)
-    if name != "cuda" or processes.local_rank >= torch.cuda.device_count():
+    found = device_named(name, "runner.device")
+    if found.type == "cpu" or processes.size == 1:
+        return found
+    if found.index is not None or processes.local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"runner.device is {name}, and {processes.local_size} processes on this machine of "
             f"{torch.cuda.device_count()} GPUs need one each",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from embodied.learn.reward_penalties import longest
 from embodied.parallel.barrier import Interruptible
@@ -13,6 +14,7 @@ from embodied.run import dynamic_sampling
 from embodied.run.build import Sizes, sampling
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import Collected
+from embodied.run.generations import Details
 from embodied.run.model_reward import Answers, ModelReward
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
@@ -37,6 +39,8 @@ class Collector:
         self._checked, self._simulators, self._sizes, self._reporter = checked, simulators, sizes, reporter
         self._model_reward = model_reward
         self._workers: Workers | None = None
+        printed = checked.config.rollout.print_outputs
+        self._details = Details.of(checked.config, simulators.model.policy) if printed else Details()
 
     def open(self, stop: Interruptible) -> Workers:
         """Starts the env workers of the training.
@@ -118,7 +122,7 @@ class Collector:
         printed = self._checked.config.rollout.print_outputs
         if self._model_reward is None and not printed:
             return self.workers.run(plan, job, title, self._reporter, lambda result: ended())
-        answers = Answers(self._checked.train.spec, self.workers.slab.arrays)
+        answers = Answers(self._checked.train.spec, self.workers.slab.arrays, self._details)
 
         def keep(result: EpisodeResult) -> None:
             answers(result)
@@ -130,7 +134,8 @@ class Collector:
                 results = self._model_reward(results, answers)
         if printed:
             for result in results:
-                self._reporter.console.say(shown(result, *answers.found[result.episode.episode_id]))
+                number = result.episode.episode_id
+                self._reporter.console.say(shown(result, *answers.found[number], answers.shown[number]))
         return results, stats
 
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
@@ -175,10 +180,17 @@ def in_order(plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]])
     return [found[episode.episode_id] for episode in plan]
 
 
-def shown(result: EpisodeResult, prompt: str, answer: str) -> str:
+def shown(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:
     """Returns an episode as ``rollout.print_outputs`` prints it."""
     number, gain = result.episode.episode_id, result.episode_return
-    return f"episode {number}, return {gain:g}\nprompt: {prompt!r}\nanswer: {answer!r}"
+    lines = [f"episode {number}, return {gain:g}", f"prompt: {prompt!r}"]
+    if "full_prompt" in details:
+        lines.append(f"full prompt: {details['full_prompt']!r}")
+    lines.append(f"answer: {answer!r}")
+    if "tokens" in details:
+        pairs = zip(details["tokens"], details["logprobs"], strict=True)
+        lines.append("tokens: " + " ".join(f"{text!r} {logprob:.2f}" for text, logprob in pairs))
+    return "\n".join(lines)
 
 
 def _greedy(job: Job) -> Job:

@@ -18,8 +18,9 @@ from embodied.protocols import Policy, ServedByEngine
 from embodied.run import engine_process
 from embodied.run.build import Model
 from embodied.run.preflight import Checked
-from embodied.run.shares import slots_of
+from embodied.run.shares import folder_of_rank, slots_of
 from embodied.runtime.engine.engine import Engine, EngineConfig
+from embodied.runtime.engine.evidence import Evidence
 
 MAX_LANES = 256  # texts that are generated at the same time unless rollout.policy_batch is set
 MAX_GAP = 1e-3  # nats, of rollout.max_logprob_gap where nothing has fewer bits than float32
@@ -51,8 +52,23 @@ def open_engine(checked: Checked, model: Model, folder: Path, console: Console) 
     weights = RestingWeights(model.policy, offload)
     if offload and model.device.type == "cpu":
         console.say("actor.offload_weight=true moves nothing on cpu: the weights lie in host memory already")
-    with closing(Engine(_config(checked, model, served, where), model.policy, console.say, phase, weights)) as engine:
+    config, evidence = _config(checked, model, served, where), _evidence(checked)
+    with closing(Engine(config, model.policy, console.say, phase, weights, evidence)) as engine:
         yield engine
+
+
+def _evidence(checked: Checked) -> Evidence:
+    rollout = checked.config.rollout
+    if rollout.validate_save_dir is None:
+        return Evidence()
+    folder = folder_of_rank(Path(rollout.validate_save_dir), checked.processes.of("rollout"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"rollout.validate_save_dir is {folder}, which cannot be made: {error}", "set it to a folder that can"
+        ) from error
+    return Evidence(folder, rollout.validate_weight)
 
 
 def check_policy(rollout: schema.RolloutConfig, model: Model) -> ServedByEngine:

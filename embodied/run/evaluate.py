@@ -24,12 +24,13 @@ from embodied.run.conditions import Conditions, checkpoint_of, conditions, env_o
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import add_up
 from embodied.run.engine import open_engine
-from embodied.run.generations import Generations, generations_table, write
+from embodied.run.generations import Details, Generations, generations_table, write
 from embodied.run.memory import plan_dry_run
-from embodied.run.metrics import of_problems
+from embodied.run.metrics import failed_verdicts, of_problems
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
-from embodied.run.simulators import Simulators, Workers, folder_of_rank, open_fork_server
+from embodied.run.shares import folder_of_rank
+from embodied.run.simulators import Simulators, Workers, open_fork_server
 from embodied.run.unfinished import Unfinished, identity_of_config, of_plan
 from embodied.run.videos import show_side_by_side
 from embodied.runtime.plan import eval_plan, under_conditions, with_videos
@@ -106,6 +107,8 @@ class Evaluator:
         self._checkpoint = checkpoint_of(checked)
         self._keep_workers, self._kept = keep_workers, ExitStack()
         self._workers: Workers | None = None
+        written = checked.config.runner.logger.log_val_generations > 0
+        self._details = Details.of(checked.config, simulators.model.policy) if written else Details()
 
     def evaluate(
         self, iteration: int, weight_version: int, stop: StopSignal, workers: Workers | None = None
@@ -127,6 +130,8 @@ class Evaluator:
             self._reporter.table(iteration, self._called(name), columns, rows)
         problems = of_problems(self._checked.eval.env, stats.failures, "eval")
         found = self._report(iteration, results, under, held_to)
+        if stats.failures:
+            self._reporter.console.say(failed_verdicts(stats.failures, len(results)))
         self._show_videos(iteration, results, stop)
         found |= {"eval/worker_restarts": stats.worker_restarts, **problems}
         return {self._called(name): value for name, value in found.items()}
@@ -157,7 +162,7 @@ class Evaluator:
         unfinished.read(share)
         before, most = unfinished.results, self._checked.config.runner.logger.log_val_generations
         left = [episode for episode in share if episode.episode_id not in before]
-        texts = Generations(self._checked.eval.spec, workers.slab.arrays, most)
+        texts = Generations(self._checked.eval.spec, workers.slab.arrays, most, self._details)
         texts.kept += unfinished.texts
         if before:
             self._reporter.console.say(f"{len(before)} of {len(share)} episodes were run before; the others follow")

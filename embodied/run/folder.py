@@ -88,13 +88,18 @@ def nearest_folder(path: Path) -> Path:
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
 
 
-def check_writable(path: Path) -> None:
-    """Raises :class:`RunFolderError` unless ``path`` is, or can become, a folder that can be written."""
+def check_writable(path: Path, what: str = "the run's folder", key: str = "runner.output_dir") -> None:
+    """Raises :class:`RunFolderError` unless ``path`` is, or can become, a folder that can be written.
+
+    Args:
+        what: it is, for the message.
+        key: that sets it.
+    """
     existing = nearest_folder(path)
     if not existing.is_dir():
         raise RunFolderError(
-            f"{existing} is a file, so the run's folder {path} cannot be there",
-            "set runner.output_dir or runner.experiment_name",
+            f"{existing} is a file, so {what} {path} cannot be there",
+            f"set {key}" + (" or runner.experiment_name" if key == "runner.output_dir" else " to another folder"),
         )
     probe = existing / f".embodied-write-test-{os.getpid()}"
     try:
@@ -102,8 +107,8 @@ def check_writable(path: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise RunFolderError(
-            f"cannot write to {existing}: {error.strerror}",
-            "set runner.output_dir to a folder that you may write to, or free space on its disk",
+            f"cannot write to {existing}, for {what} {path}: {error.strerror}",
+            f"set {key} to a folder that you may write to, or free space on its disk",
         ) from error
 
 

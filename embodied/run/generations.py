@@ -2,20 +2,25 @@
 
 <run>/generations/000004.jsonl     {"prompt": …, "response": …, "reward": 1.0, "success": true, "start": {…},
                                     "protocol": {"name": null, "hash": "…"}}
+
+With ``data.return_full_prompt`` and ``rollout.detokenize`` also "full_prompt", "tokens" and "logprobs"
+(:class:`Details`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embodied import instructions
-from embodied.protocols import Cell
+from embodied.errors import ConfigError
+from embodied.protocols import Cell, ShowsTokens
+from embodied.schema import Config
 from embodied.types import EnvSpec, EpisodeResult
 
 
@@ -24,10 +29,13 @@ class Generations:
 
     Args:
         arrays: the slab's.
+        details: what is kept besides.
     """
 
-    def __init__(self, env: EnvSpec, arrays: Mapping[str, np.ndarray], most: int) -> None:
-        self._env, self._arrays, self._most = env, arrays, most
+    def __init__(
+        self, env: EnvSpec, arrays: Mapping[str, np.ndarray], most: int, details: Details | None = None
+    ) -> None:  # fmt: skip
+        self._env, self._arrays, self._most, self._details = env, arrays, most, details or Details()
         self.kept: list[dict[str, Any]] = []
 
     def __call__(self, result: EpisodeResult) -> None:
@@ -39,6 +47,7 @@ class Generations:
             "episode": result.episode.episode_id,
             "prompt": instructions.messages(prompt) or prompt,
             "response": response,
+            **self._details(prompt, self._arrays, result.last_row),
             "reward": result.episode_return,
             "success": result.success,
             "start": asdict(result.episode.start),
@@ -50,6 +59,57 @@ def last_answer(env: EnvSpec, arrays: Mapping[str, np.ndarray], result: EpisodeR
     answer to it, of an episode whose last row still stands in the slab."""
     prompt = instructions.of_rows(env, arrays, [result.last_row])[0]
     return prompt, instructions.read(arrays["actions"][result.last_row][-1])
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is shown of an answer besides its text.
+
+    Args:
+        policy: what has answered; None = nothing is shown.
+        full_prompt: show the prompt as the policy reads it.
+        tokens: show each sampled token as text, with its log-prob.
+    """
+
+    policy: ShowsTokens | None = None
+    full_prompt: bool = False
+    tokens: bool = False
+
+    @classmethod
+    def of(cls, config: Config, policy: object) -> Details:
+        """Makes what ``data.return_full_prompt`` and ``rollout.detokenize`` ask for.
+
+        Raises:
+            ConfigError: the policy cannot show it.
+        """
+        asked = {
+            "data.return_full_prompt": config.data.return_full_prompt, "rollout.detokenize": config.rollout.detokenize,
+        }  # fmt: skip
+        if not any(asked.values()):
+            return cls()
+        if not isinstance(policy, ShowsTokens):
+            named = " and ".join(key for key, value in asked.items() if value)
+            raise ConfigError(
+                f"{named}: {type(policy).__name__}, which answers here, has no tokens that could be shown "
+                "(embodied.protocols.ShowsTokens)",
+                f"choose a language model, e.g. model=causal_lm, or leave out {named}",
+            )
+        return cls(policy, *asked.values())
+
+    def __call__(self, prompt: str, arrays: Mapping[str, np.ndarray], row: int) -> dict[str, Any]:
+        """What is shown of the answer in ``row`` of the slab's ``arrays``.
+
+        Args:
+            prompt: as the observation has it.
+        """
+        found: dict[str, Any] = {}
+        if self.policy is not None and self.full_prompt:
+            found["full_prompt"] = self.policy.prompt_texts([prompt])[0]
+        if self.policy is not None and self.tokens:
+            (texts,) = self.policy.token_texts({name: values[row : row + 1] for name, values in arrays.items()})
+            logprobs = arrays["logprobs"][row].ravel()[: len(texts)].tolist()
+            found |= {"tokens": texts, "logprobs": [round(value, 4) for value in logprobs]}
+        return found
 
 
 def write(file: Path, kept: list[dict[str, Any]], protocol: Mapping[str, str | None]) -> None:

@@ -43,13 +43,14 @@ class Share:
 
 def of_rollout(
     processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch,
-    times: Mapping[str, float], env: Env,
+    times: Mapping[str, float], env: Env, most: int | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Returns the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
     collective.
 
     Args:
         times: seconds of :data:`ROLLOUT_TIMES` in this rollout.
+        most: tokens of an answer that sampling allows; None = as many as a record holds.
     """
     rows = batch.rows[(batch.ranks == processes.rank).numpy()]
     used = {name: np.unique(workers.slab.arrays[name][rows]) for name in policy.categories}
@@ -78,7 +79,7 @@ def of_rollout(
         "rollout/worker_restarts": stats.worker_restarts,
         "rollout/zero_advantage_share": batch.groups.zero_share,
         **_usage(policy.categories, [share.used for share in shares]),
-        **_lengths(policy, batch, seconds),
+        **_lengths(policy, batch, seconds, most),
         **_beside_the_plan(collected),
         **of_problems(env, stats.failures),
         **_of_engines([share.engine for share in shares]),
@@ -102,17 +103,17 @@ def _usage(categories: Mapping[str, int], used: Sequence[Mapping[str, np.ndarray
     return {"rollout/action_bin_usage": occurred / sum(categories.values())}
 
 
-def _lengths(policy: PolicySpec, batch: Batch, seconds: float) -> dict[str, float]:
+def _lengths(policy: PolicySpec, batch: Batch, seconds: float, most: int | None) -> dict[str, float]:
     """Returns how long the decisions were of a policy whose decisions differ in length, such as texts."""
     axis, lengths = policy.elements.length_axis, batch.counts.lengths
     if axis is None or lengths is None:
         return {}
-    tokens = int(lengths.sum())
+    tokens, room = int(lengths.sum()), policy.elements.shape[axis]
     return {
         "rollout/tokens": tokens,
         "rollout/tokens_per_s": tokens / seconds,
         "rollout/tokens_mean": tokens / max(len(lengths), 1),
-        "rollout/full_length_share": float((lengths == policy.elements.shape[axis]).float().mean()),
+        "rollout/full_length_share": float((lengths == min(room, most or room)).float().mean()),
     }
 
 
@@ -127,6 +128,14 @@ def of_problems(env: Env, failures: int, side: str = "rollout") -> dict[str, flo
     if isinstance(env, ReadsProblems) and side == "rollout":
         found["rollout/skipped_problems"] = env.skipped_problems
     return found
+
+
+def failed_verdicts(failures: float, answers: float) -> str:
+    """Returns the line that says how often a verifier could not judge an answer."""
+    return (
+        f"  {failures:.0f} verdicts failed on {answers:.0f} answers, and an answer without a verdict counts as wrong: "
+        "the verifier raised an error, gave no finite number, or was not done in time. logs/ of the run folder says why"
+    )
 
 
 def _of_engines(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -16,11 +16,13 @@ import yaml
 
 from embodied.errors import EmbodiedError
 from embodied.parallel.group import Group
+from embodied.run import migration_texts as texts
 from embodied.run.preflight import check
 from embodied.schema.actor import ActorConfig
 from embodied.schema.compose import compose, group_options
 from embodied.schema.foreign import find
 from embodied.schema.foreign_rules import said_of
+from embodied.schema.foreign_usual import left_out
 from embodied.schema.table import keys
 
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +41,7 @@ HOWS = {
 
 MOST_TRIES = 60
 BATCH, PASS, VALUES = "actor.global_batch_size", "actor.micro_batch_size", "actor.model.value_head"
+ENGINE = "rollout.backend"
 NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")
 """What an error says of a key that the user has to give; the rest is tried with something in its place."""
 UNRESOLVED = re.compile(r"\$(\{[^}]*\}|\w+)")
@@ -102,8 +105,10 @@ def migrate(mapping: Mapping[str, Any], system: str, given: Sequence[str] = ()) 
     groups, notes = _groups_of(mapping.get("defaults"))
     settings: dict[str, Any] = {}
     own = {key.name for key in keys()}
-    for key, value in flat.items():
-        note = _note(key, value, system, flat, own)
+    usual = left_out(system, flat)
+    for key, value in {**flat, **usual}.items():
+        note = _note(key, value, system, {**flat, **usual}, own)
+        note = replace(note, key=f"{key} (their default)") if key in usual else note
         clash = [name for name, one in note.settings.items() if settings.get(name, one) != one]
         if clash:
             note = replace(note, how="refused", settings={}, why=f"{clash[0]} is {settings[clash[0]]!r} already")
@@ -115,7 +120,8 @@ def migrate(mapping: Mapping[str, Any], system: str, given: Sequence[str] = ()) 
         notes.append(note)
     found = Migration(groups, settings, notes)
     _fit_passes(found)
-    _give_values(found)
+    _fit_data(found, system, flat, given)
+    _give_values(found, system)
     _check_groups(found)
     if "env" not in groups and any(_names_problems(key, SYSTEMS[system]) for key in flat):
         groups["env"] = "math"
@@ -182,13 +188,41 @@ def _fit_passes(found: Migration) -> None:
         found.notes[number] = note
 
 
-def _give_values(found: Migration) -> None:
-    """Gives the policy a value head where advantages need one: others have a critic beside the policy."""
+def _fit_data(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
+    """Adds what follows from the problems themselves: those of ``given`` if it names some."""
+    if texts.TRAIN not in found.settings:
+        return
+    mine = dict(one.split("=", 1) for one in given if one.startswith((f"{texts.TRAIN}=", f"{texts.VALIDATION}=")))
+    known = {**found.settings, **{key: yaml.safe_load(value) for key, value in mine.items()}}
+    for number, note in enumerate(found.notes):
+        if note.key.partition(" ")[0] in texts.PASSES and texts.ITERATIONS in note.settings:
+            del found.settings[texts.ITERATIONS]
+            said, how, why = texts.iterations(note.settings[texts.ITERATIONS], known)
+            found.settings |= said
+            found.notes[number] = replace(note, how=how, settings=said, why=why)
+    if system == "verl" and "model.partial_pretrain" not in flat:
+        for key, value, how, more, why in texts.of_data(known):
+            found.settings |= more
+            found.notes.append(Note(key, value, how, more, why))
+
+
+def _give_values(found: Migration, system: str) -> None:
+    """Gives the policy a value head where advantages need one: others have a critic beside the policy. An engine gives
+    no values. verl's are of tokens, and it always normalises what follows from them."""
+    if found.settings.get("algorithm.adv_type") != "gae":
+        return
+    texts_of_verl = system == "verl" and texts.TRAIN in found.settings
+    of_tokens = {"algorithm.reward_type": "token_level", "algorithm.normalize_advantages": True}
+    more = {VALUES: True, **(of_tokens if texts_of_verl else {})}
+    found.settings |= more
     for number, note in enumerate(found.notes):
         if note.settings.get("algorithm.adv_type") == "gae":
-            found.settings[VALUES] = True
             why = "the policy gives the values, in the place of a critic"
-            found.notes[number] = replace(note, how="derived", settings={**note.settings, VALUES: True}, why=why)
+            found.notes[number] = replace(note, how="derived", settings={**note.settings, **more}, why=why)
+        if note.settings.get(ENGINE) == "vllm":
+            found.settings[ENGINE] = "native"
+            why = "vLLM gives no values, and algorithm.adv_type gae needs them"
+            found.notes[number] = replace(note, how="derived", settings={ENGINE: "native"}, why=why)
 
 
 def _check_groups(found: Migration) -> None:

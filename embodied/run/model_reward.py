@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from embodied import schema
 from embodied.errors import NumericalError
 from embodied.protocols import RewardModel
 from embodied.run.build import Model
-from embodied.run.generations import last_answer
+from embodied.run.generations import Details, last_answer
 from embodied.run.preflight import Checked
 from embodied.types import EnvSpec, EpisodeResult
 
@@ -29,14 +30,19 @@ class Answers:
 
     Args:
         arrays: the slab's.
+        details: what is shown of an answer besides.
     """
 
     env: EnvSpec
     arrays: Mapping[str, np.ndarray]
+    details: Details = field(default_factory=Details)
     found: dict[int, tuple[str, str]] = field(default_factory=dict)  # episode → prompt, answer
+    shown: dict[int, dict[str, Any]] = field(default_factory=dict)  # episode → details
 
     def __call__(self, result: EpisodeResult) -> None:
-        self.found[result.episode.episode_id] = last_answer(self.env, self.arrays, result)
+        number = result.episode.episode_id
+        self.found[number] = prompt, _ = last_answer(self.env, self.arrays, result)
+        self.shown[number] = self.details(prompt, self.arrays, result.last_row)
 
 
 class ModelReward:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from embodied import schema
 from embodied.errors import CheckpointError, ConfigError
+from embodied.files import checkpoint_near
 from embodied.observe.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
@@ -82,9 +83,11 @@ class Rules:
             yield partial(schema.target_kwargs, config.reward.model, "reward.model")
         yield partial(_check_checkpoint, config.runner.ckpt_path)
         yield partial(check_writable, Path(config.runner.logger.log_path))
-        for side in self.sides.values():
+        for name, side in self.sides.items():
             if side.config.video_cfg.records:
-                yield partial(check_writable, Path(side.config.video_cfg.video_base_dir))
+                folder = Path(side.config.video_cfg.video_base_dir)
+                key = f"env.{name}.video_cfg.video_base_dir (or hydra.run.dir, where all relative folders begin)"
+                yield partial(check_writable, folder, "the folder of videos", key)
         if train and config.runner.task_type == "sft":
             yield partial(self._read_demonstrations, train)
         if train and evaluation:
@@ -134,7 +137,7 @@ def _check_checkpoint(path: str | None) -> None:
     if path is not None and not (Path(path) / "meta.json").is_file():
         raise CheckpointError(
             f"no checkpoint at {path} (no meta.json)",
-            "set runner.ckpt_path to the folder of one checkpoint, e.g. runs/NAME/checkpoints/000004",
+            f"set runner.ckpt_path to the folder of one checkpoint, e.g. {checkpoint_near(Path(path))}",
         )
 
 
@@ -158,6 +161,8 @@ def _check_no_text(config: schema.Config) -> None:
         "runner.answers": runner.answers is not None,
         "algorithm.min_filter_prefix_tokens": algorithm.min_filter_prefix_tokens is not None,
         "rollout.print_outputs": config.rollout.print_outputs,
+        "rollout.detokenize": config.rollout.detokenize,
+        "data.return_full_prompt": config.data.return_full_prompt,
     }
     for name in ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision"):
         asked[f"data.{name}"] = getattr(config.data, name) is not None

@@ -35,7 +35,8 @@ from embodied.run.newest import newest_of
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
-from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server
+from embodied.run.shares import folder_of_rank
+from embodied.run.simulators import Simulators, open_fork_server
 from embodied.run.turns import InTurn, make_turns, processes_of
 from embodied.runtime.signals import StopSignal
 
@@ -149,6 +150,8 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
 def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: bool) -> None:
     """Logs an iteration, and begins the times of the next."""
     reporter.log(iteration, metrics.with_times(found, reporter.sections, together))
+    if failures := found.get("rollout/verifier_failures"):
+        reporter.console.say(metrics.failed_verdicts(failures, found["rollout/episodes"]))
     if found["rollout/zero_advantage_share"] == 1:
         reporter.console.say(NOTHING_LEARNT)
     reporter.sections.reset()

@@ -34,8 +34,8 @@ from embodied.run.evaluate import Evaluator
 from embodied.run.preflight import Checked
 from embodied.run.protocol import described, protocol
 from embodied.run.reporter import Reporter
-from embodied.run.shares import slots_of
-from embodied.run.simulators import MAX_POLICY_BATCH, Simulators, folder_of_rank, open_fork_server, rows_of_call
+from embodied.run.shares import folder_of_rank, slots_of
+from embodied.run.simulators import MAX_POLICY_BATCH, Simulators, open_fork_server, rows_of_call
 from embodied.runtime.signals import StopSignal
 from embodied.targets import load_target
 from embodied.types import EpisodeResult, WorkerFacts

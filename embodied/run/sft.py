@@ -23,7 +23,8 @@ from embodied.run.newest import newest_of
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
-from embodied.run.simulators import Simulators, folder_of_rank, open_fork_server
+from embodied.run.shares import folder_of_rank
+from embodied.run.simulators import Simulators, open_fork_server
 from embodied.runtime.signals import StopSignal
 
 

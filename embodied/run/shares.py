@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from embodied import schema
 from embodied.errors import ConfigError, unknown_name
 from embodied.parallel import teams
@@ -15,6 +17,11 @@ from embodied.schema import only_evaluates as only_evaluates
 
 COMPONENTS = ("actor", "rollout", "env", "inference", "reward", "critic", "reference")
 """What ``cluster.component_placement`` may name: parts that others place apart, and that each process has here."""
+
+
+def folder_of_rank(folder: Path, processes: Group) -> Path:
+    """Returns where this process leaves files that each process has of its own."""
+    return folder if processes.size == 1 else folder / f"rank-{processes.rank:02d}"
 
 
 def slots_of(config: schema.Config, processes: Group) -> int:

@@ -20,7 +20,7 @@ from embodied.run.engine import MAX_LANES, max_gap
 from embodied.run.pools import pool_config
 from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter, counting_successes
-from embodied.run.shares import render_gpus_of, slots_of
+from embodied.run.shares import folder_of_rank, render_gpus_of, slots_of
 from embodied.run.sides import EnvSide
 from embodied.runtime.decoder import Decoder
 from embodied.runtime.engine.engine import Engine
@@ -219,11 +219,6 @@ def open_fork_server(checked: Checked, folder: Path, console: Console) -> Iterat
         yield server
     finally:
         server.close()
-
-
-def folder_of_rank(folder: Path, processes: Group) -> Path:
-    """Returns where this process leaves files that each process has of its own."""
-    return folder if processes.size == 1 else folder / f"rank-{processes.rank:02d}"
 
 
 def first_observations(

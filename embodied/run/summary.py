@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> 
     if "jsonl" in checked.config.runner.logger.logger_backends and (folder / "metrics.jsonl").exists():
         rows.append(["metrics", str(folder / "metrics.jsonl")])
     if (folder / "tensorboard").exists():
-        rows.append(["TensorBoard", f"tensorboard --logdir {folder / 'tensorboard'}"])
+        rows.append(["TensorBoard", f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}"])
     if (folder / REPORT).exists():
         rows.append(["report", str(folder / REPORT)])
     if (folder / "eval").exists():

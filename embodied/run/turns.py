@@ -105,8 +105,9 @@ class InTurn:
         (found, batch), trainer, processes = updated, self._trainer, self._checked.processes
         workers, train_s = self._collector.workers, self._reporter.sections.seconds("time/train")
         found |= metrics.of_rollout(
-            processes, trainer.policy.spec, workers, ran.collected, batch, ran.seconds, self._checked.train.env
-        )
+            processes, trainer.policy.spec, workers, ran.collected, batch, ran.seconds, self._checked.train.env,
+            self._checked.config.algorithm.sampling_params.max_new_tokens,
+        )  # fmt: skip
         kept = ahead.collected.results if ahead else []
         workers.rollout.records.keep(result for result in kept if result.rank == processes.rank)
         found |= metrics.of_update(processes, trainer, trainer.device, train_s)

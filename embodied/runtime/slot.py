@@ -3,6 +3,7 @@ for an env that hosts one slot and for one that hosts a batch of them."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embodied.errors import RunFolderError
+from embodied.errors import RunFolderError, SpecMismatchError
 from embodied.observe.video import Video, VideoWriter
 from embodied.observe.window import Window
 from embodied.protocols import Reward
@@ -54,6 +55,7 @@ class Slot:
         """Begin the episode of ``command``; the env has just been reset for it, and its cameras were moved."""
         self.discard_video()
         self.disturbance = disturbance
+        self._start = start_of(command)
         self._reward = self._rewards_of[command.evaluation]
         self._reward.begin()
         self._steps, self._max_steps = 0, command.max_steps
@@ -91,8 +93,14 @@ class Slot:
         return actions if self.disturbance is None else self.disturbance.execute(actions)
 
     def count(self, result: StepResult) -> bool:
-        """Count one control step that has been made. Returns whether the episode goes on."""
+        """Count one control step that has been made. Returns whether the episode goes on.
+
+        Raises:
+            SpecMismatchError: its reward is not finite.
+        """
         self._rewards[self._done] = reward = self._reward(result)
+        if not math.isfinite(reward):
+            raise _not_finite(reward, self._steps + 1, self._start)
         self._done += 1
         self._steps += 1
         self._success |= result.success
@@ -204,6 +212,14 @@ class WorkerRows:
         arrays["solved_at"][row] = result.solved_at
         for name, array in self._info.items():
             array[row] = result.info.get(name, 0)
+
+
+def _not_finite(reward: float, step: int, start: Start) -> SpecMismatchError:
+    return SpecMismatchError(
+        f"the reward of control step {step} is {reward} (task {start.task_id}, seed {start.seed}), expected a finite "
+        "number",
+        "correct the reward that the env's step() returns, or end the episode before",
+    )
 
 
 def start_of(command: Command) -> Start:

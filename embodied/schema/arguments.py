@@ -45,20 +45,34 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], b
             print_only = True
         elif argument == "--config-dir":
             folders.append(next(arguments, None) or "(nothing)")
+        elif argument.startswith("--config-dir="):
+            folders.append(argument.partition("=")[2] or "(nothing)")
         elif argument.startswith("-"):
-            raise ConfigError(
-                f"unknown option '{argument}'.{did_you_mean(argument, ['--help', '--cfg', '--config-dir'])}",
-                "run with --help",
-            )
+            raise _unknown_option(argument)
         else:
             overrides.append(argument)
     return overrides, _existing(folders), print_only
 
 
+def _unknown_option(argument: str) -> ConfigError:
+    from embodied.schema.groups import GROUPS
+
+    name, equals, value = argument.lstrip("-").partition("=")
+    near = did_you_mean(argument, ["--help", "--cfg", "--config-dir"])
+    if name in ("config-name", "cn"):
+        fix = f"choose a file by its group, without --: experiment={value or 'NAME'}; its folder by --config-dir DIR"
+    elif not near and (equals or "." in name or name in GROUPS):
+        fix = f"write {name}={value or 'VALUE'}, without --"
+    else:
+        fix = "run with --help"
+    return ConfigError(f"unknown option '{argument}'.{near}", fix)
+
+
 def _existing(folders: list[str]) -> list[str]:
-    for folder in folders:
-        if not Path(folder).is_dir():
+    found = [Path(folder).expanduser() for folder in folders]
+    for folder in found:
+        if not folder.is_dir():
             raise ConfigError(
                 f"--config-dir: no folder '{folder}'", "give a folder that holds env/, model/ … with YAML files"
             )
-    return folders
+    return [str(folder) for folder in found]

@@ -25,6 +25,10 @@ from embodied.targets import load_target
 
 TARGETS = ("env.train", "env.eval", "actor.model", "reward.model")
 """Sections with the keyword arguments of a ``_target_``."""
+OF_GROUPS = {"model": "actor.model", "tracker": "runner.logger", "perturb": "env.eval.perturb"}
+"""Group → the section in which all keys of its files are."""
+OF_PARTS = {"env": ("an env", "env.train"), "actor": ("a model", "actor.model")}
+"""Section → what has its keys in a section below it, and that section."""
 
 
 def bind(mapping: Mapping[str, Any]) -> Config:
@@ -108,9 +112,20 @@ def _told_in(location: Sequence[int | str], value: Any, get: Lookup) -> list[Tol
     inside = [(leaf, inner, hint(leaf, inner, get)) for leaf, inner in leaves(key, value)]
     if any(said for *_, said in inside):
         return [Told(f"unknown key '{leaf}'.{said}", leaf, instead(leaf, inner, get)) for leaf, inner, said in inside]
+    if key in GROUPS and isinstance(value, Mapping):
+        return [_told_in_group(leaf, inner) for leaf, inner, _ in inside]
     if len(location) == 1:
         return [_told_of(key, [*GROUPS, *known], value, get, "group or section")]
     return [_told_of(key, known, value, get)]
+
+
+def _told_in_group(key: str, value: Any) -> Told:
+    """What is told of ``model.key = value``: a group is no section."""
+    group, _, name = key.partition(".")
+    chooses = f"unknown key '{key}'. {group}=NAME chooses a file"
+    if (section := OF_GROUPS.get(group)) is None:
+        return Told(f"{chooses}, and its keys stand in several sections.", key)
+    return Told(f"{chooses}, and its keys are {section}.….", key, {f"{section}.{name}": value})
 
 
 def _told_of(key: str, known: Iterable[str], value: Any, get: Lookup, what: str = "key") -> Told:
@@ -124,9 +139,18 @@ def _told_of(key: str, known: Iterable[str], value: Any, get: Lookup, what: str 
         settings = {f"{section}.{meant}".lstrip("."): value} if plain else {}
         return Told(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
     said = elsewhere(key, value, get)
-    if not said and not section and (same := [one.name for one in keys() if one.name.endswith(f".{name}")]):
-        return Told(f"unknown {what} '{key}'. There is {joined(same, 'or')}.", key)  # its section was left out
+    if not said and (same := _same_name(section, name)):
+        return Told(f"unknown {what} '{key}'. There is {joined(same, 'or')}.", key)  # another section, or none
+    if not said and section in OF_PARTS:
+        said = f" Keys of {OF_PARTS[section][0]} are written {OF_PARTS[section][1]}.{name}."
     return Told(f"unknown {what} '{key}'.{said}", key, instead(key, value, get) if said else {})
+
+
+def _same_name(section: str, name: str) -> list[str]:
+    """Keys of this name: those below the same section if there are any, else those of others, if they are few."""
+    same = [one.name for one in keys() if one.name.endswith(f".{name}")]
+    near = [one for one in same if section and one.startswith(f"{section}.")]
+    return near or (same if not section or len(same) < 3 else [])
 
 
 def _unknown_of_targets(mapping: Mapping[str, Any]) -> list[Told]:

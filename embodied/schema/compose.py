@@ -16,6 +16,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -23,13 +24,14 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from embodied import schema
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.schema.groups import GROUPS as GROUPS
+from embodied.schema.groups import check_names
 from embodied.schema.groups import group_options as group_options
 from embodied.schema.hub_cache import with_cached_model
 from embodied.schema.links import derived, with_changes, without
 from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
-from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, record
+from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, expand_user, record
 from embodied.schema.protocol import asked, not_given
 
 
@@ -84,6 +86,7 @@ def compose_unchecked(
     overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()
 ) -> Composed:  # fmt: skip
     """Does what :func:`compose` does, but for refusing combinations that cannot work (``schema.rules``)."""
+    check_names(config_dirs)
     try:
         return _composed(overrides, config_name, config_dirs)
     except WrongChoice as error:
@@ -98,10 +101,12 @@ def _composed(
     Args:
         partial: some overrides were left out, so a key that is not set means nothing.
     """
-    raw = _hydra(_expand(overrides, config_name, config_dirs), config_name, config_dirs)
+    expanded = [_readable(override) for override in _expand(overrides, config_name, config_dirs)]
+    raw = _hydra(expanded, config_name, config_dirs)
     hydra = raw.pop("hydra")
     choices = hydra["runtime"]["choices"]
     written = record(hydra, raw, overrides)
+    _check_sections(raw)
     nothing = silent(raw)
     for one in nothing:
         raw = without(raw, one)
@@ -112,6 +117,7 @@ def _composed(
         _count_without_checkpoint(raw["actor"].get("model") or {})
     try:
         merged = OmegaConf.merge(schema.defaults(), raw)
+        expand_user(merged)
         begin_in_run_dir(merged, hydra["run"]["dir"])
         mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -131,6 +137,19 @@ def _composed(
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))
     return Composed(config, config.model_dump(by_alias=True, mode="json"), written)
+
+
+def _check_sections(raw: Mapping[str, Any]) -> None:
+    """Refuses a value in place of a section. Raises :class:`ConfigError`."""
+    for section, group in SECTIONS.items():
+        value: Any = raw
+        for part in section.split("."):
+            value = value.get(part)
+        if value is not None and not isinstance(value, Mapping):
+            chosen = f"{group}={value} if that is a file of the group, or " if group else ""
+            raise ConfigError(
+                f"{section} = {value!r}: expected keys with values", f"write {chosen}keys of it: {section}.KEY=VALUE"
+            )
 
 
 def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> ConfigError:
@@ -188,6 +207,11 @@ def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
     return "-".join(filter(None, (*parts, "eval", choices.get("protocol"))))
 
 
+SECTIONS = {
+    "runner": "", "actor": "", "actor.model": "model", "env": "env", "env.train": "env@env.train",
+    "env.eval": "env@env.eval", "algorithm": "algorithm",
+}  # fmt: skip
+"""Section that every run has → the group that fills it."""
 SHORT = {
     "data": "data.train_data_paths", "episodes": "demos.episodes", "noise_std": "demos.noise_std",
     "answers": "runner.answers", "selftest": "runner.selftest",
@@ -258,6 +282,30 @@ def _search_path(folder: str) -> str:
     return _quoted(f"file://{Path(folder).resolve()}")
 
 
+def _readable(override: str) -> str:
+    """Quotes the plain value of a key that hydra's grammar does not read, such as a path with ``~``, é or brackets.
+
+    What begins as a list, a mapping or a quoted text, or has a reference, stays as it is, so that hydra says what
+    is wrong.
+
+    Raises:
+        ConfigError: the value is several, as hydra's launcher takes them for several runs.
+    """
+    key, _, value = override.partition("=")
+    if "." not in key or "@" in key or not value or value[0] in "[{'\"" or any(sign in value for sign in "\\$"):
+        return override
+    try:
+        several = OverridesParser.create().parse_override(override).is_sweep_override()
+    except HydraException:
+        return f"{key}={_quoted(value)}"
+    if several:
+        key = key.lstrip("+")
+        raise ConfigError(
+            f"{key}={value} has several values", f"write a list as '{key}=[{value}]', and a text as '{key}=\"{value}\"'"
+        )
+    return override
+
+
 def _quoted(text: str) -> str:
     """Quotes a text in hydra's grammar, whatever characters it has."""
     escaped = text.replace("'", "\\'")
@@ -268,9 +316,11 @@ def _composition_error(error: Exception, overrides: list[str], folders: Sequence
     """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
     wrong = [one for one in (_wrong_choice(override, folders) for override in overrides) if one is not None]
     if not wrong:
-        quoted = "a value with > < = ( or a comma in it stands in quotes: 'KEY=\"VALUE\"'"
+        said = str(error).partition("See https://hydra.cc")[0].removeprefix("LexerNoViableAltException: ")
+        plain = " ".join(said.removesuffix("^").split())
+        quoted = "a text stands in quotes ('KEY=\"VALUE\"'), a list in brackets (KEY=[A,B])"
         return ConfigError(
-            f"cannot compose the configuration: {error}", f"correct the override it names; {quoted}; see --help"
+            f"cannot compose the configuration: {plain}", f"correct the override it names; {quoted}; see --help"
         )
     told = {one.message: one.remedy for one in wrong}  # env=NAME is of both sides
     return WrongChoice("\n".join(told), "; ".join(told.values()))

@@ -100,10 +100,17 @@ class DataConfig(Section):
         None, description="Text: handed to the chat template, which may know it; null = not handed over."
     )
     return_raw_chat: bool = Field(
-        True, description="Text: reward functions are given the prompt without the chat template; always so."
+        True,
+        description="Text: reward functions of TRL's and Cosmos-RL's signature and the service of reward.remote are "
+        "given the prompt as the data has it, without the chat template; false = they are not. Functions of verl's "
+        "signature have no parameter for it.",
     )
     return_full_prompt: bool = Field(
-        False, description="Text: reward functions are given the prompt as the chat template puts it; never."
+        False,
+        description="Text: reward functions and the service of reward.remote are given the prompt as the policy reads "
+        "it, too: by the chat template, with special tokens, cut where data.truncation cuts. It is full_prompt, and "
+        "full_prompts in the extra_info of verl's functions. What rollout.print_outputs and log_val_generations write "
+        "has it as well. The env workers then hold the policy's tokenizer.",
     )
     max_prompt_length: int | None = Field(
         None,

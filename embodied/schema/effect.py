@@ -8,6 +8,7 @@ from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
 from embodied.schema.data import DataConfig
 from embodied.schema.fixed import OF_TOKENS
+from embodied.schema.handed import check_handed, check_tokens
 from embodied.schema.links import MISSING, SIDES, at, own_of
 from embodied.schema.reward import RewardConfig
 
@@ -69,6 +70,8 @@ def check_effect(config: Config) -> None:
             f"leave {key} out" + (f", or give {' and '.join(names)} the same value" if found else ""),
         )
     _check_reward(config)
+    check_handed(config, [own_of(config, side).get("verifier") for side in SIDES])
+    check_tokens(config)
     if not supervised:
         _check_options(config)
         _check_prefetch(config.data)

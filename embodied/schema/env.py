@@ -8,6 +8,7 @@ from pydantic import Field
 
 from embodied.schema.base import GROUP_NAME, OpenSection, Precision, Section
 from embodied.schema.perturb import PerturbConfig
+from embodied.schema.vllm import VllmConfig
 
 
 class VideoConfig(Section):
@@ -183,28 +184,6 @@ class EnvConfig(Section):
     eval: EnvEvalConfig
 
 
-class VllmConfig(Section):
-    block_size: int | None = Field(
-        None, ge=1, description="backend vllm: tokens of a block of its cache; null = vLLM's own choice."
-    )
-    max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="backend vllm: most tokens that it computes in one step; null = vLLM's own choice."
-    )
-    enable_chunked_prefill: bool | None = Field(
-        None, description="backend vllm: compute long prompts in pieces, beside other texts; null = vLLM's own choice."
-    )
-    swap_space: float | None = Field(
-        None,
-        ge=0,
-        description="backend vllm: host memory of each GPU for parts of its cache, GiB; null = vLLM's own choice. "
-        "Versions without it refuse it.",
-    )
-    use_flashinfer_sampler: bool | None = Field(
-        None, description="backend vllm: draw tokens with FlashInfer's kernels (VLLM_USE_FLASHINFER_SAMPLER); null = "
-        "vLLM's own choice.",
-    )  # fmt: skip
-
-
 class RolloutConfig(Section):
     backend: Literal["native", "vllm", "sglang"] = Field(
         "native",
@@ -253,17 +232,28 @@ class RolloutConfig(Section):
         description="Text: print the prompt, the answer and the return of each episode of a training when its rollout "
         "has ended; for debugging.",
     )
+    detokenize: bool = Field(
+        False,
+        description="Text: what rollout.print_outputs prints and runner.logger.log_val_generations writes has each "
+        "sampled token of an answer, as text with its log-prob; for debugging. It needs one of them.",
+    )
     cuda_graph_max_bs: int | None = Field(
         None,
         ge=1,
         description="enforce_eager false: largest batch (rollout.policy_batch) that is replayed as a CUDA graph; a "
         "larger one is computed as if enforce_eager were true. null = any.",
     )
+    use_torch_compile: bool | None = Field(
+        None,
+        description="Compile the policy's layers where it acts: true beside actor.model.torch_compile=false compiles "
+        "acting alone, false beside true learning and scoring alone. The two then round differently "
+        "(train/logprob_gap). null = what actor.model.torch_compile says.",
+    )
     torch_compile_max_bs: int | None = Field(
         None,
         ge=1,
-        description="actor.model.torch_compile true: largest batch that acts compiled (rows of a call); a larger one "
-        "runs as it is. null = any.",
+        description="Acting compiled (use_torch_compile, actor.model.torch_compile): largest batch that acts so (rows "
+        "of a call); a larger one runs as it is. null = any.",
     )
     enable_offload: bool = Field(
         True,
@@ -288,6 +278,18 @@ class RolloutConfig(Section):
         description="Largest mean difference, nats, between the engine's log-probs and the policy's own, over the "
         "first texts after each change of weights; null = 0.001 if the engine computes in fp32 and its weights travel "
         "in fp32 (runner.weight_sync_dtype), 0.1 with bf16 or fp16 in either.",
+    )
+    validate_save_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder for what was compared where an engine's weights or log-probs differ from the policy's: "
+        "weights_N.json (each tensor of transfer N as sent and as read) and logprobs_N.json (of the first texts, both "
+        "sides). Of several processes each has a folder in it. null = the error alone.",
+    )
+    validate_weight: bool = Field(
+        False,
+        description="Write to validate_save_dir after the first transfer of weights, too, where all is the same. Each "
+        "change of an engine's weights is compared with and without this key.",
     )
     schedule: Literal["ready", "lockstep"] = Field(
         "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."

@@ -1,36 +1,20 @@
-"""Keys of other systems for what is always so here. Another value is refused with the reason, and never ignored."""
+"""Keys of other systems that change nothing here: what a run says of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
+from embodied.schema.handed import hands_on
 from embodied.schema.links import MISSING, SIDES, at, own_of
 
-
-class Fixed(NamedTuple):
-    """Why a key has no other value than its default."""
-
-    why: str
-    also: tuple[Any, ...] = ()  # defaults of other systems, which ask for nothing that is not so
-    note: str = ""  # what a run says of those
-
-
-FIXED: Mapping[str, Fixed] = {
-    "data.return_raw_chat": Fixed(
-        "a verifier belongs to the env, which knows the prompt as the data has it", (False,),
-        "a verifier that is a function of yours is given the prompt as the data has it all the same",
-    ),
-    "data.return_full_prompt": Fixed("a verifier belongs to the env, and only the policy knows the chat template"),
-    "actor.tokenizer.use_fast": Fixed(
-        "tokenizers are those of the package tokenizers", (False,),
-        "the tokenizer is that of the package tokenizers all the same",
-    ),
-}  # fmt: skip
-"""Key → why it is always as it is by default."""
+FIXED: Mapping[str, str] = {
+    "actor.tokenizer.use_fast": "the tokenizer is that of the package tokenizers all the same",
+}
+"""Key whose values change nothing → what a run says of one that is not the default."""
 
 OF_TOKENS: Mapping[str, tuple[str, str]] = {
     "actor.tokenizer.trust_remote_code": (
@@ -45,16 +29,8 @@ OF_TOKENS: Mapping[str, tuple[str, str]] = {
 files for each kind of model."""
 
 
-def check_fixed(config: Config) -> None:
-    """Refuses other values. Raises :class:`ConfigError` with the reason."""
-    everything, usual = config.model_dump(by_alias=True), defaults()
-    for key, fixed in FIXED.items():
-        given, only = at(everything, key), at(usual, key)
-        if given != only and given not in fixed.also:
-            its = told(only).strip('"')
-            raise ConfigError(
-                f"{key} is {given!r}, and can only be {its}: {fixed.why}", f"leave {key} out, or set it to {its}"
-            )
+def check_critic(config: Config) -> None:
+    """Raises :class:`ConfigError` if a value function is asked for that nothing learns, or refused that is learned."""
     learns, wanted = config.algorithm.adv_type == "gae", config.critic.use_critic_model
     if wanted is not None and wanted != learns:
         raise ConfigError(
@@ -69,9 +45,9 @@ def notes(config: Config) -> list[str]:
     """Returns lines about values that were taken though they change nothing, for a run to say at its start."""
     everything, usual = config.model_dump(by_alias=True), defaults()
     lines = [
-        f"{key} {told(at(everything, key))}: {fixed.note}"
-        for key, fixed in FIXED.items()
-        if fixed.note and at(everything, key) != at(usual, key)
+        f"{key} {told(at(everything, key))}: {note}"
+        for key, note in FIXED.items()
+        if at(everything, key) != at(usual, key)
     ]
     own = config.actor.model.model_extra or {}
     if own.get("low_cpu_mem_usage") is False:
@@ -79,11 +55,20 @@ def notes(config: Config) -> list[str]:
     name = config.rollout.group_name
     if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
         lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
-    rows, compiled = config.rollout.torch_compile_max_bs, own.get("torch_compile")
-    if rows is not None and not compiled:
-        lines.append(f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)")
+    lines += _of_compiled_layers(config)
+    if config.rollout.validate_weight and config.rollout.backend == "native":
+        lines.append(
+            "rollout.validate_weight true: the network that learns is the one that acts, and no weights travel"
+        )
+    elif config.rollout.validate_weight and config.rollout.validate_save_dir is None:
+        lines.append(
+            "rollout.validate_weight true: each change of an engine's weights is compared anyway; "
+            "rollout.validate_save_dir=FOLDER keeps what was compared"
+        )
     if not config.actor.sequence_packing and at(everything, OF_TOKENS["actor.sequence_packing"][0]) is not MISSING:
         lines.append("actor.sequence_packing false: texts are filled up; true is faster, and the same up to rounding")
+    if not config.data.return_raw_chat and not any(hands_on(own_of(config, side).get("verifier")) for side in SIDES):
+        lines.append("data.return_raw_chat false: no verifier here hands prompts to a function of yours or a service")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
     lines += [
         f"{key} {told(given)}: {why}"
@@ -96,6 +81,19 @@ def notes(config: Config) -> list[str]:
     if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines
+
+
+def _of_compiled_layers(config: Config) -> Iterator[str]:
+    own, rows = config.actor.model.model_extra or {}, config.rollout.torch_compile_max_bs
+    learns = bool(own.get("torch_compile"))
+    acts = learns if own.get("torch_compile_acting") is None else bool(own["torch_compile_acting"])
+    if rows is not None and not acts and not learns:
+        yield f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)"
+    if acts != learns and not config.runner.only_eval and config.runner.task_type != "sft":
+        yield (
+            f"rollout.use_torch_compile {told(acts)}, and actor.model.torch_compile {told(learns)}: acting and "
+            "learning round differently; train/logprob_gap shows how much"
+        )
 
 
 def told(value: Any) -> str:

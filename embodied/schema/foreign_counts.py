@@ -63,6 +63,13 @@ def prompts(row: Row, value: Any, get: Lookup) -> Said:
     return Said({"actor.global_batch_size": records}, "derived", f"{count:g} prompts · {n:g} answers to each")
 
 
+def passes(row: Row, value: Any, get: Lookup) -> Said:
+    """Passes over the problems; :mod:`embodied.run.migration_texts` makes iterations of them."""
+    if isinstance(get, Unknown):
+        return Said(how="derived", why=f"{row.name} counts passes over the data, and here iterations are counted")
+    return Said(translated(row.ours[0], value), "renamed")
+
+
 def accumulated(row: Row, value: Any, get: Lookup) -> Said:
     micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
     why = "gradient_accumulation_steps · per_device_train_batch_size · devices"

@@ -19,6 +19,13 @@ _KEEP_ONE = {"runner.checkpoint.max_keep": 1}
 _PLACEMENT = say.nothing(
     "a process has its device: torchrun --nproc-per-node says how many; policy and trainer share them"
 )
+CRITIC = (
+    "critic.model.path", "critic.model.tokenizer_path", "critic.model.enable_gradient_checkpointing",
+    "critic.model.use_remove_padding", "critic.model.fsdp_config.param_offload",
+    "critic.model.fsdp_config.optimizer_offload", "critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz",
+    "critic.ppo_max_token_len_per_gpu",
+)  # fmt: skip
+"""What verl says of a network that is a part of the policy here."""
 _POLICY = "train.train_policy."
 
 RULES: Mapping[str | tuple[str, str], Rule] = {
@@ -60,6 +67,11 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "actor_rollout_ref.rollout.mode": say.schedule,
     "actor_rollout_ref.rollout.val_kwargs.temperature": say.cold,
     "actor_rollout_ref.rollout.val_kwargs.top_k": lambda row, value, get: Said(translated(row.ours[0], value)),
+    "algorithm.filter_groups.metric": say.filtered, "algorithm.filter_groups.max_num_gen_batches": say.positive,
+    "data.gen_batch_size": say.nothing("algorithm.dynamic_sampling draws as many problems as are still missing"),
+    "reward_model.overlong_buffer.len": say.positive, "reward_model.overlong_buffer.penalty_factor": say.positive,
+    **dict.fromkeys(CRITIC, say.nothing("the critic is a value head of the policy here: actor.model.value_head")),
+    "trainer.total_epochs": counts.passes, "train.epoch": counts.passes,
     "reward_model.reward_manager": say.reward_manager,
     ("verl", "algorithm.kl_penalty"): say.kl_reward, "algorithm.kl_ctrl.kl_coef": say.kl_reward,
     "algorithm.norm_adv_by_std_in_grpo": say.either({}, {"algorithm.adv_type": "dr_grpo"}),

@@ -124,6 +124,13 @@ def dual_clip(row: Row, value: Any, get: Lookup) -> Said:
     return only_if(value, {row.ours[0]: 1 + 2 * (0.2 if clip is None else clip)}, "it is off")
 
 
+def filtered(row: Row, value: Any, get: Lookup) -> Said:
+    """DAPO in verl: ``acc`` is whether an answer is right, the others are its reward."""
+    if value is None:
+        return Said(how="nothing", why="nothing is set")
+    return Said({row.ours[0]: "success" if value == "acc" else "return"}, "renamed")
+
+
 def both_sides(row: Row, value: Any, get: Lookup) -> Said:
     number = number_of(value)
     if not number:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from embodied.errors import ConfigError
+
 GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment", "perturb", "protocol")
 
 
@@ -14,3 +16,27 @@ def group_options(group: str, folders: Sequence[str] = ()) -> list[str]:
 
     roots = [*embodied.config.__path__, *folders]
     return sorted({path.stem for root in roots for path in (Path(root) / group).glob("*.yaml")})
+
+
+def check_names(folders: Sequence[str]) -> None:
+    """Refuses group files that would not be read, because one of that name in the package or an earlier folder is.
+
+    Raises:
+        ConfigError: there are some, and they hold something else.
+    """
+    import embodied.config
+
+    first: dict[tuple[str, str], Path] = {}
+    packaged = list(map(Path, embodied.config.__path__))
+    for root in (*packaged, *map(Path, folders)):
+        for group in GROUPS:
+            for file in sorted((root / group).glob("*.yaml")):
+                read = first.setdefault((group, file.name), file)
+                if read is file or read.read_bytes() == file.read_bytes():
+                    continue
+                name = f"my_{file.stem}"
+                whose = "the package's file of that name" if read.parents[1] in packaged else read
+                raise ConfigError(
+                    f"{file} would not be read: {whose} comes first",
+                    f"give it another name, e.g. {file.with_stem(name)}, and choose {group}={name}",
+                )

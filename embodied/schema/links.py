@@ -16,6 +16,7 @@ from embodied.errors import ConfigError
 from embodied.schema.config import Config
 from embodied.schema.data import DataConfig
 from embodied.schema.env import EnvSideConfig
+from embodied.schema.handed import with_prompts
 from embodied.schema.other_names import said
 from embodied.schema.reward import RewardConfig, RewardType
 from embodied.targets import load_target
@@ -66,6 +67,8 @@ def derived(config: Config, given: Sequence[str] = ()) -> Changes:
             changes |= _image_size(config)
         if "verifier" in own:
             changes |= _verifier(config.reward, side, own["verifier"], given)
+            parts = with_prompts(config, changes.get("verifier", own["verifier"]))
+            changes |= {} if parts is None else {"verifier": parts}
         found |= {f"env.{side}.{name}": value for name, value in changes.items()}
     _check_apart(config, found)
     if "data.test_size" in given:

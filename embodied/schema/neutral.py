@@ -27,14 +27,6 @@ _NO_ADAPTERS, _NO_SIZE = "this model has no adapters", "the sizes of this model 
 _LORA = "choose a model with adapters, e.g. model=openvla_oft_tiny or model=causal_lm"
 _ONE_ENGINE = "an engine runs in one process that splits each layer"
 _ENGINE_GPUS = "set rollout.tensor_parallel_size to the number of GPUs"
-_COMPILED = "acting and learning run one network, compiled by actor.model.torch_compile, beside which true is taken"
-_COMPILE = "set actor.model.torch_compile=true (OpenVLA-OFT)"
-_VALIDATED = (
-    "without an engine the network that learns is the one that acts; each change of an engine's weights is always "
-    "checked, by a checksum of all tensors that it has read and by the log-probs of its first texts, and a difference "
-    "ends the run"
-)
-_GAP = "set rollout.max_logprob_gap to the largest difference that is allowed"
 _UNDER_MODEL: Mapping[str, Neutral] = {
     "tensor_model_parallel_size": Neutral((1,), _SPLIT, _SHARE),
     "pipeline_model_parallel_size": Neutral((1,), _SPLIT, _SHARE),
@@ -120,13 +112,6 @@ NEUTRAL: Mapping[str, Neutral] = {
     "rollout.load_format": Neutral(
         ("auto", "dummy"), "an engine begins with random weights and is then given the policy's"
     ),
-    "rollout.detokenize": Neutral(
-        (False,), "an env of texts is always given texts, and actions of robots have none",
-        "set rollout.print_outputs=true to read them",
-    ),
-    "rollout.validate_weight": Neutral((False, True), _VALIDATED, _GAP),
-    "rollout.validate_save_dir": Neutral((), _VALIDATED, _GAP),
-    "rollout.use_torch_compile": Neutral((False,), _COMPILED, _COMPILE, same_as=("actor.model.torch_compile",)),
     "rollout.sglang_decode_log_interval": Neutral((), "rollout.backend sglang is not offered"),
     "rollout.vllm.quantization": Neutral(
         ("none",), "an engine is given the policy's weights after each update, in the policy's number format"

@@ -13,7 +13,7 @@ SAY_NOTHING: Mapping[str, tuple[Any, ...]] = {
             "runner.seed", "runner.max_steps", "runner.max_tokens_per_mbs", "data.test_size", "actor.sequence_packing",
             "algorithm.positive_nll_coef", "algorithm.aipo_rho", "algorithm.val_sampling_params.top_p",
             "actor.lr_sched.lr_decay_style", "actor.offload_grad", "actor.tokenizer.use_fast", "data.return_raw_chat",
-            "data.enable_dataset_cache",
+            "data.enable_dataset_cache", "rollout.validate_weight",
         ),
         (None,),
     ),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ OF_HYDRA: Mapping[str, tuple[str, str, str]] = {
     RUN_DIR: (
         "str", "`.`",
         "Folder in which relative folders that a run writes begin: runner.output_dir, runner.logger.log_path, "
-        "env.train.video_cfg.video_base_dir and that of env.eval, demos.path. Files that are read stay relative to the "
-        "folder of the command, which no run leaves. Other keys may stand in it (${runner.seed}); the time (${now:…}) "
-        "is refused, because a run that goes on would look for itself elsewhere.",
+        "env.train.video_cfg.video_base_dir and that of env.eval, demos.path, rollout.validate_save_dir. Files that "
+        "are read stay relative to the folder of the command, which no run leaves. Other keys may stand in it "
+        "(${runner.seed}); the time (${now:…}) is refused, because a run that goes on would look for itself elsewhere.",
     ),
     SUBDIR: (
         "str | null", "null",
@@ -38,9 +39,11 @@ OF_HYDRA: Mapping[str, tuple[str, str, str]] = {
 """Key → type, default and meaning."""
 WRITTEN = (
     "runner.output_dir", "runner.logger.log_path", "env.train.video_cfg.video_base_dir",
-    "env.eval.video_cfg.video_base_dir", "demos.path",
+    "env.eval.video_cfg.video_base_dir", "demos.path", "rollout.validate_save_dir",
 )  # fmt: skip
 """Keys of folders that a run writes. A later one may refer to an earlier one."""
+PATHS = (*WRITTEN, "runner.ckpt_path", "runner.resume_dir", "runner.answers", "env.python")
+"""Keys of one path each, in which ``~`` at the beginning is the user's folder."""
 OF_RUN = (
     "checkpoints", "eval", "exports", "first", "generations", "logs", "meta", "profile", "tensorboard", "trace",
 )  # fmt: skip
@@ -90,6 +93,18 @@ def record(hydra: Mapping[str, Any], config: Mapping[str, Any], overrides: Seque
     return Record(str(path), deepcopy(config), [one for one in overrides if not one.lstrip("+~").startswith("hydra.")])
 
 
+def expand_user(config: DictConfig | ListConfig) -> None:
+    """Replaces ``~`` at the beginning of :data:`PATHS` by the user's folder, as a shell does.
+
+    Args:
+        config: the merged configuration, with its references; it is changed.
+    """
+    for key in PATHS:
+        value = OmegaConf.select(config, key)
+        if isinstance(value, str) and value.startswith("~"):
+            OmegaConf.update(config, key, os.path.expanduser(value))
+
+
 def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
     """Puts the folder of ``hydra.run.dir`` before the relative folders that a run writes.
 
@@ -107,7 +122,7 @@ def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
             "processes, would look for itself elsewhere",
             f"let the shell write the time: {RUN_DIR}=outputs/$(date +%F)",
         )
-    folder = _resolved(config, told) if "${" in told else told
+    folder = os.path.expanduser(_resolved(config, told) if "${" in told else told)
     if PurePath(folder) == PurePath("."):
         return
     if config.runner.get("task_type") == "demos" and OmegaConf.select(config, "demos.path") is None:

@@ -32,6 +32,9 @@ GENERATION = ("actor.fsdp_config.strategy", "fsdp")
 BOUNDS = ("rollout.torch_compile_max_bs",)
 """Keys that ask for nothing of a model without the target."""
 
+CANNOT = dict.fromkeys(("actor.use_torch_compile", "rollout.use_torch_compile"), ": its layers cannot be compiled")
+"""Key → what it means that a model has no such key."""
+
 SAID: Mapping[str, Callable[[Any], Values]] = {
     "runner.checkpoint.save_mode": lambda mode: {"runner.checkpoint.async_save": mode == "async"},
     "runner.checkpoint.save_interval_epochs": lambda epochs: {"runner.save_interval": epochs} if epochs else {},
@@ -43,6 +46,7 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
     "actor.fsdp_config.gradient_checkpointing": lambda on: {"actor.model.gradient_checkpointing": on},
     "actor.enable_offload": lambda on: dict.fromkeys(OFFLOADS, True) if on else {},
     "rollout.torch_compile_max_bs": lambda rows: {"actor.model.torch_compile_max_bs": rows},
+    "rollout.use_torch_compile": lambda on: {"actor.model.torch_compile_acting": on},
     "actor.use_torch_compile": lambda on: {"actor.model.torch_compile": on},
 }
 """Key → what its value says."""
@@ -65,7 +69,8 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
             if target.startswith("actor.model.") and not _taken(config, target):
                 if asked and key not in BOUNDS:
                     raise ConfigError(
-                        f"{key} is {_told(value)}, and {config.actor.model.target} takes no {target}",
+                        f"{key} is {_told(value)}, and {config.actor.model.target} takes no {target}"
+                        f"{CANNOT.get(key, '')}",
                         f"leave {key} out, or choose a model that has it, e.g. model=openvla_oft",
                     )
                 continue

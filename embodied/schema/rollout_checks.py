@@ -93,6 +93,12 @@ def check_engine(config: Config) -> None:
 def _check_without_engine(config: Config) -> None:
     """Refuses keys that say how weights come to an engine, and where they are while it generates."""
     actor, travels = config.actor, config.runner.weight_sync_dtype
+    if (kept := config.rollout.validate_save_dir) is not None:
+        raise ConfigError(
+            f"rollout.validate_save_dir is {kept}, and rollout.backend is native: the network that learns is the one "
+            "that acts, so that there are no weights to compare",
+            "leave rollout.validate_save_dir out; or of a language model set rollout.backend=vllm",
+        )
     if travels is not None:
         raise ConfigError(
             f"runner.weight_sync_dtype is {travels}, and rollout.backend is native: the network that learns is the one "
@@ -147,8 +153,9 @@ def check_age_of_weights(config: Config) -> None:
             f"{late}, and rollout.enforce_eager false: a CUDA graph cannot be captured while an update runs",
             "set rollout.enforce_eager=true, or algorithm.max_staleness=0",
         )
-    if (config.actor.model.model_extra or {}).get("torch_compile"):
+    own = config.actor.model.model_extra or {}
+    if compiled := [key for key in ("torch_compile", "torch_compile_acting") if own.get(key)]:
         raise ConfigError(
-            f"{late}, and actor.model.torch_compile true: a copy of the policy acts, and compiled layers have no copy",
-            "set actor.model.torch_compile=false, or algorithm.max_staleness=0",
+            f"{late}, and actor.model.{compiled[0]} true: a copy of the policy acts, and compiled layers have no copy",
+            "set actor.model.torch_compile=false rollout.use_torch_compile=false, or algorithm.max_staleness=0",
         )

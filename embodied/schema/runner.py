@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -100,7 +101,8 @@ class RunnerConfig(Section):
     experiment_name: str | None = Field(
         None,
         min_length=1,
-        description="Name of the run and of its folder; null joins the chosen env, model and algorithm.",
+        description="Name of the run and of its folder in runner.output_dir; null joins the chosen env, model and "
+        "algorithm.",
     )
     run_id: str | None = Field(
         None,
@@ -285,3 +287,14 @@ class ClusterConfig(Section):
         "hosts simulators, acts and trains, so each component has to have all of them. Components: actor, rollout, "
         "env, inference, reward, critic, reference; null = not said.",
     )
+
+
+def check_name(runner: RunnerConfig) -> None:
+    """Raises :class:`ConfigError` if the name of the run leads out of ``runner.output_dir``."""
+    name = PurePath(runner.experiment_name or "run")
+    if name.is_absolute() or ".." in name.parts or not name.parts or name.parts[0].startswith("~"):
+        folder = f"runner.output_dir={name.parent} " if name.parent.name else ""
+        raise ConfigError(
+            f"runner.experiment_name is {runner.experiment_name}, expected a name for a folder in runner.output_dir",
+            f"set {folder}runner.experiment_name={name.name.strip('.~') or 'NAME'}",
+        )

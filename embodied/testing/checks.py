@@ -26,11 +26,11 @@ from embodied.types import (
 def check_env(env: Env, steps: int = 5) -> None:
     """Drive every method of ``env``, and exactly the capabilities that its spec declares; compare with the spec.
 
-    Checks: observations fill every field with the declared shape and dtype; equal starts and actions give equal
-    episodes (unless ``repeatable=False``); ``set_state(get_state())`` goes on exactly (unless ``restorable=False``; of
-    an env that is not repeatable only that it goes on is checked); a frame is uint8 [H, W, 3]; a move of a camera by
-    zero changes nothing, another one does, and a reset undoes it; an expert, if there is one, gives an action; a robot
-    (``retry_safe=False``) can be stopped.
+    Checks: observations fill every field with the declared shape and dtype, and with finite numbers; equal starts and
+    actions give equal episodes (unless ``repeatable=False``); ``set_state(get_state())`` goes on exactly (unless
+    ``restorable=False``; of an env that is not repeatable only that it goes on is checked); a frame is uint8 [H, W, 3];
+    a move of a camera by zero changes nothing, another one does, and a reset undoes it; an expert, if there is one,
+    gives an action; a robot (``retry_safe=False``) can be stopped.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -260,6 +260,9 @@ def _check_written(spec: EnvSpec, zeros: dict[str, np.ndarray], ones: dict[str, 
     """Compare two observations of one moment: one into arrays of zeros, one into arrays of ones. Those of an env that
     is not repeatable may differ: there a field counts as missing if all of it stayed as it was."""
     for name, field in spec.obs.items():
+        if field.dtype.startswith("float"):
+            finite = bool(np.isfinite(zeros[name]).all() and np.isfinite(ones[name]).all())
+            _expect(finite, f"observation '{name}'{of}", "numbers that are not finite", "finite ones")
         what = f"observation '{name}'{of}: written by observe()"
         if spec.repeatable:
             _same(what, zeros[name], ones[name], field)

@@ -147,12 +147,14 @@ def run(
     console = console or make_console()
     with console.progress("importing torch", brief=True):
         from embodied.learn.checkpoint_meta import read_meta
+        from embodied.learn.device import device_named
         from embodied.learn.exported import with_files
         from embodied.learn.origin import restore
         from embodied.parallel.modes import without_dropout
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty", "give a new folder in --out; nothing is overwritten")
+    device_named(device, "--device")
     meta = read_meta(checkpoint)
     results = evaluations_of(checkpoint, meta, evaluations)
     with console.progress("loading the checkpoint", brief=True):

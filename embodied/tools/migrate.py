@@ -9,10 +9,12 @@ The report says what became of each of their keys. Nothing is run.
 from __future__ import annotations
 
 import argparse
+import ast
+import operator
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,13 @@ from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 
 SUFFIXES = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines"}
+NAME = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
+"""A name of the shell, perhaps with what stands for it if it is not set."""
+SUM = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: lambda a, b: int(a / b),
+    ast.Mod: operator.mod,
+}  # fmt: skip
 SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl")
 
 
@@ -35,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.out is None:
             print(text, end="")
         else:
-            file = Path(given.out) / "experiment" / f"{Path(given.file).stem}.yaml"
+            file = Path(given.out) / "experiment" / f"{name_of(Path(given.file))}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-            print(f"{file}\nrun it: python -m embodied.train --config-dir {given.out} experiment={file.stem}")
+            folder = shlex.quote(given.out)
+            print(f"{file}\nrun it: python -m embodied.train --config-dir {folder} experiment={file.stem}")
     except EmbodiedError as error:
         print(told(error), file=sys.stderr)
         return 2
@@ -47,6 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print("\n".join(report(found)), file=sys.stderr)
     return 0
+
+
+def name_of(theirs: Path) -> str:
+    """Returns the name of an experiment: that of their file, unless ours has it or an override cannot say it."""
+    import yaml
+
+    from embodied.schema.groups import group_options
+
+    name = re.sub(r"[^\w.-]+", "_", theirs.stem, flags=re.ASCII)
+    taken = name in group_options("experiment") or not isinstance(yaml.safe_load(name), str)
+    return name if name[0].isalpha() and not taken else f"my_{name}"
 
 
 def report(found: Any) -> list[str]:
@@ -75,7 +96,8 @@ def report(found: Any) -> list[str]:
 
 def read(file: Path) -> Mapping[str, Any]:
     """Reads a nested configuration: YAML with its references, TOML, or ``KEY=VALUE`` words as a script has them.
-    Names of the shell stand for what the script sets them to, ``$HOME`` for the user's folder; nothing is run.
+    Names of the shell stand for what the script sets them to, or for their ``${NAME:-default}``; ``$HOME`` stands for
+    the user's folder. Whole numbers in ``$((…))`` are computed. Nothing is run.
 
     Raises:
         ConfigError: it is none of these.
@@ -100,10 +122,11 @@ def _words(text: str) -> dict[str, Any]:
     import yaml
 
     found: dict[str, Any] = {}
-    names = {"HOME": str(Path.home())}  # of the shell, where the script itself says what they are
-    for word in shlex.split(text.replace("\\\n", " "), comments=True):
+    names = {"HOME": str(Path.home()), "PWD": str(Path.cwd())}  # of the shell; the script itself says what others are
+    whole = SUM.sub(lambda at: f"$(({''.join(at[1].split())}))", text.replace("\\\n", " "))  # a word has no blanks
+    for word in shlex.split(whole, comments=True):
         key, equals, value = word.partition("=")
-        value = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda at: names.get(at[1] or at[2], at[0]), value)
+        value = _resolved(value, names)
         if equals and key.isidentifier():
             names[key] = value
         if equals and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.@/-]*", key) and "." in key:
@@ -113,6 +136,42 @@ def _words(text: str) -> dict[str, Any]:
                 inner = inner.setdefault(part, {})
             inner[name] = value if "$" in value else yaml.safe_load(value)
     return found
+
+
+def _resolved(value: str, names: Mapping[str, str]) -> str:
+    """A word of a script with the values of ``$NAME``, ``${NAME}``, ``${NAME:-default}`` and ``$((sum))``; what cannot
+    be known stays as it is."""
+
+    def named(at: re.Match[str]) -> str:
+        return names.get(at[1] or at[2], at[0] if at[3] is None else at[3])
+
+    while (new := SUM.sub(lambda at: _sum(at, names), NAME.sub(named, value))) != value:
+        value = new
+    return value
+
+
+def _sum(at: re.Match[str], names: Mapping[str, str]) -> str:
+    text = re.sub(r"[A-Za-z_]\w*", lambda name: names.get(name[0], name[0]), at[1])
+    try:
+        return str(_number(ast.parse(text.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
+        return at[0]
+
+
+def _number(node: ast.AST) -> int:
+    """The whole number that a sum of the shell gives.
+
+    Raises:
+        KeyError: it has anything but whole numbers, + - * / % and brackets.
+        ZeroDivisionError: it divides by 0.
+    """
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return OPERATIONS[type(node.op)](_number(node.left), _number(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand)
+    raise KeyError(type(node).__name__)
 
 
 def _yaml(file: Path, text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import signal
 import sys
@@ -97,11 +98,12 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         EmbodiedError: what hinders it.
     """
-    for name in ("max_batch", *OFFERED):
-        if getattr(given, name) <= 0:
+    for name in ("max_batch", "temperature", *OFFERED):
+        if not 0 < getattr(given, name) < math.inf:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(given, name)}", "give a number above 0")
-    if given.temperature <= 0 or not 0 <= given.seed < 1 << 64:
-        raise ConfigError(f"--temperature {given.temperature} --seed {given.seed}", "give numbers above 0")
+    for name, end in (("seed", 1 << 64), ("port", 1 << 16), ("threads", 1 << 16)):
+        if not 0 <= getattr(given, name) < end:
+            raise ConfigError(f"--{name} is {getattr(given, name)}", f"give a number from 0 to {end - 1}")
     token = access.read_token(given.token_file)
     access.check_host(given.host, token)
     certificate = access.tls(given.tls_cert, given.tls_key)
@@ -112,13 +114,14 @@ def run(given: argparse.Namespace) -> int:
     with console.progress("importing torch", brief=True):
         import torch
 
+        from embodied.learn.device import device_named
         from embodied.serving.loading import load
 
     # As embodied.run.build.reproducible_arithmetic, whose module imports what starts simulators.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     if given.threads > 0:
         torch.set_num_threads(given.threads)
-    device = "cuda" if given.device == "auto" and torch.cuda.is_available() else given.device.replace("auto", "cpu")
+    device = str(device_named(given.device, "--device"))
     with console.progress(f"loading {given.folder}", brief=True):
         loaded = load(given.folder, device, given.trust)
     print(f"{loaded.source}, on {device}", flush=True)
@@ -153,7 +156,8 @@ async def serve(
         for name in fields_of(env):
             print(f"  {name}: {env.obs[name].dtype} {list(env.obs[name].shape)}")
         print(f"  cameras: {', '.join(env.cameras) or 'none'}; {env.control_hz:g} control steps a second")
-        print(f"ready: ws{secure}://{given.host}:{port}, http{secure}://{given.host}:{port}/act", flush=True)
+        at = f"{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
+        print(f"ready: ws{secure}://{at}, http{secure}://{at}/act", flush=True)
         await ended.wait()
         print("ends: answering what is under way", flush=True)
     finally:

@@ -132,8 +132,12 @@ def _ask_process(making: Making, remake: bool, python: str | None) -> GymFacts:
     answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
     if not answers:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = lines[-1] if lines else f"exit status {done.returncode}"
-        raise ConfigError(f"{what} cannot be made: {said}", f"correct {KEY}; the same fails in a Python shell")
+        said = f": {lines[-1]}" if lines else ""
+        raise ConfigError(
+            f"the process that tried {what} ended with status {done.returncode}{said}",
+            f"correct the env, or {KEY}: gymnasium.make, reset() and some steps of random actions do the same in a "
+            "Python shell",
+        )
     answer = json.loads(answers[-1].removeprefix(_ANSWER))
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"], answer["remedy"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,7 @@ class Mapped:
             values: of the env, by root, with ``render`` if it is needed.
 
         Raises:
-            SpecMismatchError: an entry has another shape than at first.
+            SpecMismatchError: an entry has another shape than at first, or a number that is not finite.
         """
         for camera, source in enumerate(self.images):
             out["images"][camera] = self.picture(source.read(values), source.name)
@@ -92,6 +93,8 @@ class Mapped:
                     f"the state has {len(numbers)} numbers, expected {self.state_dim} as in the first observation",
                     f"leave entries whose shape changes out of {KEY}.state, or pad them with a wrapper",
                 )
+            if not np.isfinite(numbers).all():
+                raise _not_finite(self.state, parts)
             out["state"][:] = numbers
         if self.instruction is not None:
             instructions.write(str(self.instruction.read(values)), out[instructions.FIELD], cut=True)
@@ -112,14 +115,24 @@ class Mapped:
         return np.full((256, 256, 3), 128, np.uint8)
 
     def progress_of(self, values: Mapping[str, Any], success: bool) -> float:
-        """The env's own measure of progress; of a range, 1 where the task is solved. 0 if the entry is missing."""
+        """The env's own measure of progress; of a range, 1 where the task is solved. 0 if the entry is missing.
+
+        Raises:
+            SpecMismatchError: it is not finite.
+        """
         try:
             got = float(np.asarray(self.progress.read(values)).reshape(-1)[0])
         except KeyError:
             got = self.low
-        if self.low == self.high:
-            return got
-        return 1.0 if success else float(np.clip((got - self.low) / (self.high - self.low), 0.0, 1.0))
+        if self.low != self.high:
+            got = 1.0 if success else float(np.clip((got - self.low) / (self.high - self.low), 0.0, 1.0))
+        if not math.isfinite(got):
+            raise SpecMismatchError(
+                f"{KEY}.progress reads {self.progress.name}, which is {got}, expected a finite number",
+                f"correct the env; or end the episode before, or give another reward, in a wrapper ({KEY}.wrappers); "
+                f"or let {KEY}.progress read something else",
+            )
+        return got
 
 
 def mapping_of(wanted: Wanted, facts: GymFacts) -> Mapped:
@@ -277,6 +290,19 @@ def _range(given: Sequence[float] | None) -> tuple[float, float]:
             f"set {KEY}.progress_range=[0,10]: what stands for no progress, and what for a solved task",
         )
     return numbers[0], numbers[1]
+
+
+def _not_finite(sources: Sequence[Source], parts: Sequence[np.ndarray]) -> SpecMismatchError:
+    name, numbers = next(
+        (source.name, part) for source, part in zip(sources, parts, strict=True) if not np.isfinite(part).all()
+    )
+    first = int(np.flatnonzero(~np.isfinite(numbers))[0])
+    return SpecMismatchError(
+        f"{name} of an observation has the number {numbers[first]} (index {first} of {len(numbers)}), expected finite "
+        "ones: no policy can act on it",
+        f"correct the env; or replace the number or end the episode before in a wrapper ({KEY}.wrappers); or leave "
+        f"{name} out of {KEY}.state",
+    )
 
 
 def _check_list(key: str, got: Any, example: str) -> None:

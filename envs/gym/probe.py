@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 from embodied.errors import ConfigError, EmbodiedError
 
 from .facts import GymFacts
-from .settings import KEY, VECTOR_ENTRY_POINT, Making
+from .settings import KEY, VECTOR_ENTRY_POINT, Making, Task
 from .simulator import Simulator, action_facts, make, prepare, to_action
 from .sources import copied, difference, entries, listed
 from .vector_probe import describe_vector
@@ -30,6 +32,22 @@ def answer(making: Mapping[str, Any], remake: bool) -> dict[str, Any]:
         return {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
 
 
+@contextmanager
+def _named(task: Task) -> Iterator[None]:
+    """Says of an error of an env's code where it was raised. Raises :class:`ConfigError`."""
+    try:
+        yield
+    except EmbodiedError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"{task.name} was tried and raised {said} (in {where.name}, {where.filename} line {where.lineno})",
+            f"correct the env, or {KEY}: it was made, reset and stepped with random actions",
+        ) from error
+
+
 def describe(making: Making, remake: bool) -> GymFacts:
     """Makes, resets and steps each task's env. Raises :class:`EmbodiedError` if two tasks differ."""
     chosen = _gl(making)
@@ -38,7 +56,8 @@ def describe(making: Making, remake: bool) -> GymFacts:
     import gymnasium
 
     if making.vectorization == VECTOR_ENTRY_POINT:
-        return describe_vector(making)
+        with _named(making.tasks[0]):
+            return describe_vector(making)
     found = [_describe(making, number, remake) for number in range(len(making.tasks))]
     first = found[0]
     for task, other in zip(making.tasks, found, strict=True):
@@ -77,7 +96,11 @@ def _say(what: Any) -> str:
 
 
 def _describe(making: Making, number: int, remake: bool) -> dict[str, Any]:
-    task = making.tasks[number]
+    with _named(task := making.tasks[number]):
+        return _tried(making, task, remake)
+
+
+def _tried(making: Making, task: Task, remake: bool) -> dict[str, Any]:
     one = replace(making, tasks=(task,))
     render = "render_mode" not in task.make_kwargs and _makes_pictures(one)
     simulator = Simulator(one, render, remake=remake)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
+from embodied.errors import AssetsMissingError, ConfigError, SpecMismatchError, UnknownNameError
 from embodied.targets import load_target
 
 from .settings import KEY, Making, Task
@@ -126,22 +126,26 @@ class Simulator:
             self._made[task_id] = make(self._making.tasks[task_id], self._making, self._render)
         self._made.move_to_end(task_id)
         self.env = self._made[task_id]
-        self._from_action = from_action(self.env.action_space)
+        self._from_action = from_action(self.env.action_space, self._making.tasks[task_id].name)
         _make_current(self.env)
         obs, info = self.env.reset(seed=seed)
         self.values = {"obs": obs, "info": info, "reward": 0.0, "return": 0.0, "terminated": False, "truncated": False}
         self.ended = False
 
     def step(self, action: np.ndarray) -> None:
-        """Makes one step. After the end of the env's own episode nothing moves any more."""
+        """Makes one step. After the end of the env's own episode nothing moves any more.
+
+        Raises:
+            SpecMismatchError: the reward is no number.
+        """
         if self.ended:
             self.values = {**self.values, "reward": 0.0}
             return
         _make_current(self.env)  # a wrapper may draw in a step
         obs, reward, terminated, truncated, info = self.env.step(self._from_action(action))
-        total = self.values["return"] + float(reward)
+        reward = check_reward(reward)
         self.values = {
-            "obs": obs, "info": info, "reward": float(reward), "return": total,
+            "obs": obs, "info": info, "reward": reward, "return": self.values["return"] + reward,
             "terminated": bool(terminated), "truncated": bool(truncated),
         }  # fmt: skip
         self.ended = bool(terminated or truncated)
@@ -170,6 +174,17 @@ def _make_current(env: Any) -> None:
     for viewer in getattr(renderer, "_viewers", {}).values():
         if hasattr(viewer, "make_context_current"):
             viewer.make_context_current()
+
+
+def check_reward(reward: Any) -> float:
+    """Returns a reward as a number. Raises :class:`SpecMismatchError` if it is none."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        raise SpecMismatchError(
+            f"step() gave the reward {reward!r}, expected a number",
+            f"let the env, or a wrapper of {KEY}.wrappers, give a float",
+        ) from None
 
 
 def check_picture(picture: Any, name: str) -> np.ndarray:
@@ -211,8 +226,9 @@ def action_facts(space: Any, name: str) -> Mapping[str, Any]:
     return {"low": low.tolist(), "high": high.tolist()}
 
 
-def from_action(space: Any) -> Callable[[np.ndarray], Any]:
-    """Returns what turns an action of ours into one of the env's."""
+def from_action(space: Any, name: str) -> Callable[[np.ndarray], Any]:
+    """Returns what turns an action of ours into one of the env's; raises as :func:`action_facts` does."""
+    action_facts(space, name)
     if hasattr(space, "n"):
         first = int(space.start)
         return lambda action: first + int(action)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,10 +76,12 @@ class Rule:
         return cls(Source.of(found[1], key), found[2], float(found[3]))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether it holds; not where its entry is missing, as in the ``info`` of some envs' first steps."""
+        """Whether it holds; not where its entry is NaN or missing, as in the ``info`` of some envs' first steps."""
         try:
             got = float(np.asarray(self.source.read(values)).reshape(-1)[0])
         except (KeyError, IndexError, TypeError, ValueError):
+            return False
+        if math.isnan(got):
             return False
         return bool(_HOLDS[self.compare](got, self.bound)) if self.compare else bool(got)
 
@@ -127,13 +130,18 @@ def copied(value: Any) -> Any:
 def difference(one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]) -> str:
     """How two episodes differ in observations and rewards; "" if they do not."""
     for number, (a, b) in enumerate(zip(one, two, strict=False)):
-        if a["reward"] != b["reward"]:
+        if not _equal(np.asarray(a["reward"]), np.asarray(b["reward"])):
             return f"the reward of step {number} is {a['reward']} and then {b['reward']}"
         for name in entries("obs", a["obs"]):
             left, right = (np.asarray(Source(name).read(step)) for step in (a, b))
-            if left.shape != right.shape or not np.array_equal(left, right):
+            if not _equal(left, right):
                 return f"{name} differs after {number} steps"
     return ""
+
+
+def _equal(left: np.ndarray, right: np.ndarray) -> bool:
+    """Whether two arrays have the same shape and values; a NaN equals a NaN."""
+    return np.array_equal(left, right, equal_nan=left.dtype.kind == right.dtype.kind == "f")
 
 
 def listed(found: Mapping[str, tuple[tuple[int, ...], str]]) -> str:

@@ -23,7 +23,7 @@ from embodied.types import Obs, Start, StepResult
 
 from .mapping import Mapped
 from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, Making
-from .simulator import check_picture, from_action, made, wrapped
+from .simulator import check_picture, check_reward, from_action, made, wrapped
 from .sources import RENDER, copied
 
 MEND = (
@@ -119,7 +119,7 @@ class Copies:
         options = None
         if self.env is None:  # the first reset is of all: some vector envs have nothing to show of the others
             self.env = make_vector(self._making, self._render, self._number)
-            self._from_action = from_action(self.env.single_action_space)
+            self._from_action = from_action(self.env.single_action_space, self._making.tasks[0].name)
         else:
             mask = np.zeros(self._number, bool)
             mask[list(seeds)] = True
@@ -151,7 +151,7 @@ class Copies:
                 self._over.add(copy)
             if not moving[copy]:
                 continue
-            reward = float(rewards[copy])
+            reward = check_reward(rewards[copy])
             self.values[copy] = {
                 "obs": copied(obs), "info": _info_of(info, copy, self._number), "reward": reward,
                 "return": self.values[copy]["return"] + reward, "terminated": bool(terminated[copy]),

@@ -87,7 +87,7 @@ class Reading:
         if self.data_source_key is not None:
             fields["data_source"] = value_of(row, self.data_source_key)
         prompt = self._fitting(prompt)
-        return Problem(prompt, answer, fields, number, self._pictures(prompt, row, number))
+        return Problem(prompt, answer, fields, number, pictures=self._pictures(prompt, row, number))
 
     def _pictures(self, prompt: Prompt, row: Row, number: int) -> tuple[Any, ...]:
         """The row's pictures, one for each place in the prompt."""

@@ -97,7 +97,9 @@ class TextEnv:
         """Does nothing: the constructor has read the data's index and says what is wrong with it."""
 
     def prepare(self) -> WorkerFacts:
-        """Says how many problems each source has, and which rows were skipped."""
+        """Loads what verdicts need. Says how many problems each source has, and which rows were skipped."""
+        if isinstance(self._verify, Loads):
+            self._verify.load()
         extra = {
             f"problems of {source.name}": "; ".join((f"{len(source):,} starts", *source.notes))
             for source in self._sources
@@ -134,7 +136,7 @@ class TextEnv:
 
     def _judge(self, response: str) -> StepResult:
         """Verifies the response, which ends the episode."""
-        verdict = self._verify(self._problem, response)
+        verdict = self._verify(replace(self._problem, asked=self._progress.prompt), response)
         turn = self._progress.turn + 1
         self._progress = replace(self._progress, turn=turn, response=response, verdict=verdict)
         info = {
@@ -170,6 +172,13 @@ class TextEnv:
         """Ends the verifier's helper processes. Other slots of the process that use them start them again."""
         if isinstance(self._verify, Closes):
             self._verify.close()
+
+
+@runtime_checkable
+class Loads(Protocol):
+    """A verifier that imports or reads something before its first verdict."""
+
+    def load(self) -> None: ...
 
 
 @runtime_checkable

@@ -15,6 +15,8 @@ class Problem:
     answer: Any  # what the data says is right; None if there is none
     fields: Mapping[str, Any]  # the row's other columns, e.g. data_source
     number: int  # of the problem in its source
+    # what the policy has read before this response; with several turns the transcript so far. None = the prompt
+    asked: str | tuple[Mapping[str, str], ...] | None = None
     pictures: tuple[Any, ...] = field(default=(), repr=False)  # as the row has them; a verifier gets none
 
 

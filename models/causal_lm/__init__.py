@@ -12,7 +12,7 @@ Importing this package imports neither torch nor transformers.
 | ``tokenizer.py``, ``characters.py`` | text ↔ tokens: chat template, truncation, ends of a text |
 | ``pictures.py`` | what a vision-language model says of pictures: their size, their tokens in a prompt |
 | ``vision.py`` | the frozen part that reads pictures, and what it puts into prompts |
-| ``counting.py`` | counts the tokens of prompts, before a run begins |
+| ``counting.py`` | prompts by the tokenizer alone: their numbers of tokens before a run begins, their texts |
 | ``trunk.py``, ``attention.py`` | runs the network's layers on tokens laid end to end |
 | ``packing.py`` | lays prompts and responses end to end for a training pass |
 | ``context_parallel.py`` | computes the texts of a training pass by several processes |
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from .policy import CausalLMPolicy
     from .reward_model import RewardModel
 
-__all__ = ["Settings", "build_policy", "build_reward_model", "image_size", "prompt_counter", "prompt_counter_files"]
+__all__ = [
+    "Settings", "build_policy", "build_reward_model", "image_size", "prompt_counter", "prompt_counter_files",
+    "prompt_reader",
+]  # fmt: skip
 
 
 def build_policy(**kwargs: Any) -> CausalLMPolicy:
@@ -108,6 +111,22 @@ def image_size(model_path: str | None) -> int | None:
     return None if model_path is None else said_size(Path(model_path).expanduser())
 
 
+def prompt_reader(max_prompt_tokens: int, truncation: str, **others: Any) -> Callable[[Sequence[str]], list[str]]:
+    """Makes a function that gives the texts of prompts as the policy reads them, without its network: by the chat
+    template, with special tokens, cut where the policy cuts. Verifiers hand them to others
+    (``data.return_full_prompt``). The arguments are the fields of Settings of that name; the others are those of
+    :func:`prompt_counter`.
+
+    Raises:
+        ConfigError: a key has a wrong value.
+        CheckpointError: the folder has no tokenizer that can be read.
+    """
+    from .counting import PromptReader
+
+    given = {"max_prompt_tokens": max_prompt_tokens, "truncation": truncation, **others}
+    return PromptReader(Settings.from_kwargs(given))
+
+
 def build_reward_model(
     model_path: str, tokenizer_path: str | None = None, max_length: int = 2048, micro_batch_size: int = 16,
     precision: str = "fp32", offload_weight: bool = False, trust_remote_code: bool = False,
@@ -137,4 +156,13 @@ def build_reward_model(
 # The configuration is checked against this signature. Taking it from the dataclass keeps one list of keys.
 build_policy.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(Settings).parameters.values()]
+)
+# Which keys of the model it is given is taken from this one.
+prompt_reader.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for function in (prompt_counter, prompt_reader)
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
 )

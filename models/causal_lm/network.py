@@ -58,7 +58,7 @@ def load_tokenizer(settings: Settings) -> Any:
 def _tokenizer_of(settings: Settings) -> Any:
     path = settings.tokenizer_path or settings.model_path
     if path is None:
-        return character_tokenizer(settings.characters)
+        return character_tokenizer(settings.alphabet)
     from_file = settings.gguf_file is not None and settings.tokenizer_path is None
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if from_file else {}
     folder = folder_of(path, "actor.model.tokenizer_path" if settings.tokenizer_path else "actor.model.model_path")

@@ -29,7 +29,7 @@ from .flops import Work, work_of
 from .network import FORMATS
 from .own_code import told
 from .settings import Settings
-from .tokenizer import TextTokenizer
+from .tokenizer import MORE_CHARACTERS, TextTokenizer
 from .trunk import Trunk
 from .value_head import ValueHead
 from .vision import Vision, check_pictures
@@ -128,15 +128,27 @@ class CausalLMPolicy(nn.Module):
         return {"tokens": tokens.to(actions.device), "length": lengths.to(actions.device)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
-        """See :meth:`embodied.protocols.Policy.probe`: says if answers may be longer than the env takes."""
-        ascii_alone = self.settings.model_path is None and self.settings.characters.isascii()
+        """See :meth:`embodied.protocols.Policy.probe`: says if answers may be longer than the env takes, and if prompts
+        have characters without a token."""
+        return (*self._too_long(), *self._unknown(obs))
+
+    def _too_long(self) -> Iterator[str]:
+        ascii_alone = self.settings.model_path is None and self.settings.alphabet.isascii()
         likely = (1 if ascii_alone else 4) * self.settings.max_new_tokens  # bytes
-        if self.max_bytes >= likely:
-            return ()
-        return (
-            f"answers of more than {self.max_bytes} bytes are cut, and {self.settings.max_new_tokens} tokens may have "
-            f"{likely}: what stands at the end, such as the result, would be lost (env.train.max_response_bytes)",
-        )
+        if self.max_bytes < likely:
+            yield (
+                f"answers of more than {self.max_bytes} bytes are cut, and {self.settings.max_new_tokens} tokens may "
+                f"have {likely}: what stands at the end, such as the result, would be lost "
+                "(env.train.max_response_bytes)"
+            )
+
+    def _unknown(self, obs: Mapping[str, Tensor]) -> Iterator[str]:
+        unknown = self.tokenizer.tokenizer.unk_token_id
+        if self.settings.model_path is None and (obs["prompt_ids"] == unknown).any():
+            yield (
+                "prompts have characters that the policy reads as one, because its tokenizer has no tokens for them: "
+                f"{MORE_CHARACTERS}"
+            )
 
     def decoding(self, lanes: int, enforce_eager: bool = True) -> LaneDecoding:
         """See :meth:`embodied.protocols.Decodes.decoding`."""
@@ -203,6 +215,15 @@ class CausalLMPolicy(nn.Module):
     def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
         """See :meth:`embodied.protocols.CountsTokens.tokens`."""
         return records["prompt_length"].astype(np.int64) + records["length"]
+
+    def prompt_texts(self, prompts: Sequence[str]) -> list[str]:
+        """See :meth:`embodied.protocols.ShowsTokens.prompt_texts`."""
+        return [self.tokenizer.shown(prompt) for prompt in prompts]
+
+    def token_texts(self, records: Mapping[str, np.ndarray]) -> list[list[str]]:
+        """See :meth:`embodied.protocols.ShowsTokens.token_texts`."""
+        pairs = zip(records["tokens"].tolist(), records["length"].tolist(), strict=True)
+        return [self.tokenizer.pieces(tokens[:length]) for tokens, length in pairs]
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`."""

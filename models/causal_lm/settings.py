@@ -15,6 +15,7 @@ from ..shared.keys import as_tuple, bad
 
 # Of a tokenizer that is built here: digits, lower-case letters, and what sums and sentences need.
 CHARACTERS = " \n0123456789+-*/=()<>.,:;?!'abcdefghijklmnopqrstuvwxyz"
+ASCII = "\n" + "".join(map(chr, range(32, 127)))  # what ``characters: ascii`` stands for
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Settings:
     # ids of tokens that end a text, in place of the tokenizer's; the first is appended to demonstrated answers
     end_tokens: int | Sequence[int] | None = None
     attn_implementation: str = "sdpa"  # torch's, over texts that are laid end to end; there is no other
-    characters: str = CHARACTERS  # without model_path: each is a token of the tokenizer that is built here
+    # without model_path: each is a token of the tokenizer that is built here; ascii = the line break and all that ASCII
+    # can print. Another one in a prompt or in a demonstrated answer is refused
+    characters: str = CHARACTERS
     seed: int = 0  # of random initialisation: network, adapters, value head
     # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
     # trainer scales the loss (actor.grad_scaler)
@@ -150,8 +153,13 @@ class Settings:
             raise bad("chat_template", self.chat_template, reason, "set actor.model.chat=always or remove the key")
         if self.chat_template and not Path(self.chat_template).is_file():
             raise bad("chat_template", self.chat_template, "there is no such file", "give a file with a Jinja template")
-        if len(set(self.characters)) != len(self.characters) or not self.characters:
+        if len(set(self.alphabet)) != len(self.alphabet) or not self.characters:
             raise bad("characters", self.characters, "each must stand there once", "list each character once")
+
+    @property
+    def alphabet(self) -> str:
+        """The characters that are tokens where the tokenizer is built here."""
+        return ASCII if self.characters == "ascii" else self.characters
 
     @property
     def values(self) -> int:

@@ -17,6 +17,9 @@ from .pictures import Pictures, expanded, with_parts
 from .settings import Settings
 
 MOST_KEPT = 1 << 14  # prompts whose tokens are kept
+MORE_CHARACTERS = (
+    "set actor.model.characters to all characters of prompts and answers (ascii: those that ASCII can print)"
+)
 BLANK = "\u2581"  # begins the names of tokens with a blank in front, in vocabularies of SentencePiece
 
 
@@ -69,6 +72,20 @@ class TextTokenizer:
             self._kept.popitem(last=False)
         return ids
 
+    def shown(self, text: str) -> str:
+        """A prompt as the policy reads it: the text of :meth:`prompt`, with special tokens.
+
+        Raises:
+            SpecMismatchError: as :meth:`prompt`.
+        """
+        return self.tokenizer.decode(self.prompt(text), clean_up_tokenization_spaces=False)
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token, with special ones. A token that holds a part of a character alone is ``\ufffd``."""
+        texts = self.tokenizer.batch_decode([[token] for token in tokens], clean_up_tokenization_spaces=False)
+        names = self.tokenizer.convert_ids_to_tokens(list(tokens))
+        return [_with_blank(text, name or "") for text, name in zip(texts, names, strict=True)]
+
     def length(self, text: str) -> int:
         """Tokens of a prompt or of a conversation, before it is cut."""
         return max(1, len(self._encoded(text)))
@@ -113,6 +130,21 @@ class TextTokenizer:
         count, own = text.count(instructions.PICTURE), self.tokenizer.convert_ids_to_tokens(self.pictures.token)
         return expanded(text.replace(instructions.PICTURE, own), self.pictures, self.tokenizer, count)
 
+    def _check_known(self, text: str, ids: Sequence[int]) -> None:
+        """Refuses an answer that the policy cannot write."""
+        unknown = self.tokenizer.unk_token_id
+        if unknown not in ids:
+            return
+        encoded = {one: self.tokenizer(one, add_special_tokens=False).input_ids for one in dict.fromkeys(text)}
+        if missing := [one for one, found in encoded.items() if unknown in found]:
+            raise SpecMismatchError(
+                f"a demonstrated answer has characters for which the tokenizer has no token ({' '.join(missing)}): "
+                f"'{text[:60]}{'…' if len(text) > 60 else ''}'",
+                f"{MORE_CHARACTERS}, also in a training that begins with these weights"
+                if self.settings.model_path is None
+                else "remove them from the answers, or take a model that has tokens for them",
+            )
+
     def _fitted(self, ids: list[int], text: str) -> list[int]:
         most, side = self.settings.max_prompt_tokens, self.settings.truncation
         if len(ids) <= most:
@@ -130,10 +162,16 @@ class TextTokenizer:
 
     def responses(self, texts: Sequence[str], most: int) -> list[list[int]]:
         """Tokens of answers with the token that ends each, cut after ``most``. Those of the last few calls are kept: a
-        step of supervised training asks for the same ones more than once."""
+        step of supervised training asks for the same ones more than once.
+
+        Raises:
+            SpecMismatchError: a character has no token.
+        """
         new = [text for text in dict.fromkeys(texts) if text not in self._answers]
         if new:
             encoded = self.tokenizer(new, add_special_tokens=False).input_ids  # one call: most of it is its overhead
+            for text, ids in zip(new, encoded, strict=True):
+                self._check_known(text, ids)
             self._answers.update(zip(new, encoded, strict=True))
         found = [[*self._answers[text], self.ends[0]][:most] for text in texts]
         while len(self._answers) > MOST_KEPT:
@@ -183,6 +221,11 @@ class TextTokenizer:
         most = 4 * max(map(len, stop)) + 4
         tail = self.decode(tokens[-most:])
         return any(text in tail for text in stop)
+
+
+def _with_blank(text: str, name: str) -> str:
+    """A token's text with the blank before it, which a tokenizer of SentencePiece leaves out at the beginning."""
+    return f" {text}" if name.startswith(BLANK) and not text.startswith(" ") else text
 
 
 def check_stop(stop: tuple[str, ...]) -> None:

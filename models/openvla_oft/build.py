@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embodied.files import check_export, reading
 
-from ..shared.compiled import compile_blocks
+from ..shared.compiled import CompiledBlocks
 from ..shared.files import FORMATS, read_safetensors
 from ..shared.keys import bad
 from ..shared.lora import inject, load_adapter
@@ -60,8 +60,9 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     _set_precision(policy, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(policy)
-    if settings.torch_compile:
-        compile_blocks(policy.model, policy._no_split_modules, settings.torch_compile_backend)
+    if settings.compiles:
+        backend, names = settings.torch_compile_backend, policy._no_split_modules
+        policy.compiled = CompiledBlocks(policy.model, names, backend, on=settings.torch_compile)
     policy.find_training_modules()
     policy.attention_open = _is_open(settings, folder)
     return policy

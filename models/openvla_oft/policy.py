@@ -19,7 +19,7 @@ from embodied.logprobs import LOGPROB_DTYPES
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
 from ..shared import sampling as drawing
-from ..shared.compiled import bucket, filled
+from ..shared.compiled import CompiledBlocks, bucket, filled
 from ..shared.files import FORMATS
 from ..shared.offload import activations_on_host
 from ..shared.quantized import numbers_of
@@ -70,6 +70,7 @@ class OpenVLAOFTPolicy(nn.Module):
         self.padded = False  # whether the bound prompts differ in length
         self.attention_open = False  # whether the mask is a guess until the first observations settle it
         self.attention_probe: dict[str, float] = {}  # attention mask → nats, once it was probed (see .probe)
+        self.compiled: CompiledBlocks | None = None  # if acting or learning runs compiled blocks
         self.env: EnvSpec | None = None  # that it is bound to
         self._tasks: tuple[str, ...] = ()  # instructions of the bound env
         self._row: dict[str, int] = {}  # instruction → row of the table of prompts
@@ -269,18 +270,23 @@ class OpenVLAOFTPolicy(nn.Module):
             return self.model.generate(self._inputs(obs), choose)
 
     def _read_out(self, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> ReadOut:
-        """The one forward pass behind ``act`` and ``evaluate``."""
+        """The one forward pass behind ``act`` (without ``tokens``) and ``evaluate``."""
         with self._number_format(), self._saving():
             inputs = self._inputs(obs)
-            if not self.settings.torch_compile:
+            if self.compiled is None:
                 return self.model(*inputs, tokens)
             rows, given = len(inputs.prompt), (*inputs, tokens)
-            most = self.settings.torch_compile_max_bs
-            if most is not None and rows > most and not torch.is_grad_enabled():
-                with torch.compiler.set_stance("force_eager"):
+            on = self._runs_compiled(acting=tokens is None, rows=rows)
+            with self.compiled.switched(on):
+                if not on:
                     return self.model(*given)
-            read = self.model(*(None if t is None else filled(t, bucket(rows)) for t in given))
+                read = self.model(*(None if t is None else filled(t, bucket(rows)) for t in given))
             return ReadOut(read.hidden[:rows], read.logits[:rows])
+
+    def _runs_compiled(self, acting: bool, rows: int) -> bool:
+        settings = self.settings
+        most = None if torch.is_grad_enabled() else settings.torch_compile_max_bs
+        return (settings.acts_compiled if acting else settings.torch_compile) and (most is None or rows <= most)
 
     def _inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
         images, row = obs["images"][:, : self.model.net.num_images], obs["prompt"].long()

@@ -94,6 +94,8 @@ class Settings:
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass: a third slower, far less memory
     activation_offload: bool = False  # keep activations in host memory until the backward pass; with the key above
     torch_compile: bool = False  # compile each transformer block; the first calls of a run then take minutes
+    # the same for acting alone, beside learning and scoring; null = as torch_compile
+    torch_compile_acting: bool | None = None
     torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
     torch_compile_max_bs: int | None = None  # a larger batch runs as it is where no gradient is taken; null = none does
     low_cpu_mem_usage: bool = True  # false permits a second copy of the weights; none is made
@@ -124,7 +126,7 @@ class Settings:
             reason = "nothing is downloaded: model_path is a folder, which has one revision"
             raise bad("model_revision", self.model_revision, reason, "remove the key")
         self._check_types()
-        check_quantization(self, self.torch_compile)
+        check_quantization(self, self.compiles)
         self._check_attention()
         self._check_numbers()
         self._check_patterns()
@@ -133,6 +135,8 @@ class Settings:
         for key in BOOLEANS:
             if not isinstance(getattr(self, key), bool):
                 raise bad(key, getattr(self, key), "it is a switch", "set it to true or false")
+        if not isinstance(self.torch_compile_acting, bool | None):
+            raise bad("torch_compile_acting", self.torch_compile_acting, "it is a switch", "set it to true or false")
 
     def _check_attention(self) -> None:
         if self.attn_implementation == "flash_attention_2":
@@ -147,9 +151,10 @@ class Settings:
             if self.attention == "bidirectional":
                 reason = "decoding is autoregressive, so no token can see those behind it"
                 raise bad("attention", self.attention, reason, "set it to causal")
-            if self.torch_compile:
+            if self.compiles:
                 reason = "decoding is autoregressive, so each token would be another shape to compile"
-                raise bad("torch_compile", True, reason, "set it to false")
+                key = "torch_compile" if self.torch_compile else "torch_compile_acting"
+                raise bad(key, True, reason, "set it to false")
             if self.num_action_chunks != 1:
                 reason = "an autoregressive network answers with one action"
                 raise bad("num_action_chunks", self.num_action_chunks, reason, "set it to 1")
@@ -182,6 +187,14 @@ class Settings:
                 re.compile(pattern)
             except re.error as error:
                 raise bad("freeze_pattern", pattern, f"not a regular expression: {error}", "correct it") from error
+
+    @property
+    def acts_compiled(self) -> bool:
+        return self.torch_compile if self.torch_compile_acting is None else self.torch_compile_acting
+
+    @property
+    def compiles(self) -> bool:
+        return self.torch_compile or self.acts_compiled
 
     @property
     def freeze_patterns(self) -> tuple[str, ...]:

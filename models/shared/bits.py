@@ -42,7 +42,7 @@ def check_quantization(settings: Quantizes, compiled: bool = False) -> None:
         raise bad(KEY, bits, reason, "set actor.model.is_lora=true, or this key to null")
     if compiled:
         reason = "a compiled block was not tried with such weights"
-        raise bad(KEY, bits, reason, "set actor.model.torch_compile=false")
+        raise bad(KEY, bits, reason, "set actor.model.torch_compile=false rollout.use_torch_compile=false")
     if find_spec("bitsandbytes") is None:
         raise AssetsMissingError(
             f"actor.model.{KEY}={bits} needs the Python package 'bitsandbytes', which is not installed", INSTALL

@@ -205,6 +205,12 @@ def test_a_blank_before_a_word_may_complete_a_stop(of_words):
     assert [WORDS[i] for i, may in enumerate(of_words.may_complete(("Q:",))) if may] == [":"]
 
 
+def test_pieces_show_how_a_text_was_cut(of_words):
+    tokens = [WORDS.index(word) for word in ("▁Foo", "a", ":", "▁Q", "</s>")]
+    assert of_words.pieces(tokens) == [" Foo", "a", ":", " Q", "</s>"]
+    assert of_words.pieces([]) == []
+
+
 def test_a_special_token_that_no_text_shows_is_no_stop(of_words):
     with pytest.raises(ConfigError, match=r"special token '<\|tool\|>'.*never shows") as raised:
         of_words.may_complete(("a", "<|tool|>"))

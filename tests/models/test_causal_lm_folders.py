@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from causal_lm_texts import ENV, SIZES, TEXTS, answered, make
@@ -168,6 +169,24 @@ def test_prompts_of_any_kind_are_answered():
     told = policy.encode_instructions(["", "Ünïcode"])
     assert told["prompt_length"].tolist() == [1, 7]
     assert policy.act(told, torch.rand(2, 12), Sampling()).fields["length"].min() >= 1
+
+
+def rows_of(text: str) -> torch.Tensor:
+    rows = np.zeros((1, 1, 40), np.uint8)
+    instructions.write(text, rows[0, 0])
+    return torch.from_numpy(rows)
+
+
+def test_characters_without_a_token_are_said_and_may_not_be_demonstrated():
+    policy, ascii_policy = make(), make(characters="ascii")
+    for text, lines in (("1+2=", 0), ("What is 1+2?", 1)):
+        assert len(policy.probe(policy.encode_instructions([text]))) == lines
+        assert ascii_policy.probe(ascii_policy.encode_instructions([text])) == ()
+    with pytest.raises(SpecMismatchError, match=re.escape(r"has no token (\ { }): '\boxed{3}'")) as raised:
+        policy.encode_actions(rows_of(r"\boxed{3}"))
+    assert "actor.model.characters" in raised.value.remedy
+    told = ascii_policy.encode_actions(rows_of(r"\boxed{3}"))
+    assert ascii_policy.tokenizer.text(told["tokens"][0, : told["length"][0]].tolist()) == r"\boxed{3}"
 
 
 def test_what_pads_a_tokenizer_is_exported_and_fills_up_rows(folder, tmp_path):

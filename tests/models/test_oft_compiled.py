@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from embodied.models.openvla_oft import build_policy
@@ -91,6 +93,30 @@ def test_batches_above_the_bound_act_as_they_are(make, observe, noise, graphs) -
         build_policy(torch_compile_max_bs=0)
 
 
+@pytest.mark.parametrize(("acting", "learning"), [(True, False), (False, True)])
+def test_acting_alone_or_learning_alone_is_compiled(make, observe, noise, graphs, acting, learning) -> None:
+    """The other has the bits of a policy without compiled blocks. Layers that a backward pass computes again are
+    called as in the forward pass. A second round compiles nothing."""
+    keys: dict[str, Any] = {**SMALL, "is_lora": True, "lora_rank": 4, "gradient_checkpointing": True}
+    policy = make(**{**keys, **COMPILED, "torch_compile": learning, "torch_compile_acting": acting})
+    plain, obs = make(**keys), observe(3)
+    for rounds in range(2):
+        graphs.frame_count = 0
+        fields = policy.act(obs, noise(3), Sampling()).fields
+        assert graphs.frame_count == KINDS * acting * (rounds == 0)
+        records = {**obs, **fields}
+        graphs.frame_count = 0
+        with torch.no_grad():
+            scored = policy.train().evaluate(records, Sampling()).logprobs
+        result, got = gradients(policy, records)
+        assert graphs.frame_count == KINDS * 2 * learning * (rounds == 0)
+        assert torch.equal(scored, result.logprobs)
+    wanted_fields, (wanted, gradient) = plain.act(obs, noise(3), Sampling()).fields, gradients(plain, records)
+    assert learning or torch.equal(result.logprobs, wanted.logprobs)
+    assert learning or all(torch.equal(got[name], value) for name, value in gradient.items())
+    assert acting or all(map(torch.equal, fields.values(), wanted_fields.values()))
+
+
 @pytest.mark.slow
 def test_the_numbers_agree_with_the_real_compiler(make, observe, noise) -> None:
     """Minutes of g++ on a CPU."""
@@ -126,6 +152,10 @@ def test_what_cannot_be_compiled(monkeypatch) -> None:
         build_policy(torch_compile=True, torch_compile_backend="inducter")
     with pytest.raises(ConfigError, match="torch_compile"):
         build_policy(torch_compile=True, decoding="autoregressive", attention="causal", num_action_chunks=1)
+    with pytest.raises(ConfigError, match="torch_compile_acting"):
+        build_policy(torch_compile_acting=True, decoding="autoregressive", attention="causal", num_action_chunks=1)
+    with pytest.raises(ConfigError, match="torch_compile_acting"):
+        build_policy(torch_compile_acting="sometimes")
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no-such-compiler"):

@@ -11,7 +11,8 @@
 | ``deaf`` | keeps the first weights that it was given |
 | ``slow`` | needs 0.3 s for a step |
 | ``sleepless`` | raises when it is to sleep |
-| ``forgets`` | leaves a tensor out of what it says to have loaded |
+| ``forgets`` | leaves the first tensor out of what it says to have loaded |
+| ``changes`` | changes a number of the last tensor before it reads |
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "embodied" / "runtime" / "engine" / "child"))
 
 from serve import Answer, serve
-from weights_file import follow, read
+from weights_file import read
 
 
 class FakeEngine:
@@ -99,13 +100,17 @@ class FakeEngine:
         return letter in sampling["ends"] or len(tokens) == sampling["max_tokens"]
 
     def load(self, path):
-        tensors = checksum = 0
+        found = []
+        if self._happens("changes"):
+            with open(path, "r+b") as file:
+                file.seek(-64, os.SEEK_END)
+                file.write(b"\x01")
         print("the weights came in", *{facts["dtype"] for facts, _ in read(path)}, flush=True)
         for facts, numbers in read(path):
-            tensors, checksum = tensors + 1, follow(checksum, facts["checksum"])
+            found.append(facts)
             if self._table is None or not self._happens("deaf"):
                 self._table = in_own_format(facts, numbers)
-        return tensors - self._happens("forgets"), checksum
+        return found[self._happens("forgets") :]
 
     def sleep(self):
         assert not self.busy

@@ -23,7 +23,7 @@ from embodied.errors import EngineError
 from embodied.observe.timing import Sections
 from embodied.random import Stream
 from embodied.run.engine_process import SERVE
-from embodied.runtime.engine.child.weights_file import DamagedWeights, read
+from embodied.runtime.engine.child.weights_file import read
 from embodied.runtime.engine.child.wire import Reader, pack
 from embodied.runtime.engine.engine import Engine, EngineConfig
 from embodied.runtime.engine.port import EnginePort
@@ -42,13 +42,15 @@ TEXT = {"target": "embodied.testing.FakeTextEnv", "kind": FakeTextEnv, "turns": 
 
 
 @contextmanager
-def open_engine(policy, logs, *faults, at_once=4, said=None, sleeps=False, weights=None, **changes) -> Iterator[Engine]:
+def open_engine(
+    policy, logs, *faults, at_once=4, said=None, sleeps=False, weights=None, evidence=None, **changes
+) -> Iterator[Engine]:
     options = {"init_timeout_s": 20.0, "answer_timeout_s": 20.0, "max_restarts": 2, "remedy": "install it", **changes}
     config = EngineConfig(
         (sys.executable, str(FAKE), *faults), {"max_num_seqs": at_once, "sleeps": sleeps}, {}, logs / "logs", **options
     )  # fmt: skip
     said = [] if said is None else said
-    engine = Engine(config, policy, said.append, lambda name: nullcontext(said.append(name)), weights)
+    engine = Engine(config, policy, said.append, lambda name: nullcontext(said.append(name)), weights, evidence)
     try:
         yield engine
     finally:
@@ -277,12 +279,6 @@ def test_an_engine_that_keeps_old_weights_is_refused(make_rig, tmp_path):
         assert engine.take_metrics()["rollout/engine_logprob_gap_mean"] > 0.01
 
 
-def test_an_engine_that_loads_something_else_is_refused(rig, tmp_path):
-    said = "the engine read 0 tensors with checksum"
-    with open_engine(rig.policy, tmp_path, "forgets") as engine, pytest.raises(EngineError, match=said):
-        engine.begin(Sampling())
-
-
 def test_greedy_texts_depend_on_no_seed_and_are_not_compared(rig, asked, tmp_path):
     texts = []
     with open_engine(rig.policy, tmp_path) as engine:
@@ -388,19 +384,8 @@ def test_weights_are_read_as_they_were_written(dtype):
             facts["name"]: torch.frombuffer(numbers, dtype=getattr(torch, facts["dtype"])).view(facts["shape"])
             for facts, numbers in read(file.path)
         }
-        assert written[0] == len(got) == 3
+        assert [one["name"] for one in written] == [*got] == [*sent]
         assert all(torch.equal(got[name], tensor) for name, tensor in sent.items())
-    file.close()
-
-
-def test_a_number_that_changed_on_its_way_is_found():
-    file = WeightsFile()
-    file.write([("a", torch.zeros(100)), ("b", torch.ones(100))])
-    with open(file.path, "r+b") as opened:
-        opened.seek(-64, 2)
-        opened.write(b"\x01")
-    with pytest.raises(DamagedWeights, match="checksum of b"):
-        list(read(file.path))
     file.close()
 
 

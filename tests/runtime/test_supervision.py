@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from rig import BOTH_STARTS, records
 
-from embodied.errors import RendererUnavailableError, WorkerDiedError, WorkerHungError
+from embodied.errors import RendererUnavailableError, SpecMismatchError, WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.plan import train_plan, with_videos
 from embodied.runtime.pool import Back, Deadlines, Lost
@@ -239,6 +239,12 @@ def test_a_finished_episode_forgives(make_rig, undisturbed):
 def test_an_error_that_is_explained_is_not_retried(make_rig):
     rig = make_rig(slots=2, workers=2, max_restarts=3, target="broken_envs.NoRendererInReset")
     with pytest.raises(RendererUnavailableError, match="no renderer in this reset"):
+        collect(rig)
+
+
+def test_a_reward_that_is_not_finite_ends_the_rollout_with_its_step(make_rig):
+    rig = make_rig(slots=2, workers=2, max_restarts=3, target="broken_envs.RewardIsNan")
+    with pytest.raises(SpecMismatchError, match=r"reward of control step 1 is nan \(task \d, seed \d+\)"):
         collect(rig)
 
 

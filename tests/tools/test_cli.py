@@ -39,6 +39,11 @@ def test_no_verb_and_an_unknown_one(capsys):
     assert capsys.readouterr().out.startswith("embodied 0.")
 
 
+def test_the_package_is_the_command():
+    said = subprocess.run([sys.executable, "-m", "embodied", "trian"], capture_output=True, text=True, timeout=60)
+    assert (said.returncode, "Did you mean 'train'?" in said.stderr) == (2, True)
+
+
 def test_a_verb_gets_the_words_behind_it(capsys, monkeypatch):
     monkeypatch.setattr(import_module("embodied.train"), "main", lambda words: print(words) or 130)
     assert cli.main(["train", "env=libero_10", "runner.seed=3"]) == 130

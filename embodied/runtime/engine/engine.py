@@ -23,6 +23,7 @@ from torch import nn
 from embodied.errors import EngineError
 from embodied.protocols import EngineText, Policy, ServedByEngine
 from embodied.runtime.engine.child.wire import Message
+from embodied.runtime.engine.evidence import NAMED, Described, Evidence, remedy
 from embodied.runtime.engine.process import EngineProcess
 from embodied.runtime.engine.weights import StayingWeights, Weights, WeightsFile, fingerprint, in_format
 from embodied.runtime.supervise import last_lines
@@ -55,16 +56,19 @@ class Engine:
         say: given one paragraph when the engine starts, and when it is replaced.
         phase: shows what is waited for while it is entered.
         weights: the policy's own, which may rest from :meth:`begin` to :meth:`rest`; None = they stay.
+        evidence: compares what was sent and read, and may keep it; None = in errors alone.
     """
 
     def __init__(
         self, config: EngineConfig, policy: Policy, say: Callable[[str], None] = lambda text: None,
         phase: Callable[[str], AbstractContextManager[object]] = nullcontext, weights: Weights | None = None,
+        evidence: Evidence | None = None,
     ) -> None:  # fmt: skip
         assert isinstance(policy, ServedByEngine)
         assert isinstance(policy, nn.Module)
         self._config, self._policy, self._module, self._say, self._phase = config, policy, policy, say, phase
         self._file, self._weights = WeightsFile(), weights or StayingWeights()
+        self.evidence = evidence or Evidence()
         self._process: EngineProcess | None = None
         self._sampling: Mapping[str, Any] = {}
         self._asked: dict[int, tuple[Sequence[int], int]] = {}  # number → prompt, seed
@@ -225,25 +229,29 @@ class Engine:
             self._say(f"engine: {ready.fields['version']}, ready after {time.monotonic() - began:.0f} s")
         self._starts += 1
 
-    def _write(self) -> tuple[int, int]:
-        """Write the present weights as they travel; return the number of tensors, and the checksum of what is sent."""
+    def _write(self) -> Sequence[Described]:
+        """Write the present weights as they travel; return what is sent of each tensor."""
         began = time.monotonic()
         sent = self._file.write(in_format(self._policy.engine_weights(), self._config.weights_dtype))
         self._count("time/engine_load_s", time.monotonic() - began)
         return sent
 
-    def _load(self, process: EngineProcess, sent: tuple[int, int]) -> None:
+    def _load(self, process: EngineProcess, sent: Sequence[Described]) -> None:
         """Let the process take what was written, and empty the file."""
         began = time.monotonic()
         process.send("load", path=self._file.path)
         fields = process.wait_for("loaded", self._config.init_timeout_s, "rollout.init_timeout_s").fields
         self._file.empty()
-        if (fields["tensors"], fields["checksum"]) != sent:
+        differing, kept = self.evidence.weights(sent, fields["tensors"])
+        if differing:
+            more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
             raise EngineError(
-                f"the engine read {fields['tensors']} tensors with checksum {fields['checksum']:08x}, expected "
-                f"{sent[0]} with {sent[1]:08x}",
-                f"this is a defect of the engine's side; its log is {process.log}",
+                f"the engine read other weights than the {len(sent)} tensors that were sent: "
+                f"{'; '.join(differing[:NAMED])}{more}",
+                f"this is a defect of the engine's side; its log is {process.log}; {remedy(kept)}",
             )
+        if kept:
+            self._say(f"engine: {len(sent)} tensors were read as they were sent; {kept}")
         self._count("time/engine_load_s", time.monotonic() - began)
 
     def _replace(self, error: EngineError) -> None:

@@ -21,6 +21,7 @@ from embodied.parallel.modes import without_dropout
 from embodied.protocols import Policy, ServedByEngine
 from embodied.random import Stream, generator_seed
 from embodied.runtime.engine.engine import Engine
+from embodied.runtime.engine.evidence import remedy
 from embodied.runtime.policy_port import Draw, PolicyRows, Request
 from embodied.runtime.slab import Slab
 from embodied.types import OUTSIDE, EnvSpec, Sampling
@@ -145,19 +146,31 @@ class EnginePort:
             own = self._policy.evaluate(first.records, self._draw.sampling).logprobs
         values = own.float().cpu().numpy()
         inside = counts & (values >= OUTSIDE)  # rounding decides which of two equal tokens top_p takes
-        if inside.sum() < MOSTLY * counts.sum():
+        gaps = np.abs(values - first.logprobs)[inside]
+        mean, drawn = float(gaps.mean()) if gaps.size else float("nan"), inside.sum() >= MOSTLY * counts.sum()
+        kept = self._keep(first, values, mean, bool(drawn and mean <= self._max_gap))
+        if not drawn:
             raise EngineError(
                 f"the engine drew {counts.sum() - inside.sum()} of {counts.sum()} tokens that the training network "
                 "leaves out by top_k or top_p",
-                "set rollout.backend=native, or algorithm.sampling_params.top_p=1.0 and top_k=0",
+                f"set rollout.backend=native, or algorithm.sampling_params.top_p=1.0 and top_k=0; {remedy(kept)}",
             )
-        gaps = np.abs(values - first.logprobs)[inside]
-        self._engine.compared(float(gaps.mean()), float(gaps.max()))
-        if not gaps.mean() <= self._max_gap:
+        self._engine.compared(mean, float(gaps.max()))
+        if not mean <= self._max_gap:
             raise EngineError(
-                f"the engine computes other log-probs than the training network: {gaps.mean():.3g} nats apart in the "
+                f"the engine computes other log-probs than the training network: {mean:.3g} nats apart in the "
                 f"mean, {gaps.max():.3g} at most, over {gaps.size} tokens of its first {len(counts)} texts; "
                 f"rollout.max_logprob_gap is {self._max_gap:g}",
                 "set rollout.backend=native; or, if rounding explains it (bf16), raise rollout.max_logprob_gap and set "
-                "rollout.recompute_logprobs=true",
+                f"rollout.recompute_logprobs=true; {remedy(kept)}",
             )
+
+    def _keep(self, first: FirstTexts, own: np.ndarray, mean: float, agree: bool) -> str:
+        """Keep the log-probs of both sides; return where."""
+        tokens = first.records["tokens"].cpu().numpy()
+
+        def of_texts(side: np.ndarray) -> list[np.ndarray]:
+            return [row[there] for row, there in zip(side, first.counts, strict=True)]
+
+        keep, allowed = self._engine.evidence.logprobs, self._max_gap
+        return keep(of_texts(tokens), of_texts(first.logprobs), of_texts(own), mean, allowed, agree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from embodied.errors import ConfigError
 from embodied.runtime.engine.child.weights_file import Writer
+from embodied.runtime.engine.evidence import Described
 
 RUN = 4096  # numbers that are summed at a time
 
@@ -55,14 +56,14 @@ class WeightsFile:
     def path(self) -> str:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
-    def write(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[int, int]:
-        """Replace its content; return the number of tensors, and their checksum."""
+    def write(self, weights: Iterable[tuple[str, Tensor]]) -> Sequence[Described]:
+        """Replace its content; return what was written of each tensor."""
         writer = Writer(self._fd)
         for name, tensor in weights:
             flat = tensor.detach().contiguous().cpu().reshape(-1)
             numbers = flat.view(torch.uint8).numpy().data
             writer.add(name, str(tensor.dtype).removeprefix("torch."), tensor.shape, numbers)
-        return writer.tensors, writer.checksum
+        return writer.written
 
     def empty(self) -> None:
         os.ftruncate(self._fd, 0)

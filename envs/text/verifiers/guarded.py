@@ -85,6 +85,10 @@ class Guarded:
         assert verdict is not None
         return verdict
 
+    def load(self) -> None:
+        """Imports what verdicts need, so that helpers inherit it."""
+        self._verifier.load()
+
     @property
     def longest_s(self) -> float:
         """Seconds that a verdict takes at most."""
@@ -118,7 +122,7 @@ class Guarded:
         if self._helper is not None and not self._helper.alive:
             self.close()
         if self._helper is None:
-            self._verifier.load()
+            self.load()
             self._helper = Helper(self._verifier, tuple(self._functions))
         return self._helper
 

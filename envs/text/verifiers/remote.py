@@ -19,6 +19,7 @@ from embodied.errors import ConfigError
 from ..verdict import Problem, Verdict
 from .answers import canonical
 from .failures import VerifierFailed
+from .full_prompt import FullPrompts
 
 MAX_ANSWER_BYTES = 2**20
 SHOWN = 200
@@ -57,6 +58,8 @@ class Remote:
         headers: of each request, e.g. ``{"Authorization": "Bearer …"}``.
         success_at: score from which on a response is right.
         functions: names of the service's reward functions with their weights; sent as ``"reward_fn"``. None = not sent.
+        prompt: send ``"prompt"`` (``data.return_raw_chat``).
+        full_prompt: send ``"full_prompt"``, too: arguments of :class:`~.full_prompt.FullPrompts`.
 
     Raises:
         ConfigError: ``url`` is not of http or https, or a number is out of range.
@@ -67,7 +70,8 @@ class Remote:
     def __init__(
         self, url: str, timeout_s: float = 10.0, retries: int = 5, backoff_s: float = 0.5, score_key: str = "score",
         headers: Mapping[str, str] | None = None, success_at: float = 1.0, answer_key: str | None = None,
-        functions: Mapping[str, float] | None = None,
+        functions: Mapping[str, float] | None = None, prompt: bool = True,
+        full_prompt: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         if not _is_url(url):
             raise ConfigError(f"url is {url!r}, expected http://… or https://…", "set url to that of the service")
@@ -79,7 +83,13 @@ class Remote:
         self._score_key, self._answer_key, self._success_at = score_key, answer_key, success_at
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._more = {} if functions is None else {"reward_fn": dict(functions)}
+        self._prompt, self._full = prompt, FullPrompts.of(full_prompt)
         self._opener = urllib.request.build_opener(_AsItIs)
+
+    def load(self) -> None:
+        """Reads the tokenizer for full prompts, if they are sent."""
+        if self._full is not None:
+            self._full.load()
 
     @property
     def longest_s(self) -> float:
@@ -90,7 +100,7 @@ class Remote:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`ConfigError` if the service refuses the request or stays down, :class:`VerifierFailed` if its
         answer holds no finite score."""
-        body = _body(problem, response, self._more)
+        body = self._body(problem, response)
         began, random_source = time.monotonic(), random.Random(body)
         for attempt in range(self._retries + 1):
             if attempt:
@@ -116,6 +126,17 @@ class Remote:
             found = None
         reward = self._score(found, answer.text)
         return Verdict(reward, reward >= self._success_at, self._answer(found, answer.text))
+
+    def _body(self, problem: Problem, response: str) -> bytes:
+        prompts = {"prompt": problem.prompt} if self._prompt else {}
+        prompts |= {} if self._full is None else {"full_prompt": self._full(problem)}
+        sent = {**prompts, "response": response, "answer": problem.answer, "fields": problem.fields, **self._more}
+        try:
+            return json.dumps(_plain(sent)).encode()
+        except TypeError as error:
+            raise ConfigError(
+                f"problem {problem.number} cannot be sent as JSON: {error}", "leave that column out of the data"
+            ) from None
 
     def _ask(self, body: bytes) -> Answer:
         request = urllib.request.Request(self._url, body, self._headers, method="POST")
@@ -189,16 +210,6 @@ def _read(read1: Callable[[int], bytes], deadline: float) -> str:
         if time.monotonic() > deadline:
             raise TimeoutError("the answer did not end in time")
     return b"".join(pieces).decode(errors="replace")
-
-
-def _body(problem: Problem, response: str, more: Mapping[str, Any]) -> bytes:
-    sent = {"prompt": problem.prompt, "response": response, "answer": problem.answer, "fields": problem.fields, **more}
-    try:
-        return json.dumps(_plain(sent)).encode()
-    except TypeError as error:
-        raise ConfigError(
-            f"problem {problem.number} cannot be sent as JSON: {error}", "leave that column out of the data"
-        ) from None
 
 
 def _plain(value: Any) -> Any:

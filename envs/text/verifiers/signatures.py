@@ -6,6 +6,9 @@
 | TRL | ``f(prompts, completions, **columns)``, each a list; here of one | [1.0]; [None] if it does not judge this one |
 | Cosmos-RL | ``f(to_be_evaluated, reference, *args, **kwargs)`` | a number, or a tuple that begins with one |
 
+With ``data.return_full_prompt`` there is the prompt as the policy reads it, besides: verl's functions find it as
+``extra_info["full_prompts"]``, TRL's as a column ``full_prompt``, Cosmos-RL's as a parameter of that name.
+
 A parameter that a function does not have is not passed to it. The mapping of a verl function may also say whether the
 response is right ("acc"), and what its answer is ("pred").
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError, unknown_name
@@ -64,26 +67,56 @@ def signature_of(function: Callable[..., Any], wanted: str | None, where: str) -
     return fitting[0]
 
 
-def arguments(signature: str, problem: Problem, response: str, answer_key: str) -> Arguments:
+PROMPT = {"trl": "prompts", "cosmos": "prompt"}
+"""Parameter that is given the prompt as the data has it; verl's functions have none."""
+FULL_PROMPT = {"verl": "extra_info", "trl": "full_prompt", "cosmos": "full_prompt"}
+"""Parameter in which a function finds the prompt as the policy reads it."""
+
+
+def arguments(
+    signature: str, problem: Problem, response: str, answer_key: str, prompt: bool = True, full: str | None = None
+) -> Arguments:  # fmt: skip
     """What a function of this signature is called with: by position and by name.
 
     Args:
         answer_key: name under which TRL's functions get the answer.
+        prompt: hand over the prompt as the data has it.
+        full: the prompt as the policy reads it, to be handed over; None = it is not.
+
+    Raises:
+        ConfigError: verl's ``extra_info`` is no mapping, and ``full`` is to stand in it.
     """
     if signature == "verl":
         fields = problem.fields
-        told = {"data_source": fields.get("data_source", ""), "extra_info": fields.get("extra_info")}
+        told = {"data_source": fields.get("data_source", ""), "extra_info": _extra(fields.get("extra_info"), full)}
         return (), {"solution_str": response, "ground_truth": problem.answer, **told}
+    name, given = PROMPT[signature], problem.prompt if isinstance(problem.prompt, str) else _messages(problem.prompt)
     if signature == "cosmos":
-        return (response, problem.answer), {"prompt": _prompt(problem)}
+        more = {**({name: given} if prompt else {}), **({} if full is None else {"full_prompt": full})}
+        return (response, problem.answer), more
     talk = not isinstance(problem.prompt, str)
     completion = [{"role": "assistant", "content": response}] if talk else response
     columns = {name: [value] for name, value in {answer_key: problem.answer, **problem.fields}.items()}
-    return (), {**columns, "prompts": [_prompt(problem)], "completions": [completion]}
+    columns |= {name: [given]} if prompt else {}
+    columns |= {} if full is None else {"full_prompt": [full]}
+    return (), {**columns, "completions": [completion]}
 
 
-def _prompt(problem: Problem) -> str | list[dict[str, str]]:
-    return problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+def _extra(given: Any, full: str | None) -> Any:
+    """verl's ``extra_info``, with the full prompt in it where one is handed over."""
+    if full is None:
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(
+            f"data.return_full_prompt is true, and the column extra_info holds {_shown(given)}, in which "
+            "'full_prompts' cannot stand",
+            "give the data a mapping in extra_info, or leave that column out",
+        )
+    return {**(given or {}), "full_prompts": full}
+
+
+def _messages(conversation: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    return [dict(message) for message in conversation]
 
 
 def accepted(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,12 @@ class Weighted:
         """Seconds that the verdict on one response may take. The deadline of the env's step has to be longer."""
         return sum(part.limited.longest_s for part in self._parts if part.limited is not None)
 
+    def load(self) -> None:
+        """Imports and reads what verdicts need, so that the first one takes no longer than the others."""
+        for part in self._parts:
+            if part.limited is not None:
+                part.limited.load()
+
     def close(self) -> None:
         """End the helper processes. A later call starts them again."""
         for part in self._parts:

@@ -60,8 +60,8 @@ class Engine(Protocol):
         """Advance all texts by a token or more; return those that are whole."""
         ...
 
-    def load(self, path: str) -> tuple[int, int]:
-        """Replace all weights by those of a file; return how many tensors it has, and their checksum."""
+    def load(self, path: str) -> list[dict[str, Any]]:
+        """Replace all weights by those of a file; return what was read of each tensor: name, dtype, shape, checksum."""
         ...
 
     def sleep(self) -> None:
@@ -117,8 +117,7 @@ class Server:
         elif message.kind == "cancel":
             engine.abort(fields["number"])
         elif message.kind == "load":
-            tensors, checksum = engine.load(fields["path"])
-            self._say("loaded", tensors=tensors, checksum=checksum)
+            self._say("loaded", tensors=engine.load(fields["path"]))
         elif message.kind == "sleep":
             engine.sleep()
             self._say("slept")

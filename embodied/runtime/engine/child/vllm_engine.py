@@ -69,19 +69,24 @@ class VLLM:
         whole = [output for output in self._engine.step() if output.finished]
         return [answer(int(output.request_id), output.outputs[0]) for output in whole]
 
-    def load(self, path: str) -> tuple[int, int]:
+    def load(self, path: str) -> list[dict[str, Any]]:
         found = self._engine.collective_rpc("load_file", args=(path,))
         if any(one != found[0] for one in found):
-            raise RuntimeError(f"the workers of the engine read different weights: {found}")
+            raise RuntimeError(f"the workers of the engine read different weights: {', '.join(_differing(found))}")
         self._engine.reset_prefix_cache()  # keys and values of the weights before
-        tensors, checksum = found[0]
-        return tensors, checksum
+        return found[0]
 
     def sleep(self) -> None:
         self._engine.sleep(level=1)
 
     def wake(self) -> None:
         self._engine.wake_up()
+
+
+def _differing(found: list[list[dict[str, Any]]]) -> list[str]:
+    """Returns the names of tensors that not all workers have read, or have read alike."""
+    every = {one["name"] for read in found for one in read}
+    return sorted(name for name in every if len({str([t for t in read if t["name"] == name]) for read in found}) > 1)
 
 
 def parameters(sampling: dict[str, Any], seed: int) -> SamplingParams:

@@ -1,6 +1,6 @@
 """The file in which weights travel to an engine: one tensor after the other, each behind a line that describes it.
 
-    4 bytes: length of the line │ JSON: name, dtype, shape, bytes, checksum; filled up with blanks │ numbers
+    4 bytes: length of the line │ JSON: name, dtype, shape, bytes; filled up with blanks │ numbers
 
 A tensor is written as soon as it is made, so that no second copy of all weights exists. Its numbers begin at a multiple
 of 64 bytes. Both sides use this file, and it imports the standard library only.
@@ -20,21 +20,16 @@ LENGTH = struct.Struct("<I")
 ALIGNED = 64
 
 
-class DamagedWeights(Exception):
-    """The numbers in the file are not those that were written."""
-
-
 class Writer:
     """Writes tensors to an open file, from its beginning on.
 
     Attributes:
-        tensors: how many were written.
-        checksum: of all of them, in their order.
+        written: name, dtype, shape and checksum of each tensor.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd, self._place = fd, 0
-        self.tensors = self.checksum = 0
+        self.written: list[dict[str, Any]] = []
         os.ftruncate(fd, 0)
 
     def add(self, name: str, dtype: str, shape: Sequence[int], numbers: memoryview) -> None:
@@ -44,14 +39,13 @@ class Writer:
             dtype: as torch names it, e.g. ``bfloat16``.
             numbers: its bytes in row-major order.
         """
-        own = zlib.crc32(numbers)
-        facts = {"name": name, "dtype": dtype, "shape": list(shape), "bytes": numbers.nbytes, "checksum": own}
-        line = json.dumps(facts).encode()
+        facts = {"name": name, "dtype": dtype, "shape": list(shape)}
+        line = json.dumps({**facts, "bytes": numbers.nbytes}).encode()
         line += b" " * (-(self._place + LENGTH.size + len(line)) % ALIGNED)
         self._write(LENGTH.pack(len(line)) + line)
         self._write(numbers)
         self._write(bytes(-self._place % ALIGNED))
-        self.tensors, self.checksum = self.tensors + 1, follow(self.checksum, own)
+        self.written.append({**facts, "checksum": zlib.crc32(numbers)})
 
     def _write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -61,11 +55,8 @@ class Writer:
 
 
 def read(path: str) -> Iterator[tuple[dict[str, Any], memoryview]]:
-    """Yields each tensor: its description, and its bytes, which are mapped from the file and must not be changed.
-
-    Raises:
-        DamagedWeights: they are not what was written.
-    """
+    """Yields each tensor: its description as in :attr:`Writer.written`, and its bytes, which are mapped from the file
+    and must not be changed. The checksum is of what is read; the launcher compares it with that of what it wrote."""
     with open(path, "rb") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     place = 0
@@ -73,13 +64,7 @@ def read(path: str) -> Iterator[tuple[dict[str, Any], memoryview]]:
         (length,) = LENGTH.unpack_from(mapped, place)
         start = place + LENGTH.size + length
         facts = json.loads(bytes(mapped[place + LENGTH.size : start]))
-        numbers = mapped[start : start + facts["bytes"]]
-        if zlib.crc32(numbers) != facts["checksum"]:
-            raise DamagedWeights(f"the checksum of {facts['name']} is another than when it was written")
-        yield facts, numbers
-        place = start + facts["bytes"] + -(start + facts["bytes"]) % ALIGNED
-
-
-def follow(before: int, checksum: int) -> int:
-    """Returns the checksum of several tensors from that of those before the last, and that of the last."""
-    return zlib.crc32(checksum.to_bytes(4, "little"), before)
+        end = start + facts.pop("bytes")
+        numbers = mapped[start:end]
+        yield {**facts, "checksum": zlib.crc32(numbers)}, numbers
+        place = end + -end % ALIGNED

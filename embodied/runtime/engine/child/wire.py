@@ -18,7 +18,7 @@ Both sides use this file. It imports the standard library only: the engine's int
 |---|---|---|
 | ``ready`` | ``version`` | |
 | ``answer`` | ``number``, ``length`` | tokens int32, then their log-probs float32 |
-| ``loaded`` | ``tensors``, ``checksum`` | |
+| ``loaded`` | ``tensors``: name, dtype, shape and checksum of each that was read | |
 | ``slept``, ``awake`` | | |
 | ``alive`` | at least once a second while it generates | |
 | ``failed`` | ``error`` in one line, ``traceback``; the last message | |

@@ -1,0 +1,99 @@
+"""What verl, Cosmos-RL and RLinf leave to their data: how many iterations a pass over the problems is; of verl also
+which column has the answer, which verifier judges, and how many problems an evaluation has.
+
+The files are read where they are there: their number of rows, and the first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embodied.errors import EmbodiedError
+from embodied.rows.hub import source_of
+from embodied.rows.opening import open_source
+
+ITERATIONS, BATCH = "runner.max_epochs", "data.rollout_batch_size"
+TRAIN, VALIDATION = "data.train_data_paths", "data.val_data_paths"
+PASSES = ("trainer.total_epochs", "train.epoch", "runner.max_epochs")
+FUNCTIONS = ("reward.custom_reward_function.path", "reward.reward_type", "reward.remote.enable")
+GSM8K, BOXED = {"name": "gsm8k", "strict": True}, {"name": "boxed"}
+OF_SOURCES: Mapping[str, Mapping[str, Any]] = {
+    "openai/gsm8k": GSM8K, "lighteval/MATH": BOXED, "DigitalLearningGmbH/MATH-lighteval": BOXED,
+    "HuggingFaceH4/MATH-500": BOXED,
+}  # fmt: skip
+"""verl's ``data_source`` → the verifier that judges as its reward function for it."""
+
+Found = tuple[str, Any, str, Mapping[str, Any], str]
+"""Key, value, how (of migration.HOWS), settings, why."""
+
+
+def iterations(passes: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
+    """Passes over the problems as iterations: settings, how, why.
+
+    Args:
+        settings: ours, as far as they are known.
+    """
+    batch, count = settings.get(BATCH), rows_in(settings.get(TRAIN))
+    if not isinstance(batch, int) or not isinstance(passes, int | float) or not count:
+        why = (
+            f"passes over the problems, which cannot be counted here: set {ITERATIONS} to {passes} · problems / {BATCH}"
+        )
+        return {}, "extra", why
+    per = max(1, count // batch)
+    return {ITERATIONS: int(passes * per)}, "derived", f"{passes} passes · ⌊{count} problems / {batch}⌋ iterations"
+
+
+def of_data(settings: Mapping[str, Any]) -> list[Found]:
+    """What verl's data say without a key: column of the answer, verifier, size of an evaluation.
+
+    Args:
+        settings: ours, as far as they are known.
+    """
+    found: list[Found] = []
+    first = first_row(settings.get(TRAIN))
+    if first is None or isinstance(first.get("reward_model"), Mapping):
+        columns = {"data.answer_key": "reward_model.ground_truth", "data.data_source_key": "data_source"}
+        missing = {key: column for key, column in columns.items() if key not in settings}
+        found.append(("(columns of verl's data)", "reward_model, data_source", "derived", missing, ""))
+    if not any(key in settings for key in FUNCTIONS):
+        found += _verifier(settings.get(TRAIN))
+    if count := max((rows_in([path]) or 0 for path in settings.get(VALIDATION) or ()), default=0):
+        said = {"env.eval.episodes_per_task": count, "env.eval.video_cfg.save_video": False}
+        found.append(("(size of a validation)", "all problems", "derived", said, ""))
+    return found
+
+
+def _verifier(paths: Any) -> list[Found]:
+    what = "(verl's reward function)"
+    rows = [first_row([path]) for path in paths or ()]
+    sources = {str(row["data_source"]) for row in rows if row is not None and "data_source" in row}
+    if not sources and None not in rows:
+        return []  # these are no data of verl
+    judge = OF_SOURCES.get(next(iter(sources))) if len(sources) == 1 and None not in rows else None
+    if judge is not None:
+        said = {f"env.{side}.verifier": [dict(judge)] for side in ("train", "eval")}
+        return [(what, next(iter(sources)), "derived", said, "the one of this data_source")]
+    why = (
+        "verl has one for each data_source, and here one verifier judges all problems, by default boxed: set "
+        "reward.reward_type or reward.custom_reward_function"
+    )
+    return [(what, ", ".join(sorted(sources)) or "by data_source", "extra", {}, why)]
+
+
+def rows_in(paths: Any) -> int | None:
+    """The number of rows of files; None if one cannot be read."""
+    if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
+        return None
+    try:
+        return sum(len(open_source(source_of(str(path), keep=False))) for path in paths)
+    except (EmbodiedError, OSError):
+        return None
+
+
+def first_row(paths: Any) -> Mapping[str, Any] | None:
+    """The first row of the first file; None if it cannot be read."""
+    if not rows_in(paths):
+        return None
+    row: Mapping[str, Any] = open_source(source_of(str(paths[0]), keep=False))[0]
+    return row
