@@ -41,7 +41,8 @@ class RewardShards:
         check_same_weights(model.network, group)
         fsdp = FsdpConfig(strategy="fsdp2", shard_frozen=True, wrap_policy=_wrap(min_num_params))
         self._units = shard(model.network, fsdp, group, device)
-        model.to(device)
+        with model.to(device).awake():
+            pass  # a network that waits in host memory now goes there
 
     def __str__(self) -> str:
         return told(self._group.size, len(self._units))

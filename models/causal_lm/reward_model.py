@@ -47,7 +47,8 @@ class RewardModel:
     def to(self, device: torch.device) -> RewardModel:
         """Moves the network to the device, in place; with ``offload_weight`` when it is called."""
         self._device = device
-        self._network.to("cpu" if self._offload else device)
+        if not self._offload:
+            self._network.to(device)
         return self
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
