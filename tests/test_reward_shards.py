@@ -14,7 +14,8 @@ import torch
 from embodied.models.causal_lm import build_reward_model
 from logged import rows_of
 from ranks import free_port, on_ranks
-from reward_folders import CHARACTERS, write_classifier
+from reward_folders import write_classifier
+from stub_reward_models import CountsB
 from test_reward_model_run import ALONE, FOLDERS, RUN
 
 from embodied import train
@@ -22,6 +23,8 @@ from embodied.errors import ConfigError, SpecMismatchError, Stopped
 from embodied.instructions import of_messages
 from embodied.parallel.group import Group
 from embodied.parallel.reward_shards import RewardShards, check_can_shard
+from embodied.run.device_memory import remedies
+from embodied.run.footprint import Passes, Weights, footprint
 from embodied.run.preflight import check
 from embodied.run.reward_memory import of_reward_model
 from embodied.schema.compose import compose
@@ -142,7 +145,8 @@ def test_runs_with_shares_are_those_with_whole_models(tmp_path):
     )  # fmt: skip
     assert len(whole[0]) > 4
     assert shared == whole
-    assert (0, 2) in {*zip(main["counts"], other["counts"], strict=True), *zip(other["counts"], main["counts"])}
+    calls = [*zip(main["counts"], other["counts"], strict=True)]
+    assert any(min(texts) == 0 < max(texts) for texts in calls), "a refill for one process alone"
     assert main["dry"][0] == 0
     assert "2, each with its part of it (fsdp2, 3 units)" in main["dry"][1]
     assert "passes of the reward model" in main["dry"][1]
@@ -151,10 +155,27 @@ def test_runs_with_shares_are_those_with_whole_models(tmp_path):
     assert "the reward model gave nan" in main["broken"][2], "another process had it"
 
 
+def test_its_weights_are_counted_where_they_are(tmp_path):
+    write_classifier(tmp_path / "judge")
+    whole = sum(p.nbytes for p in build_reward_model(str(tmp_path / "judge")).network.parameters())
+    given = (*RUN, f"reward.model.model_path={tmp_path / 'judge'}")
+    weights, passes = Weights(1, 1), Passes(0, None)
+    found = {}
+    for options in ((), ("reward.model.offload_weight=true",), (SHARED,)):
+        checked = check(compose([*given, *options], "train", [FOLDERS[1]]), Group(0, 2, 0, 2))
+        found[options] = footprint(checked, weights, 0, passes, on_gpu=True), " ".join(remedies(checked, "rollout"))
+    (usual, said), (waits, _), (shared, nothing) = found.values()
+    assert (usual.device["reward model"], usual.host.get("reward model")) == (whole, None)
+    assert (waits.moment, waits.device["reward model"], waits.host["reward model"]) == ("score", whole, whole)
+    assert shared.moment == "score"
+    parts = shared.device["reward model"], shared.device["gathered weights of the reward model"]
+    assert whole / 2 <= min(parts) <= max(parts) < 0.6 * whole
+    assert SHARED in said
+    assert SHARED not in nothing
+
+
 def test_what_cannot_be_shared_is_said():
     with pytest.raises(ConfigError, match="CountsB does not say how it makes its passes"):
-        from stub_reward_models import CountsB
-
         check_can_shard(CountsB())
     for options, said in (
         (("reward.model.wrap_policy.min_num_params=9",), "set reward.model.strategy=fsdp2"),

@@ -317,7 +317,8 @@ def _bytes_of(file: Path, kwargs: Mapping[str, Any]) -> int:
     usual = BYTES.get(str(kwargs.get("precision")), 4)
     few = QUANTIZED.get(kwargs.get("quantization_bit"), usual)
     return sum(
-        math.ceil(math.prod(shape) * (few if _is_linear(name, shape) else usual)) for name, shape in shapes(file).items()
+        math.ceil(math.prod(shape) * (few if _is_linear(name, shape) else usual))
+        for name, shape in shapes(file).items()
     )
 
 
