@@ -48,7 +48,7 @@ def remedies(checked: Checked, phase: Phase) -> list[str]:
     if phase == "rollout" and config.rollout.backend != "native" and not actor.offload_weight:
         found.append("set actor.offload_weight=true (now false; the result stays the same)")
     judged = config.reward.use_reward_model and not config.reward.model.sharded
-    if phase == "rollout" and judged and not config.algorithm.max_staleness:  # which goes without shares alone
+    if phase == "rollout" and judged and not config.algorithm.max_staleness:
         several = "" if checked.processes.size > 1 else ", in several processes (torchrun)"
         found.append(f"set reward.model.strategy=fsdp2 (now replicate){several}")
     if phase == "update" and model.get("gradient_checkpointing") is False:
