@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import pytest
 from logged import rows_of
 from reward_folders import write_classifier
+from test_run import checkpoints, lines, wait_for
+from test_run_ranks import pid_of_rank
 
 from embodied import train
 
@@ -87,16 +91,40 @@ def test_a_classifier_of_a_folder_scores_a_run():
     assert again == rows
 
 
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "embodied.train"]
+TWO = ("env.num_workers=1", "runner.experiment_name=two", *FOLDERS)
+
+
 @pytest.mark.slow
-def test_two_ranks_score_their_own_records():
+@pytest.mark.parametrize("strategy", ["replicate", "fsdp2"])
+def test_two_ranks_score_their_own_records(strategy):
     write_classifier(Path("judge"))
-    options = ("reward.model.model_path=judge", *ALONE)
+    options = ("reward.model.model_path=judge", f"reward.model.strategy={strategy}", *ALONE)
     one = run("one", *options)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    more = ("env.num_workers=1", "runner.experiment_name=two", *FOLDERS)
-    subprocess.run([*launch, "-m", "embodied.train", *RUN, *options, *more], check=True, timeout=300)
+    subprocess.run([*LAUNCH, *RUN, *options, *TWO], check=True, timeout=300)
     for left, right in zip(one, rows_of("runs/two"), strict=True):
         assert {name: right[name] for name in left if name in right} == pytest.approx(left, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_ranks_ends_both_where_they_score_together():
+    write_classifier(Path("judge"))
+    options = (
+        "reward.model.model_path=judge",
+        "reward.model.strategy=fsdp2",
+        "reward.model.micro_batch_size=1",
+        *ALONE,
+    )
+    more = ("runner.max_epochs=500", "runner.val_check_interval=-1")
+    process = subprocess.Popen([*LAUNCH, *RUN, *options, *TWO, *more])
+    try:
+        wait_for(lambda: lines(Path("runs/two/metrics.jsonl")) >= 2 or process.poll() is not None, 120)
+        os.kill(pid_of_rank(process, 1), signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    done = len(rows_of("runs/two"))
+    assert checkpoints("two")[-1] == f"{done:06d}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.errors import RanksDifferError
 from embodied.parallel.group import Group
@@ -12,7 +12,7 @@ from embodied.protocols import Policy
 SHOWN = 5  # names that an error lists
 
 
-def check_same_weights(policy: Policy, group: Group, trained_only: bool = False) -> None:
+def check_same_weights(policy: Policy | nn.Module, group: Group, trained_only: bool = False) -> None:
     """Compares the weights of all ranks, which must begin with the same ones and keep them.
 
     Raises:

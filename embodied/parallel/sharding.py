@@ -106,7 +106,7 @@ class Shards(Replicas):
         assert isinstance(policy, nn.Module)
         self._reshard, self._accumulate = fsdp.reshard_after_forward, fsdp.enable_gradient_accumulation
         self._root: Any = policy
-        self._units = _shard(policy, fsdp, world, device)
+        self._units = shard(policy, fsdp, world, device, "evaluate")
         super().__init__(policy, world, notes, teams)
         self.in_step = world
 
@@ -241,8 +241,13 @@ def _check_can_shard(policy: Policy, fsdp: FsdpConfig, algorithm: AlgorithmConfi
         )
 
 
-def _shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.device) -> list[Any]:
-    """Wraps the units of ``policy`` and the rest of it; returns all of them, the root last."""
+def shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.device, *methods: str) -> list[Any]:
+    """Wraps the units of ``policy`` and the rest of it; returns all of them, the root last. A collective.
+
+    Args:
+        policy: any network. What lies on the CPU is moved to ``device`` unit by unit.
+        methods: names of its methods that make a forward pass, beside ``forward``.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 
@@ -264,7 +269,8 @@ def _shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devi
     for unit in units:
         fully_shard(unit, reshard_after_forward=fsdp.reshard_after_forward, **options)
     fully_shard(policy, reshard_after_forward=False, **options)
-    register_fsdp_forward_method(policy, "evaluate")
+    for method in methods:
+        register_fsdp_forward_method(policy, method)
     wrapped: list[Any] = [*units, policy]
     for unit in wrapped:
         unit.set_gradient_divide_factor(1.0)  # the sum, not the mean

@@ -22,6 +22,7 @@ from embodied.protocols.env import SaysHowLong as SaysHowLong
 from embodied.protocols.others import Cell as Cell
 from embodied.protocols.others import Reward as Reward
 from embodied.protocols.others import RewardModel as RewardModel
+from embodied.protocols.others import ScoresInPasses as ScoresInPasses
 from embodied.protocols.others import TakesTables as TakesTables
 from embodied.protocols.others import TakesVideos as TakesVideos
 from embodied.protocols.others import Tracker as Tracker

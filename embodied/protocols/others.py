@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -10,6 +11,7 @@ from embodied.types import StepResult
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 Cell = str | int | float | bool | None
 """A value in a table of a tracker."""
@@ -44,6 +46,32 @@ class RewardModel(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """A few facts for the console."""
+        ...
+
+
+@runtime_checkable
+class ScoresInPasses(RewardModel, Protocol):
+    """A :class:`RewardModel` may offer it: several processes can then share its network out
+    (``reward.model.strategy``). A batch is what one forward pass scores: places of texts → tokens."""
+
+    @property
+    def network(self) -> nn.Module:
+        """What is shared out, on the CPU until :meth:`to`."""
+        ...
+
+    def to(self, device: torch.device) -> ScoresInPasses: ...
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Within it the network is on its device."""
+        ...
+
+    def batches(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[Mapping[int, list[int]]]:
+        """The batches that score n answers, in which each place, 0 … n − 1, stands once."""
+        ...
+
+    def scores(self, batch: Mapping[int, list[int]]) -> Mapping[int, float]:
+        """Makes one forward pass of :attr:`network`; returns the score of each text by its place. Of an empty batch
+        it makes one, too: with a shared network all processes make equally many."""
         ...
 
 

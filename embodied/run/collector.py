@@ -88,14 +88,23 @@ class Collector:
         most = algorithm.sampling_params.max_new_tokens
         limit = longest(self._simulators.model.policy.spec, side.max_steps, most)
         title, found = f"{self._reporter.title(iteration)} rollout", list[RolloutStats]()
+        # Where processes score together, a signal may end the rollout of one, and no pass of all.
+        apart = self._model_reward is not None and self._model_reward.together
 
         def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
-            def own() -> list[EpisodeResult]:
-                results, stats = self._run(share, job, title, ended)
-                found.append(stats)
-                return results
+            answers = self._answers()
 
-            return in_order(plan, self._simulators.gather(stop, own))
+            def own() -> list[EpisodeResult]:
+                results, stats = self._run(share, job, title, ended, answers)
+                found.append(stats)
+                return results if apart else self._judged(results, answers, title, stop)
+
+            shares = self._simulators.gather(stop, own)
+            if apart:
+                results = self._judged(shares[processes.rank], answers, title, stop)
+                with self._reporter.waiting():
+                    shares = processes.gather(results)
+            return in_order(plan, shares)
 
         def sample(number: int, groups: int, kept: Sequence[EpisodeResult]) -> list[EpisodeResult]:
             plan = self.plan(iteration, number)[: groups * algorithm.group_size]
@@ -115,28 +124,38 @@ class Collector:
         results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
         return Collected(results, everything, dynamic_sampling.add_up(found), rounds, greedy, returned)
 
+    def _answers(self) -> Answers | None:
+        """Makes what keeps the answers of a rollout, if they are scored or printed."""
+        if self._model_reward is None and not self._checked.config.rollout.print_outputs:
+            return None
+        return Answers(self._checked.train.spec, self.workers.slab.arrays, self._details)
+
     def _run(
-        self, plan: Sequence[Episode], job: Job, title: str, ended: Callable[[], None]
+        self, plan: Sequence[Episode], job: Job, title: str, ended: Callable[[], None], answers: Answers | None
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
-        """Runs episodes in this process; with a reward model, their rewards hold its scores."""
-        printed = self._checked.config.rollout.print_outputs
-        if self._model_reward is None and not printed:
-            return self.workers.run(plan, job, title, self._reporter, lambda result: ended())
-        answers = Answers(self._checked.train.spec, self.workers.slab.arrays, self._details)
+        """Runs episodes in this process."""
 
         def keep(result: EpisodeResult) -> None:
-            answers(result)
+            if answers is not None:
+                answers(result)
             ended()
 
-        results, stats = self.workers.run(plan, job, title, self._reporter, keep)
+        return self.workers.run(plan, job, title, self._reporter, keep)
+
+    def _judged(
+        self, results: list[EpisodeResult], answers: Answers | None, title: str, stop: Interruptible
+    ) -> list[EpisodeResult]:  # fmt: skip
+        """With a reward model, adds its scores to the rewards of episodes of this process. Prints those to be shown."""
+        if answers is None:
+            return results
         if self._model_reward is not None:
             with self._reporter.console.progress(f"{title}, reward model", brief=True):
-                results = self._model_reward(results, answers)
-        if printed:
+                results = self._model_reward(results, answers, stop)
+        if self._checked.config.rollout.print_outputs:
             for result in results:
                 number = result.episode.episode_id
                 self._reporter.console.say(shown(result, *answers.found[number], answers.shown[number]))
-        return results, stats
+        return results
 
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
         """Makes the plan of an iteration, or that of a refill."""

@@ -47,6 +47,10 @@ def remedies(checked: Checked, phase: Phase) -> list[str]:
         found.append("set actor.offload_optimizer=true (now false; the result stays the same)")
     if phase == "rollout" and config.rollout.backend != "native" and not actor.offload_weight:
         found.append("set actor.offload_weight=true (now false; the result stays the same)")
+    judged = config.reward.use_reward_model and not config.reward.model.sharded
+    if phase == "rollout" and judged and not config.algorithm.max_staleness:
+        several = "" if checked.processes.size > 1 else ", in several processes (torchrun)"
+        found.append(f"set reward.model.strategy=fsdp2 (now replicate){several}")
     if phase == "update" and model.get("gradient_checkpointing") is False:
         found.append("set actor.model.gradient_checkpointing=true (now false)")
     if model.get("precision") == "fp32":

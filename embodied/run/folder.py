@@ -32,7 +32,8 @@ MAY_CHANGE = (
     "protocol.of_model", "data.validation_shuffle", "data.filter_overlong_prompts_workers",
     "env.train.token_limit.workers", "algorithm.rollout_batch_size_per_gpu", "algorithm.val_rollout_batch_size_per_gpu",
     "actor.model.trust_remote_code", "actor.model.tokenizer_trust_remote_code", "actor.tokenizer.trust_remote_code",
-    "reward.model.trust_remote_code", "actor.tokenizer.padding_side", "actor.model.padding_side",
+    "reward.model.trust_remote_code", "reward.model.strategy", "reward.model.wrap_policy",
+    "actor.tokenizer.padding_side", "actor.model.padding_side",
     "actor.calculate_flops",
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""

@@ -7,22 +7,21 @@ checkpoint (:func:`large`): counting passes takes too long for every run. Needs 
 
 from __future__ import annotations
 
-import json
 import math
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied import schema
 from embodied.protocols import NeedsOfMachine
+from embodied.run.reward_memory import BYTES, RewardMemory, of_reward_model
 from embodied.run.shares import only_evaluates, slots_of, workers_of
+from embodied.run.weight_files import shapes, weight_files
 
 if TYPE_CHECKING:
     from embodied.run.preflight import Checked
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 QUANTIZED: Mapping[Any, float] = {8: 1, 4: 0.5 + 1 / 64 + 4 / 64 / 256}  # a weight, with its part of the scales
 SIMULATOR = 3 * 2**28  # bytes; what a worker takes at the least once a simulator is imported and one scene is built
 PLAIN_WORKER = 20 * 2**20  # bytes of a worker without a simulator (benchmarks/results/start.json: 17 MB)
@@ -129,6 +128,10 @@ def footprint(
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
+    judges = config.reward.use_reward_model and learns and config.runner.task_type != "sft"
+    judge = of_reward_model(checked) if judges else None
+    if judge is not None:
+        _add_reward_model(parts, more, judge, on_gpu)
     copies = {name: found.pop("copy of what is saved", 0) for name, found in more.items()}
 
     resting = _resting(config, parts) if on_gpu else {}
@@ -136,7 +139,7 @@ def footprint(
 
     def absent(name: str) -> set[str]:
         first = {"optimizer"} if name in _before_first_step(optimizer_steps) else set()
-        return first | (resting.keys() if name == "act" else set())
+        return first | (resting.keys() if name in ("act", "score") else set())
 
     def size(name: str) -> int:
         left_out = sum(parts.get(part, 0) for part in absent(name))
@@ -149,6 +152,8 @@ def footprint(
         host["weights of the engine that sleeps"] = weights.all
     if learns and (together := schema.context_parallel_size(config)) > 1:
         host["records of the team"] = together * (slab or 0)
+    if judge is not None and judge.waits and on_gpu:
+        host["reward model"] = judge.held
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
     device = {**parts, **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
@@ -156,6 +161,7 @@ def footprint(
     unknown = [] if weights.trained is not None else ["adapters and their optimizer state"]
     unknown += [] if slab is not None else ["slab"]
     unknown += [] if passes is not None and (passes.update or not learns) else ["activations"]
+    unknown += ["passes of the reward model" if judge else "the reward model"] if judges else []
     unknown += ["the engine's process"] if engine is not None and not on_gpu else []
     unknown += ["what CUDA keeps of its graphs beside tensors"] if on_gpu and passes and passes.graphs else []
     return Footprint(fullest, device, host, count * each, count, tuple(unknown))
@@ -194,7 +200,7 @@ def weights_rest(config: schema.Config) -> bool:
 
 def _before_first_step(optimizer_steps: int | None) -> tuple[str, ...]:
     """Moments that a run only has before its optimizer holds anything."""
-    return ("update", "act") if optimizer_steps == 1 else ()
+    return ("update", "act", "score") if optimizer_steps == 1 else ()
 
 
 def _moments(
@@ -246,6 +252,18 @@ def _add_engine(more: dict[str, dict[str, int]], engine: int | None, sleeps: boo
             parts["engine"] = engine if moment == "act" or not sleeps else 0
 
 
+def _add_reward_model(
+    parts: dict[str, int], more: dict[str, dict[str, int]], judge: RewardMemory, on_gpu: bool
+) -> None:
+    """Adds a reward model: what is always there, and the moment in which it scores, after the policy has acted."""
+    more["score"] = {name: size for name, size in more["act"].items() if name != "activations"}
+    more["score"]["gathered weights of the reward model"] = judge.gathered
+    if judge.waits and on_gpu:
+        more["score"]["reward model"] = judge.held
+    else:
+        parts["reward model"] = judge.held
+
+
 def _apart(parts: dict[str, int], more: dict[str, dict[str, int]], weights: Weights) -> dict[str, int]:
     """Takes a process's own parts of what is trained away from the GPU; gives what the host has then."""
     names = ("trained weights", "value head", "optimizer", "average", "reference", "weights that act")
@@ -265,7 +283,7 @@ def _workers(checked: Checked) -> tuple[int, int]:
 
 def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
     """Counts the weights of a large checkpoint from the headers of its files; None if there is none, or a small one."""
-    total = sum(_bytes_of(file, kwargs) for file in _files(kwargs))
+    total = sum(_bytes_of(file, kwargs) for file in weight_files(kwargs.get("model_path")))
     if total < LARGE:
         return None
     return Weights(total, None if kwargs.get("is_lora") else total)
@@ -282,7 +300,7 @@ def large(checked: Checked) -> Weights | None:
 
 def in_files(kwargs: Mapping[str, Any]) -> int:
     """Bytes of the weights in a checkpoint's files, which the page cache holds while they are mapped."""
-    return sum(file.stat().st_size for file in _files(kwargs))
+    return sum(file.stat().st_size for file in weight_files(kwargs.get("model_path")))
 
 
 def readable(size: int) -> str:
@@ -294,22 +312,13 @@ def readable(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def _files(kwargs: Mapping[str, Any]) -> Iterator[Path]:
-    folder = kwargs.get("model_path")
-    yield from sorted(Path(folder).glob("*.safetensors")) if isinstance(folder, str) and Path(folder).is_dir() else []
-
-
 def _bytes_of(file: Path, kwargs: Mapping[str, Any]) -> int:
     """Bytes that the tensors of a file take in the formats of a configuration."""
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        header = json.loads(opened.read(length))
     usual = BYTES.get(str(kwargs.get("precision")), 4)
     few = QUANTIZED.get(kwargs.get("quantization_bit"), usual)
     return sum(
-        math.ceil(math.prod(tensor["shape"]) * (few if _is_linear(name, tensor["shape"]) else usual))
-        for name, tensor in header.items()
-        if name != "__metadata__"
+        math.ceil(math.prod(shape) * (few if _is_linear(name, shape) else usual))
+        for name, shape in shapes(file).items()
     )
 
 

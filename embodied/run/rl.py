@@ -76,7 +76,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         collector = Collector(checked, simulators, numbers, reporter, judge)
         turns = opened.enter_context(closing(make_turns(checked, collector, trainer, reporter)))
         evaluator = Evaluator(checked, simulators, folder.path, reporter)
-        lines = summary.of_training(checked, model, numbers, trainer, folder.path, judge.model if judge else None)
+        lines = summary.of_training(checked, model, numbers, trainer, folder.path, judge)
         console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
             if memory is not None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from embodied import schema
 from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
-from embodied.protocols import Policy, RewardModel
+from embodied.protocols import Policy
 from embodied.run.build import Model, Sizes
 from embodied.run.conditions import conditions, limit_of
 from embodied.run.exports import FOLDER as EXPORTS
+from embodied.run.model_reward import ModelReward
 from embodied.run.preflight import Checked
 from embodied.run.reports import FILE as REPORT
 from embodied.run.shares import slots_of, workers_of
@@ -23,7 +24,7 @@ from embodied.types import TextAction
 
 
 def of_training(
-    checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, folder: Path, judge: RewardModel | None = None
+    checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, folder: Path, judge: ModelReward | None = None
 ) -> list[list[str]]:
     """Returns the derived numbers of reinforcement learning.
 
@@ -222,7 +223,7 @@ def _policy_lines(config: schema.Config, policy: Policy) -> list[list[str]]:
     return rows
 
 
-def _described(network: Policy | RewardModel) -> str:
+def _described(network: Policy | ModelReward) -> str:
     return ", ".join(f"{name} {fact}" for name, fact in network.describe().items())
 
 

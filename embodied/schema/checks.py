@@ -25,7 +25,7 @@ from embodied.schema.rollout_checks import (
     check_schedule_of_rollouts,
 )
 from embodied.schema.runner import check_name
-from embodied.schema.text_checks import check_lengths, check_order, check_unused
+from embodied.schema.text_checks import check_lengths, check_order, check_reward_model, check_unused
 
 
 def episodes_per_iteration(config: Config) -> int:
@@ -66,6 +66,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(_check_workers, config)
     yield partial(check_lengths, config)
     yield partial(check_unused, config)
+    yield partial(check_reward_model, config)
     yield partial(check_schedule_of_rollouts, config)
     yield partial(check_engine, config)
     yield partial(check_generation, config)

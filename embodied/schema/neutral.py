@@ -104,7 +104,6 @@ NEUTRAL: Mapping[str, Neutral] = {
         "set reward.model.tokenizer_path to the reward model's own tokenizer",
         same_as=("actor.tokenizer.tokenizer_model", "actor.model.model_path"),  # the policy's, which wrote the answer
     ),
-    "reward.model.wrap_policy.min_num_params": Neutral((0,), "each process holds all of the reward model"),
     "rollout.pipeline_parallel_size": Neutral((1,), _ONE_ENGINE, _ENGINE_GPUS),
     "rollout.expert_parallel_size": Neutral((1,), _ONE_ENGINE, _ENGINE_GPUS),
     "rollout.distributed_executor_backend": Neutral(("mp",), "an engine's workers are processes of one machine"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from embodied.schema.base import OpenSection, Section
@@ -41,6 +43,15 @@ class RemoteRewardConfig(Section):
     )
 
 
+class RewardUnitsConfig(Section):
+    min_num_params: int = Field(
+        0,
+        ge=0,
+        description="strategy fsdp2: a layer with fewer weights than this is gathered with the rest of the reward "
+        "model.",
+    )
+
+
 class RewardModelConfig(OpenSection):
     target: str = Field(
         "embodied.models.causal_lm.build_reward_model",
@@ -49,6 +60,18 @@ class RewardModelConfig(OpenSection):
         "keys here, and its docstring says what they mean: model_path, tokenizer_path, max_length, micro_batch_size, "
         "precision, offload_weight.",
     )
+    strategy: Literal["replicate", "fsdp2", "fsdp"] = Field(
+        "replicate",
+        description="How several processes share the reward model. replicate = each holds all of it, and scores as "
+        "soon as its own rollout has ended; fsdp2 (or fsdp) = each holds a part, layers are gathered in each pass, and "
+        "all score together. Scores are the same. One process holds all of it.",
+    )
+    wrap_policy: RewardUnitsConfig = RewardUnitsConfig()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether several processes would hold a part of it each."""
+        return self.strategy != "replicate"
 
 
 RewardType = str | dict[str, float] | list[str] | None

@@ -153,6 +153,12 @@ def check_age_of_weights(config: Config) -> None:
             f"{late}, and rollout.enforce_eager false: a CUDA graph cannot be captured while an update runs",
             "set rollout.enforce_eager=true, or algorithm.max_staleness=0",
         )
+    if config.reward.use_reward_model and config.reward.model.sharded:
+        raise ConfigError(
+            f"{late}, and reward.model.strategy {config.reward.model.strategy}: layers of the reward model would be "
+            "exchanged while an update exchanges gradients, in an order that differs between processes",
+            "set reward.model.strategy=replicate, or algorithm.max_staleness=0",
+        )
     own = config.actor.model.model_extra or {}
     if compiled := [key for key in ("torch_compile", "torch_compile_acting") if own.get(key)]:
         raise ConfigError(

@@ -40,6 +40,17 @@ def check_lengths(config: Config) -> None:
         )
 
 
+def check_reward_model(config: Config) -> None:
+    """Refuses units of a reward model that each process holds whole."""
+    model = config.reward.model
+    if model.wrap_policy.min_num_params and not model.sharded:
+        raise ConfigError(
+            f"reward.model.wrap_policy.min_num_params is {model.wrap_policy.min_num_params}, and reward.model.strategy "
+            "is replicate: each process holds all of the reward model",
+            "set reward.model.strategy=fsdp2, or leave reward.model.wrap_policy.min_num_params out",
+        )
+
+
 def _check_shortest(config: Config) -> None:
     """Refuses answers that have to be longer than they may be."""
     longest = (config.actor.model.model_extra or {}).get("max_new_tokens")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from embodied import instructions
@@ -20,7 +20,7 @@ KEY = "reward.model"
 
 
 class RewardModel:
-    """Scores answers (:class:`embodied.protocols.RewardModel`). Its weights are never trained.
+    """Scores answers (:class:`embodied.protocols.ScoresInPasses`). Its weights are never trained.
 
     Args:
         network: a ``…ForSequenceClassification`` with one logit.
@@ -37,7 +37,12 @@ class RewardModel:
     ) -> None:  # fmt: skip
         self._network, self._tokenizer = network.eval().requires_grad_(False), tokenizer
         self._max_length, self._size, self._offload = max_length, micro_batch_size, offload_weight
-        self._device, self._permitted = torch.device("cpu"), trust_remote_code
+        self._device, self._told = torch.device("cpu"), told(trust_remote_code, network, tokenizer)
+
+    @property
+    def network(self) -> nn.Module:
+        """See :attr:`embodied.protocols.ScoresInPasses.network`."""
+        return self._network
 
     def to(self, device: torch.device) -> RewardModel:
         """Moves the network to the device, in place; with ``offload_weight`` when it is called."""
@@ -46,25 +51,34 @@ class RewardModel:
             self._network.to(device)
         return self
 
-    @torch.no_grad()
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """See :meth:`embodied.protocols.RewardModel.__call__`. Texts of like length share a pass."""
+        """See :meth:`embodied.protocols.RewardModel.__call__`."""
+        found: dict[int, float] = {}
+        with self.awake():
+            for batch in self.batches(prompts, responses):
+                found |= self.scores(batch)
+        return [found[index] for index in range(len(prompts))]
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """See :meth:`embodied.protocols.ScoresInPasses.awake`."""
         self._network.to(self._device)
         try:
-            return self._all(prompts, responses)
+            yield
         finally:
             if self._offload:
                 self._network.to("cpu")
 
-    def _all(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    def batches(self, prompts: Sequence[str], responses: Sequence[str]) -> list[dict[int, list[int]]]:
+        """See :meth:`embodied.protocols.ScoresInPasses.batches`. Texts of like length share a pass; where no token is
+        left to fill up rows with, each text has a pass of its own."""
         texts = [self.tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
-        found = [0.0] * len(texts)
+        found = []
         for first in range(0, len(order), self._size):
-            part = order[first : first + self._size]
-            scores = self._scores([texts[index] for index in part]).tolist()
-            for index, score in zip(part, scores, strict=True):
-                found[index] = score
+            batch = {index: texts[index] for index in order[first : first + self._size]}
+            whole = self._filler([*batch.values()]) is not None
+            found += [batch] if whole else [{index: tokens} for index, tokens in batch.items()]
         return found
 
     def tokens(self, prompt: str, response: str) -> list[int]:
@@ -87,11 +101,15 @@ class RewardModel:
             ids = tokenizer(shown, add_special_tokens=False).input_ids
         return ids[-self._max_length :] or [0]
 
-    def _scores(self, texts: Sequence[list[int]]) -> Tensor:
+    @torch.no_grad()
+    def scores(self, batch: Mapping[int, list[int]]) -> dict[int, float]:
+        """See :meth:`embodied.protocols.ScoresInPasses.scores`."""
+        found = self._logits([*batch.values()] or [[0]]).tolist()
+        return dict(zip(batch, found, strict=False))  # of no text there is one row, which counts nothing
+
+    def _logits(self, texts: Sequence[list[int]]) -> Tensor:
         """The logit of each text, float32 [n]."""
         with self._padding(texts) as pad:
-            if pad is None:
-                return torch.cat([self._scores([text]) for text in texts])
             longest = max(map(len, texts))
             rows = [text + [pad] * (longest - len(text)) for text in texts]
             ids = torch.tensor(rows, device=self._network.device)
@@ -100,23 +118,30 @@ class RewardModel:
             return self._network(input_ids=ids, attention_mask=there.long()).logits[:, 0].float()
 
     @contextmanager
-    def _padding(self, texts: Sequence[list[int]]) -> Iterator[int | None]:
+    def _padding(self, texts: Sequence[list[int]]) -> Iterator[int]:
         """What rows are filled up with. The network reads its score at the last token that is another one.
 
-        A network without such a token is told of one that no text has, for as long as the block lasts. None: each token
-        of its vocabulary occurs.
+        A network without such a token is told of one that no text has, for as long as the block lasts.
         """
-        config = self._network.config.get_text_config()
+        config, filler = self._network.config.get_text_config(), self._filler(texts)
+        assert filler is not None
         own = config.pad_token_id
         if own is not None or len(texts) == 1:
-            yield own or 0
+            yield filler
             return
-        used = {token for text in texts for token in text}
-        config.pad_token_id = next((token for token in range(config.vocab_size) if token not in used), None)
+        config.pad_token_id = filler
         try:
-            yield config.pad_token_id
+            yield filler
         finally:
             config.pad_token_id = None
+
+    def _filler(self, texts: Sequence[list[int]]) -> int | None:
+        """The token that fills up rows. None: the network has none, and each token of its vocabulary occurs."""
+        config = self._network.config.get_text_config()
+        if config.pad_token_id is not None or len(texts) == 1:
+            return config.pad_token_id or 0
+        used = {token for text in texts for token in text}
+        return next((token for token in range(config.vocab_size) if token not in used), None)
 
     def describe(self) -> Mapping[str, str]:
         """A few facts for the console."""
@@ -127,7 +152,7 @@ class RewardModel:
             "model": f"{config.model_type} {config.name_or_path}",
             "parameters": f"{count:,}",
             "texts": f"{prompts}, at most {self._max_length} tokens",
-            **told(self._permitted, self._network, self._tokenizer),
+            **self._told,
         }
 
 

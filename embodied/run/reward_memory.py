@@ -1,0 +1,60 @@
+"""Counts the weights of a reward model that a process holds, from the headers of its files. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embodied.run.weight_files import shapes, weight_files
+
+if TYPE_CHECKING:
+    from embodied.run.preflight import Checked
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+ELEMENT = re.compile(r"(.*?\.\d+)\.")  # of an outermost list of modules, in the name of a weight
+
+
+@dataclass(frozen=True)
+class RewardMemory:
+    """Bytes of a reward model's weights in one process."""
+
+    held: int  # always
+    gathered: int = 0  # beside them while it scores, where several processes share it: the rest's and a layer's
+    waits: bool = False  # whether it is in host memory until it scores
+
+
+def of_reward_model(checked: Checked) -> RewardMemory | None:
+    """Returns what a run's reward model takes. None: its folder has no files of safetensors, or it has no folder."""
+    model = checked.config.reward.model
+    given = model.model_extra or {}
+    found: dict[str, Sequence[int]] = {}
+    for file in weight_files(given.get("model_path")):
+        found |= shapes(file)
+    if not found:
+        return None
+    each, waits = BYTES.get(str(given.get("precision")), 4), bool(given.get("offload_weight"))
+    size = checked.processes.of("rollout").size
+    if size == 1 or not model.sharded:
+        return RewardMemory(sum(map(math.prod, found.values())) * each, waits=waits)
+    held = sum(_part(shape, size) for shape in found.values())
+    return RewardMemory(held * each, _gathered(found, model.wrap_policy.min_num_params) * each, waits)
+
+
+def _part(shape: Sequence[int], parts: int) -> int:
+    """Elements of a process's part: rows of the first axis, filled up to equally many."""
+    rows, *others = shape or [1]
+    return -(-rows // parts) * math.prod(others)
+
+
+def _gathered(found: Mapping[str, Sequence[int]], least: int) -> int:
+    """Elements of the weights that are gathered at the fullest moment of a pass."""
+    layers: Counter[str] = Counter()
+    for name, shape in found.items():
+        if inside := ELEMENT.match(name):
+            layers[inside[1]] += math.prod(shape)
+    units = [size for size in layers.values() if size >= least]
+    return sum(map(math.prod, found.values())) - sum(units) + max(units, default=0)
