@@ -8,6 +8,9 @@ The text may be a conversation: :func:`of_messages` makes one text of a list of 
 list back. Any other text is one prompt.
 
 Text that a policy decides (``TextAction``) stands in bytes in the same way: :func:`write` with ``cut=True``.
+
+A text may speak of pictures: where :data:`PICTURE` stands in it, the next picture of the observation field
+:data:`PICTURES` uint8 [M, S, S, 3] belongs. What a text does not speak of is black.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +29,8 @@ FIELD = "instruction"
 FAILURES = "failures"  # in EnvSpec.info: verdicts on the response that failed
 ANSWER = "answer"  # in EnvSpec.info: what was answered, as answer_code says
 SAYS_NOTHING, NONE_FOUND = 0, 1  # of answer_code
+PICTURES = "pictures"
+PICTURE = "<image>"  # verl's
 CONVERSATION = "\x1e"  # a text that begins with it (ASCII's record separator) is a list of messages as JSON
 
 Message = Mapping[str, str]
@@ -46,6 +52,27 @@ def messages(text: str) -> list[dict[str, str]] | None:
         return None
     found: list[dict[str, str]] = json.loads(text[len(CONVERSATION) :])
     return found
+
+
+def joined(content: Any) -> Any:
+    """The content of a message as a text: of a list of parts ``{"type": "text", "text": …}`` and ``{"type": "image"}``,
+    with :data:`PICTURE` for each of the latter. Anything else is given back as it is.
+
+    >>> joined([{"type": "image"}, {"type": "text", "text": "what is it?"}])
+    '<image>what is it?'
+    """
+    if not isinstance(content, list):
+        return content
+    texts = [text for part in content if (text := _part(part)) is not None]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
+def _part(part: Any) -> str | None:
+    if not isinstance(part, Mapping):
+        return None
+    if part.get("type") == "image":
+        return PICTURE
+    return part["text"] if part.get("type") == "text" and isinstance(part.get("text"), str) else None
 
 
 def write(text: str, out: np.ndarray, cut: bool = False) -> None:

@@ -118,4 +118,4 @@ def test_defaults_of_others_are_taken_on_a_command_line_together(base):
     config = compose([*base, *told], "train").config
     assert config.runner.seed == schema.RunnerConfig.model_fields["seed"].default
     assert config.env.num_workers is None
-    assert len(schema.notes(config)) == (7 if base == ROBOT else 6)
+    assert len(schema.notes(config)) == (7 if base == ROBOT else 5)

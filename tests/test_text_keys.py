@@ -16,7 +16,7 @@ from embodied.models.causal_lm import Settings
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.schema.compose import SHORT, compose
-from embodied.schema.fixed import FIXED, check_fixed
+from embodied.schema.fixed import FIXED
 from embodied.schema.links import at, with_changes
 from embodied.schema.nulls import SAY_NOTHING
 
@@ -235,31 +235,29 @@ def usual() -> dict[str, Any]:
     return made(*FILES)
 
 
-OTHER = {True: False, False: True, None: 2}
-NO_OTHER = {key for key, fixed in FIXED.items() if fixed.also and key != "data.image_key"}
-"""Those of which each value is taken."""
-
-
-@pytest.mark.parametrize("key", [key for key in FIXED if key not in NO_OTHER])
-def test_another_value_of_what_is_always_so_is_refused_with_the_reason(usual, key):
-    changed = with_changes(usual, {key: "pictures" if key == "data.image_key" else OTHER[at(usual, key)]})
-    check_fixed(schema.bind(usual))
-    with pytest.raises(ConfigError) as failed:
-        check_fixed(schema.bind(changed))
-    message = str(failed.value)
-    assert FIXED[key].why in message
-    assert f"leave {key} out" in message
-
-
-@pytest.mark.parametrize("key", [key for key, fixed in FIXED.items() if fixed.also])
-def test_what_others_say_by_default_is_taken_and_said_to_change_nothing(usual, key):
-    for value in FIXED[key].also:
-        taken = schema.bind(with_changes(usual, {key: value}))
-        check_fixed(taken)
-        (line,) = schema.notes(taken)
-        assert line.startswith(f"{key} {str(value).lower()}" if isinstance(value, bool) else f'{key} "{value}"')
-        assert FIXED[key].note in line
+@pytest.mark.parametrize("key", FIXED)
+def test_another_value_of_what_is_always_so_is_taken_and_said_to_change_nothing(usual, key):
+    (line,) = schema.notes(schema.bind(with_changes(usual, {key: not at(usual, key)})))
+    assert line.startswith(f"{key} ")
+    assert FIXED[key] in line
     assert schema.notes(schema.bind(usual)) == []
+
+
+def test_a_column_of_pictures_is_read_by_both_sides_or_refused():
+    composed = made(*FILES, "data.image_key=pictures")
+    assert [composed["env"][side]["image_key"] for side in ("train", "eval")] == ["pictures"] * 2
+    robot = ["env=fake", "model=fake"]
+    verl = compose([*robot, "data.image_key=images"], "train", [CONFIG]).config  # verl's default
+    assert schema.notes(verl) == ['data.image_key "images": no env here reads a column of pictures']
+    assert "nothing here takes it" in refused("data.image_key=pictures", base=tuple(robot))
+
+
+def test_pictures_have_the_size_that_the_model_reads(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llava", "vision_config": {"image_size": 336}}')
+    model = (*FILES, f"actor.model.model_path={tmp_path}", "env.eval.image_size=28")
+    composed = made(*model, "data.image_key=images", base=MATH)
+    assert [composed["env"][side]["image_size"] for side in ("train", "eval")] == [336, 28]
+    assert made(*model, base=MATH)["env"]["train"]["image_size"] is None
 
 
 def test_a_key_that_says_nothing_keeps_its_default():

@@ -16,7 +16,7 @@ from embodied.data.demonstrations import Demonstration
 from embodied.data.text import TextSamples
 from embodied.errors import ConfigError
 from embodied.random import Stream, generator, held_out_count
-from embodied.types import ActionSpec, TextAction
+from embodied.types import ActionSpec, ArraySpec, TextAction
 
 T = TypeVar("T")
 
@@ -39,15 +39,18 @@ class SampleSource(Protocol):
         ...
 
 
-def samples_of(demonstrations: Sequence[Any], chunk: int, action: ActionSpec) -> SampleSource:
+def samples_of(
+    demonstrations: Sequence[Any], chunk: int, action: ActionSpec, pictures: ArraySpec | None = None
+) -> SampleSource:
     """The samples of episodes, or of demonstrated answers if the env takes text.
 
     Args:
         demonstrations: :class:`Demonstration` or :class:`embodied.data.text.Written`.
         chunk: K.
+        pictures: of an observation of an env that takes text; None = it has none.
     """
     if isinstance(action, TextAction):
-        return TextSamples(demonstrations, action.max_bytes)
+        return TextSamples(demonstrations, action.max_bytes, pictures)
     return Samples(demonstrations, chunk)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embodied import instructions
 from embodied.errors import DatasetError
+from embodied.rows.pictures import of_column, pixels
+from embodied.types import ArraySpec
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -20,6 +23,9 @@ class Written:
 
     instruction: str  # the prompt, or a conversation (``embodied.instructions.of_messages``)
     response: str
+    pictures: tuple[Any, ...] = ()  # that the prompt speaks of, as the row has them
+    where: str = ""  # it stands, for messages
+    folder: Path = Path()  # from which paths of pictures lead
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Columns:
     Args:
         prompt, response: of rows with one prompt and one answer.
         messages: of rows with a conversation; each of its assistant's messages is a demonstrated answer.
+        images: of pictures (:mod:`embodied.rows.pictures`); None = none is read.
         system_prompt: put before prompts and conversations that have no message of the system; None = nothing.
     """
 
@@ -36,21 +43,44 @@ class Columns:
     response: str = "response"
     messages: str = "messages"
     system_prompt: str | None = None
+    images: str | None = None
 
 
-def answers_by_row(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> list[list[Written]]:
+def answers_by_row(
+    rows: Sequence[Mapping[str, Any]], columns: Columns, where: str, folder: Path = Path()
+) -> list[list[Written]]:
     """The demonstrated answers of each row.
 
     Args:
         where: the file's name, for messages.
+        folder: from which paths of pictures lead.
 
     Raises:
-        DatasetError: a row has neither a prompt with a response nor messages, or they are no text; no row at all.
+        DatasetError: a row has neither a prompt with a response nor messages, or they are no text, or speak of other
+            pictures than it has; no row at all.
     """
-    found = [[*_of_row(row, columns, f"{where}, row {number}")] for number, row in enumerate(rows)]
+    found = [[*_pictured(row, columns, f"{where}, row {number}", folder)] for number, row in enumerate(rows)]
     if not any(found):
         raise DatasetError(f"{where} has no demonstrated answer", "give a file with rows, or another one")
     return found
+
+
+def _pictured(row: Mapping[str, Any], columns: Columns, where: str, folder: Path) -> Iterator[Written]:
+    """The demonstrated answers of a row, each with the pictures that its prompt speaks of: the first ones."""
+    answers = [*_of_row(row, columns, where)]
+    if columns.images is None:
+        yield from answers
+        return
+    pictures = of_column(row.get(columns.images))
+    places = [answer.instruction.count(instructions.PICTURE) for answer in answers]
+    if max(places, default=0) != len(pictures):
+        raise DatasetError(
+            f"{where}: the prompt has {max(places, default=0)} times {instructions.PICTURE}, and '{columns.images}' "
+            f"(data.image_key) holds {len(pictures)} pictures",
+            f"write {instructions.PICTURE} once for each picture; leave data.image_key out if there are no pictures",
+        )
+    for answer, count in zip(answers, places, strict=True):
+        yield replace(answer, pictures=pictures[:count], where=where, folder=folder)
 
 
 def _of_row(row: Mapping[str, Any], columns: Columns, where: str) -> Iterator[Written]:
@@ -74,6 +104,7 @@ def _of_messages(conversation: Any, columns: Columns, where: str) -> Iterator[Wr
     before: list[dict[str, str]] = []
     for message in conversation:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        content = content if columns.images is None else instructions.joined(content)
         if role not in ROLES or not isinstance(content, str):
             raise DatasetError(
                 f"{where} has the message {str(message)[:80]}",
@@ -99,13 +130,15 @@ class TextSamples:
 
     Args:
         max_bytes: of an answer.
+        pictures: of an observation, uint8 [M, S, S, 3]; None = it has none.
 
     Raises:
-        DatasetError: an answer is longer.
+        DatasetError: an answer is longer, or has more pictures.
     """
 
-    def __init__(self, written: Sequence[Written], max_bytes: int) -> None:
-        self._written, self._max_bytes = written, max_bytes
+    def __init__(self, written: Sequence[Written], max_bytes: int, pictures: ArraySpec | None = None) -> None:
+        self._written, self._max_bytes, self._pictures = written, max_bytes, pictures
+        self._check_pictures()
         longest = max((len(one.response.encode(errors="replace")) for one in written), default=0)
         if longest > max_bytes:
             raise DatasetError(
@@ -121,11 +154,32 @@ class TextSamples:
         return np.ones((len(chosen), 1), bool)
 
     def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
-        """``actions`` uint8 [B, 1, L] of the samples ``chosen`` int64 [B]."""
+        """``actions`` uint8 [B, 1, L] of the samples ``chosen`` int64 [B]; ``pictures`` uint8 [B, M, S, S, 3] if an
+        observation has some."""
         actions = np.zeros((len(chosen), 1, self._max_bytes), np.uint8)
         for row, index in zip(actions, chosen, strict=True):
             instructions.write(self._written[index].response, row[0])
-        return {"actions": actions}
+        return {"actions": actions, **self._shown(chosen)}
+
+    def _shown(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
+        if self._pictures is None:
+            return {}
+        shown = np.zeros((len(chosen), *self._pictures.shape), np.uint8)
+        for row, index in zip(shown, chosen, strict=True):
+            one = self._written[index]
+            row[: len(one.pictures)] = pixels(one.pictures, self._pictures.shape[1], one.folder, one.where)
+        return {instructions.PICTURES: shown}
+
+    def _check_pictures(self) -> None:
+        room = 0 if self._pictures is None else self._pictures.shape[0]
+        most = max(self._written, key=lambda one: len(one.pictures), default=None)
+        if most is not None and len(most.pictures) > room:
+            raise DatasetError(
+                f"{most.where} has {len(most.pictures)} pictures, and an observation of the env holds {room}",
+                f"set env.train.max_images and env.eval.max_images to {len(most.pictures)} or more"
+                if room
+                else "give the env problems with pictures: env.train.data, env.eval.data",
+            )
 
     def instructions(self, chosen: np.ndarray) -> list[str]:
         """Prompts of the samples ``chosen`` int64 [B]."""

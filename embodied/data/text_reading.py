@@ -69,5 +69,7 @@ class Reader:
     def _rows(self, path: str, part: Part, options: Mapping[str, Any]) -> list[list[Written]]:
         """The demonstrated answers of each row."""
         own = is_custom(path)
-        rows = load_custom(path, options, KEYS) if own else open_source(source_of(path, part, self.keep), part)
-        return answers_by_row([*rows], self.columns, path)
+        if own:
+            return answers_by_row([*load_custom(path, options, KEYS)], self.columns, path)
+        source = source_of(path, part, self.keep)
+        return answers_by_row([*open_source(source, part)], self.columns, path, source.folder)

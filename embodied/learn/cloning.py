@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied import instructions
 from embodied.data.ahead import Ahead, Batch
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import SampleSource, order, samples_of, spread
@@ -113,8 +114,9 @@ class Cloner(Stepping):
             tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
             self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
         chunk = policy.spec.num_action_chunks
-        self.samples = samples_of(self.episodes, chunk, self.env.action)
-        self._validation = samples_of(self.held_out, chunk, self.env.action)
+        pictures = self.env.obs.get(instructions.PICTURES)
+        self.samples = samples_of(self.episodes, chunk, self.env.action, pictures)
+        self._validation = samples_of(self.held_out, chunk, self.env.action, pictures)
         runner = config.runner
         self.engine = Engine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
         self._group = self.engine.parallel.group

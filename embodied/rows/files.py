@@ -47,6 +47,11 @@ class SourceFile:
             raise DatasetError(f"{path} is empty", remedy)
         return cls(path.absolute(), found.st_size, found.st_mtime_ns)
 
+    @property
+    def folder(self) -> Path:
+        """From which paths in its rows lead."""
+        return self.path.parent
+
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
         """Opens the file for reading. Raises :class:`DatasetError` if it is not what it was."""
@@ -96,6 +101,10 @@ class SourceFolder(SourceFile):
         states = [found.stat() for found, _ in shown]
         size, changed = sum(one.st_size for one in states), max((one.st_mtime_ns for one in states), default=0)
         return cls(path.absolute(), size, changed, names=_digest(*(str(name) for _, name in shown)))
+
+    @property
+    def folder(self) -> Path:
+        return self.path
 
     @property
     def state(self) -> tuple[str, ...]:

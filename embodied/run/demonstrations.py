@@ -49,7 +49,9 @@ def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
 
 def _read_texts(config: schema.Config) -> Demonstrated:
     data = config.data
-    columns = Columns(data.prompt_key, data.response_key, data.messages_key or "messages", data.system_prompt)
+    columns = Columns(
+        data.prompt_key, data.response_key, data.messages_key or "messages", data.system_prompt, data.image_key
+    )
     reader = Reader(columns, data.options, custom_name(data) if data.custom_cls.path is not None else None,
                     data.enable_dataset_cache)  # fmt: skip
     paths, part = data.train_data_paths, Part.of(data.train_subset, data.train_split, data.train_revision)

@@ -14,7 +14,7 @@ from embodied.schema.base import Precision
 from embodied.schema.config import Config
 from embodied.schema.effect import check_effect
 from embodied.schema.eval_checks import check_answers, check_evaluation
-from embodied.schema.fixed import check_fixed
+from embodied.schema.fixed import check_critic
 from embodied.schema.foreign_values import as_overrides, other_name, translated
 from embodied.schema.fsdp import OF_SHARDS, FsdpConfig
 from embodied.schema.other_names import check_said
@@ -58,7 +58,7 @@ def check(config: Config) -> None:
 def rules(config: Config) -> Iterator[Callable[[], None]]:
     """Yields the rules that hold for a configuration; each raises :class:`ConfigError` if it is broken."""
     algorithm = config.algorithm
-    yield partial(check_fixed, config)
+    yield partial(check_critic, config)
     yield partial(check_effect, config)
     yield partial(check_said, config)
     yield partial(check_name, config.runner)

@@ -178,8 +178,8 @@ class DataConfig(Section):
     )
     image_key: str | None = Field(
         None,
-        description="Text: column of pictures, which problems have none of; images, as verl says by default, reads "
-        "nothing.",
+        description="Text: column of the pictures (one, or a list) of a problem or of a demonstration, for a "
+        "vision-language model; the prompt says <image> where each belongs. null = none is read.",
     )
     options: dict[str, Any] = Field(
         {}, description="Text: keyword arguments of data sets of yours (file.py:Name, module:function, custom_cls)."

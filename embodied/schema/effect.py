@@ -19,6 +19,7 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "data.filter_overlong_prompts": _BOTH,
     "data.answer_key": _BOTH,
     "data.data_source_key": _BOTH,
+    "data.image_key": _BOTH,
     "data.chat_template": ("actor.model.chat_template",),
     "data.add_generation_prompt": ("actor.model.add_generation_prompt",),
     "data.continue_final_message": ("actor.model.continue_final_message",),
@@ -32,6 +33,9 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "algorithm.rollout_batch_size_per_gpu": ("rollout.policy_batch",),
 }
 """Key → the keys for which it is the default; ``{0}`` is its own name. One of them has to have its value."""
+
+USUAL = {"data.image_key": "images"}
+"""Key → the default of another system, which asks for nothing where nothing takes it."""
 
 PROBLEM_LINKS: Mapping[str, tuple[str, ...]] = {
     "data.prompt_key": _BOTH,
@@ -57,7 +61,8 @@ def check_effect(config: Config) -> None:
         names = [target.format(own) for target in targets]
         if value == at(usual, key) or any(at(everything, name) == value for name in names):
             continue
-        if key in OF_TOKENS and all(at(everything, name) is MISSING for name in names):
+        taken = any(at(everything, name) is not MISSING for name in names)
+        if not taken and (key in OF_TOKENS or value == USUAL.get(key, MISSING)):
             continue
         found = [f"{name} is {at(everything, name)!r}" for name in names if at(everything, name) is not MISSING]
         raise ConfigError(

@@ -1,33 +1,20 @@
-"""Keys of other systems for what is always so here. Another value is refused with the reason, and never ignored."""
+"""Keys of other systems that change nothing here: what a run says of them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
 from embodied.schema.handed import hands_on
 from embodied.schema.links import MISSING, SIDES, at, own_of
 
-
-class Fixed(NamedTuple):
-    """Why a key has no other value than its default."""
-
-    why: str
-    also: tuple[Any, ...] = ()  # defaults of other systems, which ask for nothing that is not so
-    note: str = ""  # what a run says of those
-
-
-FIXED: Mapping[str, Fixed] = {
-    "data.image_key": Fixed("problems are texts, without pictures", ("images",), "no column of pictures is read"),
-    "actor.tokenizer.use_fast": Fixed(
-        "tokenizers are those of the package tokenizers", (False,),
-        "the tokenizer is that of the package tokenizers all the same",
-    ),
-}  # fmt: skip
-"""Key → why it is always as it is by default."""
+FIXED: Mapping[str, str] = {
+    "actor.tokenizer.use_fast": "the tokenizer is that of the package tokenizers all the same",
+}
+"""Key whose values change nothing → what a run says of one that is not the default."""
 
 OF_TOKENS: Mapping[str, tuple[str, str]] = {
     "actor.tokenizer.trust_remote_code": (
@@ -42,16 +29,8 @@ OF_TOKENS: Mapping[str, tuple[str, str]] = {
 files for each kind of model."""
 
 
-def check_fixed(config: Config) -> None:
-    """Refuses other values. Raises :class:`ConfigError` with the reason."""
-    everything, usual = config.model_dump(by_alias=True), defaults()
-    for key, fixed in FIXED.items():
-        given, only = at(everything, key), at(usual, key)
-        if given != only and given not in fixed.also:
-            its = told(only).strip('"')
-            raise ConfigError(
-                f"{key} is {given!r}, and can only be {its}: {fixed.why}", f"leave {key} out, or set it to {its}"
-            )
+def check_critic(config: Config) -> None:
+    """Raises :class:`ConfigError` if a value function is asked for that nothing learns, or refused that is learned."""
     learns, wanted = config.algorithm.adv_type == "gae", config.critic.use_critic_model
     if wanted is not None and wanted != learns:
         raise ConfigError(
@@ -66,9 +45,9 @@ def notes(config: Config) -> list[str]:
     """Returns lines about values that were taken though they change nothing, for a run to say at its start."""
     everything, usual = config.model_dump(by_alias=True), defaults()
     lines = [
-        f"{key} {told(at(everything, key))}: {fixed.note}"
-        for key, fixed in FIXED.items()
-        if fixed.note and at(everything, key) != at(usual, key)
+        f"{key} {told(at(everything, key))}: {note}"
+        for key, note in FIXED.items()
+        if at(everything, key) != at(usual, key)
     ]
     own = config.actor.model.model_extra or {}
     if own.get("low_cpu_mem_usage") is False:
@@ -96,6 +75,9 @@ def notes(config: Config) -> list[str]:
         for key, (target, why) in OF_TOKENS.items()
         if (given := at(everything, key)) != at(usual, key) and at(everything, target) is MISSING
     ]
+    image_key = config.data.image_key
+    if image_key is not None and all(own_of(config, side).get("image_key") != image_key for side in SIDES):
+        lines.append(f"data.image_key {told(image_key)}: no env here reads a column of pictures")
     if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines

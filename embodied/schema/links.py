@@ -28,6 +28,8 @@ SIDES = ("train", "eval")
 COUNTER = "prompt_counter"
 """Name of the function, beside a model's ``_target_``, that makes a counter of prompts' tokens from those keys of the
 model that it takes."""
+IMAGE_SIZE = "image_size"
+"""Name of the function there that is given ``model_path`` and says how many pixels a side of a picture has."""
 PROMPT_BYTES, MOST_PROMPT_BYTES = 2048, 1 << 20
 TOKEN_BYTES = 8  # of a prompt; in English text a token has about four
 OTHER_NAMES = {"single_choice": "choice", "boxed_math": "boxed"}
@@ -61,6 +63,8 @@ def derived(config: Config, given: Sequence[str] = ()) -> Changes:
             changes["max_prompt_bytes"] = _prompt_bytes(data)
         if data.filter_overlong_prompts and own.get("filter_overlong_prompts") and own.get("token_limit", 0) is None:
             changes |= _token_limit(config)
+        if own.get("image_key") is not None and own.get("image_size", 0) is None:
+            changes |= _image_size(config)
         if "verifier" in own:
             changes |= _verifier(config.reward, side, own["verifier"], given)
             parts = with_prompts(config, changes.get("verifier", own["verifier"]))
@@ -204,6 +208,17 @@ def _token_limit(config: Config) -> Changes:
         "workers": config.data.filter_overlong_prompts_workers,
     }
     return {"token_limit": limit}
+
+
+def _image_size(config: Config) -> Changes:
+    """The size in which the model reads pictures; nothing if it has no function that says it, or reads none."""
+    model = config.actor.model
+    try:
+        tells = load_target(f"{model.target.rpartition('.')[0]}.{IMAGE_SIZE}", "actor.model._target_")
+    except ConfigError:
+        return {}
+    size = tells((model.model_extra or {}).get("model_path"))
+    return {} if size is None else {"image_size": size}
 
 
 def _verifier(reward: RewardConfig, side: str, own: Any, given: Sequence[str]) -> Changes:

@@ -115,7 +115,7 @@ NEUTRAL: Mapping[str, Neutral] = {
     "rollout.vllm.quantization": Neutral(
         ("none",), "an engine is given the policy's weights after each update, in the policy's number format"
     ),
-    "rollout.vllm.disable_mm_preprocessor_cache": Neutral((False,), "problems are texts, without pictures"),
+    "rollout.vllm.disable_mm_preprocessor_cache": Neutral((False,), "an engine is given texts alone"),
 }  # fmt: skip
 """Key → what it may say, and why nothing else."""
 _MODELS = ("actor.model", "reward.model")

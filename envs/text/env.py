@@ -8,6 +8,7 @@ from typing import Any
 from embodied.errors import ConfigError
 from embodied.rows.hub import Part
 
+from ..shared.arguments import check_range
 from .problems import Selection, open_sources
 from .reading import Reading
 from .slot import TextEnv, as_json
@@ -19,7 +20,9 @@ BOXED = ({"name": "boxed"},)
 class MathEnv(TextEnv):
     r"""Problems of data files, or of custom data sets.
 
-    Observation: ``instruction`` uint8 [P], the prompt, or the conversation if the data or the options make one.
+    Observation: ``instruction`` uint8 [P], the prompt, or the conversation if the data or the options make one. If
+    rows have pictures, also ``pictures`` uint8 [max_images, image_size, image_size, 3], in the order in which
+    ``<image>`` stands in the prompt; behind the last one they are black.
     Action: uint8 [L], the response, which ends the episode. Reward and success: what the verifier says.
 
     Args:
@@ -58,6 +61,11 @@ class MathEnv(TextEnv):
             alone. Which these are depends on nothing else.
         test_size: share of the problems that is held out, or their number if it is 1 or more.
         enable_dataset_cache: keep the index of a file in the cache folder; False = each process makes its own.
+        image_key: column of pictures (:mod:`embodied.rows.pictures`); None = it is not looked for. The prompt says
+            ``<image>`` where each belongs, or its messages have parts ``{type: image}``.
+        image_size: pixels of each side of a picture, which a policy for pictures asks for. A picture keeps its shape,
+            and black fills it up. None = the launcher reads it in the model's config.json.
+        max_images: most pictures of a row.
 
     Raises:
         ConfigError: an option is impossible.
@@ -92,10 +100,13 @@ class MathEnv(TextEnv):
         test_size: float = 0.1,
         token_limit: Mapping[str, Any] | None = None,
         enable_dataset_cache: bool = True,
+        image_key: str | None = None,
+        image_size: int | None = None,
+        max_images: int = 1,
     ) -> None:
         reading = Reading(
             prompt_key, answer_key, messages_key, data_source_key, system_prompt, chat, template, max_prompt_bytes,
-            truncation,
+            truncation, image_key=image_key, max_images=max_images,
         )  # fmt: skip
         limit = None if token_limit is None else TokenLimit.of(token_limit)
         selection = Selection(filter_overlong_prompts, shuffle, shuffle_seed, max_samples, part, test_size, limit)
@@ -103,7 +114,19 @@ class MathEnv(TextEnv):
         parts = "" if callable(verifier) or answer_key is None else as_json(verifier)
         sources = open_sources(paths_of(data), data_args or {}, reading, selection, weights, of_hub, parts,
                                enable_dataset_cache)  # fmt: skip
-        super().__init__(sources, verifier, max_prompt_bytes, max_response_bytes)
+        shown = (max_images, _size(image_size)) if any(source.pictured for source in sources) else None
+        super().__init__(sources, verifier, max_prompt_bytes, max_response_bytes, pictures=shown)
+
+
+def _size(image_size: int | None) -> int:
+    if image_size is None:
+        raise ConfigError(
+            "the data has pictures, and it is not known in which size the policy reads them (env.train.image_size)",
+            "choose a vision-language checkpoint whose config.json says it (vision_config.image_size), or set "
+            "env.train.image_size and env.eval.image_size; or leave data.image_key out",
+        )
+    check_range("env.train.image_size", image_size, 1, 4096)
+    return image_size
 
 
 def paths_of(data: str | list[str] | None) -> list[str]:

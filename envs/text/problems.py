@@ -26,8 +26,9 @@ from embodied.rows.files import SourceFile, kept
 from embodied.rows.formats import ArrowCopy, Rows
 from embodied.rows.hub import WHOLE, Part, source_of
 from embodied.rows.opening import open_source
+from embodied.rows.pictures import of_column, pixels
 
-from .reading import Missing, Reading, TooLong
+from .reading import Missing, Reading, TooLong, value_of
 from .selection import Selection, shuffled
 from .survey import Survey, Unreadable, too_long
 from .verdict import Problem
@@ -46,6 +47,8 @@ class Source:
     notes: tuple[str, ...]  # what is to be said once
     evaluation: Rows  # rows of evaluation starts; the same, unless the data set holds some out
     skipped: int = 0  # rows that are no problems
+    pictured: bool = False  # there are problems with pictures
+    folder: Path = Path()  # from which paths of pictures lead
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -71,6 +74,10 @@ class Source:
             ) from None
         except TooLong as error:
             raise too_long(self.name, number, error.size, self.reading) from None
+
+    def pixels(self, problem: Problem, size: int) -> np.ndarray:
+        """The pictures of a problem, uint8 [n, size, size, 3]. Raises :class:`DatasetError` if one cannot be read."""
+        return pixels(problem.pictures, size, self.folder, f"{self.name}, row {problem.number}")
 
 
 def open_sources(
@@ -129,18 +136,19 @@ def _open_file(
 
     def make(out: BinaryIO) -> None:
         survey = Survey.of(where, rows, reading, filtered, limit, _unreadable(verifier))
-        np.savez(out, usable=np.array(survey.usable, np.int32), notes=np.array(json.dumps(survey.lines)))
+        notes = np.array(json.dumps(survey.lines))
+        np.savez(out, usable=np.array(survey.usable, np.int32), notes=notes, pictured=np.array(survey.pictured))
 
-    def load(path: Path) -> tuple[np.ndarray, list[str]]:
+    def load(path: Path) -> tuple[np.ndarray, list[str], bool]:
         with np.load(path) as found:
-            return found["usable"], json.loads(str(found["notes"]))
+            return found["usable"], json.loads(str(found["notes"])), bool(found["pictured"])
 
     copy = [len(rows), *rows.copy_state] if isinstance(rows, ArrowCopy) else []
     options = json.dumps([asdict(reading), filtered, str(part), limit and limit.identity, verifier, *copy])
     digest = hashlib.sha256(options.encode()).hexdigest()[:16]
-    usable, notes = kept(file, f"survey-{digest}.npz", make, load)
-    skipped = int(len(rows) - len(usable))
-    return Source(name, rows, reading, selection.order(usable, len(rows)), tuple(notes), rows, skipped)
+    usable, notes, pictured = kept(file, f"survey-{digest}.npz", make, load)
+    skipped, order = int(len(rows) - len(usable)), selection.order(usable, len(rows))
+    return Source(name, rows, reading, order, tuple(notes), rows, skipped, pictured, file.folder)
 
 
 @lru_cache(maxsize=32)
@@ -153,7 +161,8 @@ def _open_custom(
     filtered, limit = selection.filter_overlong_prompts, selection.token_limit
     survey = Survey.of(where, rows, reading, filtered, limit, _unreadable(verifier))
     order = selection.order(np.array(survey.usable, np.int32), survey.total)
-    return Source(name, rows, reading, order, tuple(survey.lines), rows, survey.total - len(survey.usable))
+    skipped = survey.total - len(survey.usable)
+    return Source(name, rows, reading, order, tuple(survey.lines), rows, skipped, survey.pictured > 0)
 
 
 def _unreadable(verifier: str) -> Unreadable | None:
@@ -189,7 +198,9 @@ def of_numbers(name: str, rows: Rows, reading: Reading, selection: Selection) ->
     everything: np.ndarray | range = range(count)[: selection.max_samples]
     if selection.shuffle or selection.part != "all":
         everything = selection.order(np.arange(count, dtype=np.int32), count)
-    return Source(name, rows, reading, everything, (), evaluation)
+    key = reading.image_key
+    pictured = key is not None and bool(of_column(value_of(rows[0], key)))  # the first row speaks for all
+    return Source(name, rows, reading, everything, (), evaluation, pictured=pictured)
 
 
 def _weighted(sources: list[Source], weights: Sequence[float], selection: Selection) -> list[Source]:

@@ -10,6 +10,7 @@ from typing import Any
 from embodied import instructions
 from embodied.errors import ConfigError, DatasetError, did_you_mean
 from embodied.rows.formats import Row
+from embodied.rows.pictures import of_column
 
 from ..shared.arguments import check_name, check_range
 from .verdict import Problem
@@ -18,6 +19,7 @@ Prompt = str | tuple[Mapping[str, str], ...]
 TRUNCATION = ("error", "left", "right")
 ROLES = ("system", "user", "assistant", "tool")
 _MAX_BYTES = 1 << 20
+_MAX_PICTURES = 64
 
 
 class Missing(Exception):
@@ -58,10 +60,13 @@ class Reading:
     max_prompt_bytes: int = 2048
     truncation: str = "error"
     needs_answer: bool = True  # a row without an answer is no problem
+    image_key: str | None = None
+    max_images: int = 1
 
     def __post_init__(self) -> None:
         check_name("truncation", self.truncation, TRUNCATION, "env.train.truncation")
         check_range("env.train.max_prompt_bytes", self.max_prompt_bytes, 1, _MAX_BYTES)
+        check_range("env.train.max_images", self.max_images, 1, _MAX_PICTURES)
         if self.template is not None:
             _check_template(self.template)
 
@@ -74,14 +79,36 @@ class Reading:
         Raises:
             Missing: there is no prompt or no answer in it.
             TooLong: the prompt does not fit and is not to be truncated.
-            DatasetError: its messages are none.
+            DatasetError: its messages are none, or its prompt speaks of other pictures than it has.
         """
         prompt, answer = self._prompt(row, number), self._answer(row)
-        used = (self.prompt_key, self.messages_key, self.answer_key)
+        used = (self.prompt_key, self.messages_key, self.answer_key, self.image_key)
         fields = {name: value for name, value in row.items() if name not in used}
         if self.data_source_key is not None:
             fields["data_source"] = value_of(row, self.data_source_key)
-        return Problem(self._fitting(prompt), answer, fields, number)
+        prompt = self._fitting(prompt)
+        return Problem(prompt, answer, fields, number, pictures=self._pictures(prompt, row, number))
+
+    def _pictures(self, prompt: Prompt, row: Row, number: int) -> tuple[Any, ...]:
+        """The row's pictures, one for each place in the prompt."""
+        if self.image_key is None:
+            return ()
+        found = of_column(value_of(row, self.image_key))
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        places = sum(text.count(instructions.PICTURE) for text in texts)
+        if places != len(found):
+            raise DatasetError(
+                f"row {number}: the prompt has {places} times {instructions.PICTURE}, and '{self.image_key}' "
+                f"(data.image_key) holds {len(found)} pictures",
+                f"write {instructions.PICTURE} once for each picture, in the prompt or in env.train.template and "
+                "env.eval.template; leave data.image_key out if the data has no pictures",
+            )
+        if len(found) > self.max_images:
+            raise DatasetError(
+                f"row {number} has {len(found)} pictures, and an observation holds {self.max_images}",
+                f"set env.train.max_images and env.eval.max_images to {len(found)} or more",
+            )
+        return found
 
     def _answer(self, row: Row) -> Any:
         if self.answer_key is None:
@@ -101,7 +128,7 @@ class Reading:
             if self.system_prompt is None and not self.chat:
                 return text
             return (*self._system(), {"role": "user", "content": text})
-        messages = _messages(given, key, number)
+        messages = _messages(given if self.image_key is None else _joined(given), key, number)
         *before, last = messages
         last = {**last, "content": self._put(last["content"], row)}
         return (*(() if messages[0]["role"] == "system" else self._system()), *before, last)
@@ -193,6 +220,16 @@ def _is_empty(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, list | dict) and not value)
+
+
+def _joined(given: Any) -> Any:
+    """A conversation with texts as contents. What is no conversation is left as it is."""
+    if not isinstance(given, list):
+        return given
+    return [
+        {**message, "content": instructions.joined(message.get("content"))} if isinstance(message, Mapping) else message
+        for message in given
+    ]
 
 
 def _messages(given: Any, key: str, number: int) -> list[Mapping[str, str]]:

@@ -46,6 +46,7 @@ class TextEnv:
         max_prompt_bytes: P, of an observation.
         max_response_bytes: L, of an action.
         max_turns: responses of an episode at most.
+        pictures: how many an observation holds, and how many pixels each side of them has; None = it has none.
     """
 
     def __init__(
@@ -55,12 +56,17 @@ class TextEnv:
         max_prompt_bytes: int,
         max_response_bytes: int,
         max_turns: int = 1,
+        pictures: tuple[int, int] | None = None,
     ) -> None:
         check_range("env.train.max_response_bytes", max_response_bytes, 1, MAX_BYTES)
         self._sources = sources
         self._verify = _verifier(verifier)
+        obs = {instructions.FIELD: ArraySpec((max_prompt_bytes,), "uint8")}
+        if pictures is not None:
+            count, size = pictures
+            obs[instructions.PICTURES] = ArraySpec((count, size, size, 3), "uint8")
         self._spec = EnvSpec(
-            obs={instructions.FIELD: ArraySpec((max_prompt_bytes,), "uint8")},
+            obs=obs,
             cameras=(),
             action=TextAction(max_response_bytes),
             tasks=tuple(source.name for source in sources),
@@ -71,6 +77,7 @@ class TextEnv:
         )
         self._problem = Problem("", None, {}, -1)
         self._progress = Progress(Start(0, 0, 0), "")
+        self._pixels = np.zeros((0, 0, 0, 3), np.uint8)  # of the problem's pictures
 
     @property
     def spec(self) -> EnvSpec:
@@ -100,8 +107,15 @@ class TextEnv:
         return WorkerFacts(os.getpid(), "Pillow", "draws prompt and response into videos", extra)
 
     def reset(self, start: Start) -> None:
-        self._problem = self._problem_of(start)
+        self._ask(start)
         self._progress = Progress(start, self._problem.prompt)
+
+    def _ask(self, start: Start) -> None:
+        """Reads the problem of a start. Its verifier, which may be another process, gets it without pictures."""
+        problem, field = self._problem_of(start), self._spec.obs.get(instructions.PICTURES)
+        if field is not None:
+            self._pixels = self._sources[start.task_id].pixels(problem, field.shape[1])
+        self._problem = replace(problem, pictures=())
 
     def _problem_of(self, start: Start) -> Problem:
         check_range("task_id of a start", start.task_id, 0, len(self._sources) - 1)
@@ -133,6 +147,10 @@ class TextEnv:
 
     def observe(self, out: Obs) -> None:
         instructions.write(text_of(self._progress.prompt), out[instructions.FIELD])
+        if instructions.PICTURES in self._spec.obs:
+            shown = out[instructions.PICTURES]
+            shown[: len(self._pixels)] = self._pixels
+            shown[len(self._pixels) :] = 0
 
     def frame(self) -> np.ndarray:
         """A picture of prompt, response and verdict, uint8 [540, 960, 3]."""
@@ -147,7 +165,7 @@ class TextEnv:
         return self._progress
 
     def set_state(self, state: Progress) -> None:
-        self._problem = self._problem_of(state.start)
+        self._ask(state.start)
         self._progress = state
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ class Survey:
 
     total: int = 0
     usable: list[int] = field(default_factory=list)  # numbers of rows that are problems
+    pictured: int = 0  # how many of these rows have pictures
     skipped: dict[str, Skipped] = field(default_factory=dict)  # by reason
 
     @classmethod
@@ -68,6 +69,7 @@ class Survey:
                     found.skip("with an answer that the verifier cannot read", number, row)
                     continue
                 found.usable.append(number)
+                found.pictured += bool(problem.pictures)
         if limit is not None and found.usable:
             found._leave_out(rows, reading, limit)
         found._check(where, rows)

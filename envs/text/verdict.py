@@ -17,6 +17,7 @@ class Problem:
     number: int  # of the problem in its source
     # what the policy has read before this response; with several turns the transcript so far. None = the prompt
     asked: str | tuple[Mapping[str, str], ...] | None = None
+    pictures: tuple[Any, ...] = field(default=(), repr=False)  # as the row has them; a verifier gets none
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ Importing this package imports neither torch nor transformers.
 | ``own_code.py`` | code that comes with a checkpoint: whether it is needed and may be run |
 | ``network.py`` | loads or makes the network, and finds out whether it can be run here |
 | ``tokenizer.py``, ``characters.py`` | text ↔ tokens: chat template, truncation, ends of a text |
+| ``pictures.py`` | what a vision-language model says of pictures: their size, their tokens in a prompt |
+| ``vision.py`` | the frozen part that reads pictures, and what it puts into prompts |
 | ``counting.py`` | prompts by the tokenizer alone: their numbers of tokens before a run begins, their texts |
 | ``trunk.py``, ``attention.py`` | runs the network's layers on tokens laid end to end |
 | ``packing.py`` | lays prompts and responses end to end for a training pass |
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from .reward_model import RewardModel
 
 __all__ = [
-    "Settings", "build_policy", "build_reward_model", "prompt_counter", "prompt_counter_files", "prompt_reader",
+    "Settings", "build_policy", "build_reward_model", "image_size", "prompt_counter", "prompt_counter_files",
+    "prompt_reader",
 ]  # fmt: skip
 
 
@@ -98,6 +101,14 @@ def prompt_counter_files(
     from .source import tokenizer_files
 
     return tokenizer_files(model_path, tokenizer_path, chat_template)
+
+
+def image_size(model_path: str | None) -> int | None:
+    """Reads how many pixels each side of a picture has in the network of a folder. None if it reads no pictures, or if
+    its config.json does not say it."""
+    from .pictures import said_size
+
+    return None if model_path is None else said_size(Path(model_path).expanduser())
 
 
 def prompt_reader(max_prompt_tokens: int, truncation: str, **others: Any) -> Callable[[Sequence[str]], list[str]]:

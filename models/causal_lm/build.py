@@ -14,6 +14,7 @@ from embodied.errors import CheckpointError
 from embodied.files import PACKAGE, check_export
 
 from ..shared.files import read_safetensors
+from ..shared.keys import bad
 from ..shared.quantized import QuantizedLinear, replace_linears
 from ..shared.trained import choose_trained
 from .adapters import add_adapters
@@ -33,25 +34,38 @@ def build(settings: Settings) -> CausalLMPolicy:
     _check_folder(settings)
     settings = located(settings)
     tokenizer = load_tokenizer(settings)
-    network = load_network(settings, tokenizer)
+    network, vision = load_network(settings, tokenizer)
+    pictures = None
+    if vision is not None:
+        pictures = vision.pictures
+        check_alone(settings)
+        vision.check()
     check_against_transformers(network, Trunk(network))
     check_heads(settings.context_parallel_size, network.config.num_attention_heads)
     if settings.quantization_bit is not None:
         replace_linears(network.model.layers, settings.quantization_bit, QuantizedLinear.quantize)
     policy = CausalLMPolicy(
         network,
-        TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer, settings.ends)),
+        TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer, settings.ends), pictures),
         _value_head(settings, network.config.hidden_size) if settings.value_head else None,
         settings,
     )
     if settings.is_lora:
         add_adapters(network, settings)
     choose_trained(policy, settings, ("value_head",), own="network.", hint=" (tied weights bear the name embed_tokens)")
+    policy.vision = vision  # now, so that no pattern trains it
     _set_precision(policy, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(network)
     policy.find_training_modules()
     return policy
+
+
+def check_alone(settings: Settings) -> None:
+    """Raises ConfigError if several processes are to compute each text: they would need each other's pictures."""
+    if settings.context_parallel_size > 1:
+        reason = "the network reads pictures, whose features are put into whole prompts"
+        raise bad("context_parallel_size", settings.context_parallel_size, reason, "set it to 1")
 
 
 def _check_folder(settings: Settings) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from .network import load_tokenizer
+from .pictures import Pictures
 from .settings import Settings
 from .source import located
 from .tokenizer import TextTokenizer
@@ -37,4 +39,7 @@ class PromptReader:
 
 
 def _tokenizer(settings: Settings) -> TextTokenizer:
-    return TextTokenizer(load_tokenizer(located(settings)), settings, (0,))
+    found = located(settings)
+    text_alone = found.model_path is None or found.gguf_file is not None
+    pictures = None if text_alone else Pictures.of(Path(found.model_path or "").expanduser())
+    return TextTokenizer(load_tokenizer(found), settings, (0,), pictures)

@@ -31,8 +31,9 @@ from ..shared import sampling as drawing
 from ..shared.replay import Replayed
 from .distribution import Rows, next_token
 from .lanes import LEAST, Cache, OneToken, Prefill, blocks
-from .prompts import ROWS, Holders, Prompt, alike, prompts_of
+from .prompts import ROWS, Holders, Prompt, alike, shown_to
 from .tokenizer import check_stop
+from .vision import Placed
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
@@ -98,7 +99,8 @@ class LaneDecoding:
     @torch.inference_mode()
     def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
         """See :meth:`embodied.protocols.Decoding.admit`."""
-        prompts = dict(zip(lanes, prompts_of(obs), strict=True))
+        read, shown = shown_to(self._policy.vision, obs)
+        prompts = dict(zip(lanes, read, strict=True))
         held = self._holders.sources(prompts)
         self._copy(held, prompts)
         for lane in lanes:
@@ -106,7 +108,7 @@ class LaneDecoding:
         for lane in held:
             self._holders.hold(lane, prompts[lane])
         missing = {lane: prompt for lane, prompt in prompts.items() if lane not in held}
-        self._prefill(missing)
+        self._prefill(missing, shown)
         self._copy(self._holders.sources(missing), prompts)
         for lane in lanes:
             self._holders.hold(lane, prompts[lane])
@@ -121,11 +123,11 @@ class LaneDecoding:
         self._cache.copy(origin, targets, max(len(prompts[lane]) for lane in moves))
         self._hidden[targets] = self._hidden[origin]
 
-    def _prefill(self, wanted: Mapping[int, Prompt]) -> None:
+    def _prefill(self, wanted: Mapping[int, Prompt], shown: Mapping[Prompt, np.ndarray]) -> None:
         """Computes prompts {lane: prompt}, each once, those of like length together."""
         lane_of = {prompt: lane for lane, prompt in wanted.items()}
         for prompts, length in alike(lane_of):
-            hidden, attend = self._computed(prompts, length)
+            hidden, attend = self._computed(prompts, length, shown)
             self._cache.reserve(attend.kept, length + self._limit)
             for row, prompt in enumerate(prompts):
                 lane = lane_of[prompt]
@@ -134,23 +136,42 @@ class LaneDecoding:
                 self._holders.hold(lane, prompt)
                 self.prefilled += len(prompt)
 
-    def _computed(self, prompts: Sequence[Prompt], length: int) -> tuple[Tensor, Prefill]:
+    def _computed(
+        self, prompts: Sequence[Prompt], length: int, shown: Mapping[Prompt, np.ndarray]
+    ) -> tuple[Tensor, Prefill]:  # fmt: skip
         """Hidden states [ROWS · length, d] of at most ROWS prompts, each filled up to ``length``; their keys and
-        values."""
+        values.
+
+        Args:
+            shown: pictures of the prompts that have some.
+        """
         ids = np.zeros((ROWS, length), np.int64)
         for row, prompt in zip(ids, prompts, strict=False):
-            row[: len(prompt)] = prompt
+            row[: len(prompt)] = prompt.ids
         attend, places = Prefill(ROWS), torch.arange(length, device=self._lane.device).repeat(ROWS)
         with self._acting():
-            return self._trunk.hidden(self._there(ids).flatten(), self._trunk.rotary(places), attend), attend
+            placed = self._placed(prompts, length, shown) if shown else None
+            return self._trunk.hidden(self._there(ids).flatten(), self._trunk.rotary(places), attend, placed), attend
+
+    def _placed(
+        self, prompts: Sequence[Prompt], length: int, shown: Mapping[Prompt, np.ndarray]
+    ) -> Placed | None:  # fmt: skip
+        """The features of the pictures of some prompts, a row of ``length`` tokens each."""
+        assert self._policy.vision is not None
+        with_pictures = [(row * length, prompt) for row, prompt in enumerate(prompts) if prompt in shown]
+        return self._policy.vision.placed(
+            [np.asarray(prompt.ids) for _, prompt in with_pictures],
+            [begin for begin, _ in with_pictures],
+            [shown[prompt] for _, prompt in with_pictures],
+        )
 
     @torch.inference_mode()
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
         """See :meth:`embodied.protocols.Decoding.value`. The bits are those that a decision would record."""
         assert self._policy.value_head is not None
-        wanted, found = prompts_of(obs), dict[Prompt, Tensor]()
+        (wanted, shown), found = shown_to(self._policy.vision, obs), dict[Prompt, Tensor]()
         for prompts, length in alike(wanted):
-            hidden, _ = self._computed(prompts, length)
+            hidden, _ = self._computed(prompts, length, shown)
             last = self._there([row * length + len(prompt) - 1 for row, prompt in enumerate(prompts)])
             found |= zip(prompts, self._policy.value_head(hidden[last].float())[:, 0], strict=True)
         return torch.stack([found[prompt] for prompt in wanted])
@@ -167,7 +188,7 @@ class LaneDecoding:
             self._made[lane] = 0
             if self._seen is not None:
                 self._seen[lane] = False
-                self._seen[lane, self._there(list(prompts[lane]))] = True
+                self._seen[lane, self._there(list(prompts[lane].ids))] = True
         self._busy.update(lanes)
         self._fresh.update(lanes)
 

@@ -7,10 +7,11 @@ Shapes: B texts, n tokens of a record, N response tokens of all texts, R of thes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +22,7 @@ from ..shared import sampling as drawing
 from .context_parallel import Part
 from .distribution import Rows, first_seen, next_token
 from .packing import Packed, pack, rows
+from .vision import Placed, digest
 
 if TYPE_CHECKING:
     from .policy import CausalLMPolicy
@@ -40,15 +42,31 @@ def evaluate(
 def _pass(policy: CausalLMPolicy, records: Mapping[str, Tensor], sampling: Sampling) -> _Pass:
     tokens = records["tokens"].long()
     lay = pack if policy.settings.sequence_packing else rows
-    packed = lay(records["prompt_ids"], records["prompt_length"], records["tokens"], records["length"])
+    shown = None if policy.vision is None else policy.vision.shown(records)
+    packed = lay(
+        records["prompt_ids"], records["prompt_length"], records["tokens"], records["length"],
+        None if shown is None else [digest(pixels) for pixels in shown],
+    )  # fmt: skip
     part = packed if policy.team is None else Part.of(packed, policy.team)
     with policy.number_format():
-        hidden = policy.trunk.hidden(part.ids, policy.trunk.rotary(part.positions), part)
+        placed = None if shown is None else _placed(policy, records, packed, shown)
+        hidden = policy.trunk.hidden(part.ids, policy.trunk.rotary(part.positions), part, placed)
     since = None
     if sampling.repetition_penalty != 1.0:
         prompts, sizes = records["prompt_ids"].long(), records["prompt_length"].long()
         since = first_seen(prompts, sizes, tokens, policy.trunk.vocabulary)
     return _Pass(policy, sampling, tokens, packed, part, hidden, since)
+
+
+def _placed(
+    policy: CausalLMPolicy, records: Mapping[str, Tensor], packed: Packed, shown: Sequence[np.ndarray]
+) -> Placed | None:  # fmt: skip
+    """The features of pictures, once for each prompt that is computed."""
+    assert policy.vision is not None
+    ids, sizes = records["prompt_ids"].cpu().numpy(), records["prompt_length"].cpu().numpy()
+    first = packed.first.tolist()
+    prompts = [ids[text, : sizes[text]] for text in first]
+    return policy.vision.placed(prompts, packed.begins.tolist(), [shown[text] for text in first])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from embodied import instructions
 from embodied.errors import ConfigError
 from embodied.protocols import Examples, Exported
 from embodied.types import Sampling
@@ -38,6 +39,12 @@ CARRIED = (
     *("add_generation_prompt", "value_head", "value_type"),
 )
 
+WHOLE_WITH_PICTURES = """\
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model = AutoModelForImageTextToText.from_pretrained("FOLDER")
+processor = AutoProcessor.from_pretrained("FOLDER")
+# in embodied: model=causal_lm actor.model.model_path=FOLDER"""
 WHOLE = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -61,7 +68,8 @@ def export(
     if kind == "adapter":
         return _adapter(policy, folder, dtype, options)
     check_plain(options, "hf")
-    prompts = [*examples.prompts[:MOST_PROMPTS]] or PROMPTS
+    known = [prompt for prompt in examples.prompts if policy.vision is None or instructions.PICTURE not in prompt]
+    prompts = known[:MOST_PROMPTS] or PROMPTS
     asked = "bf16" if dtype == "auto" else dtype
     found = None if asked == "fp32" else rounding(policy, FORMATS[asked], prompts)
     chosen = "fp32" if dtype == "auto" and found is not None and found.mean > LOSES_MEAN else asked
@@ -74,7 +82,8 @@ def export(
     measured = {} if found is None else {asked: {"logprob_largest": found.largest, "logprob_mean": found.mean}}
     keys = _keys(policy, chosen)
     rounded = rounding_of(chosen, keys["precision"], policy.settings.precision)
-    return Exported("transformers", WHOLE, tuple(notes), chosen, keys, measured, rounded)
+    usage = WHOLE if policy.vision is None else WHOLE_WITH_PICTURES
+    return Exported("transformers", usage, tuple(notes), chosen, keys, measured, rounded)
 
 
 def _keys(policy: CausalLMPolicy, dtype: str) -> dict[str, Any]:
@@ -92,6 +101,12 @@ def _adapter(policy: CausalLMPolicy, folder: Path, dtype: str, options: Mapping[
     if whole := [name for name in whole if not name.startswith("value_head")]:
         raise ConfigError(
             f"an adapter holds no layers that were trained in full, and these were: {', '.join(whole[:4])}",
+            "write --format hf",
+        )
+    if policy.vision is not None:
+        raise ConfigError(
+            "the adapters are those of the language model inside a vision-language network, where peft's names of its "
+            "layers are others",
             "write --format hf",
         )
     if settings.gguf_file is not None:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -22,7 +22,9 @@ from ..shared.keys import bad
 from ..shared.quantized import quantized_layers
 from .characters import character_tokenizer
 from .own_code import may_run, network_code, own_tokenizer, tokenizer_code
+from .pictures import Pictures, processors_template
 from .settings import Settings
+from .vision import Vision, taken_apart
 
 # Sizes of a network that is made here, where override_config names no others: 0.34 M parameters in its layers.
 SMALL = {
@@ -61,7 +63,10 @@ def _tokenizer_of(settings: Settings) -> Any:
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if from_file else {}
     folder = folder_of(path, "actor.model.tokenizer_path" if settings.tokenizer_path else "actor.model.model_path")
     trusted = settings.tokenizer_trust_remote_code, "actor.tokenizer.trust_remote_code"
-    return read_tokenizer(folder, "actor.model.tokenizer_path", trusted, **keys)
+    found = read_tokenizer(folder, "actor.model.tokenizer_path", trusted, **keys)
+    if found.chat_template is None:
+        found.chat_template = processors_template(folder)
+    return found
 
 
 def read_tokenizer(folder: Path, key: str, trusted: tuple[bool, str], **keys: Any) -> Any:
@@ -97,8 +102,9 @@ def _tokenizer_class(folder: Path) -> Any:
     return PreTrainedTokenizerFast if said in ("TokenizersBackend", "PreTrainedTokenizerFast") else AutoTokenizer
 
 
-def load_network(settings: Settings, tokenizer: Any) -> Any:
-    """The network on the CPU, in the number format of its arithmetic if it stays frozen, else in float32.
+def load_network(settings: Settings, tokenizer: Any) -> tuple[Any, Vision | None]:
+    """The network on the CPU, in the number format of its arithmetic if it stays frozen, else in float32. Of a
+    vision-language network this is the language model; beside it stands the part that reads pictures.
 
     Raises:
         ConfigError: ``override_config`` has an unknown field or an impossible value.
@@ -106,7 +112,11 @@ def load_network(settings: Settings, tokenizer: Any) -> Any:
     """
     # Frozen weights never exist in float32. The trained lora_modules_to_save therefore start rounded.
     dtype = FORMATS[settings.precision] if settings.is_lora else torch.float32
-    network = _made(settings, tokenizer, dtype) if settings.model_path is None else _loaded(settings, tokenizer, dtype)
+    network, vision = (
+        (_made(settings, tokenizer, dtype), None)
+        if settings.model_path is None
+        else _loaded(settings, tokenizer, dtype)
+    )
     for key, wanted in settings.sizes.items():
         if (found := getattr(network.config, key)) != wanted:
             raise bad(key, wanted, f"the checkpoint's is {found}", "remove the key, which the checkpoint says itself")
@@ -115,7 +125,7 @@ def load_network(settings: Settings, tokenizer: Any) -> Any:
             f"the tokenizer has {len(tokenizer)} tokens, the network's vocabulary {network.config.vocab_size}",
             "use the tokenizer of the checkpoint",
         )
-    return network.eval()
+    return network.eval(), vision
 
 
 def full_weights(network: nn.Module, settings: Settings, tokenizer: Any) -> dict[str, Tensor]:
@@ -123,7 +133,7 @@ def full_weights(network: nn.Module, settings: Settings, tokenizer: Any) -> dict
     names = quantized_layers(network)
     if not names:
         return {}
-    base = load_network(replace(settings, quantization_bit=None), tokenizer)
+    base, _ = load_network(replace(settings, quantization_bit=None), tokenizer)
     own = (name.removesuffix(".base_layer") for name in names)
     return {f"{name}.weight": base.get_parameter(f"{name}.weight").detach() for name in own}
 
@@ -153,28 +163,31 @@ def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
         raise bad("override_config", sizes, short(error), "choose sizes that fit together") from error
 
 
-def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
+def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> tuple[Any, Vision | None]:
     assert settings.model_path is not None
     folder = folder_of(settings.model_path, "actor.model.model_path")
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
     code = network_code(folder, "AutoModelForCausalLM")
     runs = may_run(code, folder, settings.trust_remote_code, "actor.model.trust_remote_code")
+    pictures, vision = (None if keys else Pictures.of(folder)), None
     try:
         if keys:  # else transformers parses the file twice, its vocabulary included
             keys["config"] = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
-        pair: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=runs, **keys,
-            **settings.override_config,
-        )  # fmt: skip
+        if pictures is None:
+            found, loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
+                folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=runs, **keys,
+                **settings.override_config,
+            )  # fmt: skip
+        else:
+            found, vision, loaded = taken_apart(folder, pictures, {"dtype": dtype, **settings.override_config})
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
         if settings.gguf_file:
             folder, fix = folder / settings.gguf_file, "download or copy the file again, or give another network"
         raise CheckpointError(f"{folder} cannot be loaded: {short(error)}", fix) from error
-    found, loaded = pair
     if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
         raise CheckpointError(f"{folder} lacks {len(missing)} weights: {', '.join(missing[:4])}", "download it again")
-    return _fresh(found, tokenizer) if settings.gguf_file else found
+    return (_fresh(found, tokenizer) if settings.gguf_file else found), vision
 
 
 def _fresh(network: nn.Module, tokenizer: Any) -> Any:

@@ -12,6 +12,7 @@ Shapes: B texts, U different prompts, T tokens, L longest text, N response token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,8 @@ class Packed:
     before: np.ndarray  # int64 [N], index of the token before each response token: its logits tell the token
     text: Tensor  # int64 [N], text of each response token
     made: Tensor  # int64 [N], response tokens before it
+    first: np.ndarray  # int64 [U], a text with each prompt that is computed
+    begins: np.ndarray  # int64 [U], index of the first token of that prompt
 
     @property
     def answers(self) -> Asked:
@@ -132,7 +135,9 @@ class Packed:
         return spread.view(self.squares.texts, self.squares.length, *part.shape[1:]).transpose(1, 2)
 
 
-def pack(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor) -> Packed:
+def pack(
+    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
+) -> Packed:  # fmt: skip
     """Lays B texts end to end.
 
     Args:
@@ -140,12 +145,13 @@ def pack(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tens
         prompt_length: int [B], each at least 1.
         tokens: of the responses, int [B, n].
         length: of the responses, int [B], each in 1 … n.
+        shown: tells the pictures of each prompt apart, which are computed apart then; None = there are none.
     """
     prompts, sizes, made, lengths = (
         t.cpu().numpy().astype(np.int64) for t in (prompt_ids, prompt_length, tokens, length)
     )
     inputs, number = lengths - 1, np.arange(len(sizes))
-    prompt_of, first = _unique(prompts, sizes)
+    prompt_of, first = _unique(prompts, sizes, shown)
     starts, texts_of = _starts(sizes[first]), np.repeat(first, sizes[first])
     total = int(sizes[first].sum())
     begins = total + _starts(inputs)
@@ -173,10 +179,14 @@ def pack(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tens
         before=np.where(count == 0, last[text], begins[text] + count - 1),
         text=there(text, tokens),
         made=there(count, tokens),
+        first=first,
+        begins=starts,
     )
 
 
-def rows(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor) -> Packed:
+def rows(
+    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
+) -> Packed:  # fmt: skip
     """Puts each of B texts into a row that is filled up on the right. Equal prompts are computed each time, and linear
     layers see what fills up, too. The arguments are those of :func:`pack`."""
     sizes, lengths = prompt_length.long(), length.long()
@@ -195,6 +205,7 @@ def rows(prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tens
             len(sizes), span, fill=everything, home=everything, prompts=0, longest=0, slots=everything[:0], sharing=None
         ),
         last=last.cpu().numpy(), before=(last[text] + count).cpu().numpy(), text=text, made=count,
+        first=np.arange(len(sizes)), begins=np.arange(len(sizes)) * span,
     )  # fmt: skip
 
 
@@ -203,10 +214,15 @@ def _columns(values: Tensor, wanted: Tensor) -> Tensor:
     return values.gather(1, wanted.clamp(0, values.shape[1] - 1))
 
 
-def _unique(prompts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _unique(
+    prompts: np.ndarray, sizes: np.ndarray, shown: Sequence[bytes] | None
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Number of each text's prompt, int64 [B], and the first text that has each prompt, int64 [U]."""
     known: dict[bytes, int] = {}
-    numbers = [known.setdefault(row[:size].tobytes(), len(known)) for row, size in zip(prompts, sizes, strict=True)]
+    alike = [row[:size].tobytes() for row, size in zip(prompts, sizes, strict=True)]
+    if shown is not None:
+        alike = [text + b"|" + one for text, one in zip(alike, shown, strict=True)]
+    numbers = [known.setdefault(one, len(known)) for one in alike]
     prompt_of = np.asarray(numbers, np.int64)
     return prompt_of, np.unique(prompt_of, return_index=True)[1]
 

@@ -32,6 +32,7 @@ from .settings import Settings
 from .tokenizer import MORE_CHARACTERS, TextTokenizer
 from .trunk import Trunk
 from .value_head import ValueHead
+from .vision import Vision, check_pictures
 
 MOST_LANES = 256  # texts that act() makes at the same time
 
@@ -48,6 +49,7 @@ class CausalLMPolicy(nn.Module):
         super().__init__()
         self.network = network
         self.value_head = value_head
+        self.vision: Vision | None = None  # what reads pictures
         self.tokenizer = tokenizer
         self.settings = settings
         self.trunk = Trunk(network)
@@ -85,6 +87,7 @@ class CausalLMPolicy(nn.Module):
                 "choose an env that takes text (TextAction), or a policy for this env's actions",
             )
         self._check_transcripts(env)
+        check_pictures(env, self.vision, self.settings.model_path)
         self.max_bytes = env.action.max_bytes
 
     def _check_transcripts(self, env: EnvSpec) -> None:
@@ -164,7 +167,8 @@ class CausalLMPolicy(nn.Module):
             rows, waiting = waiting[: len(free)], waiting[len(free) :]
             taken, free = free[: len(rows)], free[len(rows) :]
             if rows:
-                fields = {name: obs[name][rows] for name in ("prompt_ids", "prompt_length")}
+                names = ("prompt_ids", "prompt_length", instructions.PICTURES)
+                fields = {name: obs[name][rows] for name in names if name in obs}
                 decoding.admit(taken, fields, noise[rows])
                 row_of.update(zip(taken, rows, strict=True))
             if whole := decoding.step():
@@ -201,6 +205,7 @@ class CausalLMPolicy(nn.Module):
             "tokens": f"prompt ≤ {settings.max_prompt_tokens}, response ≤ {settings.max_new_tokens}",
             "vocabulary": f"{self.trunk.vocabulary:,}",
             "prompts": "chat template" if self.tokenizer.chat else "as they are",
+            **({} if self.vision is None else self.vision.describe()),
             **told(
                 settings.trust_remote_code or settings.tokenizer_trust_remote_code, self.network,
                 self.tokenizer.tokenizer,

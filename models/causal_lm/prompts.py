@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from .lanes import blocks
+from .vision import Vision, digest
 
 ROWS = 4  # prompts of a prefill; a group of fewer is filled up
 
-Prompt = tuple[int, ...]
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of a prompt, and what tells its pictures apart from those of other prompts."""
+
+    ids: tuple[int, ...] = ()
+    pictures: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 def prompts_of(obs: Mapping[str, Tensor]) -> list[Prompt]:
     """Reads what ``encode_instructions`` gave, without what fills it up."""
     rows, lengths = obs["prompt_ids"].tolist(), obs["prompt_length"].tolist()
-    return [tuple(row[:size]) for row, size in zip(rows, lengths, strict=True)]
+    return [Prompt(tuple(row[:size])) for row, size in zip(rows, lengths, strict=True)]
+
+
+def shown_to(vision: Vision | None, obs: Mapping[str, Tensor]) -> tuple[list[Prompt], dict[Prompt, np.ndarray]]:
+    """Reads prompts and, with ``vision``, the pictures uint8 [n, S, S, 3] of those that speak of some."""
+    prompts = prompts_of(obs)
+    if vision is None:
+        return prompts, {}
+    shown = vision.shown(obs)
+    prompts = [replace(prompt, pictures=digest(pixels)) for prompt, pixels in zip(prompts, shown, strict=True)]
+    return prompts, {prompt: pixels for prompt, pixels in zip(prompts, shown, strict=True) if len(pixels)}
 
 
 def alike(prompts: Iterable[Prompt]) -> Iterator[tuple[list[Prompt], int]]:
@@ -33,7 +55,7 @@ class Holders:
     """Remembers the prompt that each of some lanes holds."""
 
     def __init__(self, lanes: int) -> None:
-        self._prompts: list[Prompt] = [()] * lanes
+        self._prompts = [Prompt()] * lanes
         self._lanes: dict[Prompt, dict[int, None]] = {}  # those that hold a prompt, in the order of arrival
 
     def length(self, lane: int) -> int:
@@ -51,7 +73,7 @@ class Holders:
 
     def forget(self, lane: int) -> None:
         """Says that a lane's prompt will be overwritten."""
-        prompt, self._prompts[lane] = self._prompts[lane], ()
+        prompt, self._prompts[lane] = self._prompts[lane], Prompt()
         holders = self._lanes.get(prompt, {})
         holders.pop(lane, None)
         if not holders:

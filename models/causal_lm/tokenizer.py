@@ -13,6 +13,7 @@ from embodied.errors import ConfigError, SpecMismatchError
 from embodied.types import Sampling
 
 from ..shared.keys import bad
+from .pictures import Pictures, expanded, with_parts
 from .settings import Settings
 
 MOST_KEPT = 1 << 14  # prompts whose tokens are kept
@@ -28,13 +29,16 @@ class TextTokenizer:
     Args:
         tokenizer: a ``PreTrainedTokenizerBase``.
         ends: ids of the tokens that end a text; the first of them is appended to a demonstrated answer.
+        pictures: what a vision-language model says of pictures; None = ``<image>`` is a text as any other.
 
     Raises:
         ConfigError: a chat template is asked for, and there is none.
     """
 
-    def __init__(self, tokenizer: Any, settings: Settings, ends: Iterable[int]) -> None:
-        self.tokenizer, self.settings, self.ends = tokenizer, settings, tuple(ends)
+    def __init__(
+        self, tokenizer: Any, settings: Settings, ends: Iterable[int], pictures: Pictures | None = None
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.settings, self.ends, self.pictures = tokenizer, settings, tuple(ends), pictures
         if settings.chat_template is not None:
             tokenizer.chat_template = Path(settings.chat_template).read_text()
         has = tokenizer.chat_template is not None
@@ -99,19 +103,32 @@ class TextTokenizer:
                     "the env gives conversations, and the policy makes prompts without a chat template",
                     "give a file with a Jinja template in actor.model.chat_template (and chat=auto), or plain prompts",
                 )
-            ids = self.tokenizer(text).input_ids
+            ids = self.tokenizer(text if self.pictures is None else self._pictured(text)).input_ids
             return ids or [self.tokenizer.bos_token_id or self.ends[0]]
-        messages = conversation or [{"role": "user", "content": text}]
+        messages: list[Any] = [*(conversation or [{"role": "user", "content": text}])]
         if self.settings.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.settings.system_prompt}, *messages]
         thinking = self.settings.enable_thinking
         keys: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
         goes_on = self.settings.continue_final_message and messages[-1]["role"] == "assistant"
         opens = self.settings.add_generation_prompt and not goes_on
+        if self.pictures is not None:
+            messages = with_parts(messages)
         shown = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=opens, continue_final_message=goes_on, **keys
         )
-        return self.tokenizer(shown, add_special_tokens=False).input_ids
+        if self.pictures is None:
+            return self.tokenizer(shown, add_special_tokens=False).input_ids
+        count = text.count(instructions.PICTURE)
+        begins = self.tokenizer.bos_token is not None and shown.startswith(self.tokenizer.bos_token)
+        shown = expanded(shown, self.pictures, self.tokenizer, count)
+        return self.tokenizer(shown, add_special_tokens=not begins).input_ids  # as transformers' processors do
+
+    def _pictured(self, text: str) -> str:
+        """A plain prompt with the tokens of its pictures."""
+        assert self.pictures is not None
+        count, own = text.count(instructions.PICTURE), self.tokenizer.convert_ids_to_tokens(self.pictures.token)
+        return expanded(text.replace(instructions.PICTURE, own), self.pictures, self.tokenizer, count)
 
     def _check_known(self, text: str, ids: Sequence[int]) -> None:
         """Refuses an answer that the policy cannot write."""
@@ -132,13 +149,14 @@ class TextTokenizer:
         most, side = self.settings.max_prompt_tokens, self.settings.truncation
         if len(ids) <= most:
             return ids
-        if side == "error":
+        pictured = self.pictures is not None and self.pictures.token in ids
+        if side == "error" or pictured:
+            cut = "" if pictured else "or cut prompts by data.truncation=left or right; "
             raise SpecMismatchError(
                 f"a prompt has {len(ids)} tokens, actor.model.max_prompt_tokens is {most}: "
                 f"'{text[:60]}{'…' if len(text) > 60 else ''}'",
                 f"set actor.model.max_prompt_tokens, or data.max_prompt_length that it follows, to {len(ids)} or more; "
-                "or cut prompts by data.truncation=left or right; or leave longer ones out by "
-                "data.filter_overlong_prompts=true",
+                f"{cut}or leave longer ones out by data.filter_overlong_prompts=true",
             )
         return ids[-most:] if side == "left" else ids[:most]
 

@@ -18,6 +18,7 @@ from embodied.errors import CheckpointError
 
 from ..shared.lora import sliced_linear
 from .attention import NAME, Attend, Heads, square
+from .vision import Placed
 
 Rotary = tuple[Tensor, Tensor] | Mapping[str, tuple[Tensor, Tensor]]
 """Cosines and sines [1, T, D] of the tokens' positions, of one kind for all layers or by the kind of layer."""
@@ -46,10 +47,17 @@ class Trunk:
         self._many_rotaries = "layer_type" in inspect.signature(network.model.rotary_emb.forward).parameters
         self._cap: float | None = getattr(self.config, "final_logit_softcapping", None)
 
-    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """Last hidden states of T tokens: int64 [T] → [T, d]."""
+    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend, placed: Placed | None = None) -> Tensor:
+        """Last hidden states of T tokens: int64 [T] → [T, d].
+
+        Args:
+            placed: places int64 [M] whose embeddings are replaced, and by what, [M, d].
+        """
         model = self.network.model
         hidden = model.embed_tokens(ids.unsqueeze(0))
+        if placed is not None:
+            places, features = placed
+            hidden = hidden.index_copy(1, places, features.to(hidden.dtype).unsqueeze(0))
         for layer, kind in zip(self.layers, self._kinds, strict=True):
             angles = rotary[kind] if isinstance(rotary, Mapping) else rotary
             hidden = layer(hidden, attention_mask=None, position_embeddings=angles, attend=attend)

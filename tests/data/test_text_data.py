@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from embodied import instructions
-from embodied.data.text import Columns, Written, answers_by_row
+from embodied.data.text import Columns, TextSamples, Written, answers_by_row
 from embodied.errors import DatasetError
+from embodied.types import ArraySpec
 
 TALK = [
     {"role": "user", "content": "48*37="}, {"role": "assistant", "content": "<calc>48*37</calc>"},
@@ -51,3 +54,28 @@ def test_rows_of_both_kinds_and_other_columns():
 def test_a_message_that_is_none_is_named_with_its_row(message):
     with pytest.raises(DatasetError, match="talk, row 1 has the message"):
         answers([{"messages": TALK}, {"messages": [*TALK, message]}], Columns(), "talk")
+
+
+def test_each_answer_has_the_pictures_that_its_prompt_speaks_of(tmp_path):
+    for number, colour in enumerate(((200, 0, 0), (0, 0, 200))):
+        Image.new("RGB", (4, 4), colour).save(tmp_path / f"{number}.png")
+    talk = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "and <image>?"},
+        {"role": "assistant", "content": "blue"},
+    ]
+    rows = [{"messages": talk, "images": ["0.png", "1.png"]}, {"prompt": "1+1", "response": "2"}]
+    found = [one for row in answers_by_row(rows, Columns(images="images"), "rows", tmp_path) for one in row]
+    samples = TextSamples(found, 8, ArraySpec((2, 4, 4, 3), "uint8"))
+    shown = samples.batch(np.arange(3))["pictures"][:, :, 2, 2].tolist()
+    red, blue, black = [200, 0, 0], [0, 0, 200], [0, 0, 0]
+    assert shown == [[red, black], [red, blue], [black, black]]
+    assert instructions.messages(found[0].instruction)[0]["content"] == "<image>what?"
+    for room, said in ((None, "give the env problems with pictures"), (1, "max_images to 2 or more")):
+        with pytest.raises(DatasetError, match=said):
+            TextSamples(found, 8, room and ArraySpec((room, 4, 4, 3), "uint8"))
+    wrong = {"prompt": "<image>", "response": "2", "images": ["0.png", "1.png"]}
+    with pytest.raises(DatasetError, match="rows, row 1: the prompt has 1 times <image>"):
+        answers_by_row([rows[0], wrong], Columns(images="images"), "rows")
+    assert "pictures" not in TextSamples(found[2:], 8).batch(np.arange(1))

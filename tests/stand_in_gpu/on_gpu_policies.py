@@ -7,11 +7,13 @@ import copy
 import embodied.models.openvla_oft.policy as oft
 import pytest
 import torch
-from causal_lm_texts import ARCHITECTURES, TEXTS, answered, decoded, draws
+from causal_lm_texts import ARCHITECTURES, TEXTS, N, answered, decoded, draws
 from causal_lm_texts import make as make_text_policy
 from device import TO_HOST, WAITS, WrongDevice
+from embodied.models.causal_lm import build_policy as build_text_policy
 from embodied.models.openvla_oft import build_policy
 from robots import ENV, observe
+from tiny_vision import SIZE, TEMPLATES, make_folder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from embodied.runtime.capture import CapturedAct
@@ -116,6 +118,22 @@ def test_texts(gpu, kind):
     assert decoding._graphs.captures > 0
     assert torch.equal(replayed["tokens"].cpu(), eager["tokens"])
     torch.testing.assert_close(replayed["logprobs"].cpu(), eager["logprobs"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_texts_about_pictures(gpu, kind, tmp_path):
+    policy = build_text_policy(model_path=str(make_folder(kind, tmp_path)), max_prompt_tokens=96, max_new_tokens=N)
+    moved = copy.deepcopy(policy).to("cuda")
+    pictures = torch.randint(0, 256, (3, 1, SIZE, SIZE, 3), generator=torch.Generator().manual_seed(0)).byte()
+    texts = ["<image>which?", "<image>which?", "none"]
+    here, noise = {**policy.encode_instructions(texts), "pictures": pictures}, draws(3)
+    fields = moved.act(there(here), noise.to("cuda"), Sampling()).fields
+    wanted = policy.act(here, noise, Sampling()).fields
+    assert torch.equal(fields["tokens"].cpu(), wanted["tokens"])
+    result = moved.evaluate({**there(here), **fields}, Sampling())
+    assert all(grad.is_cuda for grad in gradients(moved, result).values())
+    expected = policy.evaluate({**here, **wanted}, Sampling()).logprobs
+    torch.testing.assert_close(result.logprobs.cpu(), expected, rtol=0, atol=1e-5)
 
 
 class Graphs:
