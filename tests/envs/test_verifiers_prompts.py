@@ -80,8 +80,8 @@ def test_a_full_prompt_is_what_the_policy_reads(tmp_path):
         policy = build_policy(**remote._full._options)
         problem = Problem("1+2=", "3", {}, 0)
         assert json.loads(remote._body(problem, "3"))["full_prompt"] == shown
-        (ids,) = prompts_of(policy.encode_instructions([talk]))
-        assert "".join(policy.tokenizer.pieces(ids)) == shown == policy.prompt_texts([talk])[0]
+        (prompt,) = prompts_of(policy.encode_instructions([talk]))
+        assert "".join(policy.tokenizer.pieces(prompt.ids)) == shown == policy.prompt_texts([talk])[0]
     sent = json.loads(Remote("http://a", prompt=False)._body(problem, "3"))
     assert sent == {"response": "3", "answer": "3", "fields": {}}
 
