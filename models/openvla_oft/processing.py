@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..shared.constants import constant
+from ..shared.constants import constant, kept
 from ..shared.precision import without_autocast
 
 CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
@@ -60,7 +59,7 @@ def resize_by_products(images: Tensor, size: int) -> Tensor:
     return (rows @ across.double()).float().clamp(0.0, 255.0)
 
 
-@lru_cache(maxsize=16)
+@kept
 def bicubic_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Weights of ``length`` old pixels in each of ``size`` new ones, as :func:`resize` has them: float64
     [size, length]."""
@@ -78,7 +77,7 @@ def resize_lanczos3(images: Tensor, size: int) -> Tensor:
     return (rows @ images @ columns.T).clamp(0.0, 255.0)
 
 
-@lru_cache(maxsize=16)
+@kept
 def lanczos3_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Weights of ``length`` old pixels in each of ``size`` new ones: float32 [size, length], rows sum to 1."""
     with torch.inference_mode(False):

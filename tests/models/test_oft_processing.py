@@ -10,6 +10,7 @@ import torch
 from embodied.models.openvla_oft.build_tokenizer import build
 from embodied.models.openvla_oft.processing import (
     PixelProcessor,
+    bicubic_weights,
     centre_crop,
     eight_bits,
     lanczos3_weights,
@@ -18,6 +19,8 @@ from embodied.models.openvla_oft.processing import (
     resize_lanczos3,
 )
 from embodied.models.openvla_oft.tokenizer import EMBEDDED, PromptTokenizer
+from embodied.models.shared.constants import constant
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from embodied.errors import CheckpointError
 
@@ -211,3 +214,14 @@ def test_constants_of_a_checkpoint_replace_ours() -> None:
     statistics = [{"mean": [0.0] * 3, "std": [1.0] * 3}, {"mean": [0.5] * 3, "std": [0.25] * 3}]
     out = PixelProcessor(2, crop=False, statistics=statistics)(torch.full((1, 1, 2, 2, 3), 255, dtype=torch.uint8))
     assert np.allclose(out[0, :, 0, 0], [1, 1, 1, 2, 2, 2])
+
+
+def test_constants_that_were_made_without_memory_are_given_to_no_other_call():
+    with FakeTensorMode():
+        assert isinstance(constant((1.5, 7.25), torch.float32, torch.device("cpu")), FakeTensor)
+        assert isinstance(bicubic_weights(31, 17, torch.device("cpu")), FakeTensor)
+    for _ in range(2):
+        assert constant((1.5, 7.25), torch.float32, torch.device("cpu")).tolist() == [1.5, 7.25]
+        assert bicubic_weights(31, 17, torch.device("cpu")).sum().item() == pytest.approx(17)
+    made = constant((1.5, 7.25), torch.float32, torch.device("cpu"))
+    assert constant((1.5, 7.25), torch.float32, torch.device("cpu")) is made
