@@ -13,6 +13,7 @@ NAMED = {
     (FROM_HOST, "embodied/testing/policy.py FakePolicy.bind.<genexpr>"): "the fake policy's range of actions",
     (FROM_HOST, "models/openvla_oft/policy.py OpenVLAOFTPolicy._tokenise"): "the table of prompts, with each binding",
     (FROM_HOST, "models/shared/constants.py constant"): "constants, once each",
+    (WAITS, "models/causal_lm/policy.py CausalLMPolicy._unknown"): "the first prompts, to say what they lack",
     # once a call of the policy in a rollout
     (FROM_HOST, "embodied/runtime/policy_port.py PolicyRows.observations.<dictcomp>"): "rows of the slab",
     (FROM_HOST, "embodied/runtime/policy_port.py OnePass._answer"): "the noise",
@@ -31,7 +32,7 @@ NAMED = {
     (FROM_HOST, "models/causal_lm/decoding.py LaneDecoding.take"): "lengths",
     # texts: once a pass of an update
     (TO_HOST, "models/causal_lm/packing.py pack.<genexpr>"): "tokens and lengths, to lay texts end to end",
-    (FROM_HOST, "models/causal_lm/packing.py _there"): "where each token goes",
+    (FROM_HOST, "models/causal_lm/packing.py there"): "where each token goes",
     (FROM_HOST, "models/causal_lm/evaluating.py _Pass._log_probs"): "the tokens that end a text",
     # once a pass of an update
     (FROM_HOST, "embodied/learn/batch.py gather.<dictcomp>"): "records of the slab",
