@@ -369,15 +369,16 @@ def test_cartpole_is_learnt(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = [word for word in RUN if "max_epochs" not in word and "steps" not in word and "chunks" not in word]
     more = (
-        "runner.max_epochs=14", "experiment=null", "env.train.reward_mode=dense", "algorithm.group_size=8",
+        "runner.max_epochs=24", "experiment=null", "env.train.reward_mode=dense", "algorithm.group_size=8",
         "algorithm.rollout_epoch=4", "env.train.total_num_envs=16", "env.num_workers=1", "actor.optim.lr=1e-3",
         "actor.global_batch_size=256", "actor.micro_batch_size=256", "algorithm.update_epoch=2",
         "actor.model.num_action_chunks=1", "runner.val_check_interval=0",
     )  # fmt: skip
     assert train.main([*run, *more]) == 0
     rows = [*map(json.loads, Path("runs/run/metrics.jsonl").read_text().splitlines())]
-    assert rows[0]["rollout/return_mean"] < 60
-    assert rows[-1]["rollout/return_mean"] > 150
+    returns = [row["rollout/return_mean"] for row in rows]
+    assert returns[0] < 60
+    assert sum(returns[-8:]) / 8 > 150, "one iteration differs from CPU to CPU"
 
 
 def test_errors_are_ours_in_the_process_that_asks():
