@@ -8,7 +8,7 @@ checkpoint (:func:`large`): counting passes takes too long for every run. Needs 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,17 +136,10 @@ def footprint(
 
     resting = _resting(config, parts) if on_gpu else {}
     apart = _apart(parts, more, weights) if on_gpu and gathered.on_host else {}
-
-    def absent(name: str) -> set[str]:
-        first = {"optimizer"} if name in _before_first_step(optimizer_steps) else set()
-        return first | (resting.keys() if name in ("act", "score") else set())
-
-    def size(name: str) -> int:
-        left_out = sum(parts.get(part, 0) for part in absent(name))
-        return sum(more[name].values()) - left_out + (0 if on_gpu else copies[name])
-
-    fullest = max(more, key=size)
-    parts = {part: number for part, number in parts.items() if part not in absent(fullest)}
+    early = _before_first_step(optimizer_steps)
+    there = {name: _without(parts, resting if name in ("act", "score") else (), name in early) for name in more}
+    copied = dict.fromkeys(more, 0) if on_gpu else copies
+    fullest = max(more, key=lambda name: sum((*there[name].values(), *more[name].values(), copied[name])))
     host = {"process": process, "slab": slab or 0, **resting, **apart}
     if engine is not None and on_gpu and config.rollout.enable_offload:
         host["weights of the engine that sleeps"] = weights.all
@@ -156,15 +149,18 @@ def footprint(
         host["reward model"] = judge.held
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
-    device = {**parts, **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
+    device = {**there[fullest], **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
     count, each = _workers(checked)
-    unknown = [] if weights.trained is not None else ["adapters and their optimizer state"]
-    unknown += [] if slab is not None else ["slab"]
-    unknown += [] if passes is not None and (passes.update or not learns) else ["activations"]
-    unknown += ["passes of the reward model" if judge else "the reward model"] if judges else []
-    unknown += ["the engine's process"] if engine is not None and not on_gpu else []
-    unknown += ["what CUDA keeps of its graphs beside tensors"] if on_gpu and passes and passes.graphs else []
-    return Footprint(fullest, device, host, count * each, count, tuple(unknown))
+    not_counted = {
+        "adapters and their optimizer state": weights.trained is None,
+        "slab": slab is None,
+        "activations": passes is None or (learns and not passes.update),
+        "passes of the reward model" if judge else "the reward model": judges,
+        "the engine's process": engine is not None and not on_gpu,
+        "what CUDA keeps of its graphs beside tensors": on_gpu and passes is not None and passes.graphs > 0,
+    }
+    unknown = tuple(name for name, lacks in not_counted.items() if lacks)
+    return Footprint(fullest, device, host, count * each, count, unknown)
 
 
 def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
@@ -196,6 +192,11 @@ def _resting(config: schema.Config, parts: Mapping[str, int]) -> dict[str, int]:
 def weights_rest(config: schema.Config) -> bool:
     """Whether the policy's weights wait in host memory while an engine acts."""
     return config.actor.offload_weight and config.rollout.backend != "native"
+
+
+def _without(parts: Mapping[str, int], resting: Container[str], early: bool) -> dict[str, int]:
+    """What lasts without what rests on the host, and without the optimizer before its first step."""
+    return {name: size for name, size in parts.items() if name not in resting and not (early and name == "optimizer")}
 
 
 def _before_first_step(optimizer_steps: int | None) -> tuple[str, ...]:
