@@ -17,7 +17,7 @@ _CALL = re.compile(f"{re.escape(OPEN)}(.*?)(?:({re.escape(CLOSE)})|$)", re.DOTAL
 def measured(folder: Path) -> dict[str, Any]:
     """The counts of the last evaluation in a run's folder (:func:`count`)."""
     file = max((folder / "generations").glob("*.jsonl"))
-    return count([json.loads(line) for line in file.read_text().splitlines()])
+    return count([json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
 
 
 def count(episodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

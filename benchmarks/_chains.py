@@ -23,7 +23,7 @@ def prepare(out: Path, terms: Sequence[int], problems: int, clone_steps: int, cl
     out.mkdir(parents=True, exist_ok=True)
     chains = Chains(terms, problems, seed=1, split="train")
     rows = ({key: chains[number][key] for key in ("prompt", "answer")} for number in range(problems))
-    (out / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (out / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if not (out / "model").exists():
         clone(out / "model", clone_steps, clone_batch)
 

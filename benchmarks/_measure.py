@@ -34,19 +34,19 @@ def _thread_ns(pid: int) -> int:
 def read_proc(path: Path) -> str:
     """A file of a process or thread; empty if that has ended since it was listed."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""
 
 
 def minor_faults(pids: Iterable[int]) -> int:
     """Pages that these processes have touched for the first time so far."""
-    return sum(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7]) for pid in pids)
+    return sum(int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[7]) for pid in pids)
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
     """Memory of these processes, shared pages divided among their users."""
-    rollups = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
+    rollups = (Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8") for pid in pids)
     return sum(int(line.split()[1]) * 1024 for text in rollups for line in text.splitlines() if line.startswith("Pss:"))
 
 
@@ -70,9 +70,11 @@ def begin(args: argparse.Namespace) -> dict[str, Any]:
 
 def machine(packages: Iterable[str]) -> dict[str, Any]:
     """Facts that a reader needs to place a number."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.machine())
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, encoding="utf-8"
+    ).stdout.strip()
     return {
         "date": date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
@@ -106,5 +108,5 @@ def judge(values: Mapping[str, float], bars: Mapping[str, tuple[str, float]]) ->
 def save(name: str, result: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return path

@@ -98,7 +98,7 @@ def started(variables: Mapping[str, str], threads: int, size: int) -> Iterator[V
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**environment, **variables},
-    ) as process:  # fmt: skip
+    encoding="utf-8") as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         try:

@@ -83,7 +83,7 @@ def collect(out: Path) -> dict[str, Any]:
             continue
         found = compare(before, read(str(written(out / "runs" / name)[-1])))
         parts = parts_of(out, name)
-        row, done = found.over_all, [json.loads((out / f"{part}.json").read_text()) for part in parts]
+        row, done = found.over_all, [json.loads((out / f"{part}.json").read_text(encoding="utf-8")) for part in parts]
         runs[name.replace("-", " ")] = {
             "after": success(out, name), "tasks": _tasks(out, name),
             "difference": row.difference, "low": row.low, "high": row.high,
@@ -96,7 +96,7 @@ def collect(out: Path) -> dict[str, Any]:
 
 def success_at_first(out: Path, name: str) -> dict[str, Any]:
     """What a run had reached when the iterations of its experiment were done."""
-    row = json.loads(min((out / "runs" / name / "eval").glob("*.json")).read_text())["tasks"][-1]
+    row = json.loads(min((out / "runs" / name / "eval").glob("*.json")).read_text(encoding="utf-8"))["tasks"][-1]
     return {key: row[key] for key in ("successes", "episodes", "success_rate")}
 
 

@@ -173,7 +173,9 @@ def accuracy(out: Path, name: str, shown: frozenset[str] | None) -> dict[str, An
     """Right answers, problems, share, low, high of an evaluation, without the problems in ``shown``."""
     if shown is None:
         return success(out, name)
-    rows = map(json.loads, max((out / "runs" / name / "generations").glob("*.jsonl")).read_text().splitlines())
+    rows = map(
+        json.loads, max((out / "runs" / name / "generations").glob("*.jsonl")).read_text(encoding="utf-8").splitlines()
+    )
     right = [row["success"] for row in rows if row["prompt"] not in shown]
     low, high = wilson(sum(right), len(right))
     rate = sum(right) / len(right)
@@ -194,7 +196,7 @@ def _run(out: Path, proof: Proof, name: str, shown: frozenset[str] | None) -> di
     kept = ("step", "minutes", "rollout/success_rate", "rollout/episode_length_mean", "eval/success_rate")
     evaluations = {f"{when} {how}": f"{name}-{when}-{how}" for when, how in EVALUATIONS}
     run: dict[str, Any] = {
-        "wall_s": json.loads((out / f"{name}.json").read_text())["wall_s"],
+        "wall_s": json.loads((out / f"{name}.json").read_text(encoding="utf-8"))["wall_s"],
         "evaluations": {key: accuracy(out, one, shown) for key, one in evaluations.items()},
         "iterations": [{key: row[key] for key in kept if key in row} for row in history(out, name)],
     }

@@ -154,14 +154,16 @@ class Watched:
         paths = (str(BENCHMARKS.parent), environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         self._lines, self._log = lines, log
-        with log.open("w") as file:
+        with log.open("w", encoding="utf-8") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
 
     def at(self, count: int) -> tuple[float, float]:
         """CPU seconds and wall clock when the file has ``count`` lines. An end before that ends the benchmark."""
         while not self._lines.exists() or self._lines.read_bytes().count(b"\n") < count:
             if self._process.poll() is not None:
-                raise SystemExit(f"a side ended too early:\n{self._log.read_text()[-2000:]}\nall of it: {self._log}")
+                raise SystemExit(
+                    f"a side ended too early:\n{self._log.read_text(encoding='utf-8')[-2000:]}\nall of it: {self._log}"
+                )
             time.sleep(POLL_S)
         return cpu_seconds(descendants(self._process.pid)), time.perf_counter()
 
@@ -171,7 +173,7 @@ class Watched:
         return sum(int(line.split()[1]) for text in status for line in text if line.startswith("VmHWM:")) / 1024
 
     def rows(self) -> list[dict[str, float]]:
-        return [json.loads(line) for line in self._lines.read_text().splitlines()]
+        return [json.loads(line) for line in self._lines.read_text(encoding="utf-8").splitlines()]
 
     def end(self) -> None:
         """Waits for the end: what a side does after its last step is not part of the measurement."""
@@ -210,7 +212,7 @@ def trl_versions(python: str) -> dict[str, str]:
     """Versions of what TRL's side runs on; empty if that interpreter has no TRL."""
     names = ("trl", "torch", "transformers", "accelerate", "datasets")
     code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, encoding="utf-8")
     return json.loads(found.stdout) if found.returncode == 0 else {}
 
 

@@ -67,13 +67,15 @@ def collect(out: Path) -> dict[str, Any]:
         if not (out / f"{name}-after.json").exists():
             continue
         row = compare(before, read(str(written(out / "runs" / f"{name}-after")[-1]))).over_all
-        done = json.loads((out / f"{name}.json").read_text())
+        done = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
         runs[name.replace("-", " ")] = {
             "after": success(out, f"{name}-after"), "difference": row.difference, "low": row.low, "high": row.high,
             "wall_s": done["wall_s"], "load": done["load"],
             "iterations": [{key: round(row[key], 4) for key in SHOWN if key in row} for row in history(out, name)],
         }  # fmt: skip
-    prepared = {name: json.loads((out / f"{name}.json").read_text())["wall_s"] for name in ("demos", CLONED)}
+    prepared = {
+        name: json.loads((out / f"{name}.json").read_text(encoding="utf-8"))["wall_s"] for name in ("demos", CLONED)
+    }
     return {"prepared_s": prepared, "before": success(out, BEFORE), "runs": runs}
 
 

@@ -202,13 +202,13 @@ def peak_memory(device: torch.device) -> Iterator[list[float]]:
         torch.cuda.reset_peak_memory_stats(device)
     else:
         ctypes.CDLL(None).malloc_trim(0)  # what earlier variants freed is no part of this one's peak
-        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # sets VmHWM back
     yield peak
     peak.append(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak())
 
 
 def _resident_peak() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     shown = next((line for line in lines if line.startswith("VmHWM")), None)
     kilobytes = int(shown.split()[1]) if shown else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return 1024.0 * kilobytes

@@ -75,7 +75,7 @@ def on_terminal(panel: bool, seconds: float) -> dict[str, float]:
         except OSError:  # the other end is closed
             break
     os.waitpid(pid, 0)
-    with open(reader) as file:
+    with open(reader, encoding="utf-8") as file:
         return json.load(file)
 
 

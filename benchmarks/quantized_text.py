@@ -35,7 +35,7 @@ def pass_of(bits: int | None) -> tuple[Tensor, float, Tensor]:
         lora_init_weights="gaussian",
         quantization_bit=bits,
     )
-    tokens = [policy.tokenizer.tokenizer.encode((ROOT / name).read_text()) for name in TEXTS]
+    tokens = [policy.tokenizer.tokenizer.encode((ROOT / name).read_text(encoding="utf-8")) for name in TEXTS]
     passages = torch.tensor([i for text in tokens for i in text]).unfold(0, PROMPT + ANSWER, PROMPT + ANSWER)[:PASSAGES]
     assert len(passages) == PASSAGES, "the texts became shorter"
     found, loss = [], 0.0

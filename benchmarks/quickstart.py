@@ -45,17 +45,17 @@ class Steps:
         """Seconds of wall clock, now or when it was run; an error ends everything."""
         done = self.out / f"{name}.json"
         if done.exists():
-            return float(json.loads(done.read_text())["wall_s"])
+            return float(json.loads(done.read_text(encoding="utf-8"))["wall_s"])
         command = [sys.executable, "-m", f"embodied.{module}", *arguments]
         print("$ python " + " ".join(command[1:]), flush=True)
         begun = time.monotonic()
-        with (self.out / f"{name}.log").open("w") as log:
+        with (self.out / f"{name}.log").open("w", encoding="utf-8") as log:
             status = subprocess.run(command, cwd=self.out, stdout=log, stderr=subprocess.STDOUT).returncode
         if status:
             raise SystemExit(f"{name} ended with status {status}: {self.out / name}.log")
         wall = time.monotonic() - begun
         load = os.getloadavg()[1]
-        done.write_text(json.dumps({"command": command[1:], "wall_s": wall, "load": load}) + "\n")
+        done.write_text(json.dumps({"command": command[1:], "wall_s": wall, "load": load}) + "\n", encoding="utf-8")
         return wall
 
     def evaluate(self, name: str, experiment: str, checkpoint: Path, episodes: int = EPISODES) -> None:
@@ -94,7 +94,7 @@ def learn(steps: Steps, algorithm: str, seed: int, checkpoint: Path) -> None:
 
 def evaluation(out: Path, name: str) -> dict[str, Any]:
     """A run's last."""
-    return json.loads(max((out / "runs" / name / "eval").glob("*.json")).read_text())
+    return json.loads(max((out / "runs" / name / "eval").glob("*.json")).read_text(encoding="utf-8"))
 
 
 def success(out: Path, name: str) -> dict[str, Any]:
@@ -105,13 +105,15 @@ def success(out: Path, name: str) -> dict[str, Any]:
 
 def fill(page: Path, begin: str, text: str) -> None:
     """Writes what stands between ``begin`` and ``END`` of a page anew."""
-    before, _, rest = page.read_text().partition(begin)
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def history(out: Path, name: str) -> list[dict[str, float]]:
     """Metrics of each iteration, and the minutes since the run began."""
-    rows = [json.loads(line) for line in (out / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (out / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     minutes = 0.0
     for row in rows:
         minutes += row.get("time/iteration_s", 0.0) / 60
@@ -131,10 +133,12 @@ def collect(out: Path) -> dict[str, Any]:
     for name in [name for algorithm in ALGORITHMS for name in complete(out, algorithm)]:
         runs[name.removeprefix("quickstart-").replace("-", " ")] = {
             "after": success(out, f"{name}-after"),
-            **{key: json.loads((out / f"{name}.json").read_text())[key] for key in ("wall_s", "load")},
+            **{key: json.loads((out / f"{name}.json").read_text(encoding="utf-8"))[key] for key in ("wall_s", "load")},
             "iterations": [_short(row) for row in history(out, name)],
         }
-    prepared = {name: json.loads((out / f"{name}.json").read_text())["wall_s"] for name in ("demos", CLONED)}
+    prepared = {
+        name: json.loads((out / f"{name}.json").read_text(encoding="utf-8"))["wall_s"] for name in ("demos", CLONED)
+    }
     evaluated = {name: success(out, name) for name in ("unmoved", "before")}
     return {"prepared_s": prepared, **evaluated, "runs": runs}
 

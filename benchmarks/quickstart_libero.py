@@ -44,7 +44,7 @@ def collect(out: Path, seeds: list[int]) -> dict[str, Any]:
             continue
         files = written(out / "runs" / name)
         found = compare(read(str(files[0])), read(str(files[-1])))
-        row, done = found.over_all, json.loads((out / f"{name}.json").read_text())
+        row, done = found.over_all, json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
         runs[str(seed)] = {
             "before": _plain(row.first), "after": _plain(row.second),
             "difference": row.difference, "low": row.low, "high": row.high, "rise": found.differ and row.difference > 0,

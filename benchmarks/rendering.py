@@ -34,7 +34,10 @@ PICTURES = 3  # of one state and variant, for one value
 QUICKSTART = Path(__file__).parents[1] / "config" / "env" / "quickstart_pullcube.yaml"
 MANISKILL = {  # name → task, init_params of its cameras
     "PickCube-v1, the task's view, 128": ("PickCube-v1", {"camera_heights": 128, "camera_widths": 128}),
-    "PullCube-v1, from near (quickstart), 64": ("PullCube-v1", yaml.safe_load(QUICKSTART.read_text())["init_params"]),
+    "PullCube-v1, from near (quickstart), 64": (
+        "PullCube-v1",
+        yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))["init_params"],
+    ),
 }
 
 

@@ -78,7 +78,7 @@ def collect(out: Path) -> dict[str, Any]:
     for name in ("cloned", *RUNS):
         file = out / "runs" / f"{name}-perturbed" / "eval" / "robustness.json"
         if file.exists():
-            read = json.loads(file.read_text())
+            read = json.loads(file.read_text(encoding="utf-8"))
             own = [episode["success"] for episode in read["unperturbed"]]
             rows = [{key: row[key] for key in row if key != "outcomes"} for row in read["conditions"]]
             found[name] = {"successes": sum(own), "episodes": len(own), "conditions": rows}
@@ -87,7 +87,7 @@ def collect(out: Path) -> dict[str, Any]:
                 [[one["success"] for one in row["outcomes"]] for row in read["conditions"]], float
             )
     minutes = {
-        name: round(json.loads((out / f"{name}.json").read_text())["wall_s"] / 60, 1)
+        name: round(json.loads((out / f"{name}.json").read_text(encoding="utf-8"))["wall_s"] / 60, 1)
         for name in RUNS
         if (out / f"{name}.json").exists()
     }
@@ -167,7 +167,7 @@ def report(out: Path, page: Path = DOCS / "robustness.md") -> None:
     """Writes the page, its picture, and the numbers, of the policies that were evaluated."""
     result = {**machine(["torch", "mani_skill", "sapien", "numpy"]), **collect(out)}
     if not page.exists():
-        page.write_text(PAGE)
+        page.write_text(PAGE, encoding="utf-8")
     draw(result, page.with_suffix(".png"))
     fill(page, BEGIN, table(result))
     print(save("robustness", result))

@@ -60,7 +60,7 @@ def process(role: str, folder: Path) -> Iterator[tuple[int, int]]:
     """A server in a process of its own: its port and its pid."""
     environ = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
-        [sys.executable, __file__, "--role", role], stdout=subprocess.PIPE, text=True, env=environ
+        [sys.executable, __file__, "--role", role], stdout=subprocess.PIPE, text=True, env=environ, encoding="utf-8"
     )
     try:
         assert server.stdout is not None

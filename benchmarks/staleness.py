@@ -42,11 +42,11 @@ def measured(folder: Path, staleness: int, step_s: float, iterations: int) -> di
         f"env.train.step_s={step_s}", f"runner.max_epochs={iterations}", "runner.experiment_name=run",
         "--config-dir", str(FAKES),
     ]  # fmt: skip
-    with (folder / "log").open("w") as log:
+    with (folder / "log").open("w", encoding="utf-8") as log:
         if subprocess.run(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, check=False).returncode:
-            raise SystemExit(f"the training failed:\n{(folder / 'log').read_text()[-2000:]}")
+            raise SystemExit(f"the training failed:\n{(folder / 'log').read_text(encoding='utf-8')[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    rows = [json.loads(line) for line in (folder / "runs/run/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     rollouts, updates = ([row[f"time/{part}_s"] for row in rows] for part in ("rollout", "train"))
     longer = sum(map(max, rollouts[1:], updates[:-1]))
     return {

@@ -56,7 +56,9 @@ def tree_cpu(pid: int) -> float:
 
 
 def _ticks(pid: int) -> list[int]:
-    return [int(ticks) for ticks in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]]
+    return [
+        int(ticks) for ticks in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:15]
+    ]
 
 
 @contextmanager

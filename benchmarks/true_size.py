@@ -116,7 +116,9 @@ def compare(overrides: tuple[str, ...]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         predicted = _counted(overrides, folder)
         ran = _watched(overrides, folder)
-        metrics = [json.loads(line) for line in Path(folder, "runs/run/metrics.jsonl").read_text().splitlines()]
+        metrics = [
+            json.loads(line) for line in Path(folder, "runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     total = sum(predicted["device"].values()) + sum(predicted["host"].values())
     return {
         "machine": facts,
@@ -182,7 +184,11 @@ def _command() -> list[str]:
 
 def _counted(overrides: tuple[str, ...], folder: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", COUNT, str(FAKES), *overrides], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-c", COUNT, str(FAKES), *overrides],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
     )
     if done.returncode:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-4000:])
@@ -196,7 +202,7 @@ def _watched(overrides: tuple[str, ...], folder: str, stop_after_s: float | None
         stop_after_s: ends it so many seconds after its weights are there; None = it runs to its end.
     """
     phases, said = Path(folder, "phases.jsonl"), Path(folder, "said.txt")
-    with said.open("w") as out:
+    with said.open("w", encoding="utf-8") as out:
         began = time.monotonic()
         run = subprocess.Popen(
             [sys.executable, "-c", RUN, str(FAKES), *overrides], cwd=folder, stdout=out, stderr=subprocess.STDOUT
@@ -214,14 +220,14 @@ def _watched(overrides: tuple[str, ...], folder: str, stop_after_s: float | None
             time.sleep(INTERVAL_S)
         seconds = time.monotonic() - began
     if run.returncode and stop_after_s is None:
-        raise SystemExit(f"the run failed:\n{said.read_text()[-6000:]}")
+        raise SystemExit(f"the run failed:\n{said.read_text(encoding='utf-8')[-6000:]}")
     spans = _read(phases)
     times = {name: round(end - start, 1) for name, start, end in spans if end - start >= 0.05}
     weights = next(end for name, _, end in spans if name == BUILT) - began
     found = {"seconds": round(seconds, 1), "seconds_until_weights": round(weights, 1), "phases": times}
     if stop_after_s is not None:
         return {**found, "acting": last}
-    peak = json.loads(said.read_text().splitlines()[-1])["VmHWM"]
+    peak = json.loads(said.read_text(encoding="utf-8").splitlines()[-1])["VmHWM"]
     during = [name for name, start, end in spans if start <= at <= end]
     return {**found, "peak": peak, "fullest": {**fullest, "during": during[0] if during else "between phases"}}
 
@@ -229,13 +235,13 @@ def _watched(overrides: tuple[str, ...], folder: str, stop_after_s: float | None
 def _status(pid: int) -> dict[str, int]:
     """Memory of a process by kind; empty once it has ended."""
     with suppress(OSError):
-        lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines())
         return {parts[0][:-1]: int(parts[1]) * 1024 for parts in lines if parts and parts[0][:-1] in KINDS}
     return {}
 
 
 def _read(phases: Path) -> list[tuple[str, float, float]]:
-    return [json.loads(line) for line in phases.read_text().splitlines()] if phases.exists() else []
+    return [json.loads(line) for line in phases.read_text(encoding="utf-8").splitlines()] if phases.exists() else []
 
 
 def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
@@ -283,9 +289,9 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
 
 def keep(name: str, row: Mapping[str, Any], within: str | None = None) -> None:
     """Adds a row to the results, or replaces it; others stay, those that another process wrote meanwhile too."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     (results if within is None else results.setdefault(within, {}))[name] = row
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(json.dumps({name: row}, indent=2), flush=True)
 
 
@@ -311,7 +317,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     if given.table:
-        print("\n".join(table(json.loads(RESULTS.read_text()))))
+        print("\n".join(table(json.loads(RESULTS.read_text(encoding="utf-8")))))
     if given.write:
         print(json.dumps(write_folder(given.write)))
     if given.small or not any(vars(given).values()):

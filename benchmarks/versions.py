@@ -83,13 +83,13 @@ def measure(tree: Path, name: str) -> Figures:
     done = subprocess.run(
         [sys.executable, f"{name}.py", *arguments], cwd=tree / "benchmarks", env=environment, capture_output=True,
         text=True,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     if done.returncode:
         print(done.stdout, done.stderr, file=sys.stderr)
         done.check_returncode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return read(json.loads((tree / "benchmarks" / "results" / f"{file}.json").read_text()), cpu_s)
+    return read(json.loads((tree / "benchmarks" / "results" / f"{file}.json").read_text(encoding="utf-8")), cpu_s)
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def one_first(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
     """
     with ExitStack() as opened:
         with suppress(OSError):
-            _go_in(opened.enter_context((folder / "lock").open("a+")), wait_s)
+            _go_in(opened.enter_context((folder / "lock").open("a+", encoding="utf-8")), wait_s)
         yield
 
 

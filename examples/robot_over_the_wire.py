@@ -201,11 +201,11 @@ def drive(given: argparse.Namespace) -> list[str]:
     """Runs the episodes; returns lines to say."""
     target, *kwargs = given.env
     env: Env = load_target(target, "--env")(**json.loads(kwargs[0] if kwargs else "{}"))
-    like = json.loads(given.like.read_text())["episodes"] if given.like else []
+    like = json.loads(given.like.read_text(encoding="utf-8"))["episodes"] if given.like else []
     starts = [Start(**one["start"]) for one in like] or [
         one.start for one in eval_plan(env.spec, episodes_per_task=given.episodes)
     ]
-    token = given.token_file.read_text().strip() if given.token_file else None
+    token = given.token_file.read_text(encoding="utf-8").strip() if given.token_file else None
     guard = Guard.from_yaml(given.guard) if given.guard else None
     late = given.latency_ms > 0
     env.prepare()
@@ -221,7 +221,7 @@ def drive(given: argparse.Namespace) -> list[str]:
         ran = [run(env, queue, clock, start, steps, log) for start in starts]
     env.close()
     if given.out:
-        given.out.write_text(json.dumps([asdict(one) for one in ran], indent=1))
+        given.out.write_text(json.dumps([asdict(one) for one in ran], indent=1), encoding="utf-8")
     if given.actions:
         np.savez(given.actions, *log)
     successes, steps, held = np.sum([(one.success, one.steps, one.held) for one in ran], axis=0)

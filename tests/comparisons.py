@@ -16,7 +16,7 @@ Found = dict[str, Any]
 
 
 def read(name: str) -> Found:
-    return json.loads(Path("runs", name, "eval", "000000.json").read_text())
+    return json.loads(Path("runs", name, "eval", "000000.json").read_text(encoding="utf-8"))
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Found]:

@@ -70,7 +70,13 @@ def carry_out(stages: Mapping[str, Stage], target: str, context: Path, folder: P
             elif instruction == "RUN" and not any(word in arguments for word in OF_THE_SYSTEM):
                 command = ["bash", "-o", "pipefail", "-c", arguments]
                 done = subprocess.run(
-                    command, cwd=place, env={**known, **environ}, capture_output=True, text=True, check=False
+                    command,
+                    cwd=place,
+                    env={**known, **environ},
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    encoding="utf-8",
                 )
                 assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
                 commands.append(arguments)

@@ -27,7 +27,7 @@ class Meets(Slow):
         super().__init__(**times)
         self._fails, self._passes = fails, 0
         if (file := Path("meet")).exists():
-            _watch(int(file.read_text()))
+            _watch(int(file.read_text(encoding="utf-8")))
 
     def act(self, obs, uniform, sampling):
         if _decided:
@@ -63,5 +63,5 @@ def _watch(count: int) -> None:
 
 
 def _note(met: bool) -> None:
-    with Path(f"met-{RANK}").open("a") as file:
+    with Path(f"met-{RANK}").open("a", encoding="utf-8") as file:
         file.write("y" if met else "n")

@@ -42,7 +42,7 @@ def limits(seconds: int, mebibytes: int) -> Iterator[None]:
     def hung(*_: object) -> None:
         raise TimeoutError(f"it took longer than {seconds} s")
 
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     memory, before = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, hung)
     signal.alarm(seconds)
     resource.setrlimit(resource.RLIMIT_AS, (used + mebibytes * 2**20, memory[1]))
@@ -147,14 +147,14 @@ def json_changed(folder: Path, draw: random.Random) -> str:
 
 
 def _change_json(file: Path, draw: random.Random) -> str:
-    values = json.loads(file.read_text())
+    values = json.loads(file.read_text(encoding="utf-8"))
     places = [*_places(values)]
     owner, key = draw.choice(places)
     new = draw.choice([*ODD, *OUT_OF_IT])
     while new == owner[key] and type(new) is type(owner[key]):
         new = draw.choice(ODD)
     owner[key] = new
-    file.write_text(json.dumps(values))
+    file.write_text(json.dumps(values), encoding="utf-8")
     return f"{file.name}: {key} is {new!r:.40}"
 
 
@@ -178,8 +178,11 @@ DAMAGE: tuple[Mutation, ...] = (
 def without_checksums(folder: Path) -> None:
     (folder / "embodied.json").unlink(missing_ok=True)
     if (meta := folder / "meta.json").exists():
-        values = json.loads(meta.read_text())
-        meta.write_text(json.dumps({k: v for k, v in values.items() if k not in ("checksum", "checksums", "files")}))
+        values = json.loads(meta.read_text(encoding="utf-8"))
+        meta.write_text(
+            json.dumps({k: v for k, v in values.items() if k not in ("checksum", "checksums", "files")}),
+            encoding="utf-8",
+        )
 
 
 def outside(folder: Path, file: Path) -> tuple[str, ...]:
@@ -191,14 +194,14 @@ def outside(folder: Path, file: Path) -> tuple[str, ...]:
 
 def index_out_of_it(folder: Path, draw: random.Random) -> str:
     file = folder / "model.safetensors.index.json"
-    values = json.loads(file.read_text())
+    values = json.loads(file.read_text(encoding="utf-8"))
     key = draw.choice([*values["weight_map"]])
     old = values["weight_map"][key]
     odd = [one for one in ODD if one not in ([], {})]
     name = draw.choice([*outside(folder, folder / old), *OUT_OF_IT, *odd])
     same = [other for other, named in values["weight_map"].items() if named == old]
     values["weight_map"] |= dict.fromkeys(same if isinstance(name, str) else [key], name)
-    file.write_text(json.dumps(values))
+    file.write_text(json.dumps(values), encoding="utf-8")
     return f"the index names {name!r:.40}"
 
 

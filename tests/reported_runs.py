@@ -42,12 +42,12 @@ def write_run(
     config = schema.defaults()
     config["runner"] |= {"seed": seed, "max_epochs": iterations, "experiment_name": folder.name}
     config["algorithm"] |= changes
-    (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config, default=str))))
+    (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config, default=str))), encoding="utf-8")
     start = {"time": "2026-01-31T12:00:00+00:00", "command": "python -m embodied.train env=fake", "processes": 1,
              "versions": {"embodied": "0.1.0", "torch": "2.13.0"}}  # fmt: skip
-    (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    (folder / "starts.jsonl").write_text(json.dumps(start) + "\n", encoding="utf-8")
     rows = [_row(step, iterations, seed) for step in range(1, iterations + 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for iteration in evaluations:
         _evaluation(folder, iteration, iterations, per_task, tasks, recording)
     return folder
@@ -85,15 +85,15 @@ def _evaluation(
              "env": {"_target_": "fake"}, "tasks": rows, "rates": {}, "episodes": episodes}  # fmt: skip
     file = folder / "eval" / f"{iteration:06d}.json"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(found), encoding="utf-8")
 
 
 def change_evaluation(folder: Path, iteration: int, change: Callable[[dict[str, Any]], object]) -> None:
     """Writes an evaluation's file anew, with ``change``."""
     file = folder / "eval" / f"{iteration:06d}.json"
-    found = json.loads(file.read_text())
+    found = json.loads(file.read_text(encoding="utf-8"))
     change(found)
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(found), encoding="utf-8")
 
 
 def under(name: str | None, digest: str) -> Callable[[dict[str, Any]], object]:
@@ -113,4 +113,4 @@ def write_trace(folder: Path, spans: int = 40) -> None:
     ]  # fmt: skip
     file = folder / "trace" / "000001-train.json"
     file.parent.mkdir()
-    file.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *work]}))
+    file.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *work]}), encoding="utf-8")

@@ -36,7 +36,7 @@ class Robot(Unstoppable):
         self._folder, self._stop, self._refuses = Path(folder), stop, refuses
 
     def prepare(self) -> WorkerFacts:
-        with (self._folder / "workers").open("a") as file:
+        with (self._folder / "workers").open("a", encoding="utf-8") as file:
             print(os.getpid(), file=file)
         return super().prepare()
 
@@ -51,7 +51,7 @@ class Robot(Unstoppable):
         super()._misbehave()
 
     def safe_stop(self) -> None:
-        with (self._folder / "stops").open("a") as file:
+        with (self._folder / "stops").open("a", encoding="utf-8") as file:
             print(state_of(workers(self._folder)[-1]), file=file)
         if self._stop == "raises":
             raise RuntimeError("the brake does not answer")
@@ -63,19 +63,19 @@ class Robot(Unstoppable):
 
 
 def workers(folder: Path) -> list[int]:
-    return [int(line) for line in (folder / "workers").read_text().split()]
+    return [int(line) for line in (folder / "workers").read_text(encoding="utf-8").split()]
 
 
 def stops(folder: Path) -> list[str]:
     """The state in which each safe stop found the worker: T = alive and frozen, gone = ended."""
     file = folder / "stops"
-    return file.read_text().split() if file.exists() else []
+    return file.read_text(encoding="utf-8").split() if file.exists() else []
 
 
 def state_of(pid: int) -> str:
     """The kernel's letter for what a process does, or "gone"."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return "gone"
     return "gone" if state in "ZX" else state

@@ -87,7 +87,7 @@ def _run(root: Path, out: Path, name: str, ranks: int, entry: str, overrides: Se
         launch += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     command = [*launch, f"embodied.{entry}", *overrides, "--config-dir", str(root / "tests" / "config")]
     environment = {**os.environ, "PYTHONPATH": str(root), **({"OMP_NUM_THREADS": "1"} if ranks > 1 else {})}
-    with (out / f"{name}.log").open("w") as log:
+    with (out / f"{name}.log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=out, env=environment, stdout=log, stderr=log, check=True, timeout=900)
 
 
@@ -115,7 +115,7 @@ def _corrected(name: str, key: str) -> bool:
 
 def metrics(run: Path) -> list[dict[str, float]]:
     """The run's metrics without those that a second run need not repeat."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [{key: value for key, value in row.items() if not VARYING.match(key)} for row in rows]
 
 

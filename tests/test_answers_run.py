@@ -33,12 +33,12 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:
-    Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
 def verified(*options: str, name: str = "run") -> dict[str, Any]:
     assert evaluation.main([*MATH, "answers=answers.jsonl", f"runner.experiment_name={name}", *options]) == 0
-    return json.loads(Path(f"runs/{name}/eval/000000.json").read_text())
+    return json.loads(Path(f"runs/{name}/eval/000000.json").read_text(encoding="utf-8"))
 
 
 def test_answers_are_verified_by_prompt_and_by_number(capsys):
@@ -77,7 +77,9 @@ def test_all_answered_once_is_an_accuracy(capsys):
     assert found["tasks"][-1]["success_rate"] == 1
     assert found["rates"] == {}
     assert "have none" not in capsys.readouterr().out
-    kept = [json.loads(line) for line in Path("runs/run/generations/000000.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line) for line in Path("runs/run/generations/000000.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(one["prompt"], one["response"]) for one in kept] == [("0+0=", r"\boxed{0}"), ("1+1=", r"\boxed{2}")]
 
 
@@ -90,15 +92,15 @@ def test_numbers_are_those_of_rows_whatever_is_left_out():
 
 
 def test_a_csv_file_will_do():
-    Path("answers.csv").write_text('problem,response\n4,\\boxed{8}\n2,"\\boxed{1,004}"\n')
+    Path("answers.csv").write_text('problem,response\n4,\\boxed{8}\n2,"\\boxed{1,004}"\n', encoding="utf-8")
     assert evaluation.main([*MATH, "answers=answers.csv", "runner.experiment_name=run"]) == 0
-    found = json.loads(Path("runs/run/eval/000000.json").read_text())
+    found = json.loads(Path("runs/run/eval/000000.json").read_text(encoding="utf-8"))
     assert [(one["start"]["init_state_id"], one["success"]) for one in found["episodes"]] == [(2, False), (4, True)]
 
 
 def test_a_hanging_verifier_costs_its_answer_alone():
     Path("rewards.py").write_text(
-        "def f(solution_str, ground_truth):\n    while solution_str == 'hang': pass\n    return 1"
+        "def f(solution_str, ground_truth):\n    while solution_str == 'hang': pass\n    return 1", encoding="utf-8"
     )
     verifier = "[{name: custom, path: rewards.py, function: f, verify_timeout_s: 0.3}]"
     write("answers.jsonl", [{"problem": n, "response": "hang" if n == 2 else "ok"} for n in range(6)])
@@ -120,7 +122,9 @@ def test_what_a_model_was_worth_comes_again_from_its_generations():
     assert evaluation.main([*FAKE, *options, *several, *shown]) == 0
     file = "runs/model/generations/000000.jsonl"
     assert evaluation.main([*FAKE, f"answers={file}", "runner.experiment_name=file"]) == 0
-    by_model, by_file = (json.loads(Path(f"runs/{run}/eval/000000.json").read_text()) for run in ("model", "file"))
+    by_model, by_file = (
+        json.loads(Path(f"runs/{run}/eval/000000.json").read_text(encoding="utf-8")) for run in ("model", "file")
+    )
     assert by_file["tasks"] == by_model["tasks"]
     assert by_file["rates"] == by_model["rates"] != {}
     assert [one["return"] for one in by_file["episodes"]] == [one["return"] for one in by_model["episodes"]]
@@ -191,4 +195,4 @@ def test_two_ranks_share_the_answers():
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launch, "-m", "embodied.eval", *MATH, "answers=answers.jsonl", "runner.experiment_name=two"]
     subprocess.run([*command, "env.num_workers=1"], check=True, timeout=300)
-    assert json.loads(Path("runs/two/eval/000000.json").read_text()) == one
+    assert json.loads(Path("runs/two/eval/000000.json").read_text(encoding="utf-8")) == one

@@ -32,7 +32,7 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def metrics(name: str, *overrides: str) -> list[dict[str, float]]:
     arguments = [*FAST, f"runner.experiment_name={name}", *overrides, "--config-dir", CONFIG]
     assert train.main(arguments, "train") == 0
-    rows = [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [{key: value for key, value in row.items() if not VARYING.match(key)} for row in rows]
 
 

@@ -70,17 +70,21 @@ def test_the_report_shows_runs_that_are_complete(quickstart, tmp_path):
     name = "math-calculator-without-results-1"
     (tmp_path / "runs" / name).mkdir(parents=True)
     rows = [{"step": 1, "rollout/success_rate": 0.25, "time/iteration_s": 30.0}, {"step": 1, "eval/success_rate": 0.5}]
-    (tmp_path / "runs" / name / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (tmp_path / f"{name}.json").write_text(json.dumps({"wall_s": 90.0}))
+    (tmp_path / "runs" / name / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
+    )
+    (tmp_path / f"{name}.json").write_text(json.dumps({"wall_s": 90.0}), encoding="utf-8")
     task = {"successes": 2, "episodes": 5, "success_rate": 0.4, "low": 0.1, "high": 0.8}
     for when, how in quickstart.EVALUATIONS:
         folder = tmp_path / "runs" / f"{name}-{when}-{how}"
         (folder / "eval").mkdir(parents=True)
-        (folder / "eval" / "000000.json").write_text(json.dumps({"tasks": [{}, task]}))
+        (folder / "eval" / "000000.json").write_text(json.dumps({"tasks": [{}, task]}), encoding="utf-8")
         (folder / "generations").mkdir()
-        (folder / "generations" / "000000.jsonl").write_text("".join(f"{json.dumps(talk)}\n" for talk in TALKS))
+        (folder / "generations" / "000000.jsonl").write_text(
+            "".join(f"{json.dumps(talk)}\n" for talk in TALKS), encoding="utf-8"
+        )
     assert quickstart.collect(tmp_path, proof)["runs"] == {}
-    (tmp_path / f"{name}-after-sampled.json").write_text("{}")
+    (tmp_path / f"{name}-after-sampled.json").write_text("{}", encoding="utf-8")
     result = quickstart.collect(tmp_path, proof)
     cell = "40.0% (10.0% to 80.0%)"
     lines = quickstart.tables(result, proof).splitlines()

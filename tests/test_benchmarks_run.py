@@ -31,7 +31,7 @@ def run(name: str, folder: Path, *arguments: str, saved: str | None = None, limi
     environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
     command = [sys.executable, "-c", code]
     subprocess.run(command, check=True, env=environment, timeout=limit_s, stdout=subprocess.DEVNULL)
-    return json.loads((folder / f"{saved or name}.json").read_text())
+    return json.loads((folder / f"{saved or name}.json").read_text(encoding="utf-8"))
 
 
 def test_transport(tmp_path: Path) -> None:
@@ -68,15 +68,17 @@ class Way(GymWay):
 def test_a_peer_is_measured_and_one_that_is_not_installed_is_named_and_left_out(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     (tmp_path / "peers").mkdir()
-    (tmp_path / "peers" / "stand_in.py").write_text(STAND_IN)
+    (tmp_path / "peers" / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
     extend = f"import peers; peers.__path__.append({str(tmp_path / 'peers')!r})\n"
     environment = {**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{BENCHMARKS.parent}"}
     small = ("--rounds", "1", "--seconds", "0.05", "--envs", "2", "--size", "16", "--peers", "here", "not here")
     command = [sys.executable, "-c", extend + PEER, str(tmp_path), "--cells", "peers-free", "peers-chunk", *small]
-    said = subprocess.run(command, check=True, env=environment, timeout=120, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        command, check=True, env=environment, timeout=120, capture_output=True, text=True, encoding="utf-8"
+    ).stdout
     assert "without nothing-of-this-name" in said
     assert "pip install nothing-of-this-name" in said
-    cells = json.loads((tmp_path / "transport.json").read_text())["cells"]
+    cells = json.loads((tmp_path / "transport.json").read_text(encoding="utf-8"))["cells"]
     for cell, ways in (("peers-free", ["here"]), ("peers-chunk", ["here", "here, chunk in env"])):
         assert list(cells[cell]["how"]) == ["here"]
         assert cells[cell]["versions"] == {"gymnasium": importlib.metadata.version("gymnasium")}

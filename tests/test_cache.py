@@ -23,7 +23,7 @@ def test_others_wait_for_the_first_and_then_go_in_together(tmp_path: Path, monke
     def other() -> str:
         with one_first(tmp_path, wait_s=10):
             together.wait(10)  # all are in
-            return kept.read_text()
+            return kept.read_text(encoding="utf-8")
 
     with ThreadPoolExecutor(3) as others:
         with one_first(tmp_path):
@@ -31,9 +31,13 @@ def test_others_wait_for_the_first_and_then_go_in_together(tmp_path: Path, monke
             for _ in range(10):
                 assert tried.acquire(timeout=10), "they look again and again"
             assert not any(one.done() for one in found)
-            kept.write_text("worked out")
+            kept.write_text("worked out", encoding="utf-8")
         assert [one.result(10) for one in found] == ["worked out"] * 3
-    with one_first(tmp_path, wait_s=0.0), (tmp_path / "lock").open() as file, pytest.raises(BlockingIOError):
+    with (
+        one_first(tmp_path, wait_s=0.0),
+        (tmp_path / "lock").open(encoding="utf-8") as file,
+        pytest.raises(BlockingIOError),
+    ):
         flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the next one is a first one again
 
 

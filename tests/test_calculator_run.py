@@ -55,8 +55,10 @@ def test_the_length_of_an_episode_counts_its_turns(made):
 
 
 def test_transcripts_hold_what_was_called_and_what_the_calculator_said(made):
-    kept = [json.loads(line) for line in (made / "generations" / "000002.jsonl").read_text().splitlines()]
-    measured = json.loads((made / "eval" / "000002.json").read_text())["episodes"]
+    kept = [
+        json.loads(line) for line in (made / "generations" / "000002.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    measured = json.loads((made / "eval" / "000002.json").read_text(encoding="utf-8"))["episodes"]
     assert len(kept) == 32
     seen = set()
     for one, episode in zip(kept, measured, strict=True):

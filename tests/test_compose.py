@@ -70,7 +70,8 @@ def test_an_experiment_wins_over_the_sizes_of_supervised_training():
 def test_an_experiment_of_ones_own_wins_over_the_groups(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
-        "# @package _global_\nalgorithm: {clip_ratio_low: 0.11}\nenv: {train: {success_distance: 0.7}}\n"
+        "# @package _global_\nalgorithm: {clip_ratio_low: 0.11}\nenv: {train: {success_distance: 0.7}}\n",
+        encoding="utf-8",
     )
     made = config("experiment=mine", "algorithm.rollout_epoch=4", folders=(HERE, str(tmp_path)))
     assert made.algorithm.clip_ratio_low == 0.11, "algorithm/grpo.yaml says 0.2"
@@ -137,7 +138,9 @@ def test_a_plain_text_needs_no_quotes_of_hydra(text):
 def test_a_path_may_begin_in_the_users_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/josé")
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nrunner: {output_dir: ~/runs}\n")
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\nrunner: {output_dir: ~/runs}\n", encoding="utf-8"
+    )
     runner = config("runner.ckpt_path=~/a", "experiment=mine", folders=(HERE, str(tmp_path))).runner
     assert (runner.output_dir, runner.ckpt_path) == ("/home/josé/runs", "/home/josé/a")
     assert runner.logger.log_path == "/home/josé/runs/fake-fake-grpo"
@@ -154,7 +157,7 @@ def test_group_options_are_the_files_of_all_folders(tmp_path):
 def test_a_group_file_that_would_not_be_read_is_refused(tmp_path):
     mine = tmp_path / "env/gym.yaml"
     mine.parent.mkdir()
-    mine.write_text("_target_: embodied.testing.FakeEnv\n")
+    mine.write_text("_target_: embodied.testing.FakeEnv\n", encoding="utf-8")
     error = refused("env=gym", folders=(HERE, str(tmp_path)))
     assert "env/gym.yaml would not be read: the package's file of that name comes first" in error.message
     assert "and choose env=my_gym" in error.remedy
@@ -168,7 +171,7 @@ def test_a_group_file_that_would_not_be_read_is_refused(tmp_path):
 def test_a_config_folder_may_have_any_name(tmp_path, name):
     folder = tmp_path / name / "env"
     folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text("_target_: embodied.testing.FakeEnv\nhorizon: 5\n")
+    (folder / "mine.yaml").write_text("_target_: embodied.testing.FakeEnv\nhorizon: 5\n", encoding="utf-8")
     made = compose(["env=mine", "model=fake"], "train", [HERE, str(folder.parent)]).config
     assert made.env.train.model_extra == {"horizon": 5}
 

@@ -36,7 +36,7 @@ def run(*overrides: str, entry: str, name: str = "run") -> int:
 
 
 def report(iteration: int, name: str = "run") -> dict[str, Any]:
-    return json.loads(Path("runs", name, "eval", f"{iteration:06d}.json").read_text())
+    return json.loads(Path("runs", name, "eval", f"{iteration:06d}.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("suite", "limit"), SUITES.items())
@@ -129,7 +129,7 @@ each episode {cut}\n"
     )
     under = report(1)["conditions"]
     assert (under["max_steps"], under["env_max_steps"], under["reward_mode"]) == (6, 24, "dense")
-    row = json.loads(Path("runs/run/metrics.jsonl").read_text())
+    row = json.loads(Path("runs/run/metrics.jsonl").read_text(encoding="utf-8"))
     assert (row["eval/max_steps"], row["eval/env_max_steps"]) == (6, 24)
 
 

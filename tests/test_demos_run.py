@@ -82,7 +82,7 @@ def test_it_records_what_the_expert_did_and_saw(capsys):
         assert np.array_equal(episodes[4].fields["state"][t], state["state"])
         result = env.step(action)
     assert result.success, "the last action is the one that solved it"
-    made = json.loads(Path("demos/fake/meta/info.json").read_text())["embodied"]
+    made = json.loads(Path("demos/fake/meta/info.json").read_text(encoding="utf-8"))["embodied"]
     assert made["env"]["_target_"] == "embodied.testing.FakeEnv"
     assert (made["seed"], made["noise_std"], made["max_steps"]) == (1234, 0, 60)
 
@@ -178,7 +178,7 @@ def test_mistakes_are_recorded_when_the_expert_has_ended_them():
     for episode, end in zip(recorded("one"), ends, strict=True):
         wrong = np.tile([-1.0, *[0.0] * (episode.actions.shape[1] - 1)], (3, 1))
         assert end or np.array_equal(episode.actions, wrong)
-    made = json.loads(Path("one/meta/info.json").read_text())["embodied"]
+    made = json.loads(Path("one/meta/info.json").read_text(encoding="utf-8"))["embodied"]
     assert made["mistakes"] == 0.7
 
 
@@ -225,20 +225,22 @@ def test_a_signal_while_the_statistics_are_written_waits_for_them(monkeypatch):
 
     monkeypatch.setattr(Writer, "finish", interrupted)
     assert make("episodes=1") == 0
-    assert "action" in json.loads(Path("demos/fake/meta/stats.json").read_text())
+    assert "action" in json.loads(Path("demos/fake/meta/stats.json").read_text(encoding="utf-8"))
 
 
 def test_sigterm_leaves_whole_episodes_and_no_worker():
     slow = ("env.train.step_s=0.01", "episodes=500", "env.num_workers=2")
     command = [sys.executable, "-m", "embodied.tools.demos", *arguments(*slow)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as process:
         try:
             deadline = time.monotonic() + 60
             while not Path("demos/fake/meta/episodes/chunk-000/file-001.parquet").exists():
                 assert process.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
             process.send_signal(signal.SIGTERM)
             out, error = process.communicate(timeout=60)
         finally:

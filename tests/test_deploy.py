@@ -17,7 +17,7 @@ from embodied import train
 from embodied.testing import FakeEnv, FakePolicy
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "deploy.md").read_text()
+PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 FILE = re.compile(r"^`(\S+)`:\n\n```(?:python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXPORT, SERVE, ROBOT, SIMULATED, CHECK = (line for text in COMMANDS.findall(PAGE) for line in text.splitlines())
@@ -37,7 +37,7 @@ def run(command: str, folder: Path, changes: Mapping[str, str]) -> subprocess.Co
     return subprocess.run(
         ["bash", "-c", f'"$0"{command.removeprefix("python")}', sys.executable],
         cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def project(tmp_path: Path) -> Path:
     """A folder with the page's files."""
     found = FILE.findall(PAGE)
     for name, text in found:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
     assert [name for name, _ in found] == ["guard.yaml", "robot.py", "my_robot.py"]
     bear(tmp_path / "guard.yaml", "max_age_s: 0.5", "max_age_s: 30")
     bear(tmp_path / "robot.py", "guard=guard)", "guard=guard, late_limit=99)")
@@ -54,8 +54,8 @@ def project(tmp_path: Path) -> Path:
 
 def bear(file: Path, theirs: str, ours: str) -> None:
     """Changes a number of the page: a busy machine may stand still for longer than a robot may."""
-    assert theirs in file.read_text()
-    file.write_text(file.read_text().replace(theirs, ours))
+    assert theirs in file.read_text(encoding="utf-8")
+    file.write_text(file.read_text(encoding="utf-8").replace(theirs, ours), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +71,19 @@ def test_the_robot_s_loop_runs_under_the_guard(project, address):
     done = run(ROBOT, project, {"ws://127.0.0.1:8000": address})
     assert done.returncode == 0, done.stderr
     assert "the robot stands\n40 control steps" in done.stdout
-    lines = [json.loads(line) for line in (project / "guard.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (project / "guard.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines[0]["what"] == ["on"]
     assert f" {len(lines) - 1} interventions" in done.stdout
 
 
 def test_a_guard_that_stops_ends_the_loop_with_the_robot_at_a_stand(project, address):
     file = project / "guard.yaml"
-    file.write_text(file.read_text().replace("mode: clip", "mode: stop").replace("velocity: [0.6", "velocity: [0.01"))
+    file.write_text(
+        file.read_text(encoding="utf-8")
+        .replace("mode: clip", "mode: stop")
+        .replace("velocity: [0.6", "velocity: [0.01"),
+        encoding="utf-8",
+    )
     done = run(ROBOT, project, {"ws://127.0.0.1:8000": address})
     assert done.returncode == 1
     assert "the robot stands" in done.stdout

@@ -20,7 +20,9 @@ def test_on_a_device_that_is_made_up(pytestconfig: pytest.Config, name: str) -> 
     assert pytestconfig.cache is not None
     folder = pytestconfig.cache.mkdir("stand-in-gpu")
     command = [sys.executable, str(SCRIPT), str(folder), "-q", "--tb=short", "--show-capture=no"]
-    done = subprocess.run([*command, str(SCRIPT.with_name(name))], cwd=HERE.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, str(SCRIPT.with_name(name))], cwd=HERE.parent, capture_output=True, text=True, encoding="utf-8"
+    )
     if done.returncode == CANNOT:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

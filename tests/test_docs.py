@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize("name", docs.PAGES)
 def test_generated_page_is_current(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == docs.PAGES[name](), "run: make docs"
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == docs.PAGES[name](), "run: make docs"
 
 
 def pages() -> list[Path]:
@@ -24,7 +24,7 @@ def pages() -> list[Path]:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not missing
 
@@ -32,23 +32,23 @@ def test_links_lead_somewhere(page: Path) -> None:
 @cache
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and the site make them."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading).lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_anchors_are_headings(page: Path) -> None:
-    text = re.sub(r"`[^`\n]*`", "", page.read_text())
+    text = re.sub(r"`[^`\n]*`", "", page.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(((?!https?:)[^)#\s]*)#([^)\s]+)\)", text)
     missing = [f"{t}#{a}" for t, a in targets if a not in anchors((page.parent / t).resolve() if t else page)]
     assert not missing
 
 
 def test_the_site_has_every_page() -> None:
-    nav = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    nav = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
     here = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("**/*.md")}
-    from_outside = set(re.findall(r'": "(\S+\.md)"', (ROOT / "site_hooks.py").read_text()))
+    from_outside = set(re.findall(r'": "(\S+\.md)"', (ROOT / "site_hooks.py").read_text(encoding="utf-8")))
     assert nav == here | from_outside, "name each page of docs/ under nav in mkdocs.yml"
 
 
@@ -61,7 +61,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_each_error_has_an_entry_under_troubleshooting(name: str) -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     found = re.search(rf"^### {name}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
     assert found, f"write an entry '### {name}' into docs/troubleshooting.md"
     for part in ("**You see:**", "**Why:**", "**Do:**"):
@@ -69,19 +69,21 @@ def test_each_error_has_an_entry_under_troubleshooting(name: str) -> None:
 
 
 def test_troubleshooting_has_no_error_that_is_gone() -> None:
-    entries = re.findall(r"^### (\w+)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    entries = re.findall(
+        r"^### (\w+)$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert {name for name in entries if name.endswith("Error")} <= set(ERRORS)
 
 
 def result(name: str, *path: str) -> float:
-    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     for key in path:
         found = found[key]
     return float(found)
 
 
 def test_the_comparison_has_the_measured_numbers() -> None:
-    page = (ROOT / "docs" / "comparison.md").read_text()
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     outside, inside = ("ratios", "chunk/original"), ("ratios", "chunk/original_chunk")
     frames = ("cells", "peers-free", "found")
     times = [
@@ -99,6 +101,6 @@ def test_the_comparison_has_the_measured_numbers() -> None:
 
 
 def test_make_targets_of_readme_exist() -> None:
-    named = set(re.findall(r"`?make ([a-z]+)", (ROOT / "README.md").read_text()))
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`?make ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"train", "test"} <= named <= targets

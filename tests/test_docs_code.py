@@ -41,7 +41,7 @@ SECTIONS = {key.partition(".")[0] for key in KEYS}
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
-    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
+    return [text for language, text in BLOCK.findall(page.read_text(encoding="utf-8")) if language in languages]
 
 
 def lines(page: Path) -> Iterator[list[str]]:
@@ -122,7 +122,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the commands of the pages refer to."""
     for folder in ("my/env", "runs/NAME/checkpoints/000004", "runs/NAME/checkpoints/000100"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "my/env/my_task.yaml").write_text("_target_: embodied.testing.FakeEnv\n")
+    (tmp_path / "my/env/my_task.yaml").write_text("_target_: embodied.testing.FakeEnv\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -183,7 +183,7 @@ SCRIPTS = sorted({(words[1], *words[2:]) for page in PAGES for words in lines(pa
 def test_scripts_of_the_pages_have_their_options() -> None:
     assert SCRIPTS
     for script, *arguments in SCRIPTS:
-        source = (ROOT / script).read_text()
+        source = (ROOT / script).read_text(encoding="utf-8")
         for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
             assert f'"{option}"' in source, f"{script} has no option {option}"
 
@@ -205,7 +205,9 @@ def test_python_of_the_page_compiles_and_its_imports_exist(page: Path) -> None:
             source = source_of(str(node.module))
             assert source is not None, f"no module {node.module}"
             for alias in node.names:
-                assert re.search(rf"\b{alias.name}\b", source.read_text()), f"{node.module} has no {alias.name}"
+                assert re.search(rf"\b{alias.name}\b", source.read_text(encoding="utf-8")), (
+                    f"{node.module} has no {alias.name}"
+                )
     for text in blocks(page, "yaml"):
         yaml.safe_load(text)
 
@@ -222,7 +224,7 @@ WRITTEN = [page for page in PAGES if page.name not in docs.PAGES]
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda p: str(p.relative_to(ROOT)))
 def test_keys_metrics_and_commands_that_the_page_names_exist(page: Path) -> None:
     wrong = []
-    for text in INLINE.findall(BLOCK.sub("", page.read_text())):
+    for text in INLINE.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
         if match := re.match(r"([a-z_]+(?:\.[a-z_]+)+)(?:=|$)", text):
             name = match[1]
             no_key = name in OBJECTS | OF_OTHERS or name.endswith((".py", ".yaml", ".json"))

@@ -162,7 +162,7 @@ def run(*overrides: str, name: str = "run") -> int:
 
 
 def rows_of(name: str) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     varying = ("time/", "memory/")
     return [
         {

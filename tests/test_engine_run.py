@@ -27,7 +27,9 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(tmp_path: Path, *faults: str) -> tuple[str, ...]:
     """The options of a run: an interpreter that has the engine, whatever it is told to start."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nexec {sys.executable} {FAKE} {" ".join(faults)} "$3"\n')
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nexec {sys.executable} {FAKE} {" ".join(faults)} "$3"\n', encoding="utf-8"
+    )
     python.chmod(0o755)
     return "rollout.backend=vllm", f"rollout.python={python}"
 
@@ -49,7 +51,7 @@ def test_rewards_are_learnt_from_an_engines_texts(tmp_path, capsys):
     assert "engine: fake 1.0, ready after" in said
     assert "a new one takes its place (1 of rollout.max_engine_restarts 3 in a row)" in said
     assert Path("runs/run/logs/engine.1.log").is_file()
-    assert "letters" in Path("runs/run/engine/config.json").read_text()
+    assert "letters" in Path("runs/run/engine/config.json").read_text(encoding="utf-8")
 
 
 def test_the_same_seed_is_the_same_run(tmp_path):
@@ -84,8 +86,8 @@ def test_weights_that_rest_change_no_number_and_rounded_ones_travel(tmp_path, ca
     for name, least, most in (("stay", 0, 1e-5), ("rest", 0, 1e-5), ("bf16", 1e-5, 0.1)):
         gap = max(row["rollout/engine_logprob_gap_mean"] for row in rows_of(f"runs/{name}"))
         assert least <= gap < most, name
-    assert "came in bfloat16" in Path("runs/bf16/logs/engine.log").read_text()
-    assert "came in float32" in Path("runs/rest/logs/engine.log").read_text()
+    assert "came in bfloat16" in Path("runs/bf16/logs/engine.log").read_text(encoding="utf-8")
+    assert "came in float32" in Path("runs/rest/logs/engine.log").read_text(encoding="utf-8")
 
 
 def test_an_engine_that_computes_something_else_ends_the_run(tmp_path, capsys):
@@ -103,7 +105,7 @@ def test_an_engine_that_computes_something_else_ends_the_run(tmp_path, capsys):
 
 
 def test_a_folder_for_what_was_compared_that_cannot_be_made_is_refused_at_the_start(tmp_path, capsys):
-    Path("kept").write_text("a file")
+    Path("kept").write_text("a file", encoding="utf-8")
     options = [*TRAIN, *engine(tmp_path), "rollout.validate_save_dir=kept", *FOLDERS]
     assert train.main(options) == 2
     assert "rollout.validate_save_dir is kept, which cannot be made" in capsys.readouterr().err
@@ -139,7 +141,7 @@ def test_the_engine_is_looked_for_as_it_will_be_started(tmp_path, monkeypatch):
 
 
 def test_an_interpreter_that_is_none_is_said(tmp_path):
-    (tmp_path / "python").write_text("no program")
+    (tmp_path / "python").write_text("no program", encoding="utf-8")
     (tmp_path / "python").chmod(0o755)
     options = ["rollout.backend=vllm", f"rollout.python={tmp_path / 'python'}", "env=libero_10"]
     with pytest.raises(ConfigError, match=r"cannot be run: .*Exec format error"):

@@ -48,4 +48,4 @@ def test_an_environment_is_made_once_for_what_it_has(tmp_path, monkeypatch):
     named = ("one two==2", "one two==3")
     assert done == [f"{doing}{one}" for one in named for doing in ("making an environment for ", "installing ")]
     (shared,) = folder.rglob("shared.pth")
-    assert Path(shared.read_text().strip()).is_dir()
+    assert Path(shared.read_text(encoding="utf-8").strip()).is_dir()

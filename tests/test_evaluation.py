@@ -38,7 +38,7 @@ def evaluate(name: str, *overrides: str) -> int:
 
 
 def report(name: str) -> dict[str, Any]:
-    return json.loads(Path("runs", name, "eval", "000000.json").read_text())
+    return json.loads(Path("runs", name, "eval", "000000.json").read_text(encoding="utf-8"))
 
 
 # -- protocols -------------------------------------------------------------------------------------------------------
@@ -154,7 +154,9 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, ca
         with pytest.raises(Killed):
             evaluate("killed", *few, sampled)
     part = Path("runs/killed/.unfinished/000000.jsonl")
-    part.write_text(part.read_text() + '{"episode": 5, "result')  # a line that was being written
+    part.write_text(
+        part.read_text(encoding="utf-8") + '{"episode": 5, "result', encoding="utf-8"
+    )  # a line that was being written
     capsys.readouterr()
     assert evaluate("killed", *few, sampled) == 0
     assert "4 of 6 episodes were run before" in capsys.readouterr().out
@@ -198,7 +200,10 @@ def test_greedy_and_sampled_in_one_command_are_the_two_evaluations(monkeypatch, 
     assert [line for line in said.splitlines() if line.endswith(" actions")] == ["greedy actions", "sampled actions"]
     assert "12 of 12 episodes were run before" in said, "none of the greedy evaluation, which had ended, is run again"
     assert "4 of 12 episodes were run before" in said
-    found = [json.loads(Path("runs/both/eval", name).read_text()) for name in ("000000.json", "000000-sampled.json")]
+    found = [
+        json.loads(Path("runs/both/eval", name).read_text(encoding="utf-8"))
+        for name in ("000000.json", "000000-sampled.json")
+    ]
     assert found == [report("greedy"), report("sampled")]
     assert found[0]["protocol"]["hash"] != found[1]["protocol"]["hash"]
     assert not any(Path("runs/both/.unfinished").iterdir())
@@ -214,7 +219,7 @@ def test_greedy_and_sampled_in_one_command_are_the_two_evaluations(monkeypatch, 
     gained, lost = (sum(pair == way for pair in zip(*outcomes, strict=True)) for way in ((False, True), (True, False)))
     assert f"sampled did better on {gained} starts and worse on {lost}; exact McNemar test: p = " in table
     assert "conditions above" not in table
-    page = Path("runs/both/report.html").read_text()
+    page = Path("runs/both/report.html").read_text(encoding="utf-8")
     assert ">B against A</h3>" in page
     assert f"B did better on {gained} starts and worse on {lost}; exact McNemar test: p = " in page
     assert "success, greedy" in page
@@ -224,7 +229,7 @@ def test_greedy_and_sampled_in_one_command_are_the_two_evaluations(monkeypatch, 
 def test_greedy_once_and_sampled_several_times(capsys):
     drawn = ("algorithm.val_sampling_params.do_sample=both", "algorithm.val_group_size=3")
     assert evaluate("run", *drawn, "env.eval.episodes_per_task=2") == 0
-    greedy, sampled = (json.loads(Path("runs/run/eval", name).read_text())
+    greedy, sampled = (json.loads(Path("runs/run/eval", name).read_text(encoding="utf-8"))
                        for name in ("000000.json", "000000-sampled.json"))  # fmt: skip
     assert (len(greedy["episodes"]), len(sampled["episodes"])) == (4, 12)
     assert greedy["conditions"]["group_size"] == 1
@@ -255,7 +260,7 @@ def test_episodes_of_another_evaluation_are_not_taken(tmp_path):
     )
     file = tmp_path / ".unfinished" / "000000.jsonl"
     for foreign in ("[]", '{"episode": 0, "result": {"surprise": 1}, "video": null, "info": {}, "text": null}'):
-        with file.open("a") as lines:
+        with file.open("a", encoding="utf-8") as lines:
             lines.write(f"{foreign}\n")
         again = Unfinished(file, "this")
         again.read(plan)
@@ -268,10 +273,10 @@ def test_episodes_of_another_evaluation_are_not_taken(tmp_path):
 
 
 def test_another_configuration_weights_or_data_are_another_evaluation(tmp_path):
-    (data := tmp_path / "problems.jsonl").write_text("{}")
+    (data := tmp_path / "problems.jsonl").write_text("{}", encoding="utf-8")
     config = {"env": {"eval": {"data": [str(data)], "reward_mode": "sparse"}}, "runner": {"logger": {"log_path": "a"}}}
     before = unfinished.identity_of_config(config)
-    data.write_text("{...}")
+    data.write_text("{...}", encoding="utf-8")
     assert unfinished.identity_of_config(config) != before
     before = unfinished.identity_of_config(config)
     config["runner"]["logger"]["log_path"] = "b"
@@ -289,14 +294,14 @@ def test_a_folder_that_any_key_names_is_part_of_an_evaluation(tmp_path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     for folder in ("w/deep", "lora/deep", "runs/run"):
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "file").write_text("x")
+        (tmp_path / folder / "file").write_text("x", encoding="utf-8")
     model = {key: name, "root": str(tmp_path), "size": "w"}
     config = {"actor": {"model": model}, "runner": {"logger": {"log_path": "runs/run"}, "ckpt_path": None}}
     before = unfinished.identity_of_config(config)
-    (tmp_path / "runs/run/file").write_text("episodes")
+    (tmp_path / "runs/run/file").write_text("episodes", encoding="utf-8")
     assert unfinished.identity_of_config(config) == before, "what the evaluation itself writes is no part of it"
     changed = tmp_path / "lora" if "lora" in name else tmp_path / "w"
-    (changed / "deep" / "file").write_text("yy")
+    (changed / "deep" / "file").write_text("yy", encoding="utf-8")
     assert unfinished.identity_of_config(config) != before
 
 
@@ -345,7 +350,7 @@ def test_training_and_evaluation_share_workers_though_other_rewards_count():
             "runner.logger.report=false", f"runner.experiment_name={name}",
         ]  # fmt: skip
         assert train.main([*options, *overrides, "--config-dir", CONFIG], "train") == 0
-        lines = Path("runs", name, "metrics.jsonl").read_text().splitlines()
+        lines = Path("runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         told = ("rollout/return_mean", "train/loss", "train/grad_norm", "eval/return_mean", "eval/success_rate")
         told += ("eval/episode_length_mean", "eval/time_to_success_mean")
         return [{key: row[key] for key in told if key in row} for row in map(json.loads, lines)]
@@ -357,7 +362,7 @@ def test_training_and_evaluation_share_workers_though_other_rewards_count():
     assert len(together) == 2
     assert all(row["eval/return_mean"] == 7 * row["eval/success_rate"] > 0 for row in together)
     assert together[0]["rollout/return_mean"] % 1
-    episodes = json.loads(Path("runs/together/eval/000001.json").read_text())["episodes"]
+    episodes = json.loads(Path("runs/together/eval/000001.json").read_text(encoding="utf-8"))["episodes"]
     lengths, solved = ([one[key] for one in episodes if one[key]] for key in ("steps", "steps_to_success"))
     assert together[0]["eval/episode_length_mean"] == sum(lengths) / len(episodes)
     assert together[0]["eval/time_to_success_mean"] == sum(solved) / len(solved)

@@ -58,7 +58,7 @@ def test_one_is_exported_at_a_time_and_the_newest_is_next(monkeypatch):
     Path("go").touch()
     one.finish(StopSignal())
     assert sorted(path.name for path in (RUN / "exports").iterdir()) == ["000001", "000003"]
-    assert (RUN / "exports/000003/file").read_text().splitlines() == [str(paths[2])]
+    assert (RUN / "exports/000003/file").read_text(encoding="utf-8").splitlines() == [str(paths[2])]
     assert said.lines == [line]
 
 
@@ -68,7 +68,7 @@ def test_an_exported_folder_goes_with_its_checkpoint_and_is_replaced_with_it(mon
         one = exporter(monkeypatch, WRITES, Said())
         one.completed(checkpoint(number))
         one.finish(StopSignal())
-    assert (RUN / "exports/000002/file").read_text().count("\n") == 1, "of the checkpoint as it is now"
+    assert (RUN / "exports/000002/file").read_text(encoding="utf-8").count("\n") == 1, "of the checkpoint as it is now"
     checkpoint(1).rmdir()
     one = exporter(monkeypatch, WRITES, Said())
     one.completed(checkpoint(3))
@@ -84,7 +84,7 @@ def test_what_a_run_goes_on_from_is_exported_unless_it_was(monkeypatch):
         one.missing(path)
         one.finish(StopSignal())
     assert [path.name for path in (RUN / "exports").iterdir()] == ["000001"]
-    assert (RUN / "exports/000001/file").read_text().count("\n") == 1
+    assert (RUN / "exports/000001/file").read_text(encoding="utf-8").count("\n") == 1
 
 
 def test_a_failure_is_said_and_stops_nothing(monkeypatch):
@@ -114,7 +114,9 @@ def test_an_export_that_hangs_does_not_hold_up_the_end_of_a_run(monkeypatch):
 
 def test_programs_come_last_until_the_run_waits_for_them():
     queue, own = NewestNext(lambda folder: ["sleep", "60"], lambda folder, failure: None), os.getpriority(0, 0)
-    may_raise = int(Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0], 16) >> 23 & 1
+    may_raise = (
+        int(Path("/proc/self/status").read_text(encoding="utf-8").partition("CapEff:")[2].split()[0], 16) >> 23 & 1
+    )
 
     def priority() -> int:
         assert queue._process is not None
@@ -134,7 +136,7 @@ def test_a_stop_signal_ends_an_export_and_says_how_to_write_it(monkeypatch):
     said = Said()
     one = exporter(monkeypatch, 'mkdir -p "$(dirname $5)/.$(basename $5).part"; echo $$ > pid; exec sleep 60', said)
     one.completed(checkpoint(1))
-    until(lambda: Path("pid").exists() and bool(Path("pid").read_text()))
+    until(lambda: Path("pid").exists() and bool(Path("pid").read_text(encoding="utf-8")))
     stop, began = StopSignal(timeout_s=1.0), time.monotonic()
     sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
     with stop, stop.hold():
@@ -147,7 +149,7 @@ def test_a_stop_signal_ends_an_export_and_says_how_to_write_it(monkeypatch):
     assert said.lines == [
         "the export is not ready. To write it: python -m embodied.tools.export runs/run/checkpoints/000001 --out FOLDER"
     ]
-    assert not Path("/proc", Path("pid").read_text().strip()).exists()
+    assert not Path("/proc", Path("pid").read_text(encoding="utf-8").strip()).exists()
     assert [*(RUN / "exports").iterdir()] == []
 
 

@@ -43,11 +43,11 @@ def test_the_same_bytes_are_read_once_and_other_bytes_are_found(tmp_path: Path, 
 
 def test_an_edited_file_of_an_export_is_refused_with_what_takes_the_edit(tmp_path: Path):
     tokenizer, facts = tmp_path / "tokenizer_config.json", tmp_path / files.EXPORT_FILE
-    tokenizer.write_text("{}")
-    facts.write_text(json.dumps(files.sealed({"files": files.checksums(tmp_path, [tokenizer.name])})))
-    tokenizer.write_text('{"chat_template": "…"}')
+    tokenizer.write_text("{}", encoding="utf-8")
+    facts.write_text(json.dumps(files.sealed({"files": files.checksums(tmp_path, [tokenizer.name])})), encoding="utf-8")
+    tokenizer.write_text('{"chat_template": "…"}', encoding="utf-8")
     with pytest.raises(DamagedCheckpointError) as raised:
         files.check_export(tmp_path)
     assert f"remove its entry from 'files', and the line 'checksum', in {facts}" in raised.value.remedy
-    facts.write_text('{"files": {}}')
+    facts.write_text('{"files": {}}', encoding="utf-8")
     assert files.check_export(tmp_path) == {"files": {}}

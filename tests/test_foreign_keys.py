@@ -96,7 +96,7 @@ def test_every_key_is_answered_but_those_that_are_listed():
         refused = count - left[system, kind] - does[system, kind]
         said = f"{does[system, kind]} honoured, {refused} answered by one value or a refusal"
         print(f"{system:14s} {kind:7s} {count:4d} keys, {'left out with the reason' if kind == 'out' else said}")
-    assert lines(found) == OPEN.read_text().splitlines()
+    assert lines(found) == OPEN.read_text(encoding="utf-8").splitlines()
     assert {name: does[name] for name in HONOURED if does[name] < HONOURED[name]} == {}
     assert not [row for row in found if row.kind in ("must", "should")]
 
@@ -209,9 +209,9 @@ def test_group_files_that_are_not_there_hide_no_key():
 def test_a_folder_of_the_user_may_have_groups_of_its_own(tmp_path):
     for name in ("a", "b"):
         (tmp_path / "mine").mkdir(exist_ok=True)
-        (tmp_path / "mine" / f"{name}.yaml").write_text(f"# @package runner\nseed: {ord(name)}\n")
+        (tmp_path / "mine" / f"{name}.yaml").write_text(f"# @package runner\nseed: {ord(name)}\n", encoding="utf-8")
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "own.yaml").write_text("# @package _global_\ndefaults: [{/mine: a}]\n")
+    (tmp_path / "experiment" / "own.yaml").write_text("# @package _global_\ndefaults: [{/mine: a}]\n", encoding="utf-8")
     config = compose([*FAKE, "experiment=own", "mine=b"], "train", [CONFIG, str(tmp_path)]).config
     assert config.runner.seed == ord("b")
 
@@ -343,5 +343,5 @@ def test_groups_that_names_are_translated_to_exist():
 
 
 if __name__ == "__main__":
-    OPEN.write_text("".join(f"{line}\n" for line in lines(unanswered())))
-    print(f"{OPEN}: {len(OPEN.read_text().splitlines())} keys")
+    OPEN.write_text("".join(f"{line}\n" for line in lines(unanswered())), encoding="utf-8")
+    print(f"{OPEN}: {len(OPEN.read_text(encoding='utf-8').splitlines())} keys")

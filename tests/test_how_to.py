@@ -20,16 +20,16 @@ COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def write_files(page: str, folder: Path) -> list[str]:
     """The page's Python and YAML blocks as files of a project; the line before a block is the file's name."""
-    found = FILE.findall((PAGES / page).read_text())
+    found = FILE.findall((PAGES / page).read_text(encoding="utf-8"))
     for name, text in found:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     return [name for name, _ in found]
 
 
 def commands(page: str) -> list[str]:
-    return [line for text in COMMANDS.findall((PAGES / page).read_text()) for line in text.splitlines()]
+    return [line for text in COMMANDS.findall((PAGES / page).read_text(encoding="utf-8")) for line in text.splitlines()]
 
 
 def run(command: str, folder: Path) -> str:
@@ -39,13 +39,13 @@ def run(command: str, folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-c", f'"$0"{command.removeprefix("python")}', sys.executable],
         cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def rows(run_folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def test_an_env_of_the_user_s_is_checked_and_trained_in(tmp_path: Path) -> None:
@@ -63,7 +63,10 @@ def test_an_env_of_the_user_s_is_checked_and_trained_in(tmp_path: Path) -> None:
 def test_the_env_s_page_says_what_check_env_finds(tmp_path: Path) -> None:
     write_files("add_an_env.md", tmp_path)
     file = tmp_path / "my_envs.py"
-    file.write_text(file.read_text().replace("np.zeros(2), drawn", "np.random.uniform(size=2), drawn"))
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("np.zeros(2), drawn", "np.random.uniform(size=2), drawn"),
+        encoding="utf-8",
+    )
     with pytest.raises(AssertionError, match="of an equal start"):
         run(commands("add_an_env.md")[0], tmp_path)
 
@@ -100,7 +103,7 @@ def test_a_tracker_of_the_user_s_gets_the_metrics_and_goes_on_after_a_resume(tmp
     for command in commands("add_a_tracker.md"):
         run(command, tmp_path)
     folder = tmp_path / "runs" / "fake-small-grpo"
-    with (folder / "metrics.csv").open(newline="") as file:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     logged = rows(folder)
     assert [int(row["step"]) for row in written] == [row["step"] for row in logged] == [1, 2]
@@ -154,7 +157,10 @@ def test_a_policy_of_the_user_s_is_checked_and_trained(tmp_path: Path) -> None:
 def test_the_policy_s_page_says_what_check_policy_finds(tmp_path: Path) -> None:
     write_files("add_a_policy.md", tmp_path)
     file = tmp_path / "my_policies.py"
-    file.write_text(file.read_text().replace('_log_prob(records["drawn"]', '_log_prob(records["actions"]'))
+    file.write_text(
+        file.read_text(encoding="utf-8").replace('_log_prob(records["drawn"]', '_log_prob(records["actions"]'),
+        encoding="utf-8",
+    )
     with pytest.raises(AssertionError, match="log-probs of evaluate and act"):
         run(commands("add_a_policy.md")[0], tmp_path)
 

@@ -39,12 +39,12 @@ def test_a_run_is_where_hydra_is_told_and_leaves_hydras_record():
     assert not Path("videos").exists()
     assert [*Path("out/7/videos/run/eval").rglob("*.mp4")], "what else the run writes begins there, too"
     assert (run / "checkpoints/000001/meta.json").is_file()
-    assert yaml.safe_load((run / "config.yaml").read_text())["runner"]["logger"]["log_path"] == str(run)
-    config = yaml.safe_load((run / ".hydra/config.yaml").read_text())
+    assert yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["runner"]["logger"]["log_path"] == str(run)
+    config = yaml.safe_load((run / ".hydra/config.yaml").read_text(encoding="utf-8"))
     assert config["runner"]["logger"]["log_path"] == "${runner.output_dir}/${runner.experiment_name}"
     assert config["runner"]["logger"]["project_name"] == "https://(hidden)@host/x"
     assert "hydra" not in config
-    overrides = yaml.safe_load((run / ".hydra/overrides.yaml").read_text())
+    overrides = yaml.safe_load((run / ".hydra/overrides.yaml").read_text(encoding="utf-8"))
     assert overrides == [
         *RUN[:-2], "runner.seed=7", "runner.max_epochs=1", "runner.logger.project_name=https://(hidden)@host/x",
     ]  # fmt: skip
@@ -55,7 +55,7 @@ def test_a_run_goes_on_there_and_its_record_is_that_of_the_newest_start(capsys):
         assert train.main([*RUN, *TOLD, f"runner.max_epochs={epochs}"]) == 0
     run = Path("out/7/runs/run")
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["000001", "000002"]
-    assert "runner.max_epochs=2" in yaml.safe_load((run / ".hydra/overrides.yaml").read_text())
+    assert "runner.max_epochs=2" in yaml.safe_load((run / ".hydra/overrides.yaml").read_text(encoding="utf-8"))
     assert "going on" in capsys.readouterr().out
 
 
@@ -87,7 +87,7 @@ def test_demonstrations_begin_there_too():
 def test_a_file_of_an_experiment_may_say_it():
     Path("mine/experiment").mkdir(parents=True)
     text = "# @package _global_\nhydra: {run: {dir: theirs}, output_subdir: kept}\n"
-    Path("mine/experiment/own.yaml").write_text(text)
+    Path("mine/experiment/own.yaml").write_text(text, encoding="utf-8")
     composed = compose([*FAKE, "experiment=own"], "train", [CONFIG, "mine"])
     assert composed.config.runner.output_dir == "theirs/runs"
     assert composed.record.folder == "kept"

@@ -43,7 +43,7 @@ def imported(path: Path, package: str, at_run_time: bool = False) -> Iterator[st
     Args:
         at_run_time: leave out what stands under ``if TYPE_CHECKING:``.
     """
-    for node in nodes(ast.parse(path.read_text()), at_run_time):
+    for node in nodes(ast.parse(path.read_text(encoding="utf-8")), at_run_time):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,7 +91,8 @@ def test_the_rule_finds_what_it_is_for(tmp_path, monkeypatch):
     file = tmp_path / "embodied" / "runtime" / "bad.py"
     file.parent.mkdir(parents=True)
     file.write_text(
-        "from embodied import run\ndef f():\n    import embodied.envs.libero\n    from ..learn import batch\n"
+        "from embodied import run\ndef f():\n    import embodied.envs.libero\n    from ..learn import batch\n",
+        encoding="utf-8",
     )
     assert parts_used(file) == {"run", "envs", "learn"}
 
@@ -138,9 +139,9 @@ def test_a_room_that_reaches_into_another_is_found(tmp_path, monkeypatch, file, 
     path.parent.mkdir(parents=True)
     fine = "import numpy\nfrom embodied.types import Start\n"
     own = "from . import own\nfrom ..shared import machine\n" if len(Path(file).parts) > 2 else ""
-    path.write_text(fine + own)
+    path.write_text(fine + own, encoding="utf-8")
     assert strangers(path) == []
-    path.write_text(f"{fine}{own}def late():\n    {line}\n")
+    path.write_text(f"{fine}{own}def late():\n    {line}\n", encoding="utf-8")
     assert len(strangers(path)) == 1
 
 
@@ -192,15 +193,17 @@ def test_circles_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     room = tmp_path / "models" / "room"
     room.mkdir(parents=True)
-    (room / "__init__.py").write_text("from .policy import Policy\n")
-    (room / "policy.py").write_text("def save():\n    from . import files\n    files.write()\n")
+    (room / "__init__.py").write_text("from .policy import Policy\n", encoding="utf-8")
+    (room / "policy.py").write_text("def save():\n    from . import files\n    files.write()\n", encoding="utf-8")
     (room / "files.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .policy import Policy\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .policy import Policy\n", encoding="utf-8"
     )
     assert circle([tmp_path / "models"]) == []
-    (room / "files.py").write_text("def read():\n    from embodied.models.room.policy import Policy\n")
+    (room / "files.py").write_text(
+        "def read():\n    from embodied.models.room.policy import Policy\n", encoding="utf-8"
+    )
     assert set(circle([tmp_path / "models"])) == {"embodied.models.room.policy", "embodied.models.room.files"}
-    (room / "files.py").write_text("from embodied.models.room import Policy\n")
+    (room / "files.py").write_text("from embodied.models.room import Policy\n", encoding="utf-8")
     assert "embodied.models.room" in circle([tmp_path / "models"])
 
 
@@ -219,7 +222,7 @@ def test_circles_are_found(tmp_path, monkeypatch):
 )
 def test_light_modules_load_neither_torch_nor_transformers(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'peft') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout == "[]\n"
 
 
@@ -228,7 +231,7 @@ def test_a_fake_env_steps_without_torch():
         "import sys, numpy as np; from embodied.testing import FakeEnv, check_env; check_env(FakeEnv());"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout == "False\n"
 
 
@@ -247,6 +250,8 @@ def test_help_and_a_refused_key_do_not_wait_for_torch(arguments, status, said):
         "except SystemExit as end: status = end.code\n"
         "print(status, [name for name in ('torch', 'mujoco', 'numpy') if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     assert said in done.stdout + done.stderr
     assert done.stderr.splitlines()[-1] == f"{status} {['numpy'] if status else []}"

@@ -37,7 +37,7 @@ def arguments(folder: Path, *overrides: str) -> list[str]:
 def outcome(folder: Path) -> dict[str, Any]:
     """All metrics that a second run must repeat, and the last checkpoint: weights, optimizer, generators, numbers."""
     checkpoint = folder / "run" / "checkpoints" / "000004"
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "tensors": (checkpoint / "__0_0.distcp").read_bytes(),
         "meta": lasting_meta(checkpoint),
@@ -77,7 +77,11 @@ LEFT = {
 def test_a_run_killed_at_any_moment_ends_as_one_that_never_was(tmp_path, never_killed, moment, async_save):
     command = arguments(tmp_path, f"runner.checkpoint.async_save={async_save}", "env.num_workers=1")  # starts sooner
     killed = subprocess.run(
-        [sys.executable, str(HERE / "killed_run.py"), moment, *command], capture_output=True, text=True, timeout=120
+        [sys.executable, str(HERE / "killed_run.py"), moment, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        encoding="utf-8",
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     if moment in LEFT:

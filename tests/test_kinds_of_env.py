@@ -39,7 +39,7 @@ def test_it_trains_and_evaluates(tmp_path, monkeypatch, kind):
     option, more = KINDS[kind]
     sides = [f"+env.{side}.{option}" for side in ("train", "eval")]
     assert train.main([*RUN, *sides, *more]) == 0
-    (row,) = map(json.loads, Path("runs/run/metrics.jsonl").read_text().splitlines())
+    (row,) = map(json.loads, Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert row["train/grad_norm"] > 0
     assert row["train/logprob_gap"] < 1e-4
     assert "eval/success_rate" in row
@@ -61,7 +61,7 @@ def test_discrete_actions_are_learnt_from_demonstrations(tmp_path, monkeypatch):
         "+actor.model.num_actions=8", "+actor.model.num_action_chunks=1", *sides, *config,
     )  # fmt: skip
     assert train.main(sft, "sft") == 0
-    rows = [*map(json.loads, Path("runs/sft/metrics.jsonl").read_text().splitlines())]
+    rows = [*map(json.loads, Path("runs/sft/metrics.jsonl").read_text(encoding="utf-8").splitlines())]
     assert rows[-1]["sft/token_accuracy"] > rows[0]["sft/token_accuracy"] / 2 + 0.3
 
 

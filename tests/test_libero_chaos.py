@@ -22,7 +22,9 @@ ENDURING = (*SMALL, "runner.max_epochs=1", "env.max_worker_restarts=1000", "env.
 def workers_of(pid: int) -> list[int]:
     """Env workers that have been started by ``pid``, as far as they are still there."""
     found = []
-    for child in (int(c) for p in Path(f"/proc/{pid}/task").glob("*/children") for c in p.read_text().split()):
+    for child in (
+        int(c) for p in Path(f"/proc/{pid}/task").glob("*/children") for c in p.read_text(encoding="utf-8").split()
+    ):
         try:
             if b"start_worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
@@ -35,12 +37,15 @@ def train(folder: Path, name: str, kill: bool) -> tuple[str, int]:
     """Run one iteration; ``(what it printed, how many workers were killed)``."""
     command = [sys.executable, "-m", "embodied.train", *ENDURING, f"runner.experiment_name={name}"]
     killed, choose, log = 0, random.Random(0), folder / f"{name}.txt"
-    with log.open("w") as output, subprocess.Popen(command, cwd=folder, stdout=output, stderr=output) as run:
+    with (
+        log.open("w", encoding="utf-8") as output,
+        subprocess.Popen(command, cwd=folder, stdout=output, stderr=output) as run,
+    ):
         try:
             until, due = time.monotonic() + 900, 0.0
             while run.poll() is None and time.monotonic() < until:
                 time.sleep(0.2)
-                serving = "renderer: " in log.read_text()  # the first start is not retried
+                serving = "renderer: " in log.read_text(encoding="utf-8")  # the first start is not retried
                 if not kill or not serving:
                     continue
                 due = due or time.monotonic() + 2.0
@@ -50,8 +55,8 @@ def train(folder: Path, name: str, kill: bool) -> tuple[str, int]:
                     killed, due = killed + 1, time.monotonic() + choose.uniform(3.0, 9.0)
         finally:
             run.kill()
-    assert run.returncode == 0, log.read_text()
-    return log.read_text(), killed
+    assert run.returncode == 0, log.read_text(encoding="utf-8")
+    return log.read_text(encoding="utf-8"), killed
 
 
 def test_killed_simulators_change_no_number(tmp_path: Path) -> None:

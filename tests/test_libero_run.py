@@ -26,20 +26,20 @@ pytestmark = pytest.mark.sim
 def start(folder: Path, *overrides: str, entry: str = "train") -> str:
     """Run the command in ``folder``; what it printed."""
     command = [sys.executable, "-m", f"embodied.{entry}", *SMALL, *overrides]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=560)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=560, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, float]]:
-    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if not TIMED.match(k)} for line in lines]
 
 
 def weights(folder: Path, name: str, iteration: int) -> dict[str, torch.Tensor]:
     """The policy's trained parameters in a checkpoint."""
     path = folder / "runs" / name / "checkpoints" / f"{iteration:06d}"
-    shapes = json.loads((path / "meta.json").read_text())["parameters"]
+    shapes = json.loads((path / "meta.json").read_text(encoding="utf-8"))["parameters"]
     state = {f"policy/{key}": torch.empty(shape) for key, shape in shapes.items()}
     dcp.load(state, checkpoint_id=path, no_dist=True)
     return state
@@ -67,7 +67,7 @@ def test_train_then_resume_then_evaluate(tmp_path: Path) -> None:
     checkpoint = f"runner.ckpt_path=runs/{name}/checkpoints/000002"
     held_to = ("protocol=held_out", "env.eval.episodes_per_task=1")
     said = start(tmp_path, "runner.experiment_name=judged", checkpoint, *held_to, entry="eval")
-    report = json.loads((tmp_path / "runs" / "judged" / "eval" / "000000.json").read_text())
+    report = json.loads((tmp_path / "runs" / "judged" / "eval" / "000000.json").read_text(encoding="utf-8"))
     assert [(row["task_id"], row["episodes"]) for row in report["tasks"]] == [(0, 1), (-1, 1)]
     assert report["tasks"][0]["instruction"] in said
     under = report["conditions"]

@@ -42,5 +42,5 @@ def test_demonstrations_of_libero_are_learnt_from(tmp_path: Path, monkeypatch: p
         "runner.experiment_name=cloned", "tracker=jsonl",
     ]  # fmt: skip
     assert sft.main([*ENV, *learn]) == 0
-    rows = [json.loads(line) for line in Path("runs/cloned/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path("runs/cloned/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[1]["sft/clean_loss"] < rows[0]["sft/clean_loss"] < 5.6, "ln 256 = 5.5 is what knows nothing"

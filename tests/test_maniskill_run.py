@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 def start(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "embodied.train", "runner.experiment_name=small", *SMALL, *overrides]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=560)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=560, encoding="utf-8")
 
 
 @pytest.mark.parametrize("task", ["env=maniskill_pickcube", "env=maniskill_pushcube", "env=maniskill_peginsertionside"])
@@ -36,11 +36,14 @@ def test_trains_and_evaluates(tmp_path: Path, task: str) -> None:
     done = start(tmp_path, task)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Vulkan on" in done.stdout
-    (row,) = [json.loads(line) for line in (tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()]
+    (row,) = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "small" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert (row["rollout/episodes"], row["rollout/env_steps"], row["rollout/records"]) == (4, 48, 8)
     assert row["train/grad_norm"] > 0
     (report,) = (tmp_path / "runs" / "small" / "eval").iterdir()
-    episodes = json.loads(report.read_text())["episodes"]
+    episodes = json.loads(report.read_text(encoding="utf-8"))["episodes"]
     assert [episode["start"]["seed"] for episode in episodes] == [EVAL_SEEDS]
     video = iio.imread(tmp_path / episodes[0]["video"])
     assert video.shape[0] == 11  # the start and ten control steps

@@ -47,7 +47,7 @@ def test_demonstrations_of_a_simulator_are_learnt_from(tmp_path: Path, monkeypat
         "env.eval.total_num_envs=1", "runner.experiment_name=cloned", "tracker=jsonl",
     ]  # fmt: skip
     assert sft.main([*ENV, *learn]) == 0
-    rows = [json.loads(line) for line in Path("runs/cloned/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path("runs/cloned/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[1]["sft/clean_loss"] < rows[0]["sft/clean_loss"] < 5.6, "ln 256 = 5.5 is what knows nothing"
     assert rows[1]["eval/episodes"] == 2
     assert sft.main([*ENV, *learn, "env.train.init_params.control_mode=pd_ee_delta_pose", "runner.max_epochs=3"]) == 2

@@ -56,7 +56,9 @@ def test_it_learns_from_what_its_own_log_probs_say(made):
 
 
 def test_generations_are_what_was_verified(made):
-    kept = [json.loads(line) for line in (made / "generations" / "000002.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line) for line in (made / "generations" / "000002.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert len(kept) == 8
     for one in kept:
         answer = one["response"].rpartition(";")[2]
@@ -85,7 +87,7 @@ def test_a_checkpoint_answers_without_the_run(made):
 def test_an_evaluation_repeats_what_the_training_measured(made, tmp_path):
     options = (f"runner.ckpt_path={made / 'checkpoints' / '000002'}", f"runner.logger.log_path={tmp_path / 'eval'}")
     assert evaluation.main([*SIZES, "experiment=null", *options, "env.eval.reward_mode=sparse"]) == 0
-    measured = json.loads((tmp_path / "eval" / "eval" / "000000.json").read_text())
+    measured = json.loads((tmp_path / "eval" / "eval" / "000000.json").read_text(encoding="utf-8"))
     assert measured["tasks"][-1]["success_rate"] == rows_of(made)[-1]["eval/success_rate"]
 
 

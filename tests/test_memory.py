@@ -230,7 +230,7 @@ def test_7b_parameters_take_what_was_said():
 def test_a_sharded_folder_in_the_original_layout_is_written_by_a_command_and_loaded(tmp_path):
     needs_for_7b(disk=tmp_path)
     script = [sys.executable, str(HERE.parent / "benchmarks" / "true_size.py"), "--write", str(tmp_path / "7b")]
-    said = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(script, capture_output=True, text=True, check=True, encoding="utf-8").stdout
     assert json.loads(said.splitlines()[-1])["files"] > 1
     found = true_size.compare((*true_size.FULL, f"actor.model.model_path={tmp_path / '7b'}"))
     shutil.rmtree(tmp_path / "7b")
@@ -346,13 +346,15 @@ def test_long_texts_are_split_over_processes_that_there_are(tmp_path, processes,
 
 def test_rows_of_other_commands_stay(tmp_path, monkeypatch):
     file = tmp_path / "true_size.json"
-    file.write_text(json.dumps({"7.6 B parameters at random": {"off": 0.01}, "small": {"old": {"off": 0.02}}}))
+    file.write_text(
+        json.dumps({"7.6 B parameters at random": {"off": 0.01}, "small": {"old": {"off": 0.02}}}), encoding="utf-8"
+    )
     monkeypatch.setattr(true_size, "RESULTS", file)
     monkeypatch.setattr(true_size, "compare", lambda overrides: {"overrides": list(overrides)})
     for flags in (["--small"], ["--quarter"], ["--folder", str(tmp_path)]):
         monkeypatch.setattr(sys, "argv", ["true_size.py", *flags])
         true_size.main()
-    found = json.loads(file.read_text())
+    found = json.loads(file.read_text(encoding="utf-8"))
     assert found["7.6 B parameters at random"] == {"off": 0.01}
     assert found["small"].keys() == {"old", *true_size.SMALL}
     assert {"true widths, four layers, fp32", "7.6 B parameters from a folder"} < found.keys()
@@ -361,14 +363,16 @@ def test_rows_of_other_commands_stay(tmp_path, monkeypatch):
 
 
 def test_the_table_of_what_was_measured_stands_in_the_readme():
-    page = (HERE.parent / "benchmarks" / "README.md").read_text()
-    missing = [row for row in true_size.table(json.loads(true_size.RESULTS.read_text())) if row not in page]
+    page = (HERE.parent / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    missing = [
+        row for row in true_size.table(json.loads(true_size.RESULTS.read_text(encoding="utf-8"))) if row not in page
+    ]
     assert not missing, "python benchmarks/true_size.py --table"
 
 
 def test_what_was_measured_is_within_five_percent():
     """benchmarks/results/true_size.json: the five small runs. Of the larger one 6.3 % were missed."""
-    results = json.loads(true_size.RESULTS.read_text())
+    results = json.loads(true_size.RESULTS.read_text(encoding="utf-8"))
     runs = list(results["small"].values())
     assert len(runs) == 5
     assert all(abs(run["off"]) < 0.05 for run in runs), [run["off"] for run in runs]

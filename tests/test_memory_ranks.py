@@ -76,7 +76,7 @@ def started(folder: Path, code: tuple[str, ...], *more: str) -> list[list[str]]:
     command = [sys.executable, *code, *RUN, *more, "--config-dir", CONFIG]
     ranks = [
         subprocess.Popen(command, cwd=folder, env={**usual, "RANK": rank, "LOCAL_RANK": rank}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
         for rank in ("0", "1")
     ]  # fmt: skip
     try:

@@ -33,9 +33,9 @@ def talk(first: str) -> list[dict[str, str]]:
 
 def test_a_later_answer_is_learnt_from_what_was_said_before(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("template.jinja").write_text(TEMPLATE)
+    Path("template.jinja").write_text(TEMPLATE, encoding="utf-8")
     rows = [{"messages": talk(name)} for name in "abcd"]
-    Path("talk.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    Path("talk.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     assert sft.main([*RUN, "data=talk.jsonl"]) == 0
     policy, _ = restore(next(Path("runs/run/checkpoints").iterdir()))
     prompts = [instructions.of_messages(talk(name)[:turn]) for name in "abcd" for turn in (1, 3)]

@@ -55,7 +55,7 @@ def test_what_only_the_user_can_give_is_said_and_the_rest_is_tried(tmp_path):
     assert note(found, "runner.seq_length").how == "refused", "it is for texts"
     assert "actor.model.model_path" not in found.settings
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "theirs.yaml").write_text(found.as_yaml())
+    (tmp_path / "experiment" / "theirs.yaml").write_text(found.as_yaml(), encoding="utf-8")
     config = compose(["experiment=theirs", "actor.model.model_path=x"], "train", [str(tmp_path)]).config
     assert config.actor.model.target == "embodied.models.openvla_oft.build_policy"
 
@@ -124,8 +124,10 @@ def test_a_script_of_verl_means_verls_defaults_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for name, rows in (("train", GSM8K), ("test", GSM8K[:7])):
-        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (tmp_path / "ppo.sh").write_text(PPO)
+        (tmp_path / "data" / f"{name}.jsonl").write_text(
+            "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
+        )
+    (tmp_path / "ppo.sh").write_text(PPO, encoding="utf-8")
     found = migrate(tool.read(tmp_path / "ppo.sh"), "verl")
     assert found.remaining == ""
     assert [one.key for one in found.notes if one.how == "unknown"] == []
@@ -229,7 +231,7 @@ def test_the_command_writes_a_name_that_an_override_can_say_and_ours_do_not_have
     tmp_path, monkeypatch, capsys, theirs, name
 ):
     monkeypatch.chdir(tmp_path)
-    Path(theirs).write_text("runner: {max_epochs: 3}")
+    Path(theirs).write_text("runner: {max_epochs: 3}", encoding="utf-8")
     assert tool.main([theirs, "--from", "rlinf", "--out", "my folder"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     words = shlex.split(said.partition("run it: ")[2])[3:]
@@ -249,7 +251,7 @@ def test_the_folder_of_the_user_is_read_from_the_environment(tmp_path, monkeypat
     """As verl's examples name their files; two of them are one text of a list."""
     monkeypatch.setenv("HOME", "/home/me")
     script = "one=$HOME/a.parquet\nmain data.train_files=\"['$one', '${HOME}/b.parquet']\" data.train_batch_size=4\n"
-    (tmp_path / "run.sh").write_text(script)
+    (tmp_path / "run.sh").write_text(script, encoding="utf-8")
     found = migrate(tool.read(tmp_path / "run.sh"), "verl", TEXT)
     assert found.groups == {"env": "math", "model": "causal_lm"}
     assert found.settings["data.train_data_paths"] == ["/home/me/a.parquet", "/home/me/b.parquet"]
@@ -289,7 +291,7 @@ def test_verls_width_of_one_side_comes_before_that_of_both(theirs, low, high, ho
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, name, text, said, capsys):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
         tool.read(tmp_path / name)
     assert tool.main([str(tmp_path / name), "--from", "rlinf"]) == 2

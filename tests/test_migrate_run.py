@@ -61,7 +61,7 @@ def write_files() -> None:
     rows = [{"prompt": f"{n}+{n}=", "instruction": f"{n}+{n}=", "answer": str(2 * n)} for n in range(40)]
     choices = [{**row, "answer": "ABCD"[int(row["answer"]) // 2 % 4]} for row in rows]
     for name, given in (("train", rows), ("test", rows), ("choices", choices)):
-        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in given))
+        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in given), encoding="utf-8")
     parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
     for name in ("train", "test"):
         parquet.write_table(table.from_pylist(rows), f"{name}.parquet")
@@ -93,7 +93,7 @@ def refused(found: Migration) -> list[str]:
 
 @pytest.mark.parametrize("name", [*SMALL, *PAGES])
 def test_exactly_these_keys_are_refused(name, theirs):
-    known = [line.split("\t") for line in REFUSED.read_text().splitlines()]
+    known = [line.split("\t") for line in REFUSED.read_text(encoding="utf-8").splitlines()]
     found = theirs(name)
     assert refused(found) == [key for file, key in known if file == name]
     assert all(note.why for note in found.notes if note.how == "refused")
@@ -106,14 +106,14 @@ def test_exactly_these_keys_are_refused(name, theirs):
 def test_the_result_passes_a_dry_run(name, theirs, capsys):
     file = Path("mine/experiment") / f"{Path(name).stem}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(theirs(name).as_yaml())
+    file.write_text(theirs(name).as_yaml(), encoding="utf-8")
     given = (SMALL | PAGES)[name][1]
     assert train.main(["--config-dir", "mine", f"experiment={file.stem}", *given, "runner.dry_run=true"]) == 0
     assert "memory of the process" in capsys.readouterr().out
 
 
 def test_every_file_is_tried_and_says_where_it_is_from():
-    files = {file.name: file.read_text() for file in HERE.iterdir() if file != REFUSED}
+    files = {file.name: file.read_text(encoding="utf-8") for file in HERE.iterdir() if file != REFUSED}
     assert set(files) == {*SMALL, *PAGES, *NOT_RUN}
     assert [name for name, text in files.items() if not text.startswith("# ")] == []
 
@@ -172,5 +172,5 @@ if __name__ == "__main__":
         os.chdir(folder)
         write_files()
         lines = [f"{name}\t{key}\n" for name in SMALL | PAGES for key in refused(migrated(name))]
-    REFUSED.write_text("".join(lines))
+    REFUSED.write_text("".join(lines), encoding="utf-8")
     print(f"{REFUSED}: {len(lines)} keys")

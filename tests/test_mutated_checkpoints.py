@@ -138,22 +138,22 @@ def test_a_link_within_the_folder_and_a_download_folder_are_fine(folders, tmp_pa
 
 def test_an_edit_is_found_and_may_be_meant(folders, tmp_path):
     shutil.copytree(folders["run"], copied := tmp_path / "copied")
-    values = json.loads((copied / "meta.json").read_text())
-    (copied / "meta.json").write_text(json.dumps({**values, "iteration": 7}))
+    values = json.loads((copied / "meta.json").read_text(encoding="utf-8"))
+    (copied / "meta.json").write_text(json.dumps({**values, "iteration": 7}), encoding="utf-8")
     with pytest.raises(EmbodiedError, match="damaged or was edited"):
         restore(copied)
     del values["checksum"]
-    (copied / "meta.json").write_text(json.dumps({**values, "iteration": 7}))
+    (copied / "meta.json").write_text(json.dumps({**values, "iteration": 7}), encoding="utf-8")
     restore(copied)
     assert check_seal(copied, sealed({"a": [1.5, None, "ü"]})) == {"a": [1.5, None, "ü"]}
 
 
 def test_a_folder_may_not_name_any_function(folders, tmp_path):
     shutil.copytree(folders["hf"], copied := tmp_path / "copied")
-    values = json.loads((copied / "embodied.json").read_text())
+    values = json.loads((copied / "embodied.json").read_text(encoding="utf-8"))
     del values["checksum"]
     values["model"] = {"_target_": "os.system", "command": f"touch {FLAG}"}
-    (copied / "embodied.json").write_text(json.dumps(values))
+    (copied / "embodied.json").write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(EmbodiedError, match=r"'os\.system' to be imported and called"):
         open_export(copied)
     assert not FLAG.exists()
@@ -161,10 +161,10 @@ def test_a_folder_may_not_name_any_function(folders, tmp_path):
 
 def test_a_folder_may_not_say_that_it_is_trusted(folders, tmp_path):
     shutil.copytree(folders["hf"], copied := tmp_path / "copied")
-    values = json.loads((copied / "embodied.json").read_text())
+    values = json.loads((copied / "embodied.json").read_text(encoding="utf-8"))
     del values["checksum"]
     values["model"] = {"_target_": "embodied.models.exported.build_policy", "model_path": ".", "trust": True}
-    (copied / "embodied.json").write_text(json.dumps(values))
+    (copied / "embodied.json").write_text(json.dumps(values), encoding="utf-8")
     for trust in (False, True):
         with pytest.raises(EmbodiedError, match="says of itself that it is to be trusted") as caught:
             open_export(copied, trust=trust)
@@ -202,12 +202,12 @@ def test_an_index_that_leaves_the_folder_is_refused(folders, tmp_path, number):
     shutil.copytree(folders["hf"], copied := tmp_path / "copied")
     without_checksums(copied)
     index = copied / "model.safetensors.index.json"
-    values = json.loads(index.read_text())
+    values = json.loads(index.read_text(encoding="utf-8"))
     old = next(iter(values["weight_map"].values()))
     name = outside(copied, copied / old)[number]
     (copied / "x").mkdir()
     values["weight_map"] = {k: name if v == old else v for k, v in values["weight_map"].items()}
-    index.write_text(json.dumps(values))
+    index.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(EmbodiedError, match="expected one that lies in this folder"):
         read_stranger(copied)
 

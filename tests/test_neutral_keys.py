@@ -138,7 +138,7 @@ def test_every_key_of_the_share_is_answered():
     known |= {f"reward.model.{name}" for name in build_reward_model.__code__.co_varnames}
     libero = config("env=libero_10", base=("model=openvla_oft_tiny",)).model_dump(by_alias=True)
     sections = ("actor.model", "actor.tokenizer", "rollout", "algorithm", "data", "reward", "critic", "env")
-    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(), delimiter="\t")
+    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t")
     ours = {key for row in rows for key in row["our_key"].split(" + ") if key.startswith(sections)}
     assert len(ours) > 200
     assert [key for key in sorted(ours) if key not in known and at(libero, key) is MISSING] == []
@@ -196,8 +196,8 @@ def downloaded(tmp_path, monkeypatch):
         (model / "snapshots" / commit).mkdir(parents=True)
         for name in names:
             (model / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
-            (model / "refs" / name).write_text(commit)
-    (model / "refs" / "lost").write_text("c" * 40)
+            (model / "refs" / name).write_text(commit, encoding="utf-8")
+    (model / "refs" / "lost").write_text("c" * 40, encoding="utf-8")
     return model / "snapshots"
 
 
@@ -232,7 +232,9 @@ def test_a_folder_and_a_name_that_is_not_there_are_left_as_they_are(downloaded, 
 
 
 def test_an_external_library_is_imported_first(tmp_path, monkeypatch):
-    (tmp_path / "registers_something.py").write_text("import pathlib; pathlib.Path(__file__).with_name('seen').touch()")
+    (tmp_path / "registers_something.py").write_text(
+        "import pathlib; pathlib.Path(__file__).with_name('seen').touch()", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     model_of("actor.model.external_lib=[registers_something]", base=("env=fake", "model=fake"))
     assert (tmp_path / "seen").exists()

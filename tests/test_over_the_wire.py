@@ -46,7 +46,7 @@ GREEDY = "algorithm.val_sampling_params.do_sample=false"
 def served(folder: Path, *options: str) -> Iterator[str]:
     """A server in a process of its own; gives its address. Ended as a scheduler would end it."""
     command = [sys.executable, "-m", "embodied.tools.serve", str(folder), "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
         assert process.stdout is not None
         try:
             ready = next((line for line in process.stdout if line.startswith("ready: ")), "it has ended")
@@ -59,7 +59,9 @@ def served(folder: Path, *options: str) -> Iterator[str]:
 
 def drive(*arguments: str) -> str:
     """What the example prints, run in a process of its own."""
-    done = subprocess.run([sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, timeout=600, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -115,7 +117,7 @@ def test_over_the_wire_each_episode_is_that_of_an_evaluation_in_one_process(chec
     (like,) = (checkpoint.parents[2] / "eval" / "eval").glob("*.json")
     env = ["--env", "embodied.testing.FakeEnv", json.dumps(FAKE)]
     said = drive(address, "--like", str(like), "--clock", "steps", "--actions", str(tmp_path / "a.npz"), *env)
-    episodes = json.loads(like.read_text())["episodes"]
+    episodes = json.loads(like.read_text(encoding="utf-8"))["episodes"]
     assert 0 < sum(one["success"] for one in episodes) < len(episodes) == 6, "else success would say little"
     assert "equal in success and length: 6 of 6 episodes" in said
     starts = [Start(**one["start"]) for one in episodes]
@@ -126,7 +128,7 @@ def test_over_the_wire_each_episode_is_that_of_an_evaluation_in_one_process(chec
 
 def test_an_episode_that_differs_is_named(address, tmp_path, capsys):
     other = {"start": {"task_id": 0, "init_state_id": 0, "seed": 0}, "success": True, "steps": 999}
-    (tmp_path / "like.json").write_text(json.dumps({"episodes": [other]}))
+    (tmp_path / "like.json").write_text(json.dumps({"episodes": [other]}), encoding="utf-8")
     like = ["--like", str(tmp_path / "like.json"), "--clock", "steps", "--env", "embodied.testing.FakeEnv"]
     assert example().main([address, *like]) == 0
     said = capsys.readouterr().out
@@ -136,7 +138,7 @@ def test_an_episode_that_differs_is_named(address, tmp_path, capsys):
 
 def test_at_its_real_control_rate_with_latency_and_a_guard(address, tmp_path):
     (tmp_path / "guard.yaml").write_text(
-        f"control_hz: 20\naction: {{low: {[-0.5] * 7}, high: {[0.5] * 7}}}\nlog: {tmp_path}/log\n"
+        f"control_hz: 20\naction: {{low: {[-0.5] * 7}, high: {[0.5] * 7}}}\nlog: {tmp_path}/log\n", encoding="utf-8"
     )
     said = drive(
         address, "--mode", "realtime", "--execute", "6", "--latency-ms", "50", "--max-steps", "14", "--guard",
@@ -145,7 +147,7 @@ def test_at_its_real_control_rate_with_latency_and_a_guard(address, tmp_path):
     assert "14.0 control steps an episode" in said
     with np.load(tmp_path / "a.npz") as sent:
         assert max(np.abs(sent[name]).max() for name in sent.files) == 0.5
-    assert "bounds[" in (tmp_path / "log").read_text()
+    assert "bounds[" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
 def example() -> ModuleType:
@@ -171,7 +173,7 @@ def ran(url: str, tmp_path: Path, *options: str) -> tuple[float, float]:
     out, env = tmp_path / "out.json", {"success_distance": 0.15, "horizon": 20, "num_tasks": 6}
     arguments = [url, "--clock", "steps", "--episodes", "4", "--out", str(out), *options]
     assert example().main([*arguments, "--env", "embodied.testing.FakeEnv", json.dumps(env)]) == 0
-    episodes = json.loads(out.read_text())
+    episodes = json.loads(out.read_text(encoding="utf-8"))
     return float(np.mean([one["success"] for one in episodes])), float(np.mean([one["steps"] for one in episodes]))
 
 
@@ -247,7 +249,7 @@ def test_libero_over_the_wire_is_libero_in_one_process(tmp_path, monkeypatch):
         for mode in ("wait", "realtime"):
             late = ["--latency-ms", "100", "--mode", mode, "--execute", "4", "--max-steps", "40"]
             assert "0/1 succeed, 40.0 control steps" in drive(url, *late, *env)
-    starts = [Start(**one["start"]) for one in json.loads(like.read_text())["episodes"]]
+    starts = [Start(**one["start"]) for one in json.loads(like.read_text(encoding="utf-8"))["episodes"]]
     expected = in_one_process(checkpoint, "embodied.envs.libero.LiberoEnv", libero, starts, 40)
     with np.load("a.npz") as sent:
         assert [sent[name].tobytes() for name in sent.files] == [actions.tobytes() for actions in expected]

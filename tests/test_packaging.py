@@ -35,7 +35,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     run([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel], ROOT)
     site = next((folder / "lib").glob("python*/site-packages"))
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return python
 
 
@@ -44,14 +44,16 @@ def project(tmp_path: Path) -> Path:
     """A user's project with packages of the names that ours have at the top of the repository."""
     for decoy in ("models", "envs", "config"):
         (tmp_path / decoy).mkdir()
-        (tmp_path / decoy / "__init__.py").write_text("raise RuntimeError('the decoy was imported')\n")
+        (tmp_path / decoy / "__init__.py").write_text(
+            "raise RuntimeError('the decoy was imported')\n", encoding="utf-8"
+        )
     return tmp_path
 
 
 def run(command: list, folder: Path) -> str:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it comes before the wheel
     words = [str(word) for word in command]
-    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -79,7 +81,9 @@ def test_wheel_holds_everything_under_one_package(wheel: Path) -> None:
 
 def tree() -> set[str]:
     """The files of the working tree that git knows; not those that only git reads."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8"
+    ).stdout
     return set(listed.split()) - {".gitignore"}
 
 
@@ -89,13 +93,13 @@ def test_the_source_archive_holds_the_working_tree() -> None:
 
 
 def test_version_is_the_same_everywhere(wheel: Path) -> None:
-    changes = (ROOT / "CHANGELOG.md").read_text()
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (\S+)", changes, re.MULTILINE)
     assert headings[:2] == ["Unreleased", embodied.__version__]
     entries = re.split(r"\n(?=- |#)", changes)
     twice = [one for one, count in Counter([*headings, *entries]).items() if count > 1 and not one.startswith("###")]
     assert twice == []
-    assert f"version: {embodied.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version: {embodied.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     archive = zipfile.ZipFile(wheel)
     metadata = email.message_from_bytes(archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA"))))
     assert metadata["Version"] == embodied.__version__
@@ -129,7 +133,9 @@ def test_the_command_answers(environment: Path, project: Path) -> None:
 def test_both_archives_pass_twine_and_hold_the_same(wheel: Path, tmp_path: Path) -> None:
     run([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
-    done = subprocess.run([python, "-m", "pip", "install", "-q", "build", "twine"], capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "-q", "build", "twine"], capture_output=True, text=True, encoding="utf-8"
+    )
     if done.returncode:
         pytest.skip(f"build and twine cannot be installed: {done.stderr[-500:]}")
     run([python, "-m", "build", "-o", tmp_path / "dist", ROOT], tmp_path)  # the wheel from the sdist

@@ -58,11 +58,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture = {"bytes": (folder / name).read_bytes(), "path": None}
         asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which colour?"}]}]
         inside.append({"prompt": asked, "answer": colour, "images": [picture]})
-    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     parquet.write_table(pyarrow.Table.from_pylist(inside), folder / "test.parquet")
     taught = [{**row, "response": row["answer"]} for row in rows] * 4
-    (folder / "demonstrations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in taught))
-    (folder / "rewards.py").write_text(REWARDS)
+    (folder / "demonstrations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in taught), encoding="utf-8")
+    (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
     return folder
 
 

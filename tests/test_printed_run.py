@@ -49,8 +49,8 @@ def compute_score(solution_str, ground_truth, extra_info):
 
 def test_prompts_as_the_policy_reads_them_and_tokens_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("rewards.py").write_text(REWARDS)
-    Path("chat.jinja").write_text("{{ eos_token }}{{ messages[0].content }}")
+    Path("rewards.py").write_text(REWARDS, encoding="utf-8")
+    Path("chat.jinja").write_text("{{ eos_token }}{{ messages[0].content }}", encoding="utf-8")
     assert train.main([*TOKENS, "data.chat_template=chat.jinja", "runner.experiment_name=run"]) == 0
     printed = capsys.readouterr().out.split("\nepisode ")[1:]
     assert len(printed) == 4
@@ -61,7 +61,7 @@ def test_prompts_as_the_policy_reads_them_and_tokens_are_shown(tmp_path, monkeyp
         assert lines[0].endswith("return 1"), "the function has read the full prompt"
         pieces = [literal_eval(piece) for piece in shown["tokens"].split(" ")[::2]]
         assert "".join(piece for piece in pieces if piece not in ("<eos>", "<unk>", "<pad>")) == answer
-    for line in Path("runs/run/generations/000001.jsonl").read_text().splitlines():
+    for line in Path("runs/run/generations/000001.jsonl").read_text(encoding="utf-8").splitlines():
         found = json.loads(line)
         assert found["full_prompt"] == f"<eos>{found['prompt']}"
         assert len(found["tokens"]) == len(found["logprobs"]) > 0

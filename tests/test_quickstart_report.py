@@ -23,17 +23,19 @@ def write_run(out, name, rates, evaluated):
         if index + 1 in evaluated:
             row["eval/success_rate"] = evaluated[index + 1] / 100
         rows.append(json.dumps(row))
-    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     for number, solved in evaluated.items():
         task = {"successes": solved, "episodes": 100, "success_rate": solved / 100, "low": 0.1, "high": 0.9}
-        (folder / "eval" / f"{number:06d}.json").write_text(json.dumps({"tasks": [{}, task]}))
-    (out / f"{name}.json").write_text(json.dumps({"command": [], "wall_s": 90.0, "load": 2.0}))
+        (folder / "eval" / f"{number:06d}.json").write_text(json.dumps({"tasks": [{}, task]}), encoding="utf-8")
+    (out / f"{name}.json").write_text(json.dumps({"command": [], "wall_s": 90.0, "load": 2.0}), encoding="utf-8")
 
 
 @pytest.fixture
 def out(tmp_path, quickstart):
     for name in ("demos", quickstart.CLONED):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"command": [], "wall_s": 60.0, "load": 1.0}))
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"command": [], "wall_s": 60.0, "load": 1.0}), encoding="utf-8"
+        )
     write_run(tmp_path, "unmoved", [], {0: 88})
     write_run(tmp_path, "before", [], {0: 34})
     write_run(tmp_path, "quickstart-grpo-1", [0.3, 0.5, 0.7], {2: 60, 3: 85})
@@ -69,7 +71,7 @@ def test_the_pictures_are_of_a_start_that_was_regained_and_of_one_that_was_never
             episodes.append({"success": success, "video": f"{name}{start}.mp4"})
         folder = tmp_path / "runs" / f"{name}-shown" / "eval"
         folder.mkdir(parents=True)
-        (folder / "000000.json").write_text(json.dumps({"episodes": episodes}))
+        (folder / "000000.json").write_text(json.dumps({"episodes": episodes}), encoding="utf-8")
     quickstart.strips(tmp_path, [f"{name}-shown" for name in solved], tmp_path / "strips.png")
     picture = iio.imread(tmp_path / "strips.png")
     assert picture.shape == (6 * 8, 8 * 8, 3)
@@ -81,14 +83,16 @@ def test_the_page_keeps_what_was_written_by_hand(quickstart, out, tmp_path, monk
     pytest.importorskip("matplotlib")
     docs = tmp_path / "docs"
     docs.mkdir()
-    (docs / "quickstart.md").write_text(f"above\n\n{quickstart.BEGIN}\nold\n{quickstart.END}\n\nbelow\n")
+    (docs / "quickstart.md").write_text(
+        f"above\n\n{quickstart.BEGIN}\nold\n{quickstart.END}\n\nbelow\n", encoding="utf-8"
+    )
     saved = {}
     monkeypatch.setattr(quickstart, "DOCS", docs)
     monkeypatch.setattr(quickstart, "save", lambda name, result: saved.update({name: result}))
     monkeypatch.setattr(quickstart, "record", lambda steps: [])
     monkeypatch.setattr(quickstart, "strips", lambda out, names, path: None)
     quickstart.report(quickstart.Steps(out))
-    text = (docs / "quickstart.md").read_text()
+    text = (docs / "quickstart.md").read_text(encoding="utf-8")
     assert text.startswith("above\n")
     assert text.endswith(f"{quickstart.END}\n\nbelow\n")
     assert "old" not in text

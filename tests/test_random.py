@@ -87,7 +87,9 @@ def test_numbers_out_of_range_are_refused(seed, place):
 def test_one_file_makes_the_generators():
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        calls = [
+            node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)
+        ]
         names = [call.attr for call in calls if isinstance(call, ast.Attribute)]
         count = sum(name in ("default_rng", "Philox", "PCG64", "SeedSequence", "RandomState") for name in names)
         if count:

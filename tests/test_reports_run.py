@@ -35,13 +35,13 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for(lines: int) -> None:
-    until(lambda: Path("pids").exists() and len(Path("pids").read_text().split()) >= lines)
+    until(lambda: Path("pids").exists() and len(Path("pids").read_text(encoding="utf-8").split()) >= lines)
 
 
 def is_running(pid: str) -> bool:
     """A process that has ended may wait for its parent."""
     try:
-        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -49,7 +49,7 @@ def is_running(pid: str) -> bool:
 def standing_in(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a script write the report; its first argument is the folder."""
     program = Path("program")
-    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(reports, "PROGRAM", (str(program.absolute()),))
     monkeypatch.setattr(reports, "find_spec", lambda name: object())
@@ -58,7 +58,7 @@ def standing_in(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("vl_convert")
     assert train.main([*RUN]) == 0
-    page = Path("runs/run/report.html").read_text()
+    page = Path("runs/run/report.html").read_text(encoding="utf-8")
     assert "python -m embodied.train env=fake" in page
     assert "What is missing</h2>" not in page
     assert len(re.findall(r"<video ", page)) == 8 + 1  # all side by side
@@ -66,15 +66,15 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
     assert "000003-train.json" in page, "the second iteration, which builds no simulators"
     assert [path.name[7:] for path in sorted(Path("runs/run/trace").iterdir())] == ["train.json", "eval.json"] * 2
     assert re.search(r"report +runs/run/report.html", capfd.readouterr().out)
-    started = json.loads(Path("runs/run/starts.jsonl").read_text())
+    started = json.loads(Path("runs/run/starts.jsonl").read_text(encoding="utf-8"))
     assert started["command"].startswith("python -m embodied.train env=fake model=fake")
     assert started["processes"] == 1
     assert {"embodied", "python", "torch"} <= set(started["versions"])
     starts.record(Path("runs/run"), "the same again", 2)
-    assert len(Path("runs/run/starts.jsonl").read_text().splitlines()) == 2
+    assert len(Path("runs/run/starts.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     starts.record(Path("not there"), "the same again", 2)
     starts.record(Path("runs/run"), "python run.name=\udcff api_key=abc", 2)  # an argument that is no UTF-8
-    last = json.loads(Path("runs/run/starts.jsonl").read_text().splitlines()[-1])
+    last = json.loads(Path("runs/run/starts.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["command"] == "python 'run.name=\udcff' 'api_key=(hidden)'"
 
 
@@ -84,7 +84,7 @@ def test_a_run_without_traces_has_no_timeline_and_the_same_numbers() -> None:
     assert Path("runs/usual/trace").is_dir()
     assert train.main([*RUN, "rollout.trace=false"]) == 0
     assert not Path("runs/run/trace").exists()
-    page = Path("runs/run/report.html").read_text()
+    page = Path("runs/run/report.html").read_text(encoding="utf-8")
     assert "One rollout" not in page
     assert "There is no timeline of a rollout: rollout.trace=first writes one." in page
     assert rows_of("runs/usual") == rows_of("runs/run")
@@ -97,7 +97,7 @@ def test_evaluations_and_the_end_refresh_it_and_its_failure_stops_nothing(
                 monkeypatch)  # fmt: skip
     assert train.main([*RUN]) == 0
     assert "the report was not written: no space" in capfd.readouterr().out
-    written = Path("written").read_text().splitlines()
+    written = Path("written").read_text(encoding="utf-8").splitlines()
     assert written[-1] == "2 2"
     assert len(written) >= 2
     monkeypatch.setattr(reports, "PROGRAM", ("./nothing",))
@@ -120,7 +120,7 @@ def test_a_report_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = console.lines
     assert re.match(r"the report is not ready after 0\.5\d* s and is left as it was: ", line)
     assert line.endswith(": python -m embodied.tools.report runs/run writes it")
-    pids = Path("pids").read_text().split()
+    pids = Path("pids").read_text(encoding="utf-8").split()
     assert len(pids) == 4  # the one that was being written had not seen the last numbers
     until(lambda: not any(is_running(pid) for pid in pids))  # a kill is obeyed a moment later
     assert list(Path("runs/run").iterdir()) == []
@@ -139,7 +139,7 @@ def test_a_stop_signal_ends_the_last_report(monkeypatch: pytest.MonkeyPatch) -> 
         assert time.monotonic() - began < 20.0  # of the 120 that it may take without a signal
         stop.number = None
     assert "is left as it was" in console.lines[0]
-    (pid,) = Path("pids").read_text().split()
+    (pid,) = Path("pids").read_text(encoding="utf-8").split()
     until(lambda: not is_running(pid))
 
 

@@ -72,5 +72,7 @@ def test_the_command_says_it_and_does_it(tmp_path, monkeypatch, capsys):
         shown = " ".join(capsys.readouterr().out.split())
         assert ("the schedule of the learning rate" in shown) is (rate is not None)
         assert rate is None or rate in shown
-    rates = [json.loads(line)["train/lr"] for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    rates = [
+        json.loads(line)["train/lr"] for line in Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert rates == pytest.approx([0.0, 0.0, 0.0]), "the last step of each part is the end of its schedule"

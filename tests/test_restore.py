@@ -41,7 +41,7 @@ print(json.dumps([a["logprobs"].tolist() for a in answers]))
 def answers(checkpoint: Path) -> tuple[list, list]:
     """Actions and log-probs of a task's instruction and of a new sentence, in a process without simulators."""
     command = [sys.executable, "-c", ANSWERS.format(hidden=HIDDEN), str(checkpoint)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=checkpoint)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=checkpoint, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     actions, logprobs = map(json.loads, done.stdout.splitlines())
     return actions, logprobs

@@ -63,11 +63,11 @@ def test_the_report_has_the_numbers_of_each_evaluation(robustness, tmp_path, mon
             for kind, rate in rates.items()
         ]
         own = [{"success": index < 3} for index in range(4)]
-        (folder / "robustness.json").write_text(json.dumps({"unperturbed": own, "conditions": rows}))
-        (tmp_path / f"{name}.json").write_text(json.dumps({"wall_s": 90.0}))
+        (folder / "robustness.json").write_text(json.dumps({"unperturbed": own, "conditions": rows}), encoding="utf-8")
+        (tmp_path / f"{name}.json").write_text(json.dumps({"wall_s": 90.0}), encoding="utf-8")
     page = tmp_path / "robustness.md"
     robustness.report(tmp_path, page)
-    lines = page.read_text().splitlines()
+    lines = page.read_text(encoding="utf-8").splitlines()
     assert "| perturbation | strength | cloned | plain | randomised |" in lines
     assert "| none | | 3/4 = 75% | 3/4 = 75% | 3/4 = 75% |" in lines
     assert "| blur | mild | 50% (10% to 90%) | 60% (10% to 90%) | 70% (10% to 90%) |" in lines
@@ -77,6 +77,6 @@ def test_the_report_has_the_numbers_of_each_evaluation(robustness, tmp_path, mon
     assert "Wall clock of the trainings: plain 1.5 min, randomised 1.5 min." in lines
     assert iio.imread(tmp_path / "robustness.png").ndim == 3
     assert list(saved["robustness"]["policies"]) == ["cloned", "plain", "randomised"]
-    before = page.read_text()
+    before = page.read_text(encoding="utf-8")
     robustness.report(tmp_path, page)
-    assert page.read_text() == before
+    assert page.read_text(encoding="utf-8") == before

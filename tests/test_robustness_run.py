@@ -33,7 +33,7 @@ def run(folder: Path, *overrides: str, entry: str = "eval", name: str = "run") -
 
 
 def read(folder: Path, name: str = "run", file: str = "000000.json") -> dict[str, Any]:
-    return json.loads((folder / "runs" / name / "eval" / file).read_text())
+    return json.loads((folder / "runs" / name / "eval" / file).read_text(encoding="utf-8"))
 
 
 # -- one evaluation --------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_the_unperturbed_part_is_that_of_an_evaluation_without(made):
 
 def test_the_table_is_on_the_console_and_in_a_page(made):
     folder, said = made
-    page = (folder / "runs" / "run" / "eval" / "robustness.md").read_text()
+    page = (folder / "runs" / "run" / "eval" / "robustness.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 1 + 36
     found = read(folder, file="robustness.json")["conditions"][4]
@@ -133,7 +133,7 @@ def test_without_matplotlib_there_is_a_table_and_the_fix(tmp_path, monkeypatch, 
     assert "pip install 'embodied-rl[plot]'" in capsys.readouterr().out
     folder = tmp_path / "runs" / "run" / "eval"
     assert sorted(path.name for path in folder.iterdir()) == ["000000.json", "robustness.json", "robustness.md"]
-    assert "png" not in (folder / "robustness.md").read_text()
+    assert "png" not in (folder / "robustness.md").read_text(encoding="utf-8")
 
 
 # -- training --------------------------------------------------------------------------------------------------------
@@ -153,14 +153,20 @@ def test_a_training_draws_conditions_and_evaluates_under_others(tmp_path, capsys
     assert run(tmp_path, *SHORT, *several, entry="train") == 0
     said = capsys.readouterr().out
     assert "each group has one of 2 conditions, 0% of them none" in said
-    rows = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     found = read(tmp_path, file="000002.json")["robustness"]
     rates = [row["success_rate"] for row in found]
     assert len(rates) == 12
     assert rows[-1]["eval/perturbed_success_rate"] == pytest.approx(sum(rates) / 12)
     assert rows[-1]["eval/perturbed_success_lowest"] == min(rates)
     assert run(tmp_path, *SHORT, entry="train", name="plain") == 0
-    plain = [json.loads(line) for line in (tmp_path / "runs" / "plain" / "metrics.jsonl").read_text().splitlines()]
+    plain = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "plain" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert rows[0]["rollout/return_mean"] != plain[0]["rollout/return_mean"]
     assert "eval/perturbed_success_rate" not in plain[-1]
 

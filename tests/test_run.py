@@ -57,7 +57,7 @@ def run(*overrides: str, name: str = "run", entry: str = "train") -> int:
 
 
 def rows(name: str = "run") -> list[dict[str, float]]:
-    return [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def lasting(metrics: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -81,7 +81,7 @@ def children() -> set[str]:
     found: set[str] = set()
     for listed in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found.update(listed.read_text().split())
+            found.update(listed.read_text(encoding="utf-8").split())
     return found
 
 
@@ -112,10 +112,10 @@ def test_a_run_leaves_metrics_configuration_checkpoint_and_no_process(capsys):
     assert last["eval/episodes"] == 2
     assert {"eval/task/0/success_rate", "eval/task/1/success_rate", "time/save_s", "time/eval_s"} <= set(last)
     assert checkpoints() == ["000002"]
-    saved = yaml.safe_load(Path("runs/run/config.yaml").read_text())
+    saved = yaml.safe_load(Path("runs/run/config.yaml").read_text(encoding="utf-8"))
     assert saved["env"]["train"]["_target_"] == "embodied.testing.FakeEnv"
     assert saved["algorithm"]["rollout_epoch"] == 4
-    assert json.loads(Path("runs/run/eval/000002.json").read_text())["iteration"] == 2
+    assert json.loads(Path("runs/run/eval/000002.json").read_text(encoding="utf-8"))["iteration"] == 2
     out = capsys.readouterr().out
     assert "2 iterations done" in out
     assert "iteration 2/2" in out
@@ -162,7 +162,7 @@ def test_torn_metrics_and_a_damaged_checkpoint_are_survived(capsys):
     whole = rows()
     file = Path("runs/run/checkpoints/000002/__0_0.distcp")
     file.write_bytes(file.read_bytes()[:100])
-    with Path("runs/run/metrics.jsonl").open("a") as metrics:
+    with Path("runs/run/metrics.jsonl").open("a", encoding="utf-8") as metrics:
         metrics.write('{"step": 3, "train/lo')
     capsys.readouterr()
     assert run("runner.save_interval=1", "runner.max_epochs=2") == 0
@@ -193,14 +193,16 @@ def test_explicit_and_refused_resume(capsys):
 def codec(video: Path) -> str:
     import imageio_ffmpeg
 
-    probe = subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(video)], capture_output=True, text=True)
+    probe = subprocess.run(
+        [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(video)], capture_output=True, text=True, encoding="utf-8"
+    )
     return re.search(r"Video: (\w+).*?(yuv\w+).*?(\d+) fps", probe.stderr, re.S).group(1, 2, 3)
 
 
 def test_evaluation_leaves_videos_as_named_in_its_report():
     options = ("env.eval.video_cfg.save_video=true", "env.eval.episodes_per_task=2", "env.eval.video_cfg.max_videos=3")
     assert run(*options, entry="eval") == 0
-    report = json.loads(Path("runs/run/eval/000000.json").read_text())
+    report = json.loads(Path("runs/run/eval/000000.json").read_text(encoding="utf-8"))
     assert [task["episodes"] for task in report["tasks"]] == [2, 2, 4]
     assert report["tasks"][-1]["successes"] == sum(episode["success"] for episode in report["episodes"])
     named = [episode["video"] for episode in report["episodes"] if episode["video"]]
@@ -266,7 +268,7 @@ def test_another_configuration_in_the_same_folder_is_refused_and_nothing_changes
     (folder / "checkpoints").mkdir(parents=True)
     monkeypatch.setattr(sys, "argv", [])
     assert run("--cfg") == 0
-    (folder / "config.yaml").write_text(capsys.readouterr().out)
+    (folder / "config.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
     before = everything(folder)
     assert run("algorithm.clip_ratio_low=0.1", "runner.seed=8", "runner.save_interval=7") == 2
     error = capsys.readouterr().err
@@ -278,10 +280,10 @@ def test_another_configuration_in_the_same_folder_is_refused_and_nothing_changes
 
 def test_a_folder_that_is_no_run_folder_is_refused(no_worker, capsys):
     Path("runs/run").mkdir(parents=True)
-    Path("runs/run/thesis.tex").write_text("important")
+    Path("runs/run/thesis.tex").write_text("important", encoding="utf-8")
     assert run() == 2
     assert "not empty and is no run folder (it holds thesis.tex)" in capsys.readouterr().err
-    assert Path("runs/run/thesis.tex").read_text() == "important"
+    assert Path("runs/run/thesis.tex").read_text(encoding="utf-8") == "important"
 
 
 def test_a_folder_is_one_run_at_a_time(no_worker, capsys):
@@ -304,12 +306,12 @@ def test_a_folder_is_one_run_at_a_time(no_worker, capsys):
     ],
 )
 def test_an_output_folder_that_cannot_be(no_worker, capsys, key, folder, text):
-    Path("file").write_text("mine")
+    Path("file").write_text("mine", encoding="utf-8")
     assert run(f"{key}={folder}", "env.eval.video_cfg.max_videos=1", "env.eval.video_cfg.save_video=true") == 2
     said = capsys.readouterr().err
     assert text in said
     assert f"fix: set {key} " in said
-    assert Path("file").read_text() == "mine"
+    assert Path("file").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,7 @@ def test_a_worker_that_fails_once_changes_no_number(capsys, fault, start_method)
     assert out.count("a new worker takes its place (1 of env.max_worker_restarts 3 in a row)") == 1
     assert "worker restarts 1" in out
     assert "idle slots" in out
-    traces = [json.loads(path.read_text())["traceEvents"] for path in Path("runs/calm/trace").iterdir()]
+    traces = [json.loads(path.read_text(encoding="utf-8"))["traceEvents"] for path in Path("runs/calm/trace").iterdir()]
     assert len(traces) == 2
     assert all(len(trace) > 50 for trace in traces)
 
@@ -397,7 +399,7 @@ def wait_for(condition: Callable[[], object], seconds: float) -> None:
 
 
 def lines(path: Path) -> int:
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
@@ -407,7 +409,7 @@ def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on(whole_g
     command = [sys.executable, "-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]
     metrics = Path("runs/run/metrics.jsonl")
     with subprocess.Popen(
-        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
     ) as process:
         wait_for(lambda: lines(metrics) >= 2 or process.poll() is not None, 60)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
@@ -638,7 +640,7 @@ def test_each_side_gives_the_policy_its_own_tasks(monkeypatch):
 def test_what_a_pattern_freezes_is_not_trained_whatever_the_policy():
     patterns = "actor.model.freeze_pattern=['^task','body[.]0[.]bias']"
     assert run(patterns, "env.train.reward_mode=dense", "runner.max_epochs=1") == 0
-    meta = json.loads(Path("runs/run/checkpoints/000001/meta.json").read_text())
+    meta = json.loads(Path("runs/run/checkpoints/000001/meta.json").read_text(encoding="utf-8"))
     assert set(meta["parameters"]) == {"body.0.weight", "head.weight", "head.bias"}
     assert rows()[0]["train/optimizer_steps"] == 1
 
@@ -652,7 +654,10 @@ def test_the_average_of_the_weights_is_what_is_evaluated():
     assert run(*options, name="present") == 0
     assert run(*options, "runner.ckpt_path=null", name="began", entry="eval") == 0
     returns = {
-        name: [e["return"] for e in json.loads(Path(f"runs/{name}/eval/{file}.json").read_text())["episodes"]]
+        name: [
+            e["return"]
+            for e in json.loads(Path(f"runs/{name}/eval/{file}.json").read_text(encoding="utf-8"))["episodes"]
+        ]
         for name, file in (("average", "000001"), ("present", "000001"), ("began", "000000"))
     }
     assert returns["average"] == returns["began"] != returns["present"]
@@ -660,7 +665,7 @@ def test_the_average_of_the_weights_is_what_is_evaluated():
         assert (
             run(*options, f"runner.ckpt_path=runs/{name}/checkpoints/000001", name=f"{name}-again", entry="eval") == 0
         )
-        report = json.loads(Path(f"runs/{name}-again/eval/000000.json").read_text())
+        report = json.loads(Path(f"runs/{name}-again/eval/000000.json").read_text(encoding="utf-8"))
         assert [e["return"] for e in report["episodes"]] == returns[name], "a checkpoint is evaluated as its run was"
 
 
@@ -753,7 +758,9 @@ def test_workers_that_rest_during_updates_change_no_number(monkeypatch):
     assert run(*common, "env.enable_offload=true", name="rests") == 0
     assert seen == [2, 2, 2, 0, 0, 0]
     assert lasting(rows("rests")) == lasting(rows())
-    evaluated = [json.loads(Path(f"runs/{name}/eval/000003.json").read_text()) for name in ("run", "rests")]
+    evaluated = [
+        json.loads(Path(f"runs/{name}/eval/000003.json").read_text(encoding="utf-8")) for name in ("run", "rests")
+    ]
     assert evaluated[0]["protocol"] == evaluated[1]["protocol"], "workers that rest are asked what simulates"
     before, after = tensors(Path("runs/run")), tensors(Path("runs/rests"))
     assert before.keys() == after.keys()

@@ -54,7 +54,7 @@ def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
 
 def test_every_key_of_the_share_is_answered():
     known = {key.name for key in table.keys()} | set(NEUTRAL) | set(OF_HYDRA)  # noqa: SIM118
-    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(), delimiter="\t")
+    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t")
     ours = {key for row in rows for key in row["our_key"].split(" + ")}
     ours = {key for key in ours if key.startswith(("cluster", "hydra", "runner", "actor"))}
     ours -= {key for key in ours if key.startswith(("actor.model", "actor.tokenizer"))}
@@ -161,7 +161,9 @@ def test_rlinfs_own_way_to_say_that_each_process_holds_the_whole_policy():
 def test_search_paths_of_hydra_and_of_the_command_are_both_looked_at(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name / "env").mkdir(parents=True)
-        (tmp_path / name / "env" / f"{name}.yaml").write_text("_target_: embodied.testing.FakeEnv\nhorizon: 7\n")
+        (tmp_path / name / "env" / f"{name}.yaml").write_text(
+            "_target_: embodied.testing.FakeEnv\nhorizon: 7\n", encoding="utf-8"
+        )
     path = f"hydra.searchpath=['file://{tmp_path}/one']"
     for name in ("one", "two"):
         found = compose([path, f"env={name}", "model=fake"], "train", [CONFIG, str(tmp_path / "two")]).config
@@ -303,8 +305,8 @@ class Known:
 
     def __init__(self, folder: Path, resume_step: int | None, run_id: str | None) -> None:
         self.run_id = run_id
-        name = Path("/proc/self/comm").read_text().strip()
-        with Path("known").open("a") as file:
+        name = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
+        with Path("known").open("a", encoding="utf-8") as file:
             file.write(f"{folder} {run_id} {name}\n")
 
     def log(self, step: int, metrics: Any) -> None:
@@ -316,15 +318,15 @@ class Known:
 
 def test_a_run_has_an_id_and_its_process_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before = Path("/proc/self/comm").read_text().strip()
+    before = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     tracked = (*RUN, f"runner.logger.logger_backends=[jsonl,{__name__}.Known]", "runner.max_epochs=0")
     named = ("actor.group_name=ActorGroupOfMine", "env.eval.video_cfg.save_video=true")
     try:
         assert train.main([*tracked, *named, "runner.run_id=0712"]) == 0
         assert train.main([*tracked]) == 0
     finally:
-        Path("/proc/self/comm").write_text(before)
-    assert Path("known").read_text().splitlines() == [
+        Path("/proc/self/comm").write_text(before, encoding="utf-8")
+    assert Path("known").read_text(encoding="utf-8").splitlines() == [
         "runs/run-0712 0712 ActorGroupOfMin",
         "runs/run None ActorGroupOfMin",
     ]
@@ -335,14 +337,14 @@ def test_a_run_has_an_id_and_its_process_a_name(tmp_path, monkeypatch):
     group = Group(3, 4)
     try:
         group.call("ActorGroupOfMine")
-        assert Path("/proc/self/comm").read_text() == "ActorGroupOfM-3\n"
+        assert Path("/proc/self/comm").read_text(encoding="utf-8") == "ActorGroupOfM-3\n"
     finally:
-        Path("/proc/self/comm").write_text(before)
+        Path("/proc/self/comm").write_text(before, encoding="utf-8")
     assert group.name == "ActorGroupOfMine 3: "
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def test_a_run_leaves_out_and_takes_parts_of_checkpoints_and_profiles_itself(tmp_path, monkeypatch, capsys):
@@ -370,7 +372,7 @@ def test_a_run_leaves_out_and_takes_parts_of_checkpoints_and_profiles_itself(tmp
     assert "ProfilerStep#1" in names
     assert "ProfilerStep#2" not in names
     assert "aten::linear" in names or "aten::addmm" in names or "aten::mm" in names
-    files = json.loads((run / "checkpoints/000004/meta.json").read_text())
+    files = json.loads((run / "checkpoints/000004/meta.json").read_text(encoding="utf-8"))
     assert files["optimizer"] == {}
     capsys.readouterr()
     assert train.main([*RUN, *parts, "runner.max_epochs=5"]) != 0
@@ -387,8 +389,8 @@ def test_offloading_and_profiling_change_no_number(tmp_path, monkeypatch):
             "runner.checkpoint.save_mode=sync")  # fmt: skip
     assert train.main([*RUN, "runner.max_epochs=2"]) == 0
     assert train.main([*RUN, *told, "runner.max_epochs=2", "runner.experiment_name=other"]) == 0
-    sums = [json.loads(Path(f"runs/{name}/checkpoints/000002/meta.json").read_text())["checksums"]["__0_0.distcp"]
-            for name in ("run", "other")]  # fmt: skip
+    metas = [Path(f"runs/{name}/checkpoints/000002/meta.json").read_text(encoding="utf-8") for name in ("run", "other")]
+    sums = [json.loads(meta)["checksums"]["__0_0.distcp"] for meta in metas]
     assert sums[0] == sums[1]
 
 

@@ -51,7 +51,7 @@ def command(*overrides: str, name: str = "run", size: int = 2, entry: str = "tra
 @contextmanager
 def started(*overrides: str, **options) -> Iterator[subprocess.Popen]:
     """Ended with everything that it started, whatever happens."""
-    with Path("out").open("w") as out, Path("error").open("w") as error:
+    with Path("out").open("w", encoding="utf-8") as out, Path("error").open("w", encoding="utf-8") as error:
         # else torchrun sets the number of threads, with a paragraph about that
         quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
         process = subprocess.Popen(command(*overrides, **options), stdout=out, stderr=error, env=quiet)
@@ -71,7 +71,7 @@ def descendants(pid: int) -> list[int]:
         children = [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
+            for child in (task / "children").read_text(encoding="utf-8").split()
         ]
     except OSError:
         return []
@@ -80,7 +80,7 @@ def descendants(pid: int) -> list[int]:
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
@@ -89,7 +89,10 @@ def pid_of_rank(launcher: subprocess.Popen, rank: int) -> int:
     def variables(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
-    children = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+    children = [
+        int(pid)
+        for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text(encoding="utf-8").split()
+    ]
     (found,) = [pid for pid in children if f"RANK={rank}".encode() in variables(pid)]
     return found
 
@@ -98,7 +101,7 @@ def finished(process: subprocess.Popen) -> int:
     try:
         return process.wait(WAIT_S)
     finally:
-        print(Path("out").read_text(), Path("error").read_text())
+        print(Path("out").read_text(encoding="utf-8"), Path("error").read_text(encoding="utf-8"))
 
 
 def weights(iteration: int, name: str) -> dict[str, torch.Tensor]:
@@ -111,7 +114,7 @@ def test_two_processes_make_the_run_that_one_makes():
     options = (*USUAL, "runner.max_epochs=3", "runner.val_check_interval=2", "actor.fsdp_config.strategy=replicate")
     with started(*options, name="two") as process:
         assert finished(process) == 0
-    out = Path("out").read_text()
+    out = Path("out").read_text(encoding="utf-8")
     assert out.count("3 iterations done") == 1, "rank 0 alone speaks"
     assert "2, each with the whole policy" in out
     assert run(*options, name="one") == 0
@@ -121,7 +124,7 @@ def test_two_processes_make_the_run_that_one_makes():
     for name, expected in weights(3, "one").items():
         torch.testing.assert_close(weights(3, "two")[name], expected, rtol=0, atol=1e-5)
     assert sorted(path.name for path in Path("runs/two/logs").iterdir()) == ["rank-00", "rank-01"]
-    one, two = (Path(f"runs/{name}/eval/000003.json").read_text() for name in ("one", "two"))
+    one, two = (Path(f"runs/{name}/eval/000003.json").read_text(encoding="utf-8") for name in ("one", "two"))
     assert two.replace("runs/two after", "runs/one after") == one
 
 
@@ -139,7 +142,7 @@ def test_two_processes_learn_from_demonstrations_what_one_does(strategy):
     options = (*SUPERVISED, f"actor.fsdp_config.strategy={strategy}")
     with started(*options, name="two", entry="sft") as process:
         assert finished(process) == 0
-    out = Path("out").read_text()
+    out = Path("out").read_text(encoding="utf-8")
     assert out.count("3 iterations done") == 1, "rank 0 alone speaks"
     assert "2, each with" in out
     assert run(*options, name="one", entry="sft") == 0
@@ -149,14 +152,14 @@ def test_two_processes_learn_from_demonstrations_what_one_does(strategy):
         assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
     for name, expected in weights(3, "one").items():
         torch.testing.assert_close(weights(3, "two")[name], expected, rtol=0, atol=1e-5)
-    one, two = (Path(f"runs/{name}/eval/000003.json").read_text() for name in ("one", "two"))
+    one, two = (Path(f"runs/{name}/eval/000003.json").read_text(encoding="utf-8") for name in ("one", "two"))
     assert two.replace("runs/two after", "runs/one after") == one
 
 
 def test_demonstrations_are_made_by_one_process():
     with started("episodes=2", entry="tools.demos") as process:
         assert finished(process) != 0
-    assert "demonstrations are made by one process with many workers" in Path("error").read_text()
+    assert "demonstrations are made by one process with many workers" in Path("error").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("target", ["all", "rank 1"])
@@ -165,7 +168,7 @@ def test_sigterm_ends_all_ranks_at_one_point_with_a_checkpoint(target):
         wait_for(lambda: lines(Path("runs/run/metrics.jsonl")) >= 2 or process.poll() is not None, WAIT_S)
         os.kill(process.pid if target == "all" else pid_of_rank(process, 1), signal.SIGTERM)
         status = finished(process)
-    done = int(re.search(r"(\d+) iterations done", Path("out").read_text()).group(1))
+    done = int(re.search(r"(\d+) iterations done", Path("out").read_text(encoding="utf-8")).group(1))
     assert 2 <= done < 500
     assert (status == 0) == (target != "all"), "torchrun says that it was ended"
     assert int(checkpoints()[-1]) == done == rows()[-1]["step"]
@@ -185,13 +188,16 @@ def test_sigterm_in_an_update_ends_all_ranks_between_two_passes(strategy, target
     options = (*UPDATES, f"actor.fsdp_config.strategy={strategy}")
     with started(*options) as process:
         wait_for(lambda: lines(Path("runs/run/metrics.jsonl")) == 1 or process.poll() is not None, WAIT_S)
-        wait_for(lambda: "iteration 2/2 rollout" in Path("out").read_text() or process.poll() is not None, WAIT_S)
+        wait_for(
+            lambda: "iteration 2/2 rollout" in Path("out").read_text(encoding="utf-8") or process.poll() is not None,
+            WAIT_S,
+        )
         os.kill(process.pid if target == "all" else pid_of_rank(process, 1), signal.SIGTERM)
         status = finished(process)
     assert (status == 0) == (target != "all"), "torchrun says that it was ended"
-    assert "stopped: 1 iterations done" in Path("out").read_text()
+    assert "stopped: 1 iterations done" in Path("out").read_text(encoding="utf-8")
     assert checkpoints() == ["000001"]
-    assert "rank 1: SIGTERM: stopping within 1 s" in Path("error").read_text()
+    assert "rank 1: SIGTERM: stopping within 1 s" in Path("error").read_text(encoding="utf-8")
     Path("hurry").touch()
     with started(*options) as process:
         assert finished(process) == 0
@@ -210,7 +216,7 @@ def test_a_killed_rank_ends_all_and_their_workers(rank):
         os.kill(pid, signal.SIGKILL)
         assert finished(process) != 0
         wait_for(lambda: not any(map(alive, everyone)), WAIT_S)
-    error = Path("error").read_text()
+    error = Path("error").read_text(encoding="utf-8")
     root = error[error.index("Root Cause") :]
     assert f"exitcode  : -9 (pid: {pid})" in root
     assert f"rank      : {rank} " in root
@@ -220,7 +226,7 @@ def test_a_killed_rank_ends_all_and_their_workers(rank):
 def test_the_error_of_a_rank_is_readable_and_first():
     with started(*USUAL, "env.train.fault=exception", "env.train.fault_task=1") as process:
         assert finished(process) != 0
-    error = Path("error").read_text()
+    error = Path("error").read_text(encoding="utf-8")
     assert re.match(r"rank \d: error: worker 0 has failed \d+ times .*\nenv worker 0 \(pid", error)
     assert "the fake env was told to fail in step" in error
     assert "fix: " in error
@@ -268,7 +274,7 @@ def test_what_two_processes_saved_in_parts_one_goes_on_with():
     )  # fmt: skip
     with started(*options, "runner.max_epochs=2", name="two") as process:
         assert finished(process) == 0
-    assert "each with its part of the policy (fsdp2, 1 units)" in Path("out").read_text()
+    assert "each with its part of the policy (fsdp2, 1 units)" in Path("out").read_text(encoding="utf-8")
     parts = {path.name for path in Path("runs/two/checkpoints/000002").iterdir()}
     assert {"__0_0.distcp", "__1_0.distcp"} <= parts
     assert run(*options, "runner.max_epochs=3", name="two") == 0
@@ -293,6 +299,8 @@ def test_an_evaluation_goes_on_although_rank_0_has_nothing_left():
     assert lines(parts[1]) < 5
     with started(*options, entry="eval") as process:
         assert finished(process) == 0
-    assert "4 of 4 episodes were run before" in Path("out").read_text()
-    found, whole = (json.loads(Path("runs", name, "eval/000000.json").read_text()) for name in ("run", "whole"))
+    assert "4 of 4 episodes were run before" in Path("out").read_text(encoding="utf-8")
+    found, whole = (
+        json.loads(Path("runs", name, "eval/000000.json").read_text(encoding="utf-8")) for name in ("run", "whole")
+    )
     assert found["episodes"] == whole["episodes"]

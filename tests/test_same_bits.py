@@ -33,7 +33,9 @@ def test_the_comparison_sees_one_bit_of_a_metric_and_of_a_tensor(tmp_path: Path)
     for folder, loss, weight in (("a", 0.5, 1.0), ("same", 0.5, 1.0), ("b", 0.5 + 2**-53, 1.0), ("c", 0.5, 1 + 2**-23)):
         run = tmp_path / folder / "runs" / "one"
         seeded_runs.dcp.save({"w": torch.tensor([weight])}, checkpoint_id=run / "checkpoints" / "000001", no_dist=True)
-        (run / "metrics.jsonl").write_text(json.dumps({"train/loss": loss, "time/train_s": len(folder)}) + "\n")
+        (run / "metrics.jsonl").write_text(
+            json.dumps({"train/loss": loss, "time/train_s": len(folder)}) + "\n", encoding="utf-8"
+        )
     a = tmp_path / "a"
     assert seeded_runs.compare(a, tmp_path / "same") == []
     assert seeded_runs.compare(a, tmp_path / "b") == [f"one: row 0: train/loss was 0.5, is {0.5 + 2**-53}"]

@@ -267,14 +267,14 @@ def attributes_read() -> set[str]:
     """Names after a dot or in brackets anywhere in the program, and keys that its YAML files refer to."""
     used: set[str] = set()
     for path in (ROOT / "embodied").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Attribute(attr=str(name), ctx=ast.Load()):
                     used.add(name)
                 case ast.Subscript(slice=ast.Constant(value=str(name)), ctx=ast.Load()):  # of a resolved configuration
                     used.add(name)
     for path in (ROOT / "config").rglob("*.yaml"):
-        used |= {key.rpartition(".")[2] for key in re.findall(r"\$\{([\w.]+)\}", path.read_text())}
+        used |= {key.rpartition(".")[2] for key in re.findall(r"\$\{([\w.]+)\}", path.read_text(encoding="utf-8"))}
     return used
 
 

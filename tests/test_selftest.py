@@ -45,8 +45,8 @@ def evaluate(name: str, *overrides: str) -> int:
 def test_the_selftest_finds_no_difference_on_a_cpu(capsys):
     asked = ("env.eval.episodes_per_task=2", "env.eval.ignore_terminations=true")
     assert evaluate("run", "selftest=true", *asked) == evaluate("plain", *asked) == 0
-    found = json.loads(Path("runs/run/selftest.json").read_text())
-    plain = json.loads(Path("runs/plain/eval/000000.json").read_text())
+    found = json.loads(Path("runs/run/selftest.json").read_text(encoding="utf-8"))
+    plain = json.loads(Path("runs/plain/eval/000000.json").read_text(encoding="utf-8"))
     assert found["protocol"] == {"name": None, "hash": plain["protocol"]["hash"]}
     assert [row["name"] for row in found["runs"]] == [
         "env.eval.total_num_envs=1 in place of 2",
@@ -107,7 +107,7 @@ def test_two_renderers_of_libero(capsys):
     if "no run with renderer osmesa" in said:
         pytest.skip("this machine has one renderer")
     assert "renderer: osmesa" in said, "as the workers found it"
-    found = json.loads(Path("run/selftest.json").read_text())
+    found = json.loads(Path("run/selftest.json").read_text(encoding="utf-8"))
     assert found["simulator"]["renderer"] == "egl"
     runs = {row["name"].partition(" ")[0]: row for row in found["runs"] if "its own rows" not in row["name"]}
     assert [*runs] == ["env.eval.total_num_envs=1", "rollout.schedule=lockstep", "env.eval.renderer=osmesa"]

@@ -71,7 +71,7 @@ def run(*overrides: str, name: str = "run") -> int:
 
 
 def rows(name: str = "run") -> list[dict[str, float]]:
-    return [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def lasting(name: str) -> list[dict[str, float]]:
@@ -105,11 +105,11 @@ def test_a_cloned_policy_succeeds_in_the_simulator_and_training_goes_on_from_it(
     rl = [option for option in FAST if not option.startswith("sft.")]
     options = [*rl, *side, one, *FOLDERS, "runner.experiment_name=rl", "runner.max_epochs=1", "experiment=null"]
     assert train.main([*options, "runner.only_eval=true", "runner.experiment_name=blank"]) == 0
-    blank = json.loads(Path("runs/blank/eval/000000.json").read_text())["tasks"][-1]["success_rate"]
+    blank = json.loads(Path("runs/blank/eval/000000.json").read_text(encoding="utf-8"))["tasks"][-1]["success_rate"]
     assert cloned >= blank + 0.2
     start = "runner.ckpt_path=runs/run/checkpoints/000003"
     assert train.main([*options, "runner.only_eval=true", "runner.experiment_name=again", start]) == 0
-    again = json.loads(Path("runs/again/eval/000000.json").read_text())["tasks"][-1]["success_rate"]
+    again = json.loads(Path("runs/again/eval/000000.json").read_text(encoding="utf-8"))["tasks"][-1]["success_rate"]
     assert again == cloned
     assert train.main([*options, start]) == 0
     assert rows("rl")[0]["rollout/success_rate"] > blank
@@ -221,10 +221,12 @@ def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on():
     options = ("runner.max_epochs=100000", f"{LR}decay_style=constant")
     command = [sys.executable, "-m", "embodied.sft", *arguments(*options)]
     metrics = Path("runs/run/metrics.jsonl")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as process:
         try:
             deadline = time.monotonic() + 60
-            while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+            while not (metrics.exists() and len(metrics.read_text(encoding="utf-8").splitlines()) >= 2):
                 assert process.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.02)

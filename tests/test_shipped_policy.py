@@ -76,7 +76,7 @@ def test_what_begins_with_it_knows_which_states_its_training_left_out(tmp_path, 
     after = ["runner.ckpt_path=runs/run/checkpoints/000001", "runner.experiment_name=judged"]
     assert "left out" not in said(evaluate, *after, *model, held_out)
     (file,) = Path("runs/judged/eval").glob("*.json")
-    assert json.loads(file.read_text())["protocol"]["held_out_in_training"] is True
+    assert json.loads(file.read_text(encoding="utf-8"))["protocol"]["held_out_in_training"] is True
     more = ["protocol.held_out_states=21", "runner.experiment_name=more"]
     assert "these weights were trained on the initial states that are held out here" in said(evaluate, *model, *more)
     assert export.main(["runs/run/checkpoints/000001", "--out", "made", "--observations", "0"]) == 0

@@ -33,15 +33,17 @@ def test_the_site_is_made_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [interpreter(), "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    pages = {str(page.relative_to(tmp_path)): page.read_text() for page in tmp_path.rglob("*.html")}
+    pages = {str(page.relative_to(tmp_path)): page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")}
     assert not [name for name, text in pages.items() if FETCHED.search(text)]
     assert pages["algorithms/index.html"].count("<math") > 40
     assert not [name for name, text in pages.items() if "arithmatex" in text], "formulas that are no MathML"
     for name in ("embodied.types.EnvSpec", "embodied.protocols.env.Env"):
         assert any(f'id="{name}"' in text for text in pages.values()), f"the reference has no {name}"
-    found = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+    found = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
     assert any("WorkerHungError" in entry["title"] for entry in found)
-    assert (tmp_path / "source" / "envs" / "_template.py").read_text() == (ROOT / "envs" / "_template.py").read_text()
+    assert (tmp_path / "source" / "envs" / "_template.py").read_text(encoding="utf-8") == (
+        ROOT / "envs" / "_template.py"
+    ).read_text(encoding="utf-8")

@@ -77,8 +77,8 @@ print(json.dumps([len(spec.tasks), spec.action_dim, [name for name in simulators
 @pytest.mark.parametrize("simulator", SIMULATORS.values(), ids=SIMULATORS)
 def test_specs_of_simulators_come_back_equal_without_importing_one(simulator):
     done = subprocess.run(
-        [sys.executable, "-c", ASK, json.dumps(simulator)], capture_output=True, text=True, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", ASK, json.dumps(simulator)], capture_output=True, text=True, check=False,
+    encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stderr
     tasks, dims, imported = json.loads(done.stdout.splitlines()[-1])
     assert tasks >= 1

@@ -42,9 +42,9 @@ def same(one: str, other: str, iterations: int) -> None:
 def test_rollouts_run_beside_updates_and_a_stop_changes_nothing():
     """Both ranks decide beside each of three updates. Later, rank 1 is stopped beside an update."""
     slow = ("+actor.model.evaluate_s=0.1", "runner.stop_timeout_s=0.5")
-    Path("meet").write_text("3")
+    Path("meet").write_text("3", encoding="utf-8")
     whole(*slow, name="met")
-    assert [Path(f"met-{rank}").read_text() for rank in range(2)] == ["yyyyyy"] * 2
+    assert [Path(f"met-{rank}").read_text(encoding="utf-8") for rank in range(2)] == ["yyyyyy"] * 2
     assert [row["train/staleness_max"] for row in rows("met")] == [0, 1, 1, 1]
     Path("meet").unlink()
     with started(*BESIDE, *slow) as process:
@@ -62,7 +62,7 @@ def test_an_update_that_fails_in_one_rank_ends_all_of_them():
     with started(*BESIDE, "+actor.model.fails=20", "cluster.timeout_s=300", "env.train.step_s=0.01") as process:
         assert finished(process) != 0
     assert time.monotonic() - began < 100
-    error = Path("error").read_text()
+    error = Path("error").read_text(encoding="utf-8")
     assert "RuntimeError: the policy was told to fail in a pass" in error
     assert "rank      : 1 " in error[error.index("Root Cause") :]
 
@@ -70,7 +70,7 @@ def test_an_update_that_fails_in_one_rank_ends_all_of_them():
 def test_a_policy_that_is_shared_out_has_no_copy_that_acts():
     with started(*BESIDE, "actor.fsdp_config.strategy=fsdp2") as process:
         assert finished(process) != 0
-    error = Path("error").read_text()
+    error = Path("error").read_text(encoding="utf-8")
     assert "each with its part of the policy (fsdp2, 1 units)" in error
     assert "fix: set actor.fsdp_config.strategy=replicate" in error
     assert run(*BESIDE, "actor.fsdp_config.strategy=fsdp2", "runner.max_epochs=0") == 0, "one process shares nothing"

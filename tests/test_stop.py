@@ -98,7 +98,7 @@ def signalled(after_s: float) -> Iterator[list[float]]:
 
 def rows(name: str = "run") -> list[dict[str, float]]:
     path = Path("runs", name, "metrics.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def last(name: str) -> str:
@@ -108,9 +108,9 @@ def last(name: str) -> str:
 def outcome(name: str) -> dict[str, Any]:
     """All metrics that a second run must repeat, its evaluations, and its last checkpoint."""
     checkpoint = Path("runs", name, "checkpoints", last(name))
-    meta = json.loads((checkpoint / "meta.json").read_text())
+    meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
     del meta["files"][".metadata"], meta["checksums"][".metadata"], meta["checksum"]  # it knows its folder's name
-    evaluations = {path.name: path.read_text() for path in Path("runs", name, "eval").glob("*.json")}
+    evaluations = {path.name: path.read_text(encoding="utf-8") for path in Path("runs", name, "eval").glob("*.json")}
     tensors = (checkpoint / "__0_0.distcp").read_bytes()
     return {"tensors": tensors, "meta": meta, "rows": lasting(rows(name)), "evaluations": evaluations}
 
@@ -348,7 +348,7 @@ def test_an_evaluation_leaves_its_result_or_none(seed):
     result = Path("runs/run/eval/000000.json")
     assert status == (0 if result.exists() else 143)
     assert train.main(command(options)) == 0
-    assert result.read_text() == Path("runs/whole/eval/000000.json").read_text()
+    assert result.read_text(encoding="utf-8") == Path("runs/whole/eval/000000.json").read_text(encoding="utf-8")
 
 
 def test_a_stopped_evaluation_says_that_there_is_no_result(monkeypatch, capfd):
@@ -377,7 +377,11 @@ def test_start_up_ends_at_once(seed):
     arguments = command(FAST)
     moment = random.Random(seed).uniform(0.0, 4.0)
     with subprocess.Popen(
-        [sys.executable, "-m", "embodied.train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "embodied.train", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     ) as process:
         time.sleep(moment)
         process.send_signal(signal.SIGTERM)

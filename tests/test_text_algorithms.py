@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 def rows_of(folder: str) -> list[dict[str, float]]:
-    return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("name", CASES)

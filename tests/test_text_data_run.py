@@ -43,14 +43,14 @@ def fails(prompts, completions, answer, **columns):
 
 def write(name: str, count: int, *more: dict[str, Any]) -> None:
     rows = [{"prompt": f"#{number} {'abc'[number % 3]}", "answer": "abc"[number % 3]} for number in range(count)]
-    Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, *more]))
+    Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, *more]), encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Path("rewards.py").write_text(REWARDS)
+    Path("rewards.py").write_text(REWARDS, encoding="utf-8")
     write("train.jsonl", 10)
     write("test.jsonl", 6)
     yield
@@ -62,7 +62,7 @@ def run(name: str, *options: str) -> list[list[str]]:
     asked = Path("asked.txt")
     asked.unlink(missing_ok=True)
     assert train.main([*RUN, f"runner.experiment_name={name}", *options, *FOLDERS]) == 0
-    lines = asked.read_text().splitlines()
+    lines = asked.read_text(encoding="utf-8").splitlines()
     return [sorted(lines[first : first + 8]) for first in range(0, len(lines), 8)]
 
 
@@ -153,7 +153,10 @@ def test_the_order_of_demonstrations(capsys):
 
 
 def test_demonstrated_answers_that_are_cut_are_said(capsys):
-    Path("long.jsonl").write_text(Path("train.jsonl").read_text() + '{"prompt": "#10 a", "answer": "abcabcabc"}\n')
+    Path("long.jsonl").write_text(
+        Path("train.jsonl").read_text(encoding="utf-8") + '{"prompt": "#10 a", "answer": "abcabcabc"}\n',
+        encoding="utf-8",
+    )
     for file, lines in (("train", 0), ("long", 1)):
         options = (f"data={file}.jsonl", "data.test_size=0", f"runner.experiment_name={file}", "runner.dry_run=true")
         assert sft.main([*SFT, *options, *FOLDERS]) == 0
@@ -162,7 +165,10 @@ def test_demonstrated_answers_that_are_cut_are_said(capsys):
 
 def test_answers_and_problems_of_a_file_hold_the_same_rows_out():
     write("train.jsonl", 40, {"prompt": "no problem", "response": "x"}, {"prompt": "#41", "answer": "a"})
-    Path("train.jsonl").write_text(Path("train.jsonl").read_text().replace('"answer"', '"response": "a", "answer"'))
+    Path("train.jsonl").write_text(
+        Path("train.jsonl").read_text(encoding="utf-8").replace('"answer"', '"response": "a", "answer"'),
+        encoding="utf-8",
+    )
     files = ("data=train.jsonl", "env=math", "experiment=null", "model=fake_text")
     learned = compose([*files, "env.train.data=test.jsonl", "env.eval.data=test.jsonl"], "sft", [str(HERE / "config")])
     demonstrated = check(learned, Group()).demonstrations
@@ -194,7 +200,8 @@ def test_demonstrations_of_a_data_set_of_the_user():
         "import json\n"
         "def rows(data_files, repeat=1):\n"
         "    for file in data_files:\n"
-        "        yield from repeat * [json.loads(line) for line in open(file)]\n"
+        "        yield from repeat * [json.loads(line) for line in open(file)]\n",
+        encoding="utf-8",
     )
     own = ("data.custom_cls.path=mine.py", "data.custom_cls.name=rows", "data.val_data_paths=[test.jsonl]")
     assert losses("own", *own) == losses("files", "data.val_data_paths=[test.jsonl]")

@@ -25,7 +25,9 @@ CONFIG = str(HERE / "config")
 MATH = ("experiment=math", "env=math", "model=causal_lm")
 WITH_MODEL = (*MATH, "actor.model.model_path=folder")
 FILES = ("data.train_data_paths=[train.jsonl]", "data.val_data_paths=[test.jsonl]")
-TABLE = {row["key"]: row["value"] for row in csv.DictReader((HERE / "text_keys.tsv").open(), delimiter="\t")}
+TABLE = {
+    row["key"]: row["value"] for row in csv.DictReader((HERE / "text_keys.tsv").open(encoding="utf-8"), delimiter="\t")
+}
 APART = {  # what says the same as others: keys that stand together in a command of their own
     "custom_cls": ("data.custom_cls.path", "data.custom_cls.name"),
     "function": ("reward.custom_reward_function.path", "reward.custom_reward_function.name"),
@@ -253,7 +255,9 @@ def test_a_column_of_pictures_is_read_by_both_sides_or_refused():
 
 
 def test_pictures_have_the_size_that_the_model_reads(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llava", "vision_config": {"image_size": 336}}')
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llava", "vision_config": {"image_size": 336}}', encoding="utf-8"
+    )
     model = (*FILES, f"actor.model.model_path={tmp_path}", "env.eval.image_size=28")
     composed = made(*model, "data.image_key=images", base=MATH)
     assert [composed["env"][side]["image_size"] for side in ("train", "eval")] == [336, 28]

@@ -41,7 +41,7 @@ SFT = (
 
 def write_answers(path: Path) -> None:
     rows = [{"prompt": f"#{number} {letter}", "response": 3 * letter} for number, letter in enumerate(20 * "abc")]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +64,11 @@ def test_rewards_of_texts_are_learnt_and_the_numbers_come_twice():
 
 def test_answers_of_an_evaluation_stand_in_a_file():
     assert train.main([*TRAIN, "runner.experiment_name=run", "runner.max_epochs=1", *FOLDERS]) == 0
-    kept = [json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [one["episode"] for one in kept] == [0, 1, 2, 3, 4]
-    held_to = json.loads(Path("runs/run/eval/000001.json").read_text())["protocol"]
+    held_to = json.loads(Path("runs/run/eval/000001.json").read_text(encoding="utf-8"))["protocol"]
     assert all(one["protocol"] == {"name": None, "hash": held_to["hash"]} for one in kept)
     for number, one in enumerate(kept):
         letter = "abc"[number % 3]
@@ -95,15 +97,15 @@ def test_a_stop_ends_the_run_that_comes_first_too():
     first = [*SFT, "data=answers.jsonl", "runner.max_epochs=1000", "runner.val_check_interval=-1"]
     more = f"runner.first=[{','.join(json.dumps(one) for one in first)}]"
     command = [sys.executable, "-m", "embodied.train", *TRAIN, more, "runner.experiment_name=run", *FOLDERS]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     log = Path("runs/run/first/metrics.jsonl")
     until = time.monotonic() + 60
-    while time.monotonic() < until and not (log.is_file() and log.read_text()):
+    while time.monotonic() < until and not (log.is_file() and log.read_text(encoding="utf-8")):
         time.sleep(0.1)
     run.send_signal(signal.SIGTERM)
     run.communicate(timeout=60)
     assert run.returncode == 128 + signal.SIGTERM
-    with Path("runs/run/first/.lock").open() as lock:
+    with Path("runs/run/first/.lock").open(encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody works there any more
     assert list(Path("runs/run/first/checkpoints").glob("*/meta.json"))
     assert not Path("runs/run/metrics.jsonl").exists()
@@ -120,7 +122,7 @@ def test_conversations_teach_each_answer_of_the_assistant(capsys):
         {"role": "user", "content": "#1 a"}, {"role": "assistant", "content": "aaa"},
         {"role": "user", "content": "#2 b"}, {"role": "assistant", "content": "bb"},
     ]  # fmt: skip
-    Path("talk.jsonl").write_text(f"{json.dumps({'messages': said})}\n" * 4)
+    Path("talk.jsonl").write_text(f"{json.dumps({'messages': said})}\n" * 4, encoding="utf-8")
     assert sft.main([*SFT, "data=talk.jsonl", "data.test_size=0", "runner.experiment_name=s", *FOLDERS]) == 0
     assert "8 to 2 prompts" in capsys.readouterr().out
 
@@ -153,7 +155,7 @@ def test_an_env_without_texts_is_no_math():
     ],
 )
 def test_rows_that_teach_nothing_are_refused(capsys, row, said):
-    Path("bad.jsonl").write_text(f"{json.dumps(row)}\n")
+    Path("bad.jsonl").write_text(f"{json.dumps(row)}\n", encoding="utf-8")
     assert sft.main([*SFT, "data=bad.jsonl", "runner.experiment_name=bad", *FOLDERS]) == 2
 
     assert re.search(said, capsys.readouterr().err)
@@ -170,14 +172,16 @@ def test_several_answers_to_a_problem_give_pass_at_k():
     assert row["eval/pass_at/1"] == pytest.approx(row["eval/success_rate"])
     assert row["eval/pass_at/1"] <= row["eval/pass_at/2"] <= row["eval/pass_at/4"]
     assert "eval/pass_at/8" not in row
-    written = json.loads(Path("runs/run/eval/000001.json").read_text())
+    written = json.loads(Path("runs/run/eval/000001.json").read_text(encoding="utf-8"))
     own = [one["success"] for one in written["episodes"]]
     pairs = [  # every pair of the six answers to each problem
         own[start + i] or own[start + j] for start in range(0, len(own), 6) for i in range(6) for j in range(i)
     ]
     assert row["eval/pass_at/2"] == pytest.approx(sum(pairs) / len(pairs))
     assert written["rates"] == {name: value for name, value in row.items() if "_at/" in name}
-    kept = [json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line) for line in Path("runs/run/generations/000001.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     asked = [kept[first : first + 6] for first in range(0, 36, 6)]
     for k in (1, 2, 4):
         most = [
@@ -222,7 +226,7 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, command, strategy):
     for one, two in zip(rows_of("runs/one"), rows_of("runs/two"), strict=True):
         assert {name: two[name] for name in one if name in two} == pytest.approx(one, rel=1e-4, abs=1e-6)
     if command == "train":
-        assert len(Path("runs/two/generations/000002.jsonl").read_text().splitlines()) == 5
+        assert len(Path("runs/two/generations/000002.jsonl").read_text(encoding="utf-8").splitlines()) == 5
 
 
 def test_problems_that_are_asked_twice_are_no_more_trials():

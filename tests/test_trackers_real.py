@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parametrize("service", SERVICES)]
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment with the four packages."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     wanted = [one for name in SERVICES for one in extras[name]]
     return python_with(wanted, tmp_path_factory.mktemp("environment"), shares=True)
 
@@ -54,7 +54,13 @@ def environment(folder: Path) -> dict[str, str]:
 
 def start(python: str, folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [python, *arguments], cwd=folder, env=environment(folder), text=True, capture_output=True, timeout=300
+        [python, *arguments],
+        cwd=folder,
+        env=environment(folder),
+        text=True,
+        capture_output=True,
+        timeout=300,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -63,7 +69,7 @@ def start(python: str, folder: Path, *arguments: str) -> str:
 def logged(folder: Path) -> dict[str, list[list[float]]]:
     """Metrics of the run as metrics.jsonl has them: ``{name: [[step, value], …]}``."""
     found: dict[str, list[list[float]]] = {}
-    for line in (folder / "runs" / "run" / "metrics.jsonl").read_text().splitlines():
+    for line in (folder / "runs" / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         for name, value in row.items():
             if name != "step" and value is not None:
@@ -112,7 +118,7 @@ def test_tables_and_videos_of_evaluations_are_there(service, python, trained):
     assert sorted(found["tables"]) == ["eval/success"]
     for step in (1, 2, 3):
         rows = found["tables"]["eval/success"][str(step)]
-        evaluation = json.loads((trained / "runs" / "run" / "eval" / f"{step:06d}.json").read_text())
+        evaluation = json.loads((trained / "runs" / "run" / "eval" / f"{step:06d}.json").read_text(encoding="utf-8"))
         columns = ("instruction", "successes", "episodes", "success_rate", "low", "high", "not_run")
         of_task = [[row[name] for name in columns] for row in evaluation["tasks"]]
         assert [row[1:-2] for row in rows] == of_task
@@ -135,7 +141,7 @@ def test_generations_go_to_a_table(service, python, tmp_path):
     only = f"runner.logger.logger_backends=[{service}]"
     start(python, tmp_path, "-m", "embodied.eval", *TEXT, only)
     (file,) = tmp_path.glob("runs/run/generations/*.jsonl")
-    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     found = read(python, tmp_path, service)
     rows = found["tables"]["eval/generations"]["0"]
     assert [row[:4] for row in rows] == [
@@ -150,10 +156,10 @@ def test_ctrl_c_ends_a_run_with_its_tracker(service, python, tmp_path):
     run = subprocess.Popen(
         [python, "-m", "embodied.train", *RUN, only, "runner.max_epochs=100000", "runner.val_check_interval=-1"],
         cwd=tmp_path, env=environment(tmp_path), start_new_session=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     state = tmp_path / "runs" / "run" / "trackers" / f"{service}.json"
     until = time.monotonic() + 60.0
-    while not (state.exists() and json.loads(state.read_text())["done"].get("log", 0) > 2):
+    while not (state.exists() and json.loads(state.read_text(encoding="utf-8"))["done"].get("log", 0) > 2):
         assert time.monotonic() < until
         assert run.poll() is None
         time.sleep(0.05)

@@ -22,7 +22,7 @@ def run_of(path: Path, held_out: int, **runner: Any) -> dict[str, Any]:
         "protocol": {"held_out_states": held_out}, "data": {"train_data_paths": data},
     }  # fmt: skip
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return config
 
 
@@ -44,7 +44,7 @@ def test_all_training_behind_the_weights_must_have_left_the_states_out(tmp_path)
     for name, held_out, said in (("held", 10, True), ("all", None, False)):
         (tmp_path / "demos" / name).mkdir(parents=True)
         facts = {"seed": 1} | ({"held_out_states": held_out} if held_out else {})
-        (tmp_path / "demos" / name / "config.yaml").write_text(yaml.safe_dump({"demos": facts}))
+        (tmp_path / "demos" / name / "config.yaml").write_text(yaml.safe_dump({"demos": facts}), encoding="utf-8")
         assert behind(f"sft-{name}", task_type="sft", data=[str(tmp_path / "demos" / name)]) is said
     assert behind("sft-other", task_type="sft", data=["elsewhere"]) is None
     new = run_of(tmp_path / "new", 10)
@@ -56,7 +56,7 @@ def folder_of(path: Path, *held_out: int | None) -> str:
     """Writes what of an exported folder is read here: one training for each number."""
     trainings = [{"run": f"run-{number}", "held_out_states": count} for number, count in enumerate(held_out)]
     path.mkdir(parents=True)
-    (path / "embodied.json").write_text(json.dumps(sealed({"source": {"trainings": trainings}})))
+    (path / "embodied.json").write_text(json.dumps(sealed({"source": {"trainings": trainings}})), encoding="utf-8")
     return str(path)
 
 
@@ -82,8 +82,12 @@ def test_an_exported_folder_says_what_the_trainings_behind_it_left_out(tmp_path,
 
 def test_a_folder_that_does_not_say_it_is_not_known(tmp_path):
     older, damaged = Path(folder_of(tmp_path / "older", 10)), Path(folder_of(tmp_path / "damaged", 9))
-    (older / "embodied.json").write_text(json.dumps(sealed({"source": {"run": "of an older version"}})))
-    (damaged / "embodied.json").write_text((damaged / "embodied.json").read_text().replace("9", "10"))
+    (older / "embodied.json").write_text(
+        json.dumps(sealed({"source": {"run": "of an older version"}})), encoding="utf-8"
+    )
+    (damaged / "embodied.json").write_text(
+        (damaged / "embodied.json").read_text(encoding="utf-8").replace("9", "10"), encoding="utf-8"
+    )
     for name, path in (("a", older), ("b", damaged), ("c", tmp_path / "nowhere")):
         config = run_of(tmp_path / name, 10, model_path=str(path))
         assert left_out_by(config, 10, trains=True) is None

@@ -146,7 +146,7 @@ def test_a_refusal_is_said_once_with_the_fix_and_without_the_token(hub, tmp_path
     if place == "hf auth login":
         monkeypatch.delenv("HF_TOKEN")
         (tmp_path / "home").mkdir()
-        (tmp_path / "home" / "token").write_text(TOKEN)
+        (tmp_path / "home" / "token").write_text(TOKEN, encoding="utf-8")
     hub.refuses, said = 403, Said()
     one = sending(said, upload_hf="all", hf_repo_name="policy")
     for number in (1, 2):
@@ -168,7 +168,11 @@ def test_a_refusal_is_said_once_with_the_fix_and_without_the_token(hub, tmp_path
 def test_the_command_sends_later_what_is_missing(hub, capsys, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     gone = subprocess.run(
-        [*uploads.PROGRAM, str(exported()), "--to", "hf://policy"], capture_output=True, text=True, timeout=60
+        [*uploads.PROGRAM, str(exported()), "--to", "hf://policy"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        encoding="utf-8",
     )
     assert (gone.returncode, gone.stdout) == (2, "")
     assert "hf://policy: " in gone.stderr
@@ -205,7 +209,7 @@ def test_the_end_of_a_run_waits_only_so_long(stopped, monkeypatch, tmp_path):
     scripted(monkeypatch, "echo $$ > pid; exec sleep 60")
     one = sending(Said(), upload_s3="all", s3_bucket="file:///store", upload_timeout_s=60.0 if stopped else 0.5)
     one.exported(exported())
-    until(lambda: Path("pid").exists() and bool(Path("pid").read_text()))
+    until(lambda: Path("pid").exists() and bool(Path("pid").read_text(encoding="utf-8")))
     stop, began = StopSignal(timeout_s=20.0), time.monotonic()
     with stop, stop.hold():
         if stopped:
@@ -219,7 +223,7 @@ def test_the_end_of_a_run_waits_only_so_long(stopped, monkeypatch, tmp_path):
     ((name, later),) = one.rows()
     assert name == "000001 not uploaded"
     assert later.endswith("runs/run/exports/000001 --to file:///store/outputs/run/000001")
-    assert not Path("/proc", Path("pid").read_text().strip()).exists()
+    assert not Path("/proc", Path("pid").read_text(encoding="utf-8").strip()).exists()
 
 
 def test_an_upload_goes_on_alone_when_its_run_is_killed_hard(tmp_path):
@@ -254,7 +258,9 @@ def test_an_export_stays_until_it_is_sent(monkeypatch, tmp_path):
         checkpoint.rmdir()
     Path("go").touch()
     one.finish(StopSignal())
-    assert Path("sent").read_text().splitlines() == [f"runs/run/checkpoints/00000{number}" for number in (1, 2)]
+    assert Path("sent").read_text(encoding="utf-8").splitlines() == [
+        f"runs/run/checkpoints/00000{number}" for number in (1, 2)
+    ]
 
 
 def test_the_last_export_stays_although_the_next_one_fails(monkeypatch, tmp_path):
@@ -295,7 +301,7 @@ def test_a_hub_that_does_not_answer_is_given_up(hub):
     gone = subprocess.run(
         [sys.executable, "-c", script, str(exported()), "--to", "hf://policy"],
         capture_output=True, text=True, timeout=LONGEST_S - 10.0,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert gone.returncode == 2
     assert "timed out" in gone.stderr
 
@@ -353,14 +359,16 @@ server.stop()
 def botocore_of(python: Path) -> str:
     """The version that s3fs takes; boto3 has the same numbers. Else pip tries one boto3 after the other."""
     script = "from importlib.metadata import version; print(version('botocore'))"
-    return subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [python, "-c", script], capture_output=True, text=True, check=True, encoding="utf-8"
+    ).stdout.strip()
 
 
 @pytest.mark.slow
 def test_s3(monkeypatch, tmp_path):
     """Amazon's protocol, of a server of moto."""
     monkeypatch.chdir(tmp_path)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     subprocess.run([sys.executable, "-m", "venv", "environment"], check=True, timeout=300)
     python = tmp_path / "environment/bin/python"
     install = [python, "-m", "pip", "install", "-q"]
@@ -372,7 +380,7 @@ def test_s3(monkeypatch, tmp_path):
     done = subprocess.run(
         [python, "-c", SERVED, str(exported())], capture_output=True, text=True, timeout=300,
         env={**os.environ, **secret, "AWS_DEFAULT_REGION": "us-east-1", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stderr
     *_, files, same, buckets = done.stdout.splitlines()
     assert files == str([f"outputs/run/000001/{name}" for name in sorted(FILES)])

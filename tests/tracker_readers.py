@@ -63,7 +63,7 @@ def wandb(folder: Path) -> dict[str, Any]:
                 for name, parts in nested.items():
                     media = file.parent / "files" / str(parts.get("path", "-"))
                     if parts.get("_type") == "table-file":
-                        tables[name][step] = json.loads(media.read_text())["data"]
+                        tables[name][step] = json.loads(media.read_text(encoding="utf-8"))["data"]
                     elif parts.get("_type") == "video-file":
                         videos.append(media.stat().st_size)
                     elif "" in parts:
@@ -95,9 +95,9 @@ def swanlab(folder: Path) -> dict[str, Any]:
                     if media.suffix == ".gif":
                         videos.append(media.stat().st_size)
                     else:
-                        rows = json.loads(media.read_text())["rowData"]
+                        rows = json.loads(media.read_text(encoding="utf-8"))["rowData"]
                         tables[record.media.key][record.media.step] = [list(row.values()) for row in rows]
-        config += (file.parent / "files" / "config.yaml").read_text()
+        config += (file.parent / "files" / "config.yaml").read_text(encoding="utf-8")
     return {"runs": runs, "metrics": sorted_metrics(metrics), "tables": tables, "videos": videos, "config": config,
             "group": groups.pop()}  # fmt: skip
 
@@ -113,9 +113,11 @@ def mlflow(folder: Path) -> dict[str, Any]:
             metrics[name] = [[one.step, one.value] for one in client.get_metric_history(run.info.run_id, name)]
         files = Path(client.download_artifacts(run.info.run_id, ""))
         for file in files.rglob("eval/*/*.json"):
-            tables[str(file.parent.relative_to(files))][int(file.stem)] = json.loads(file.read_text())["data"]
+            tables[str(file.parent.relative_to(files))][int(file.stem)] = json.loads(file.read_text(encoding="utf-8"))[
+                "data"
+            ]
         videos += [file.stat().st_size for file in files.rglob("*.mp4")]
-        config += (files / "config.yaml").read_text() + json.dumps(run.data.params)
+        config += (files / "config.yaml").read_text(encoding="utf-8") + json.dumps(run.data.params)
     return {"runs": [run.data.tags["embodied_id"] for run in found], "metrics": sorted_metrics(metrics),
             "tables": tables, "videos": videos, "config": config, "group": found[0].data.tags["group"],
             "status": [run.info.status for run in found]}  # fmt: skip

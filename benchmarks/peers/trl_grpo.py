@@ -58,13 +58,13 @@ class StepLog(TrainerCallback):
         self._path, self._rewards = path, rewards
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self._rewards.take()) + "\n")
 
 
 def trainer(args: argparse.Namespace, scratch: str) -> GRPOTrainer:
     """The trainer, whose steps are logged to ``args.out``."""
-    rows = [json.loads(line) for line in args.problems.read_text().splitlines()]
+    rows = [json.loads(line) for line in args.problems.read_text(encoding="utf-8").splitlines()]
     config = GRPOConfig(
         output_dir=scratch, use_cpu=True, bf16=False, per_device_train_batch_size=args.batch,
         num_generations=args.group, max_completion_length=args.most, max_steps=args.steps, seed=args.seed,

@@ -201,6 +201,6 @@ def _open(log: Path | None) -> TextIO | None:
     if log is None:
         return None
     try:
-        return log.open("a")
+        return log.open("a", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the guard's log {log} cannot be written: {error}", "give another file (log)") from error

@@ -49,7 +49,7 @@ def read_file(path: Path) -> Keeps:
             f"a guard's file needs the package PyYAML: {error}", "pip install pyyaml (or 'embodied-rl[client]')"
         ) from error
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the guard's file {path} cannot be read: {error}", "see docs/deploy.md for one") from error
     try:

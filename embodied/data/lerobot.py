@@ -163,6 +163,6 @@ def file_of(info: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be read: {error}", "restore that file, or start a new folder") from error

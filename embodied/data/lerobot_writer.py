@@ -219,7 +219,7 @@ def _write_tasks(path: Path, tasks: Sequence[str]) -> None:
 def _write_json(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
-    aside.write_text(json.dumps(values, indent=1) + "\n")
+    aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     _settle(aside, path)
 
 

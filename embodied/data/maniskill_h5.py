@@ -37,7 +37,7 @@ def read(path: Path, wanted: Wanted) -> Demonstrations:
     h5py = package("h5py")
     try:
         file = h5py.File(path, "r")
-        made = json.loads(path.with_suffix(".json").read_text())
+        made = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         recorded = {f"traj_{e['episode_id']}": e for e in made["episodes"]}
     except (OSError, ValueError, KeyError) as error:
         raise DatasetError(

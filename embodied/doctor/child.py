@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     if not file:
         _write(name, function(*json.loads(arguments)), sys.stdout)
         return 0
-    with open(file[0], "w") as out:
+    with open(file[0], "w", encoding="utf-8") as out:
         _write(name, function(*json.loads(arguments)), out)
     return 0
 

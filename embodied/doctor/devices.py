@@ -160,7 +160,7 @@ def _met(codes: Sequence[int | None], backend: str, logs: Sequence[Path], limit_
     if not wrong:
         return Finding("NCCL", "ok", f"{len(codes)} processes added numbers up over {backend}")
     failed = [rank for rank in wrong if codes[rank] is not None] or wrong
-    code, lines = codes[failed[0]], logs[failed[0]].read_text(errors="replace").strip().splitlines()
+    code, lines = codes[failed[0]], logs[failed[0]].read_text(errors="replace", encoding="utf-8").strip().splitlines()
     how = f"did not answer within {limit_s:g} s" if code is None else how_it_ended(code)
     return Finding(
         "NCCL", "fail", f"rank {failed[0]} of {len(codes)} over {backend} {how}: {lines[-1] if lines else 'no word'}",

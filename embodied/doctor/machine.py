@@ -47,7 +47,7 @@ def memory(limit: int | None = None) -> Iterator[Finding]:
 def container_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
     """Returns the bytes that the control groups of this process let it still take; None without a limit."""
     left: list[int] = []
-    for line in own.read_text().splitlines() if own.exists() else ():
+    for line in own.read_text(encoding="utf-8").splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
@@ -65,8 +65,12 @@ def container_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pro
 
 def _left_in(group: Path, limit: str, used: str) -> list[int]:
     try:
-        most, now = (group / limit).read_text().strip(), int((group / used).read_text())
-        cached = [int(x.split()[1]) for x in (group / "memory.stat").read_text().splitlines() if "inactive_file " in x]
+        most, now = (group / limit).read_text(encoding="utf-8").strip(), int((group / used).read_text(encoding="utf-8"))
+        cached = [
+            int(x.split()[1])
+            for x in (group / "memory.stat").read_text(encoding="utf-8").splitlines()
+            if "inactive_file " in x
+        ]
     except (OSError, ValueError):
         return []
     if not most.isdigit() or int(most) >= 2**60:  # "max", or a version that says no limit so
@@ -149,7 +153,7 @@ def processes(proc: Path = Path("/proc")) -> list[Process]:
     for folder in proc.glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue  # it has ended
         found.append(Process(int(folder.name), parent, tuple(command)))

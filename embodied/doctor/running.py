@@ -195,7 +195,7 @@ def _apart(check: Check, running: _Running) -> list[Finding]:
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text(errors="replace").splitlines() if file.exists() else []
+    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
 
 
 def _failed(check: Check, said: str) -> Finding:

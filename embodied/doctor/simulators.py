@@ -41,7 +41,9 @@ def simulators(folders: Sequence[str] = ()) -> tuple[dict[str, str], list[Findin
     for name in group_options("env", folders):
         for file in (Path(root) / "env" / f"{name}.yaml" for root in roots):
             try:
-                target = (yaml.safe_load(file.read_text()) or {}).get("_target_") if file.is_file() else None
+                target = (
+                    (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("_target_") if file.is_file() else None
+                )
             except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
                 said = " ".join(str(error).split())
                 broken.append(Finding(GROUPS, "warn", f"{file} is no group: {said}", f"mend it; env={name} needs it"))

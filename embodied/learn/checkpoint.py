@@ -265,7 +265,7 @@ def _remove(folder: Path) -> None:
 
 
 def _write_synced(path: Path, text: str) -> None:
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

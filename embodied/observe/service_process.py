@@ -25,8 +25,8 @@ def main() -> int:
     """Serves until standard input ends; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends, by closing standard input
-    messages, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    with open(os.devnull) as nothing:
+    messages, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, encoding="utf-8") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     try:
@@ -54,7 +54,7 @@ def _serve(messages: IO[str], answers: IO[str]) -> None:
         getattr(client, what)(**values)
         done[kind] = values["step"]
         aside = state.with_name(f".{state.name}.part")
-        aside.write_text(json.dumps({"id": begin["id"], "done": done}))
+        aside.write_text(json.dumps({"id": begin["id"], "done": done}), encoding="utf-8")
         aside.replace(state)
     _limit(END_S)
     client.close()

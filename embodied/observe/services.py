@@ -93,13 +93,13 @@ class Service:
         state = {"id": self.run_id, "done": kept.get("done", {})}
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(state))
+            self._file.write_text(json.dumps(state), encoding="utf-8")
             self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("a") as log:
+            with self._log.open("a", encoding="utf-8") as log:
                 self._process = subprocess.Popen(
                     PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                     start_new_session=True,
-                )  # fmt: skip
+                encoding="utf-8")  # fmt: skip
         except OSError as error:
             self._turn_off(str(error))
             return
@@ -214,7 +214,7 @@ class Service:
 def _state(file: Path) -> dict[str, Any]:
     """What is kept of a service; nothing if that is missing or damaged."""
     try:
-        kept = json.loads(file.read_text())
+        kept = json.loads(file.read_text(encoding="utf-8"))
         return kept if isinstance(kept["id"], str) and isinstance(kept["done"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

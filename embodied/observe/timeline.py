@@ -124,7 +124,7 @@ class Timeline:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"displayTimeUnit": "ms", "otherData": {"spans_left_out": self._left_out}, "traceEvents": events}
         aside = path.with_name(f".{path.name}.part")
-        aside.write_text(json.dumps(whole))
+        aside.write_text(json.dumps(whole), encoding="utf-8")
         aside.rename(path)
 
     def _span(self, slot: int, name: str, began: float, ended: float) -> None:

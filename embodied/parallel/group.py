@@ -150,7 +150,7 @@ class Group:
         self._called = name
         own = f"-{self.rank}" if self.size > 1 else ""
         with suppress(OSError):  # not every system has this file
-            Path("/proc/self/comm").write_text(name[: COMM - len(own)] + own)
+            Path("/proc/self/comm").write_text(name[: COMM - len(own)] + own, encoding="utf-8")
 
     @contextmanager
     def connected(self, on_gpu: bool, timeout_s: float, init_timeout_s: float | None = None) -> Iterator[None]:
@@ -293,7 +293,7 @@ def ended_by(group: Group) -> Iterator[None]:
         elif group.size > 1 and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
             shown = str(error) if isinstance(error, EmbodiedError) else traceback.format_exc()
             told = {"message": str(error), "extraInfo": {"py_callstack": shown, "timestamp": str(int(time.time()))}}
-            Path(file).write_text(json.dumps({"message": told}))
+            Path(file).write_text(json.dumps({"message": told}), encoding="utf-8")
         raise
 
 

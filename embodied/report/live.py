@@ -106,7 +106,7 @@ class Maker:
                 self._process = subprocess.Popen(
                     self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                     text=True, errors="replace", start_new_session=True,
-                )  # fmt: skip
+                encoding="utf-8")  # fmt: skip
             except OSError as error:
                 self._fail(str(error))
                 return False

@@ -216,7 +216,7 @@ def _text(run: Run, path: Path, without: str) -> str | None:
 def _read(run: Run, file: Path) -> tuple[Evaluation, dict[str, Any]] | None:
     """Returns an evaluation, and its file as it is. What is wrong with it becomes a line."""
     try:
-        return evaluations.read(str(file)), json.loads(file.read_text())
+        return evaluations.read(str(file)), json.loads(file.read_text(encoding="utf-8"))
     except EvaluationError as error:
         run.problems.append(error.message)
     except (OSError, ValueError) as error:  # it was replaced between the two looks

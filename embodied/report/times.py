@@ -113,7 +113,7 @@ def picture(run: Run) -> Picture | None:
         if file.stat().st_size > MOST_TRACE:
             run.problems.append(f"{file} is too large for a picture ({MOST_TRACE:,} bytes at most)")
             return None
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         cut = bool(found.get("otherData", {}).get("spans_left_out"))
         return _drawn(file, found["traceEvents"], cut)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -328,18 +328,18 @@ def _switched_off(modules: list[nn.Module]) -> Iterator[None]:
 def resident() -> int:
     """Bytes of this process that are in memory, once the C library has given back what it only keeps."""
     ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * 4096
 
 
 def _reset_highest() -> None:
     """Forgets the highest value of this process's memory."""
     ctypes.CDLL(None).malloc_trim(0)
-    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
         file.write("5")
 
 
 def highest() -> int:
     """Bytes of this process at its fullest moment."""
-    with open("/proc/self/status") as lines:
+    with open("/proc/self/status", encoding="utf-8") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

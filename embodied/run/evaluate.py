@@ -273,7 +273,7 @@ class Evaluator:
             found |= {"robustness": [asdict(row) for row in compared]} if compared else {}
             file.parent.mkdir(exist_ok=True)
             aside = file.with_name(f".{file.name}.part")
-            aside.write_text(json.dumps(found, indent=1, default=str))
+            aside.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
             aside.rename(file)
             console = self._reporter.console
             head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head]

@@ -145,7 +145,7 @@ def read(name: str) -> Evaluation:
     """
     file = find(name)
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EvaluationError(f"{file} cannot be read: {error}", AGAIN) from error
     if not text.strip():
@@ -232,7 +232,7 @@ def _whole(value: Any) -> int:
 def _configured(file: Path) -> dict[str, Any] | None:
     """Returns the env of the run's configuration as it is now; None if there is no such file."""
     try:
-        found = yaml.safe_load((file.absolute().parent.parent / "config.yaml").read_text())
+        found = yaml.safe_load((file.absolute().parent.parent / "config.yaml").read_text(encoding="utf-8"))
         side = found["env"]["eval"]
         return {key: value for key, value in side.items() if key not in EnvEvalConfig.model_fields}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError):

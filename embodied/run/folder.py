@@ -75,7 +75,7 @@ class RunFolder:
             lock.close()
             raise
         aside = path / ".config.yaml.part"
-        aside.write_text(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
+        aside.write_text(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True), encoding="utf-8")
         aside.rename(path / "config.yaml")
         return cls(path, lock, earlier)
 
@@ -114,7 +114,7 @@ def check_writable(path: Path, what: str = "the run's folder", key: str = "runne
 
 
 def _lock(path: Path) -> IO[str]:
-    lock = (path / ".lock").open("a+")
+    lock = (path / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -145,7 +145,7 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
     if not any((path / name).exists() for name in RESULTS):
         return None  # There is no result yet, so nothing can be lost or mixed up.
     try:
-        before = yaml.safe_load(saved.read_text()) or {}
+        before = yaml.safe_load(saved.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
         raise RunFolderError(
             f"{saved} is damaged: {error}", "move that folder away, or set runner.experiment_name to another name"

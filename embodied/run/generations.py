@@ -117,7 +117,7 @@ def write(file: Path, kept: list[dict[str, Any]], protocol: Mapping[str, str | N
     file.parent.mkdir(exist_ok=True)
     ordered = sorted(kept, key=lambda one: one["episode"])
     lines = [json.dumps({**one, "protocol": protocol}, ensure_ascii=False) for one in ordered]
-    file.write_text("".join(f"{line}\n" for line in lines))
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def generations_table(kept: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:

@@ -245,7 +245,7 @@ def _try(found: Migration, given: Sequence[str]) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "experiment").mkdir()
-                (Path(folder) / "experiment" / "theirs.yaml").write_text(found.as_yaml())
+                (Path(folder) / "experiment" / "theirs.yaml").write_text(found.as_yaml(), encoding="utf-8")
                 config = compose(
                     ["experiment=theirs", *given, *(f"{key}=TO_BE_GIVEN" for key in missing)], "train", [folder]
                 )

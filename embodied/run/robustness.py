@@ -125,14 +125,16 @@ def write(
     conditions = [
         asdict(row) | {"outcomes": _outcomes(results)} for row, results in zip(rows, perturbed.values(), strict=True)
     ]
-    (folder / f"{name}.json").write_text(json.dumps(facts | {"conditions": conditions}, indent=1))
+    (folder / f"{name}.json").write_text(json.dumps(facts | {"conditions": conditions}, indent=1), encoding="utf-8")
     under = f"Protocol {protocol['name'] or 'of no name'} `{protocol['hash']}`, and the perturbations."
     page = [f"# Robustness of {weights}", "", under, "", *_markdown(table), ""]
     if find_spec("matplotlib") is None:
-        (folder / f"{name}.md").write_text("\n".join(page))
+        (folder / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
         return f"no picture of this table: matplotlib is missing (pip install 'embodied-rl[plot]'); see {folder}"
     draw(folder / f"{name}.png", plain, rows)
-    (folder / f"{name}.md").write_text("\n".join([*page, f"![success under perturbations]({name}.png)", ""]))
+    (folder / f"{name}.md").write_text(
+        "\n".join([*page, f"![success under perturbations]({name}.png)", ""]), encoding="utf-8"
+    )
     return None
 
 

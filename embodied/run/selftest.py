@@ -107,7 +107,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
                 "simulator": simulator,
                 "runs": [asdict(row) | {"zero": row.zero} for row in rows],
             }
-            (folder.path / NAME).write_text(json.dumps(found, indent=1))
+            (folder.path / NAME).write_text(json.dumps(found, indent=1), encoding="utf-8")
         console.table("selftest: against the run as asked, on the same starts", cells(rows))
         console.say(verdict(rows))
 

@@ -63,7 +63,9 @@ def _commit() -> str:
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, env=environment, check=False, encoding="utf-8"
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -43,7 +43,7 @@ def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Training
     if run in later:
         return [UNKNOWN]
     try:
-        config = yaml.safe_load((run / "config.yaml").read_text())
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         return [*before(config, [*later, run]), *_own(run.name, config)]
     except (*UNREADABLE, OSError, yaml.YAMLError):
         return [Training(run.name, None)]
@@ -108,7 +108,7 @@ def _own(run: str | None, config: Mapping[str, Any]) -> Iterator[Training]:
 def _of_demonstrations(folder: Path) -> int | None:
     """What ``embodied.tools.demos`` has noted; not known of others, or if the folder is gone."""
     try:
-        made = yaml.safe_load((folder / "config.yaml").read_text())
+        made = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         return int(made["demos"].get("held_out_states", 0))
     except (*UNREADABLE, OSError, yaml.YAMLError):
         return None

@@ -86,9 +86,11 @@ class Unfinished:
         """Writes what was good anew, in one step, and goes on behind it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.part")
-        aside.write_text("".join(f"{json.dumps(line)}\n" for line in [{"identity": self._identity}, *self._lines]))
+        aside.write_text(
+            "".join(f"{json.dumps(line)}\n" for line in [{"identity": self._identity}, *self._lines]), encoding="utf-8"
+        )
         aside.rename(path)
-        return path.open("a")
+        return path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Ends writing; the file stays."""
@@ -100,7 +102,7 @@ class Unfinished:
 def _lines(file: Path) -> Iterator[Any]:
     """Yields the whole lines of a file of JSON lines."""
     try:
-        for line in file.read_text().splitlines(keepends=True):
+        for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
             if not line.endswith("\n"):
                 return
             yield json.loads(line)

@@ -19,5 +19,5 @@ def how_it_ended(code: int) -> str:
 
 def tail(log: Path) -> str:
     """Returns the end of a log."""
-    text = log.read_text(errors="replace") if log.exists() else ""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return text[-LOG_TAIL:] or "(its log is empty)"

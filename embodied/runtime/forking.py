@@ -158,7 +158,7 @@ def _threads() -> list[str]:
     names = []
     for task in set(os.listdir("/proc/self/task")) - {str(os.getpid())}:
         with suppress(OSError):  # the thread has just ended
-            names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text(encoding="utf-8").strip())
     return sorted(names)
 
 

@@ -110,7 +110,9 @@ def egl_indices() -> dict[int, int]:
     """Returns EGL's index of each GPU; empty where EGL or the attribute is missing. EGL is asked in another process,
     since a GL library stays loaded."""
     try:
-        done = subprocess.run([sys.executable, "-c", _ASK_EGL], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_EGL], capture_output=True, text=True, timeout=60, encoding="utf-8"
+        )
     except subprocess.TimeoutExpired:
         return {}
     return parse_egl(done.stdout) if done.returncode == 0 else {}
@@ -151,7 +153,7 @@ def numa_nodes(allowed: set[int] | None = None, folder: Path = NODES) -> list[li
     """Returns the cores that this process may use, by NUMA node; one node where the kernel does not tell."""
     allowed = os.sched_getaffinity(0) if allowed is None else allowed
     files = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda file: int(file.parent.name.removeprefix("node")))
-    nodes = [sorted(parse_cpulist(file.read_text()) & allowed) for file in files]
+    nodes = [sorted(parse_cpulist(file.read_text(encoding="utf-8")) & allowed) for file in files]
     known = {core for node in nodes for core in node}
     return [node for node in nodes if node] if known == allowed else [sorted(allowed)]
 

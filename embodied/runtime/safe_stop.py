@@ -220,7 +220,7 @@ def await_frozen(pid: int) -> None:
     until = time.monotonic() + FREEZE_S
     while time.monotonic() < until:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return
         if state in "TtZX":

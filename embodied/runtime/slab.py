@@ -61,7 +61,7 @@ def _layout(fields: Mapping[str, ArraySpec], rows: int) -> tuple[dict[str, int],
 
 def available_memory() -> int:
     """Bytes that can be allocated without swapping, from /proc/meminfo."""
-    with open("/proc/meminfo") as lines:
+    with open("/proc/meminfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024

@@ -54,7 +54,11 @@ def rows() -> tuple[Row, ...]:
     """Returns all rows of both tables."""
     found = []
     for table in TABLES:
-        lines = [line for line in (files(__package__) / table).read_text().splitlines() if not line.startswith("#")]
+        lines = [
+            line
+            for line in (files(__package__) / table).read_text(encoding="utf-8").splitlines()
+            if not line.startswith("#")
+        ]
         for entry in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
             key, _, where = entry["key"].partition(" [")
             ours = () if entry["our_key"] == "-" else tuple(entry["our_key"].split(" + "))

@@ -62,6 +62,6 @@ def _snapshot(cached: Path, revision: str) -> Path | None:
     if not _REVISION.fullmatch(revision):
         return None
     ref = cached / "refs" / revision
-    commit = ref.read_text().strip() if ref.is_file() else revision
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
     found = cached / "snapshots" / commit
     return found if "/" not in commit and found.is_dir() else None

@@ -35,7 +35,7 @@ def read_token(file: Path | None) -> str | None:
     make = "make one: python -c 'import secrets; print(secrets.token_urlsafe(32))' > token.txt"
     if file is not None:
         try:
-            token = file.read_text().strip()
+            token = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--token-file {file} cannot be read: {error}", make) from error
         where = f"--token-file {file}"

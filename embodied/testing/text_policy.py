@@ -108,7 +108,7 @@ class FakeTextPolicy(nn.Module):
 
     def engine_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({"letters": LETTERS}))
+        (folder / "config.json").write_text(json.dumps({"letters": LETTERS}), encoding="utf-8")
 
     def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
         yield "table", self.table.detach()

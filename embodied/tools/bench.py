@@ -148,7 +148,9 @@ def _do(pool: Pool, command: Command) -> Completion:
 
 
 def _cpu_seconds(pid: int) -> float:
-    return sum(int(t.read_text().split()[0]) for t in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    return (
+        sum(int(t.read_text(encoding="utf-8").split()[0]) for t in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    )
 
 
 def measure_policy(

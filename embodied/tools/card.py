@@ -63,9 +63,9 @@ def evaluations_of(checkpoint: Path, meta: Meta, given: Sequence[str]) -> list[t
     for name in given:
         file = evaluations.read(name).file
         if not files or not file.samefile(own):
-            _check_same_weights(name, json.loads(file.read_text()), checkpoint, meta)
+            _check_same_weights(name, json.loads(file.read_text(encoding="utf-8")), checkpoint, meta)
             files.append(file)
-    return [(_name(file) if file != own else "", json.loads(file.read_text())) for file in files]
+    return [(_name(file) if file != own else "", json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
 
 def _name(file: Path) -> str:

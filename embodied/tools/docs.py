@@ -99,7 +99,7 @@ def _elsewhere(key: str) -> str:
 def main() -> None:
     DOCS.mkdir(exist_ok=True)
     for name, page in PAGES.items():
-        (DOCS / name).write_text(page())
+        (DOCS / name).write_text(page(), encoding="utf-8")
         print(f"wrote {DOCS / name}")
 
 

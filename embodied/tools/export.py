@@ -176,9 +176,9 @@ def run(
             with without_dropout(policy):
                 written = policy.export(kind, part, dtype, examples, options or {})
             written = replace(written, notes=(*written.notes, *why))
-            (part / "README.md").write_text(card(checkpoint, meta, written, out, results))
+            (part / "README.md").write_text(card(checkpoint, meta, written, out, results), encoding="utf-8")
             facts = facts_of(checkpoint, kind, meta, written, policy, env)
-            (part / EXPORT_FILE).write_text(json.dumps(with_files(facts, part), indent=1) + "\n")
+            (part / EXPORT_FILE).write_text(json.dumps(with_files(facts, part), indent=1) + "\n", encoding="utf-8")
         if out.exists():
             out.rmdir()
         part.rename(out)
@@ -228,16 +228,18 @@ def prompts_of(checkpoint: Path) -> list[str]:
     """Returns prompts of the latest evaluation whose texts the checkpoint's run has kept (``generations/``); none if it
     kept none."""
     files = sorted((run_of(checkpoint) / "generations").glob("*.jsonl"))
-    rows = [json.loads(line) for line in files[-1].read_text().splitlines()] if files else []
+    rows = [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()] if files else []
     prompts = [row["prompt"] if isinstance(row["prompt"], str) else of_messages(row["prompt"]) for row in rows]
     return [*dict.fromkeys(prompts)]
 
 
 def add_verdict(out: Path, verdict: Verdict) -> None:
     """Writes what ``--verify`` has found into ``verified.json`` and the card."""
-    (out / VERIFIED).write_text(json.dumps(verdict.as_json(), indent=1) + "\n")
+    (out / VERIFIED).write_text(json.dumps(verdict.as_json(), indent=1) + "\n", encoding="utf-8")
     file = out / "README.md"
-    file.write_text(file.read_text() + "\n" + verification(verdict.lines, verdict.table) + "\n")
+    file.write_text(
+        file.read_text(encoding="utf-8") + "\n" + verification(verdict.lines, verdict.table) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

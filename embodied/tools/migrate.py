@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             file = Path(given.out) / "experiment" / f"{name_of(Path(given.file))}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            file.write_text(text, encoding="utf-8")
             folder = shlex.quote(given.out)
             print(f"{file}\nrun it: python -m embodied.train --config-dir {folder} experiment={file.stem}")
     except EmbodiedError as error:
@@ -105,7 +105,7 @@ def read(file: Path) -> Mapping[str, Any]:
     if file.suffix not in SUFFIXES:
         kinds = ", ".join(f"{suffix} ({kind})" for suffix, kind in SUFFIXES.items())
         raise ConfigError(f"{file}: what kind of file is this?", f"give one of: {kinds}")
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     if file.suffix == ".toml":
         import tomllib
 

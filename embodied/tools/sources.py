@@ -89,7 +89,7 @@ def _files() -> list[tuple[Path, tuple[str, ...], dict[str, Any]]]:
     found = list[tuple[Path, tuple[str, ...], dict[str, Any]]]()
     for root in embodied.config.__path__:
         for file in sorted(Path(root).rglob("*.yaml")):
-            text = file.read_text()
+            text = file.read_text(encoding="utf-8")
             said = re.match(r"# @package (\S+)", text)
             group = "" if file.parent == Path(root) else file.parent.name
             packages = (said[1].replace("_global_", ""),) if said else _PACKAGES.get(group, (group,))

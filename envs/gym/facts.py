@@ -62,7 +62,7 @@ def facts_of(making: Making, remake: bool, python: str | None) -> GymFacts:
     """
     file = cache_folder("gym") / f"{_fingerprint(making, remake, python)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return _decode(json.loads(file.read_text()))
+        return _decode(json.loads(file.read_text(encoding="utf-8")))
     return ask(making, remake, python)
 
 
@@ -77,7 +77,7 @@ def _ask_once(making: str, remake: bool, python: str | None) -> GymFacts:
     facts = _ask_process(read, remake, python)
     file = cache_folder("gym") / f"{_fingerprint(read, remake, python)}.json"
     aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(asdict(facts)))
+    aside.write_text(json.dumps(asdict(facts)), encoding="utf-8")
     aside.replace(file)
     return facts
 
@@ -122,7 +122,7 @@ def _ask_process(making: Making, remake: bool, python: str | None) -> GymFacts:
         done = subprocess.run(
             [python or sys.executable, "-W", "ignore", "-c", _CODE],
             input=json.dumps(request), env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        encoding="utf-8")  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"{what} was not made within {_TIMEOUT_S:.0f} s", "try gymnasium.make(…).reset() in a Python shell"

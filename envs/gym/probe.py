@@ -167,7 +167,7 @@ def _gl(making: Making) -> dict[str, str]:
             done = subprocess.run(
                 [sys.executable, "-W", "ignore", "-c", _TRIAL],
                 env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False,
-            )  # fmt: skip
+            encoding="utf-8")  # fmt: skip
         except subprocess.TimeoutExpired:
             continue
         if "works" in done.stdout:

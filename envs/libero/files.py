@@ -109,7 +109,7 @@ def _assets_in_config(folder: Path) -> list[Path]:
     file = folder / "config.yaml"
     if not file.is_file():
         return []
-    lines = (line.partition(":") for line in file.read_text().splitlines())
+    lines = (line.partition(":") for line in file.read_text(encoding="utf-8").splitlines())
     return [Path(value.strip().strip("\"'")) for key, _, value in lines if key.strip() == "assets"]
 
 
@@ -128,7 +128,7 @@ def read_tasks(package: Path, suite: str) -> list[LiberoTask]:
 
 def _read_literal(file: Path, variable: str) -> Any:
     """The value of a module's constant, from its source."""
-    for node in ast.parse(_require(file).read_text()).body:
+    for node in ast.parse(_require(file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == variable for t in node.targets):
             return ast.literal_eval(node.value)
     raise AssetsMissingError(f"{file} has no '{variable}'", f"reinstall LIBERO: {INSTALL}")
@@ -220,7 +220,9 @@ def write_config(paths: LiberoPaths) -> Path:
     )
     # one folder for each content: environments with other installations of LIBERO share the cache
     folder = cache_folder("libero-" + hashlib.sha256(content.encode()).hexdigest()[:12])
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:  # many workers write at the same time
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=folder, delete=False
+    ) as file:  # many workers write at the same time
         file.write(content)
     os.replace(file.name, folder / "config.yaml")
     return folder

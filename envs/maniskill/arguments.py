@@ -65,7 +65,7 @@ def instructions(
             f"env.train.instruction is {instruction!r}, expected a sentence with '{{name}}' for the object's name",
             "set env.train.instruction='put {name} on plate'",
         )
-    names = [str(entry["name"]) for entry in json.loads(Path(objects_file).read_text()).values()]
+    names = [str(entry["name"]) for entry in json.loads(Path(objects_file).read_text(encoding="utf-8")).values()]
     first, end = objects or (0, len(names))
     if not 0 <= first < end <= len(names):
         raise ConfigError(

@@ -129,7 +129,9 @@ def package_folder() -> Path:
 def registered(folder: Path, task_file: str | None) -> tuple[str, ...]:
     """Reads the names of all registered tasks from the source of the package and of the user's file."""
     files = [*sorted((folder / "envs").rglob("*.py")), *([Path(task_file)] if task_file else [])]
-    return tuple(dict.fromkeys(name for file in files for name in _REGISTERED.findall(file.read_text())))
+    return tuple(
+        dict.fromkeys(name for file in files for name in _REGISTERED.findall(file.read_text(encoding="utf-8")))
+    )
 
 
 def check_task(params: SimParams) -> None:
@@ -164,18 +166,18 @@ def ask(params: SimParams) -> TaskFacts:
     """Asks the simulator. The answer is kept in the cache folder for the installed version and these parameters."""
     file = cache_folder("maniskill") / f"{_fingerprint(params)}.json"
     try:
-        return _decode(json.loads(file.read_text()))
+        return _decode(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         pass  # not asked before, or written by an interrupted process
     facts = _ask_process(params)
     aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(asdict(facts)))
+    aside.write_text(json.dumps(asdict(facts)), encoding="utf-8")
     aside.replace(file)
     return facts
 
 
 def _fingerprint(params: SimParams) -> str:
-    code = Path(params.task_file).read_text() if params.task_file else ""
+    code = Path(params.task_file).read_text(encoding="utf-8") if params.task_file else ""
     versions = [importlib.metadata.version(name) for name in ("mani_skill", "sapien")]
     key = json.dumps([_FORMAT, versions, asdict(params), code, os.environ.get("MS_ASSET_DIR", "")], sort_keys=True)
     return hashlib.sha256(key.encode()).hexdigest()[:24]
@@ -192,7 +194,14 @@ def _ask_process(params: SimParams) -> TaskFacts:
     request = json.dumps(asdict(params))
     try:
         done = subprocess.run(
-            command, input=request, env=env, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+            command,
+            input=request,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+            encoding="utf-8",
         )
     except subprocess.TimeoutExpired:
         raise _probe_failed(params, f"no answer within {_PROBE_TIMEOUT_S:.0f} s") from None

@@ -25,7 +25,9 @@ def try_in_process(code: str, arguments: Sequence[str], variables: Mapping[str, 
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False, encoding="utf-8"
+        )
     except subprocess.TimeoutExpired:
         return False, f"no answer within {TRIAL_TIMEOUT_S:.0f} s"
     for line in done.stdout.splitlines():

@@ -40,7 +40,7 @@ class TextTokenizer:
     ) -> None:  # fmt: skip
         self.tokenizer, self.settings, self.ends, self.pictures = tokenizer, settings, tuple(ends), pictures
         if settings.chat_template is not None:
-            tokenizer.chat_template = Path(settings.chat_template).read_text()
+            tokenizer.chat_template = Path(settings.chat_template).read_text(encoding="utf-8")
         has = tokenizer.chat_template is not None
         fix = "give a file with a Jinja template in actor.model.chat_template, or set actor.model.chat=never"
         if settings.chat == "always" and not has:

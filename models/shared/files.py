@@ -81,7 +81,7 @@ def read_pt(file: Path) -> dict[str, Tensor]:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes an indented JSON object."""
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def cast(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -319,6 +319,6 @@ print(sorted(ours))
 def test_a_robot_s_computer_needs_no_torch():
     with stub_server() as server:
         command = [sys.executable, "-c", ALONE, server.url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[[5.0, 5.0, 5.0], [6.0, 6.0, 6.0]]", "['client', 'errors']"]

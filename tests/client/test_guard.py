@@ -41,7 +41,7 @@ def action(*numbers: float) -> np.ndarray:
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
 def test_an_action_within_all_limits_passes_bit_by_bit():
@@ -209,10 +209,10 @@ def test_a_file_is_named_in_its_errors(tmp_path):
     file = tmp_path / "guard.yaml"
     with pytest.raises(ConfigError, match=r"guard.yaml cannot be read"):
         Guard.from_yaml(file)
-    file.write_text("control_hz: -1\naction: {low: [0], high: [1]}\n")
+    file.write_text("control_hz: -1\naction: {low: [0], high: [1]}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"guard.yaml: control_hz is -1"):
         Guard.from_yaml(file)
-    file.write_text(f"control_hz: 20\naction: {{low: [0], high: [1]}}\nlog: {tmp_path}/none/log\n")
+    file.write_text(f"control_hz: 20\naction: {{low: [0], high: [1]}}\nlog: {tmp_path}/none/log\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be written"):
         Guard.from_yaml(file)
 

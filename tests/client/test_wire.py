@@ -297,5 +297,5 @@ def test_the_codec_needs_numpy_and_msgpack_alone():
         "from embodied.client.wire import pack, unpack\n"
         "print(unpack(pack({'a': np.ones(2)}))['a'].tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout == "[1.0, 1.0]\n"

@@ -91,7 +91,9 @@ def maniskill_file(path: Path, pictures: bool = True, modes: tuple[str, ...] = (
                 group.create_dataset("obs/agent/qpos", data=np.tile(np.arange(9, dtype=np.float32), (6, 1)))
                 group.create_dataset("obs/extra/tcp_pose", data=np.ones((6, 7), np.float32))
             episodes.append({"episode_id": i, "control_mode": mode, "elapsed_steps": 5})
-    path.with_suffix(".json").write_text(json.dumps({"env_info": {"env_id": "PickCube-v1"}, "episodes": episodes}))
+    path.with_suffix(".json").write_text(
+        json.dumps({"env_info": {"env_id": "PickCube-v1"}, "episodes": episodes}), encoding="utf-8"
+    )
 
 
 def test_maniskill_trajectories_are_read_without_those_that_failed(tmp_path):

@@ -60,7 +60,7 @@ def test_what_was_written_is_read_back_bit_by_bit(tmp_path):
 
 def test_the_files_are_those_of_the_layout(tmp_path):
     write(tmp_path, recording(0), recording(1, length=5, task=1))
-    info = json.loads((tmp_path / "meta/info.json").read_text())
+    info = json.loads((tmp_path / "meta/info.json").read_text(encoding="utf-8"))
     assert (info["codebase_version"], info["total_episodes"], info["total_frames"], info["fps"]) == ("v3.0", 2, 8, 20)
     assert info["splits"] == {"train": "0:2"}
     assert info["features"]["observation.images.camera0"]["dtype"] == "image"
@@ -73,7 +73,7 @@ def test_the_files_are_those_of_the_layout(tmp_path):
     assert (row["dataset_from_index"], row["dataset_to_index"], row["tasks"]) == (3, 8, [SPEC.tasks[1]])
     tasks = pq.read_table(tmp_path / "meta/tasks.parquet")
     assert tasks["__index_level_0__"].to_pylist() == list(SPEC.tasks)
-    stats = json.loads((tmp_path / "meta/stats.json").read_text())
+    stats = json.loads((tmp_path / "meta/stats.json").read_text(encoding="utf-8"))
     assert stats["action"]["count"] == [8]
     assert len(stats["action"]["q99"]) == 7
     assert np.shape(stats["observation.images.camera1"]["mean"]) == (3, 1, 1)
@@ -136,7 +136,7 @@ def test_cameras_and_state_may_have_other_names(tmp_path):
 
 def edit_info(folder: Path, **changes: object) -> None:
     file = folder / "meta/info.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
 
 def test_videos_are_refused(tmp_path):
     write(tmp_path, recording(0))
-    info = json.loads((tmp_path / "meta/info.json").read_text())
+    info = json.loads((tmp_path / "meta/info.json").read_text(encoding="utf-8"))
     info["features"]["observation.images.camera0"]["dtype"] = "video"
     edit_info(tmp_path, features=info["features"])
     with pytest.raises(DatasetError, match="as videos"):

@@ -31,7 +31,7 @@ def error():
 
 def cut():
     yield Finding("before", "ok", "said before it")
-    with open(sys.argv[-1], "a") as answers:
+    with open(sys.argv[-1], "a", encoding="utf-8") as answers:
         answers.write('{"name": }\n')  # as a full disk leaves it
 
 

@@ -104,7 +104,7 @@ def test_processes_that_do_not_meet(monkeypatch, tmp_path):
     """The first that failed is named, not those that waited for it."""
     logs = [tmp_path / f"{rank}.log" for rank in range(3)]
     for rank, log in enumerate(logs):
-        log.write_text(f"first\nrank {rank} said this\n")
+        log.write_text(f"first\nrank {rank} said this\n", encoding="utf-8")
     finding = devices._met([None, -9, None], "nccl", logs, 40.0)
     assert finding.status == "fail"
     assert "rank 1 of 3 over nccl was killed by SIGKILL: rank 1 said this" in finding.found

@@ -57,7 +57,7 @@ def test_the_doctor_compiles_no_control_of_libero(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": ":".join(sys.path), "XDG_CACHE_HOME": str(tmp_path)},
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert "is compiled by the first worker" in done.stdout
     assert not [*tmp_path.rglob("osc.*.nbc")], "what it has compiled would be here"
 
@@ -98,9 +98,9 @@ def test_simulators_that_are_not_installed(monkeypatch, modules, required, statu
 def test_simulators_are_found_by_the_groups_of_the_configuration(tmp_path):
     folder = tmp_path / "env"
     folder.mkdir()
-    (folder / "mine.yaml").write_text("_target_: no.such.Env\n")
-    (folder / "odd.yaml").write_text("_target_: [unclosed\n")
-    (folder / "rows.yaml").write_text("- _target_\n")
+    (folder / "mine.yaml").write_text("_target_: no.such.Env\n", encoding="utf-8")
+    (folder / "odd.yaml").write_text("_target_: [unclosed\n", encoding="utf-8")
+    (folder / "rows.yaml").write_text("- _target_\n", encoding="utf-8")
     (folder / "bytes.yaml").write_bytes(b"\xff")
     found, broken = simulators.simulators([str(tmp_path)])
     assert [finding.status for finding in broken] == ["warn"] * 3
@@ -112,7 +112,7 @@ def test_simulators_are_found_by_the_groups_of_the_configuration(tmp_path):
 
 
 def test_an_env_whose_module_raises_is_looked_at_apart(tmp_path, monkeypatch):
-    (tmp_path / "with_a_slip.py").write_text("class Env(:\n")
+    (tmp_path / "with_a_slip.py").write_text("class Env(:\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert simulators.has_needs("with_a_slip.Env")
 
@@ -321,7 +321,7 @@ def test_the_whole_command_with_a_configuration(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "embodied.tools.doctor", *RUN, f"runner.output_dir={tmp_path}", "--json"],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     told = json.loads(done.stdout)
     holds_to_format(told)
     status = {finding["name"]: finding["status"] for finding in told["findings"]}

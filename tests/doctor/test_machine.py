@@ -38,10 +38,10 @@ def test_memory_of_a_container(monkeypatch, tmp_path):
     group = tmp_path / "fs" / "inner"
     group.mkdir(parents=True)
     own = tmp_path / "own"
-    own.write_text("0::/inner\n")
-    (group / "memory.max").write_text(f"{2**30}\n")
-    (group / "memory.current").write_text(f"{900 * 2**20}\n")
-    (group / "memory.stat").write_text(f"anon 1\ninactive_file {76 * 2**20}\n")
+    own.write_text("0::/inner\n", encoding="utf-8")
+    (group / "memory.max").write_text(f"{2**30}\n", encoding="utf-8")
+    (group / "memory.current").write_text(f"{900 * 2**20}\n", encoding="utf-8")
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {76 * 2**20}\n", encoding="utf-8")
     left = machine.container_memory(tmp_path / "fs", own)
     assert left == 200 * 2**20
     monkeypatch.setattr(machine, "available_memory", lambda: 64 * 2**30)
@@ -49,7 +49,7 @@ def test_memory_of_a_container(monkeypatch, tmp_path):
     assert finding.status == "fail"
     assert "200 MiB" in finding.found
     assert "docker run --memory" in finding.fix
-    (group / "memory.max").write_text("max\n")
+    (group / "memory.max").write_text("max\n", encoding="utf-8")
     assert machine.container_memory(tmp_path / "fs", own) is None
 
 
@@ -120,11 +120,11 @@ def test_a_stale_worker_is_found_in_proc(tmp_path):
     """A process that a shell has left behind, with the command line of a worker."""
     script = tmp_path / "embodied" / "runtime" / START.name
     script.parent.mkdir(parents=True)
-    script.write_text("import time; time.sleep(60)")
+    script.write_text("import time; time.sleep(60)", encoding="utf-8")
     done = subprocess.run(
         ["sh", "-c", '"$0" "$1" 5 >/dev/null 2>&1 & echo $!', sys.executable, str(script)],
         capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     pid = int(done.stdout)
     try:
         until = time.monotonic() + 10

@@ -167,7 +167,7 @@ def test_the_fix_of_a_check_that_failed_runs_it_alone():
     done = subprocess.run(
         command, capture_output=True, text=True, check=False,
         env={"PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert done.returncode == 1
     assert "ZeroDivisionError: no such thing" in done.stderr
 

@@ -63,7 +63,7 @@ def test_an_env_is_asked_in_a_process_of_its_own_and_a_file_keeps_the_answer(tmp
     monkeypatch.setattr("subprocess.run", None)
     assert GymEnv(id="CartPole-v1").spec == one.spec
     (file,) = (tmp_path / "embodied" / "gym").glob("*.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "max_steps": 7}))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "max_steps": 7}), encoding="utf-8")
     changed = GymEnv(id="CartPole-v1")
     assert changed.spec.max_episode_steps == 7
     with pytest.raises(SpecMismatchError, match="has changed since it was last asked"):
@@ -334,7 +334,7 @@ def test_the_same_command_is_the_same_run_with_other_workers(tmp_path, monkeypat
         (tmp_path / folder).mkdir()
         monkeypatch.chdir(tmp_path / folder)
         assert train.main([*RUN, f"env.num_workers={workers}"]) == 0
-        rows.append([*map(json.loads, Path("runs/run/metrics.jsonl").read_text().splitlines())])
+        rows.append([*map(json.loads, Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines())])
     names = ("train/loss", "train/grad_norm", "rollout/return_mean", "rollout/episodes")
     assert [[row[name] for name in names] for row in rows[0]] == [[row[name] for name in names] for row in rows[1]]
     assert rows[0][0]["train/grad_norm"] > 0
@@ -359,7 +359,7 @@ def test_an_expert_s_demonstrations_are_learnt_from(tmp_path, monkeypatch):
         "env.eval.episodes_per_task=10", "env.eval.video_cfg.max_videos=2",
     )  # fmt: skip
     assert train.main(sft, "sft") == 0
-    (row,) = map(json.loads, Path("runs/sft/metrics.jsonl").read_text().splitlines())
+    (row,) = map(json.loads, Path("runs/sft/metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert row["eval/success_rate"] >= 0.8
     assert [*Path("videos/sft/eval").rglob("*.mp4")]
 
@@ -375,7 +375,7 @@ def test_cartpole_is_learnt(tmp_path, monkeypatch):
         "actor.model.num_action_chunks=1", "runner.val_check_interval=0",
     )  # fmt: skip
     assert train.main([*run, *more]) == 0
-    rows = [*map(json.loads, Path("runs/run/metrics.jsonl").read_text().splitlines())]
+    rows = [*map(json.loads, Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines())]
     returns = [row["rollout/return_mean"] for row in rows]
     assert returns[0] < 60
     assert sum(returns[-8:]) / 8 > 150, "one iteration differs from CPU to CPU"

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sim]
 @pytest.fixture(scope="module")
 def pythons(pytestconfig):
     """The interpreter of an environment with an extra's packages; all others are those of this one."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     folder = pytestconfig.cache.mkdir("gym-packages")
     return lambda extra: python_with(extras[extra], folder / extra, shares=True)
 
@@ -53,7 +53,7 @@ def test_the_shipped_configuration_keeps_the_promises_of_an_env(name, pythons):
         [python, "-W", "ignore", "-c", CHECK, json.dumps(kwargs_of(name, python))],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
         capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert "checked 1" in done.stdout, done.stderr[-2000:]
 
 
@@ -68,7 +68,7 @@ def test_meta_world_s_experts_demonstrate_from_another_interpreter(tmp_path, mon
         "env.eval.episodes_per_task=1",
     )  # fmt: skip
     assert train.main(sft, "sft") == 0
-    (row,) = map(json.loads, Path("runs/sft/metrics.jsonl").read_text().splitlines())
+    (row,) = map(json.loads, Path("runs/sft/metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert "eval/success_rate" in row
     assert [*Path("videos/sft").rglob("*.mp4")]
 
@@ -92,6 +92,6 @@ def test_ml10_has_ten_tasks_with_pictures_and_hidden_goals(pythons):
         [python, "-W", "ignore", "-c", code, json.dumps(kwargs_of("gym_metaworld_ml10", python))],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
         capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert "checked 10 ['images', 'state']" in done.stdout, done.stderr[-2000:]
     assert "drawn" in done.stdout, done.stderr[-2000:]

@@ -193,7 +193,7 @@ def test_slots_in_processes_of_their_own_end_with_a_killed_worker():
 
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -211,7 +211,7 @@ def test_a_run_has_the_numbers_of_one_with_an_env_a_slot(tmp_path, monkeypatch):
         (tmp_path / mode).mkdir()
         monkeypatch.chdir(tmp_path / mode)
         assert train.main([*RUN, f"env.train.vectorization={mode}"]) == 0
-        lines = [*map(json.loads, Path("runs/run/metrics.jsonl").read_text().splitlines())]
+        lines = [*map(json.loads, Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines())]
         kept = [name for name in lines[-1] if name.startswith(("train/", "eval/")) and not name.endswith("_per_s")]
         rows.append([{name: line.get(name) for name in kept} for line in lines])
     assert rows[0] == rows[1]

@@ -91,7 +91,7 @@ def test_one_process_compiles_first(sim, monkeypatch):
     alone = []
 
     def compiles():
-        with (cache_folder("numba") / "lock").open("a+") as file, pytest.raises(BlockingIOError):
+        with (cache_folder("numba") / "lock").open("a+", encoding="utf-8") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         alone.append(True)
 

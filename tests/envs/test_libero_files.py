@@ -42,7 +42,9 @@ with contextlib.redirect_stdout(io.StringIO()):
 print(json.dumps(found))
 """.replace("SUITES", repr(list(SUITES)))
     command = [sys.executable, "-c", script]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=_quiet_env()).stdout
+    output = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=_quiet_env(), encoding="utf-8"
+    ).stdout
     assert json.loads(output) == {name: list(LiberoEnv(name).spec.tasks) for name in SUITES}
 
 
@@ -120,7 +122,9 @@ def test_missing_meshes_then_found_where_the_hub_puts_them(monkeypatch, tmp_path
     for folder in ("articulated_objects", "scenes", "textures"):
         (tmp_path / "other" / folder).mkdir(parents=True)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.yaml").write_text(f"datasets: /nowhere\nassets: {tmp_path / 'other'}\n")
+    (tmp_path / "mine" / "config.yaml").write_text(
+        f"datasets: /nowhere\nassets: {tmp_path / 'other'}\n", encoding="utf-8"
+    )
     assert locate().assets == tmp_path / "other"
 
 
@@ -128,12 +132,12 @@ def test_config_file_is_in_the_cache_and_is_yaml(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = files.write_config(locate())
     assert folder.parent == tmp_path / "embodied"
-    assert json.loads((folder / "config.yaml").read_text())["assets"] == str(locate().assets)
+    assert json.loads((folder / "config.yaml").read_text(encoding="utf-8"))["assets"] == str(locate().assets)
     assert [file.name for file in folder.iterdir()] == ["config.yaml"]
 
 
 def test_cache_folder_falls_back_when_home_cannot_be_written(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     assert cache.cache_folder("x") == tmp_path / f"embodied-{os.getuid()}" / "x"
@@ -142,7 +146,7 @@ def test_cache_folder_falls_back_when_home_cannot_be_written(monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("made", ["open to others", "a link", "of another user"])
 def test_cache_folder_that_another_user_may_have_made_is_not_taken(made, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     shared = tmp_path / f"embodied-{os.getuid()}"
@@ -252,7 +256,9 @@ print(json.dumps(found))
     suites = [f"{base}_{how}" for base in BASES for how in ("lan", "task")]
     tasks = [task for suite in suites for task in read_tasks(locate().package, suite)]
     command = [sys.executable, "-c", script, *(str(task.bddl_file) for task in tasks)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=_quiet_env()).stdout
+    output = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=_quiet_env(), encoding="utf-8"
+    ).stdout
     assert json.loads(output.splitlines()[-1]) == [task.instruction.lower() for task in tasks]
 
 
@@ -267,6 +273,6 @@ def test_a_task_file_without_an_instruction_is_said(tmp_path):
     file = tmp_path / "task.bddl"
     file.write_text("(define (problem x)\n  (:language  open the\n cabinet’s drawer )\n)", encoding="utf-8")
     assert files.instruction_in(file) == "open the cabinet’s drawer"
-    file.write_text("(define (problem x))")
+    file.write_text("(define (problem x))", encoding="utf-8")
     with pytest.raises(AssetsMissingError, match=r"has no \(:language"):
         files.instruction_in(file)

@@ -357,7 +357,7 @@ def test_other_tasks_equal_the_original(pick, look, task, mode, cameras):
 
 
 QUICKSTART = Path(__file__).parents[2] / "config" / "env" / "quickstart_pullcube.yaml"
-NEAR = yaml.safe_load(QUICKSTART.read_text())["init_params"]["camera_views"]
+NEAR = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))["init_params"]["camera_views"]
 
 
 def test_bodies_outside_the_picture_are_not_drawn_and_the_picture_is_the_original(pick, look):

@@ -46,7 +46,7 @@ def test_action_dimension_is_the_controllers(mode, dims):
 
 def test_names_are_read_from_the_package_and_the_users_file(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("@register_env(\n    'Mine-v1', max_episode_steps=5)\nclass Mine: ...\n")
+    file.write_text("@register_env(\n    'Mine-v1', max_episode_steps=5)\nclass Mine: ...\n", encoding="utf-8")
     names = registered(package_folder(), str(file))
     assert {"PickCube-v1", "TurnFaucet-v1", "Mine-v1"} <= set(names)
     assert len(names) > 60
@@ -123,8 +123,10 @@ def test_the_benchmark_of_25_objects_says_how_to_get_it(tmp_path, monkeypatch):
 def stand_in(tmp_path: Path, monkeypatch, **given) -> ManiSkillEnv:
     """The benchmark's env with files of the same form, and no simulator behind it."""
     code, objects = tmp_path / "tasks.py", tmp_path / "model_db.json"
-    code.write_text("@register_env('PutOnPlateInScene25Main-v3', max_episode_steps=80)\nclass Task: ...\n")
-    objects.write_text(json.dumps({f"object_{i}": {"name": f"thing {i}"} for i in range(25)}))
+    code.write_text(
+        "@register_env('PutOnPlateInScene25Main-v3', max_episode_steps=80)\nclass Task: ...\n", encoding="utf-8"
+    )
+    objects.write_text(json.dumps({f"object_{i}": {"name": f"thing {i}"} for i in range(25)}), encoding="utf-8")
     facts = TaskFacts(80, 5.0, ("3rd_view_camera",), (-1.0,) * 7, (1.0,) * 7, {"qpos": 8, "proprio": 8})
     monkeypatch.setattr(env_module, "facts_of", lambda params: facts)
     init_params = {"id": "PutOnPlateInScene25Main-v3", "camera_names": ["3rd_view_camera"]}
@@ -257,7 +259,7 @@ def test_an_answer_is_kept_and_asked_for_once(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="could not build PickCube-v1: exit status 3"):
         facts_module.facts_of(SimParams("PickCube-v1", control_mode="pd_joint_vel", robot_uids="fetch"))
     (file,) = (tmp_path / "embodied" / "maniskill").iterdir()
-    file.write_text("{")  # cut short
+    file.write_text("{", encoding="utf-8")  # cut short
     _answers(monkeypatch, tmp_path, f"print('''{json.dumps(facts)}''')")
     assert facts_module.facts_of(params) == asked
 

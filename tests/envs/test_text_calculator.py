@@ -140,7 +140,7 @@ def test_a_call_is_answered_in_the_next_observation():
 def test_a_prompt_that_is_no_unicode_is_answered_like_others(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     data = tmp_path / "some.jsonl"
-    data.write_text(r'{"prompt": "half a sign \ud83d 1+1=", "answer": "2"}' + "\n")
+    data.write_text(r'{"prompt": "half a sign \ud83d 1+1=", "answer": "2"}' + "\n", encoding="utf-8")
     env = make(data=str(data))
     env.reset(Start(0, 0, 0))
     prompt = asked(env)

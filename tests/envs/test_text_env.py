@@ -52,7 +52,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def data(tmp_path: Path) -> str:
     path = tmp_path / "sums.jsonl"
     rows = [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "lost"}]))
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "lost"}]), encoding="utf-8")
     return str(path)
 
 
@@ -79,7 +79,7 @@ def test_keeps_the_protocol(data):
 
 def test_the_spec(data, tmp_path):
     other = tmp_path / "more.jsonl"
-    other.write_text('{"prompt": "1=", "answer": 1}\n')
+    other.write_text('{"prompt": "1=", "answer": 1}\n', encoding="utf-8")
     spec = make([data, str(other)]).spec
     assert spec.tasks == ("sums.jsonl", "more.jsonl")
     assert spec.num_init_states == (5, 1)
@@ -235,7 +235,7 @@ def test_in_a_worker_process(data, tmp_path):
 def test_a_file_that_changes_ends_the_run_with_its_name(data, tmp_path):
     pool, slab = open_pool(data, tmp_path / "logs", [])
     try:
-        with Path(data).open("a") as file:
+        with Path(data).open("a", encoding="utf-8") as file:
             file.write('{"prompt": "9=", "answer": 9}\n')
         pool.send(Command(Kind.RESET, 0, next_row=0, task_id=0, init_state_id=0, seed=0, max_steps=1))
         with pytest.raises(DatasetError, match=r"sums\.jsonl has changed since its rows were counted"):

@@ -40,7 +40,7 @@ class Made:
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "custom.py").write_text(CUSTOM)
+    (tmp_path / "custom.py").write_text(CUSTOM, encoding="utf-8")
 
 
 def coloured(size: tuple[int, int], colour: tuple[int, int, int] = RED, mode: str = "RGB") -> Image.Image:
@@ -49,7 +49,9 @@ def coloured(size: tuple[int, int], colour: tuple[int, int, int] = RED, mode: st
 
 def write(folder: Path, *rows: dict[str, Any]) -> str:
     folder.mkdir(exist_ok=True)
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps({'answer': '1', **row})}\n" for row in rows))
+    (folder / "rows.jsonl").write_text(
+        "".join(f"{json.dumps({'answer': '1', **row})}\n" for row in rows), encoding="utf-8"
+    )
     return str(folder / "rows.jsonl")
 
 

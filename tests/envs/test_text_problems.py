@@ -29,7 +29,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: Path, table: Sequence[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in table))
+    path.write_text("".join(json.dumps(row) + "\n" for row in table), encoding="utf-8")
     return str(path)
 
 
@@ -86,8 +86,8 @@ def test_a_missing_column_lists_the_columns(tmp_path, options, said):
 
 
 def test_files_without_rows(tmp_path):
-    (tmp_path / "a.json").write_text("[]")
-    (tmp_path / "b.csv").write_text("prompt,answer\n")
+    (tmp_path / "a.json").write_text("[]", encoding="utf-8")
+    (tmp_path / "b.csv").write_text("prompt,answer\n", encoding="utf-8")
     for name in ("a.json", "b.csv"):
         with pytest.raises(DatasetError, match="has no rows"):
             sources(str(tmp_path / name))
@@ -250,7 +250,7 @@ constant = 3
 
 @pytest.fixture
 def custom(tmp_path: Path) -> str:
-    (tmp_path / "my_data.py").write_text(CUSTOM)
+    (tmp_path / "my_data.py").write_text(CUSTOM, encoding="utf-8")
     return f"{tmp_path / 'my_data.py'}:"
 
 
@@ -312,7 +312,7 @@ def test_an_iterator_is_read_once(custom):
 
 
 def test_a_module(tmp_path, monkeypatch):
-    (tmp_path / "some_module_of_mine.py").write_text(CUSTOM)
+    (tmp_path / "some_module_of_mine.py").write_text(CUSTOM, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert len(sources("some_module_of_mine:Squares")[0]) == 3
     del sys.modules["some_module_of_mine"]
@@ -336,7 +336,7 @@ def test_custom_data_sets_that_do_not_fit(custom, name, arguments, error, said):
 
 
 def test_custom_data_sets_that_are_not_there(tmp_path):
-    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="there is no file"):
         sources(f"{tmp_path / 'none.py'}:Squares")
     for _ in range(2):  # what failed is not half there the second time
@@ -353,7 +353,7 @@ def test_arguments_without_a_custom_data_set(tmp_path):
 
 def test_a_file_may_have_a_colon_in_its_name(tmp_path):
     path = tmp_path / "some:name"
-    path.write_text("x")
+    path.write_text("x", encoding="utf-8")
     with pytest.raises(DatasetError, match="format ''"):
         sources(str(path))
 

@@ -77,7 +77,9 @@ class TestWithThePackage:
         code += "ReasoningEnv({'chain_sum': {}}, verifier=print).spec\nprint('reasoning_gym' in sys.modules)"
         import subprocess
 
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
+        )
         assert done.stdout == "False\n"
 
     def test_a_task_is_a_task(self):

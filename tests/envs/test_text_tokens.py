@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(path: Path, lengths: list[int]) -> str:
-    path.write_text("".join(json.dumps({"prompt": "7" * n, "answer": n}) + "\n" for n in lengths))
+    path.write_text("".join(json.dumps({"prompt": "7" * n, "answer": n}) + "\n" for n in lengths), encoding="utf-8")
     return str(path)
 
 
@@ -62,7 +62,9 @@ def test_the_counter_counts_what_the_policy_is_given(tmp_path):
     from embodied.models.causal_lm import build_policy, prompt_counter
 
     template = tmp_path / "chat.jinja"
-    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ add_generation_prompt }}")
+    template.write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ add_generation_prompt }}", encoding="utf-8"
+    )
     for options in ({}, {"chat_template": str(template)}, {"chat_template": str(template), "system_prompt": "be"}):
         counted = prompt_counter(**options)(["7", "12345", "1+1"])
         policy = build_policy(**options)
@@ -74,14 +76,14 @@ def test_the_counter_counts_what_the_policy_is_given(tmp_path):
 
 
 def test_what_the_result_depends_on(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("1")
+    (tmp_path / "tokenizer.json").write_text("1", encoding="utf-8")
     of = {"options": {"model_path": str(tmp_path), "chat": "auto"}, "most": 8, "counter": OF_MODELS}
     before = TokenLimit.of(of).identity
     assert TokenLimit.of({**of, "workers": 5}).identity == before
     assert TokenLimit.of({**of, "most": 9}).identity != before
-    (tmp_path / "model.safetensors").write_text("weights do not count")
+    (tmp_path / "model.safetensors").write_text("weights do not count", encoding="utf-8")
     assert TokenLimit.of(of).identity == before
-    (tmp_path / "tokenizer.json").write_text("12")
+    (tmp_path / "tokenizer.json").write_text("12", encoding="utf-8")
     assert TokenLimit.of(of).identity != before
 
 
@@ -96,7 +98,7 @@ def test_files_are_looked_for_where_options_name_them(tmp_path, monkeypatch):
     ]
     for file in made:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("1")
+        file.write_text("1", encoding="utf-8")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     asked = [
@@ -106,7 +108,7 @@ def test_files_are_looked_for_where_options_name_them(tmp_path, monkeypatch):
     ]
     before = [identity(**options) for options in asked]
     for file, changed in zip(made, ([True, True, False], [True, True, False], [False, False, True]), strict=True):
-        file.write_text("another")
+        file.write_text("another", encoding="utf-8")
         now = [identity(**options) for options in asked]
         assert [one != two for one, two in zip(before, now, strict=True)] == changed
         before = now

@@ -16,7 +16,7 @@ def custom(tmp_path):
 
     def make(code, function="f", **options):
         file = tmp_path / f"rewards{len(made)}.py"
-        file.write_text(code)
+        file.write_text(code, encoding="utf-8")
         verifier = make_verifier([{"name": "custom", "path": str(file), "function": function, **options}])
         made.append(verifier)
         return verifier
@@ -46,7 +46,7 @@ def test_verl(custom):
 
 
 def test_the_default_name_is_verls(tmp_path):
-    (tmp_path / "mine.py").write_text("def compute_score(solution_str, ground_truth): return 1")
+    (tmp_path / "mine.py").write_text("def compute_score(solution_str, ground_truth): return 1", encoding="utf-8")
     verifier = make_verifier([{"name": "custom", "path": str(tmp_path / "mine.py")}])
     assert verifier(problem(), "") == Verdict(1.0, True)
     verifier.close()

@@ -53,7 +53,7 @@ class Obedient:
                 raise ConfigError("the column is missing", "add it")
             case ["start"]:
                 child = subprocess.Popen(["sleep", "600"])
-                Path(problem.answer).write_text(str(child.pid))
+                Path(problem.answer).write_text(str(child.pid), encoding="utf-8")
                 time.sleep(600)
             case ["field"]:
                 return Verdict(problem.fields["function"](20), True)
@@ -72,7 +72,7 @@ def ask(guard, response, answer=None, **fields):
 
 
 def children() -> set[int]:
-    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()))
 
 
 def open_files() -> int:
@@ -81,7 +81,7 @@ def open_files() -> int:
 
 def gone(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
 
@@ -204,7 +204,7 @@ def test_what_a_verifier_has_started_ends_with_it(guarded, tmp_path):
     guarded._timeout_s = 0.5
     with pytest.raises(VerifierFailed, match="not done"):
         ask(guarded, "start", answer=str(tmp_path / "pid"))
-    started = int((tmp_path / "pid").read_text())
+    started = int((tmp_path / "pid").read_text(encoding="utf-8"))
     until(lambda: gone(started))
 
 
@@ -275,7 +275,7 @@ def test_a_busy_helper_ends_with_its_worker():
         "        time.sleep(600)\n"
         "Guarded(Mine(), 600)(Problem('', '', {}, 0), '')\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, encoding="utf-8") as worker:
         assert worker.stdout is not None
         helper = int(worker.stdout.readline())
         worker.kill()

@@ -30,7 +30,7 @@ FUNCTIONS = {
 
 def full_prompt(folder: Path, most: int = 64, truncation: str = "error") -> dict[str, Any]:
     """The option that ``data.return_full_prompt`` gives to a verifier."""
-    (folder / "chat.jinja").write_text(TEMPLATE)
+    (folder / "chat.jinja").write_text(TEMPLATE, encoding="utf-8")
     options = {"chat_template": str(folder / "chat.jinja"), "max_prompt_tokens": most, "truncation": truncation,
                "characters": "0123456789+=<>user"}  # fmt: skip
     return {"reader": "embodied.models.causal_lm.prompt_reader", "options": options}
@@ -42,10 +42,10 @@ def function(tmp_path: Path) -> Iterator[Callable[..., tuple[Any, Callable[[], l
     made, file = [], tmp_path / "saved.jsonl"
 
     def make(code: str, **options: Any) -> tuple[Any, Callable[[], list[Any]]]:
-        (tmp_path / f"f{len(made)}.py").write_text(SAVES.format(file=str(file)) + code)
+        (tmp_path / f"f{len(made)}.py").write_text(SAVES.format(file=str(file)) + code, encoding="utf-8")
         part = {"name": "custom", "path": str(tmp_path / f"f{len(made)}.py"), "function": "f", "on_error": "raise"}
         made.append(make_verifier([{**part, **options}]))
-        return made[-1], lambda: [json.loads(line) for line in file.read_text().splitlines()]
+        return made[-1], lambda: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
     yield make
     for verifier in made:
@@ -89,7 +89,7 @@ def test_a_full_prompt_is_what_the_policy_reads(tmp_path):
 def test_with_several_turns_it_is_the_transcript(function, tmp_path):
     verifier, saved = function(FUNCTIONS["cosmos"], full_prompt=full_prompt(tmp_path))
     rows = tmp_path / "rows.py"
-    rows.write_text("def rows(): return [{'prompt': '2*3=', 'answer': '6'}]")
+    rows.write_text("def rows(): return [{'prompt': '2*3=', 'answer': '6'}]", encoding="utf-8")
     env = CalculatorEnv(data=f"{rows}:rows", verifier=verifier)
     env.prepare()
     env.reset(Start(0, 0, 0))
@@ -141,7 +141,7 @@ def test_extra_info_that_is_no_mapping_ends_the_run(function, tmp_path):
 
 
 def test_the_tokenizer_is_read_before_the_first_verdict(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n', encoding="utf-8")
     wanted = full_prompt(tmp_path)
     wanted["options"]["tokenizer_path"] = str(tmp_path / "nowhere")
     remote = {"name": "remote", "url": "http://a", "full_prompt": wanted}

@@ -203,9 +203,9 @@ def go_through_all(rank: int, folder: Path) -> None:
         said = folder / f"{scenario.__name__}-{rank}"
         try:
             scenario(rank, folder)
-            said.write_text("done")
+            said.write_text("done", encoding="utf-8")
         except BaseException:
-            said.write_text(traceback.format_exc())
+            said.write_text(traceback.format_exc(), encoding="utf-8")
             raise
     dist.barrier()
     dist.destroy_process_group()
@@ -233,7 +233,7 @@ def test_two_ranks(ranks, scenario):
     said = [ranks / f"{scenario.__name__}-{rank}" for rank in range(WORLD)]
     for file in said:
         assert file.exists(), f"{file.name}: never came to its end"
-        assert file.read_text() == "done"
+        assert file.read_text(encoding="utf-8") == "done"
 
 
 def test_one_rank_resumes_what_two_saved_sharded(ranks):

@@ -334,7 +334,7 @@ def test_an_unfinished_checkpoint_is_not_seen(tmp_path):
     saved = trained(steps=1)
     checkpoints = Checkpoints(tmp_path, 3)
     (tmp_path / ".writing-000008").mkdir()
-    (tmp_path / ".writing-000008" / "meta.json").write_text("{}")
+    (tmp_path / ".writing-000008" / "meta.json").write_text("{}", encoding="utf-8")
     (tmp_path / "000006").mkdir()  # no meta.json
     assert checkpoints.newest_loadable() is None
     checkpoints.save(saved, 8)
@@ -369,9 +369,9 @@ def test_another_format_is_refused_and_never_passed_over(tmp_path, format_number
     checkpoints, said = Checkpoints(tmp_path, 3), []
     for iteration in (2, 4):
         path = checkpoints.save(trained(steps=1), iteration)
-    meta = json.loads((path / "meta.json").read_text())
+    meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
     del meta["trainer"]
-    (path / "meta.json").write_text(json.dumps({**meta, "format": format_number}))
+    (path / "meta.json").write_text(json.dumps({**meta, "format": format_number}), encoding="utf-8")
     for read in (lambda: read_meta(path), lambda: checkpoints.newest_loadable(said.append)):
         with pytest.raises(CheckpointError, match=f"000004 has format {format_number}, this version reads 2"):
             read()
@@ -428,7 +428,7 @@ def fill(monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, make_checkpoints):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     checkpoints = make_checkpoints(tmp_path / "file")
     with pytest.raises(CheckpointError, match="cannot write checkpoint") as failed:
         save_and_wait(checkpoints, trained(steps=1), 1)

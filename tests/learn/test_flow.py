@@ -44,7 +44,7 @@ def test_it_keeps_the_contract(levels):
 def test_a_run_trains_at_every_level_that_it_declares(tmp_path, monkeypatch, level):
     monkeypatch.chdir(tmp_path)
     assert train.main([*RUN, f"algorithm.logprob_type={level}"]) == 0
-    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     for row in rows:
         assert row["train/grad_norm"] > 0
         assert row["train/logprob_gap"] < 1e-4

@@ -140,6 +140,6 @@ def test_a_run_in_fp16(tmp_path, monkeypatch) -> None:
         "env.eval.video_cfg.save_video=false",
     )  # fmt: skip
     assert train.main([*run, "--config-dir", str(Path(__file__).parents[1] / "config")]) == 0
-    (row,) = map(json.loads, (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines())
+    (row,) = map(json.loads, (tmp_path / "runs" / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert row["train/optimizer_steps"] + row["train/overflows"] == 1
     assert row["train/bad_updates"] == 0

@@ -191,7 +191,7 @@ def test_a_run_with_an_inexact_decoder(tmp_path, monkeypatch):
         "recomputed": ("actor.model._target_=test_recompute.Inexact", "rollout.recompute_logprobs=true"),
     }.items():
         assert train.main([*RUN, *more, f"runner.experiment_name={name}"]) == 0
-        found = map(json.loads, Path("runs", name, "metrics.jsonl").read_text().splitlines())
+        found = map(json.loads, Path("runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         rows[name] = list(found)
     for exact, inexact, again in zip(*rows.values(), strict=True):
         assert again["train/loss"] == pytest.approx(exact["train/loss"], abs=1e-6)

@@ -55,7 +55,7 @@ def test_a_budget_changes_no_sum(tmp_path, monkeypatch, loss):
     for name, more in (("whole", ()), ("budget", ("enable_dynamic_batch_size=true", "max_tokens_per_mbs=24"))):
         options = (*(f"runner.{one}" for one in more), f"runner.experiment_name={name}", f"algorithm.loss_type={loss}")
         assert train.main([*RUN, *options]) == 0
-        rows = map(json.loads, Path("runs", name, "metrics.jsonl").read_text().splitlines())
+        rows = map(json.loads, Path("runs", name, "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         found.append([(row["train/loss"], row["train/grad_norm"], row["rollout/return_mean"]) for row in rows])
     for whole, budget in zip(*found, strict=True):
         assert budget == pytest.approx(whole, rel=1e-4, abs=1e-7)

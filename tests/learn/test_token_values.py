@@ -225,7 +225,7 @@ def test_a_run_learns_letters(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     more = ("algorithm=ppo_tokens", "actor.model.value_type=token_level", "runner.experiment_name=run")
     assert train.main([*RUN, *more]) == 0
-    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[-1]["rollout/return_mean"] > rows[0]["rollout/return_mean"] + 0.05
     assert all(row["train/value_loss"] > 0 for row in rows)
     assert max(row["train/logprob_gap"] for row in rows) < 1e-5

@@ -274,7 +274,7 @@ def test_two_processes_take_half_of_the_memory_each_as_a_dry_run_counts(keys, on
 
 def rows_of(run: Path) -> list[dict[str, float]]:
     """Metrics of a run, without those of times and memory."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     apart = ("time/", "memory/", "rollout/batch")
     return [{k: v for k, v in row.items() if not k.startswith(apart) and not k.endswith("_per_s")} for row in rows]
 

@@ -53,7 +53,7 @@ def test_other_tokens_end_a_text():
 
 
 def test_a_conversation_goes_on_within_its_last_message(tmp_path):
-    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    (tmp_path / "chat.jinja").write_text(TEMPLATE, encoding="utf-8")
     asked = [{"role": "user", "content": "1+2"}]
     begun = instructions.of_messages([*asked, {"role": "assistant", "content": "it is"}])
     keys = {"chat_template": str(tmp_path / "chat.jinja"), "characters": CHARACTERS, "max_prompt_tokens": 200}

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def template(tmp_path):
     file = tmp_path / "template.jinja"
-    file.write_text(TEMPLATE)
+    file.write_text(TEMPLATE, encoding="utf-8")
     return str(file)
 
 
@@ -320,7 +320,9 @@ def test_every_end_of_the_checkpoint_ends_a_text(folder, tmp_path):
     first = int(policy.act(told, noise, likeliest).fields["tokens"][0, 0])
     policy.save(tmp_path / "copy")
     file = tmp_path / "copy" / "generation_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [first, 1]}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text(encoding="utf-8")), "eos_token_id": [first, 1]}), encoding="utf-8"
+    )
     policy = make(model_path=str(tmp_path / "copy"))
     assert policy.tokenizer.ends == (1, first)
     fields = policy.act(told, noise, likeliest).fields
@@ -331,5 +333,5 @@ def test_every_end_of_the_checkpoint_ends_a_text(folder, tmp_path):
 
 def test_importing_the_package_loads_neither_torch_nor_transformers():
     code = "import sys, embodied.models.causal_lm; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout == "[]\n"

@@ -54,18 +54,18 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def edit(file: Path, **more: object) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **more}), encoding="utf-8")
 
 
 def with_code(folder: Path, network: bool = True, tokenizer: bool = True) -> Path:
     if network:
-        (folder / "modeling_mine.py").write_text(NETWORK)
+        (folder / "modeling_mine.py").write_text(NETWORK, encoding="utf-8")
         names = {"AutoConfig": "Config", "AutoModelForCausalLM": "ForCausalLM",
                  "AutoModelForSequenceClassification": "ForSequenceClassification"}  # fmt: skip
         named = {key: f"modeling_mine.Mine{name}" for key, name in names.items()}
         edit(folder / "config.json", model_type="mine", auto_map=named)
     if tokenizer:
-        (folder / "tokenization_mine.py").write_text(TOKENIZER)
+        (folder / "tokenization_mine.py").write_text(TOKENIZER, encoding="utf-8")
         named = {"AutoTokenizer": [None, "tokenization_mine.MineTokenizer"]}
         edit(folder / "tokenizer_config.json", tokenizer_class="MineTokenizer", auto_map=named)
     return folder
@@ -147,7 +147,7 @@ def test_code_that_lies_elsewhere_is_refused(tmp_path):
 def test_a_reward_model_has_a_permission_of_its_own(plain, tmp_path):
     folder = tmp_path / "judge"
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    words = json.loads((plain / "config.json").read_text())["vocab_size"]
+    words = json.loads((plain / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     torch.manual_seed(0)
     LlamaForSequenceClassification(
         LlamaConfig(vocab_size=words, num_labels=1, pad_token_id=0, **sizes)

@@ -93,7 +93,7 @@ def pixel_values(policy: Any, kind: str, row: int, pictures: Tensor) -> dict[str
     if kind != "internvl":
         made = prepared(policy, kind, row, pictures)
         return {name: made[name] for name in ("pixel_values", "pixel_attention_mask") if name in made}
-    said = json.loads((Path(policy.settings.model_path) / "preprocessor_config.json").read_text())
+    said = json.loads((Path(policy.settings.model_path) / "preprocessor_config.json").read_text(encoding="utf-8"))
     mean, std = (torch.tensor(said[name]) for name in ("image_mean", "image_std"))
     return {"pixel_values": ((pictures[: COUNTS[row]] / 255 - mean) / std).permute(0, 3, 1, 2)}
 
@@ -140,9 +140,9 @@ def test_prompts_without_a_chat_template(kind, folders):
 
 def test_older_folders_have_the_template_in_a_file_of_the_processor(folders, tmp_path):
     old = shutil.copytree(folders["llava"], tmp_path / "old")
-    template = (old / "chat_template.jinja").read_text()
+    template = (old / "chat_template.jinja").read_text(encoding="utf-8")
     (old / "chat_template.jinja").unlink()
-    (old / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    (old / "chat_template.json").write_text(json.dumps({"chat_template": template}), encoding="utf-8")
     assert make(old).tokenizer.prompt(TEXTS[0]) == make(folders["llava"]).tokenizer.prompt(TEXTS[0])
 
 
@@ -232,9 +232,9 @@ def test_what_cannot_work_is_refused_with_the_reason(folders, tmp_path):
     assert len(cut.encode_instructions(["no picture, but a long question of many signs"])["prompt_ids"][0]) == 20
 
     made = {"model_type": "llava", "vision_config": {"model_type": "pixtral"}, "text_config": {"model_type": "llama"}}
-    (tmp_path / "config.json").write_text(json.dumps(made))
+    (tmp_path / "config.json").write_text(json.dumps(made), encoding="utf-8")
     refused(lambda: prompt_counter(model_path=str(tmp_path)), "pixtral", "depends on its shape")
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}', encoding="utf-8")
     from embodied.models.causal_lm.vision import check_pictures
 
     with pytest.raises(SpecMismatchError, match="M-RoPE"):

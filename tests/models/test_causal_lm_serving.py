@@ -51,7 +51,7 @@ def test_the_folder_is_read_by_transformers(tmp_path):
     for _ in range(2):  # of a run that goes on
         policy.engine_folder(tmp_path / "engine")
     assert not list((tmp_path / "engine").glob("*.safetensors"))
-    config = json.loads((tmp_path / "engine" / "config.json").read_text())
+    config = json.loads((tmp_path / "engine" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["Qwen2ForCausalLM"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "engine")
     assert tokenizer("1+2=").input_ids == policy.tokenizer.prompt("1+2=")

@@ -31,7 +31,7 @@ def package(tmp_path, monkeypatch):
     def make_package(name: str, *files: str) -> Path:
         folder = tmp_path / "site" / name
         folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text("raise RuntimeError('imported')\n")
+        (folder / "__init__.py").write_text("raise RuntimeError('imported')\n", encoding="utf-8")
         for file in files:
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(b"")

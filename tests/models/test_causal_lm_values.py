@@ -135,7 +135,7 @@ RUN = (
 def test_a_small_llama_learns_values_of_its_tokens(tmp_path):
     folder = tmp_path / "run"
     assert train.main([*RUN, f"runner.logger.log_path={folder}"]) == 0
-    rows = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[-1]["train/value_loss"] < 0.5 * rows[0]["train/value_loss"]
     assert max(row["train/explained_variance"] for row in rows[3:]) > 0.05, "better than a constant"
     assert max(row["train/logprob_gap"] for row in rows) < 1e-4

@@ -344,11 +344,11 @@ def reseal(folder: Path, **changes: Any) -> None:
     """Change program.json as somebody would who knows its checksum."""
     from embodied.files import checksums
 
-    values = json.loads((folder / "program.json").read_text())
+    values = json.loads((folder / "program.json").read_text(encoding="utf-8"))
     del values["checksum"]
     values |= changes
     values["files"] = checksums(folder, values["files"])
-    (folder / "program.json").write_text(json.dumps(sealed(values)))
+    (folder / "program.json").write_text(json.dumps(sealed(values)), encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", QUICK)
@@ -390,11 +390,11 @@ def test_what_is_not_a_program_is_an_error_even_with_the_right_checksum(kind, co
         ({"prompt": {}}, "bos_id"),
         ({"env": {}}, "spec"),
     ):
-        before = (folder / "program.json").read_text()
+        before = (folder / "program.json").read_text(encoding="utf-8")
         reseal(folder, **changes)
         with pytest.raises(EmbodiedError, match=said):
             build_exported(model_path=str(folder))
-        (folder / "program.json").write_text(before)
+        (folder / "program.json").write_text(before, encoding="utf-8")
 
 
 def test_an_onnx_program_reads_no_file_outside_its_folder(copied, tmp_path):
@@ -436,7 +436,7 @@ def test_the_command_evaluates_a_program_and_does_not_train_it(folders, tmp_path
     monkeypatch.chdir(tmp_path)
     path = f"actor.model.model_path={folders('onnx')[0]}"
     assert evaluation.main([*RUN, path, "runner.logger.log_path=run"]) == 0
-    found = json.loads(Path("run/eval/000000.json").read_text())
+    found = json.loads(Path("run/eval/000000.json").read_text(encoding="utf-8"))
     assert len(found["episodes"]) == 2
     crop = {"center_crop": True, "image_preset": "rlinf", "image_size": [64, 64], "num_images_in_input": 2}
     assert found["protocol"]["keys"]["pictures"] == crop
@@ -453,13 +453,13 @@ def test_programs_of_different_crops_are_evaluated_under_different_protocols(cop
     mine = {"name": "mine", "sets": {"env.eval.episodes_per_task": 1}}
     mine |= {"of_model": {"embodied.models.openvla_oft.build_policy": {"actor.model.center_crop": True}}}
     Path("protocol").mkdir()
-    Path("protocol/mine.yaml").write_text(json.dumps(mine))
-    told = json.loads((folder / "program.json").read_text())["pictures"]
+    Path("protocol/mine.yaml").write_text(json.dumps(mine), encoding="utf-8")
+    told = json.loads((folder / "program.json").read_text(encoding="utf-8"))["pictures"]
 
     def evaluated(name: str) -> dict[str, Any]:
         options = ["protocol=mine", f"actor.model.model_path={folder}", f"runner.logger.log_path={name}"]
         assert evaluation.main([*RUN, *options, "--config-dir", str(tmp_path)]) == 0
-        return json.loads(Path(name, "eval/000000.json").read_text())["protocol"]
+        return json.loads(Path(name, "eval/000000.json").read_text(encoding="utf-8"))["protocol"]
 
     cropped = evaluated("cropped")
     assert cropped["changed"] == {}

@@ -147,7 +147,7 @@ def test_checkpoints_of_another_architecture_are_named(tmp_path) -> None:
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "model_type 'llama'"),
         ({"model_type": "openvla", "timm_model_ids": ["vit_so400m_patch14_siglip_224"]}, "vision towers"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
         with pytest.raises(CheckpointError, match=said):
             build_policy(model_path=str(tmp_path), size=None)
 
@@ -155,14 +155,14 @@ def test_checkpoints_of_another_architecture_are_named(tmp_path) -> None:
 def test_a_tokenizer_of_another_family_is_refused(saved) -> None:
     """The last is a tokenizer whose ids are in range but mean other words: nothing else would show it."""
     path = saved[1] / "tokenizer.json"
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = values["model"]["vocab"]
     swapped = {**vocabulary, "</s>": vocabulary["<unk>"], "<unk>": vocabulary["</s>"]}
     for said, changed in (("highest id is 1500", {**vocabulary, "new": 1500}), ("</s> are 1 and 0", swapped)):
-        path.write_text(json.dumps({**values, "model": {**values["model"], "vocab": changed}}))
+        path.write_text(json.dumps({**values, "model": {**values["model"], "vocab": changed}}), encoding="utf-8")
         with pytest.raises(CheckpointError, match=said):
             build_policy(**KEYS, model_path=str(saved[1]))
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(CheckpointError, match="29871"):
         PromptTokenizer(path, 32000)
 
@@ -180,7 +180,7 @@ def test_an_unknown_dataset_lists_the_known_ones(saved) -> None:
     ],
 )
 def test_folders_that_token_rl_cannot_start_from(tmp_path, file, reason) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / file).touch()
     with pytest.raises(CheckpointError, match=reason):
         Folder.open(str(tmp_path))
@@ -240,9 +240,9 @@ def test_dead_tensors_are_ignored_and_kept_for_export(saved, make, tmp_path) -> 
         "vision_backbone.fused_featurizer.attn_pool.latent": torch.ones(1, 1, 64),
     }
     save_file(dead, str(folder / "dead.safetensors"))
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
     index["weight_map"] |= dict.fromkeys(dead, "dead.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     make(**KEYS, model_path=str(folder)).save(tmp_path / "again")
     assert dead.keys() <= load_file(str(tmp_path / "again" / "model.safetensors")).keys()
 
@@ -250,7 +250,9 @@ def test_dead_tensors_are_ignored_and_kept_for_export(saved, make, tmp_path) -> 
 def test_the_normalisation_of_pixels_comes_from_the_folder_and_stays_with_it(saved, make, tmp_path) -> None:
     _, folder = saved
     entry = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    (folder / "preprocessor_config.json").write_text(json.dumps({"tvf_normalize_params": [entry, entry]}))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"tvf_normalize_params": [entry, entry]}), encoding="utf-8"
+    )
     make(**KEYS, model_path=str(folder)).save(tmp_path / "again")
     pixels = make(**KEYS, model_path=str(tmp_path / "again")).pixels
     assert pixels.mean.flatten().tolist() == pytest.approx(entry["mean"] * 2)
@@ -297,7 +299,7 @@ def test_statistics_by_name_with_and_without_suffix(saved) -> None:
     folder = saved[1]
     block = {"q01": [0.0] * 7, "q99": [1.0] * 7, "mask": [True] * 6 + [False]}
     both = {"libero_10_no_noops": {"action": block}, "libero_goal_no_noops": {"action": block}}
-    (folder / "dataset_statistics.json").write_text(json.dumps(both))
+    (folder / "dataset_statistics.json").write_text(json.dumps(both), encoding="utf-8")
     policy = build_policy(**KEYS, model_path=str(folder), unnorm_key="libero_10")
     assert policy.statistics.name == "libero_10_no_noops"
     assert policy.statistics.action == Range((0.0,) * 7, (1.0,) * 7, (True,) * 6 + (False,))
@@ -309,7 +311,9 @@ def test_state_is_normalised_by_the_statistics(saved, make, observe, noise) -> N
     folder = saved[1]
     action = {"q01": [-1.0] * 7, "q99": [1.0] * 7}
     proprio = {"q01": [0.0] * 8, "q99": [4.0] * 8}
-    (folder / "dataset_statistics.json").write_text(json.dumps({"d": {"action": action, "proprio": proprio}}))
+    (folder / "dataset_statistics.json").write_text(
+        json.dumps({"d": {"action": action, "proprio": proprio}}), encoding="utf-8"
+    )
     policy = make(**KEYS, model_path=str(folder))
     assert policy._proprio({"state": torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 9.0, -9.0, 2.0]])})[
         0
@@ -318,7 +322,7 @@ def test_state_is_normalised_by_the_statistics(saved, make, observe, noise) -> N
 
 @pytest.mark.parametrize("file", ["config.json", "policy.json", "dataset_statistics.json", "tokenizer.json"])
 def test_damaged_files_are_named(saved, file) -> None:
-    (saved[1] / file).write_text('{"cut of')
+    (saved[1] / file).write_text('{"cut of', encoding="utf-8")
     with pytest.raises(CheckpointError, match=file):
         build_policy(**KEYS, model_path=str(saved[1]))
 

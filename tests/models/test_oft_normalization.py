@@ -36,7 +36,7 @@ def only(values: dict[str, list], *names: str) -> dict[str, list]:
 
 def write(folder: Path, action: dict[str, list], proprio: dict[str, list] | None = None) -> None:
     blocks = {"action": action} | ({} if proprio is None else {"proprio": proprio})
-    (folder / "dataset_statistics.json").write_text(json.dumps({"task": blocks}))
+    (folder / "dataset_statistics.json").write_text(json.dumps({"task": blocks}), encoding="utf-8")
 
 
 @pytest.fixture
@@ -123,11 +123,13 @@ def test_a_checkpoint_of_14_dimensions_uses_extremes_through_save_and_load(aloha
         "'task', bounds (as OFT has it for ALOHA, 14 action dimensions)"
     )  # fmt: skip
     assert policies[1].describe()["statistics"] == "'task', bounds (as policy.json says)"
-    written = json.loads((tmp_path / "again" / "dataset_statistics.json").read_text())["task"]["action"]
+    written = json.loads((tmp_path / "again" / "dataset_statistics.json").read_text(encoding="utf-8"))["task"]["action"]
     used = only(block(14, mask=[True] * 14), "min", "max", "mask")
     assert {name: written[name] for name in used} == used
     assert written["q01"] == [-1.0] * 14, "what its folder had besides comes along"
-    assert json.loads((tmp_path / "again" / "policy.json").read_text())["action_normalization"] == "bounds"
+    assert (
+        json.loads((tmp_path / "again" / "policy.json").read_text(encoding="utf-8"))["action_normalization"] == "bounds"
+    )
 
 
 def test_the_key_decides_where_no_sidecar_does(aloha, bimanual) -> None:
@@ -152,9 +154,9 @@ def test_folders_of_ours_from_before_the_key_are_of_quantiles(tmp_path, bimanual
     policy = build_policy(**ALOHA)
     policy.bind(bimanual)
     policy.save(tmp_path / "hf")
-    sidecar = json.loads((tmp_path / "hf" / "policy.json").read_text())
+    sidecar = json.loads((tmp_path / "hf" / "policy.json").read_text(encoding="utf-8"))
     del sidecar["action_normalization"]
-    (tmp_path / "hf" / "policy.json").write_text(json.dumps(sidecar))
+    (tmp_path / "hf" / "policy.json").write_text(json.dumps(sidecar), encoding="utf-8")
     assert build_policy(**ALOHA, model_path=str(tmp_path / "hf")).statistics.action.kind == "bounds_q99"
 
 
@@ -221,8 +223,10 @@ def test_a_key_that_contradicts_the_sidecar(aloha, bimanual, tmp_path) -> None:
     policy.save(tmp_path / "again")
     with pytest.raises(ConfigError, match=r"action_normalization = 'bounds_q99': .*policy.json says 'bounds'"):
         build_policy(**ALOHA, model_path=str(tmp_path / "again"), action_normalization="bounds_q99")
-    sidecar = json.loads((tmp_path / "again" / "policy.json").read_text())
-    (tmp_path / "again" / "policy.json").write_text(json.dumps({**sidecar, "action_normalization": "normal"}))
+    sidecar = json.loads((tmp_path / "again" / "policy.json").read_text(encoding="utf-8"))
+    (tmp_path / "again" / "policy.json").write_text(
+        json.dumps({**sidecar, "action_normalization": "normal"}), encoding="utf-8"
+    )
     with pytest.raises(CheckpointError, match="'normal', known are bounds_q99, bounds"):
         build_policy(**ALOHA, model_path=str(tmp_path / "again"))
 

@@ -55,7 +55,7 @@ def golden_weights(golden: dict[str, torch.Tensor], rows: int, width: int) -> di
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], config=CONFIG) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(folder / "model.safetensors"))
     return str(folder)
 
@@ -349,7 +349,7 @@ def test_an_l1_checkpoint_has_hidden_states_but_no_policy(weights, tmp_path) -> 
 def test_a_policy_from_a_folder_without_a_sidecar(weights, tmp_path, make, observe, noise) -> None:
     """What a released folder is, at a small size: the policy's forward pass is the network's."""
     path = write(tmp_path, weights, {**CONFIG, "norm_stats": {"d": {"action": {"q01": [-1.0] * 7, "q99": [2.0] * 7}}}})
-    (tmp_path / "tokenizer.json").write_text(tokenizer_of_llama_size())
+    (tmp_path / "tokenizer.json").write_text(tokenizer_of_llama_size(), encoding="utf-8")
     policy = make(model_path=path, size=None, image_size=56, **HEADS)
     network, obs = load_network(path, **HEADS), observe(3)
     with torch.no_grad():
@@ -375,7 +375,7 @@ def test_a_folder_of_ours_says_everything(make, observe, tmp_path) -> None:
 
 def tokenizer_of_llama_size() -> str:
     """The embedded tokenizer with '▁' where Llama 2 has it."""
-    values = json.loads(EMBEDDED.read_text())
+    values = json.loads(EMBEDDED.read_text(encoding="utf-8"))
     values["model"]["vocab"]["▁"] = SPACE
     return json.dumps(values)
 

@@ -43,9 +43,9 @@ def causal_folder(tmp_path_factory, request):
 
 
 def forget_attention(folder) -> None:
-    sidecar = json.loads((folder / "policy.json").read_text())
+    sidecar = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
     sidecar["attention_open"] = True
-    (folder / "policy.json").write_text(json.dumps(sidecar))
+    (folder / "policy.json").write_text(json.dumps(sidecar), encoding="utf-8")
 
 
 def test_the_mask_of_the_training_is_found_by_entropy(causal_folder, make, observe) -> None:
@@ -81,7 +81,7 @@ def test_the_result_is_recorded_in_the_sidecar(causal_folder, make, observe, tmp
     policy = make(model_path=str(causal_folder[0]), attention="auto")
     policy.probe(observe(4))
     policy.save(tmp_path / "hf")
-    sidecar = json.loads((tmp_path / "hf" / "policy.json").read_text())
+    sidecar = json.loads((tmp_path / "hf" / "policy.json").read_text(encoding="utf-8"))
     assert sidecar["net"]["attention"] == "causal"
     assert sidecar["attention_probe"]["causal"] < sidecar["attention_probe"]["bidirectional"]
     again = make(model_path=str(tmp_path / "hf"), attention="auto")

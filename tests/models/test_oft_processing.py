@@ -62,7 +62,7 @@ def test_a_word_is_the_same_token_at_the_end_of_the_sentence(tokenizer: PromptTo
 
 
 def test_the_committed_tokenizer_is_what_the_script_makes() -> None:
-    assert build().to_str(pretty=True) == EMBEDDED.read_text()
+    assert build().to_str(pretty=True) == EMBEDDED.read_text(encoding="utf-8")
 
 
 def test_padding_stands_between_bos_and_text(tokenizer: PromptTokenizer) -> None:
@@ -76,7 +76,7 @@ def test_padding_stands_between_bos_and_text(tokenizer: PromptTokenizer) -> None
 
 
 def test_a_file_that_is_no_tokenizer(tmp_path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(CheckpointError, match="is not a tokenizer"):
         PromptTokenizer(tmp_path / "tokenizer.json", 1024)
     with pytest.raises(CheckpointError, match="no tokenizer at"):

@@ -74,7 +74,7 @@ def test_wrong_checkpoints(capsys, folder) -> None:
     assert "1 unknown: surprise" in said
     (folder / "action_head--1_checkpoint.pt").touch()
     assert "language head never learnt action tokens" in refused(capsys, path)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     (folder / "policy.json").unlink()
     (folder / "action_head--1_checkpoint.pt").unlink()
     assert "another architecture" in refused(capsys, path)

@@ -97,7 +97,7 @@ def test_the_signature_is_that_of_the_settings() -> None:
 def test_every_setting_is_read_somewhere() -> None:
     folder = Path(openvla_oft.__file__).parent
     shared = folder.parent / "shared" / "trained.py"  # reads the keys of adapters
-    code = "\n".join(file.read_text() for file in (*folder.glob("*.py"), shared))
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (*folder.glob("*.py"), shared))
     handled_by_name = {"low_cpu_mem_usage"}  # a permission that is not used, as a run says
     handled_by_name |= {"override_config"}  # its entries take the place of sizes, before there are settings
     sizes = {"patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
@@ -112,7 +112,7 @@ def test_every_setting_is_read_somewhere() -> None:
 
 @pytest.mark.parametrize("name", ["openvla", "openvla_oft", "openvla_oft_tiny"])
 def test_model_files_name_known_keys_only(name) -> None:
-    values = yaml.safe_load((ROOT / "config" / "model" / f"{name}.yaml").read_text())
+    values = yaml.safe_load((ROOT / "config" / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
     assert values.pop("_target_") == "embodied.models.openvla_oft.build_policy"
     values |= {"seed": 0, "value_type": "chunk_level"}  # interpolations
     Settings.from_kwargs(values)
@@ -127,7 +127,9 @@ def test_single_sizes_override_the_preset() -> None:
 
 def test_importing_the_package_is_light() -> None:
     code = "import sys, embodied.models.openvla_oft; print({'torch', 'transformers', 'peft'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, encoding="utf-8"
+    )
     assert done.stdout.strip() == "set()"
 
 

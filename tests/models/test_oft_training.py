@@ -160,7 +160,7 @@ def test_a_released_adapter_folder(make, observe, noise, tmp_path) -> None:
     }
     save_file({**load_file(file), **dead}, file)
     (folder / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4, "init_lora_weights": "gaussian"})
+        json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4, "init_lora_weights": "gaussian"}), encoding="utf-8"
     )
     again = make(**LORA, lora_path=str(tmp_path))
     one, two = (p.act(observe(2), noise(2), Sampling()).fields["logprobs"] for p in (adapted, again))

@@ -20,4 +20,4 @@ def test_the_template_refuses_another_action_dimension(env) -> None:
 
 
 def test_the_template_is_short() -> None:
-    assert len(Path(_template.__file__).read_text().splitlines()) <= 64
+    assert len(Path(_template.__file__).read_text(encoding="utf-8").splitlines()) <= 64

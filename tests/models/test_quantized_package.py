@@ -64,12 +64,14 @@ def test_the_size_of_files_is_reckoned_in_these_bits(tmp_path, monkeypatch, bits
 @pytest.mark.slow
 def test_with_the_package(pytestconfig) -> None:
     """Runs test_quantized.py where bitsandbytes is; all other packages are those of this environment."""
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["quantize"]
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
+        "quantize"
+    ]
     python = python_with(wanted, pytestconfig.cache.mkdir("quantize") / "env", shares=True)
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "models" / "test_quantized.py")],
         cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout

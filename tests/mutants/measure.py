@@ -58,11 +58,11 @@ def measure(state: Path) -> None:
         )
     tree, data, settings = state / "measured", state / "coverage.data", state / "coveragerc"
     copy_tree(tree)
-    settings.write_text(SETTINGS.format(tree=tree, data=data))
+    settings.write_text(SETTINGS.format(tree=tree, data=data), encoding="utf-8")
     paths = [str(tree), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q"]
     command += ["-p", "no:cacheprovider", "--durations=0", "--durations-min=0", *TESTS]
-    with (state / "measured.log").open("w") as log:
+    with (state / "measured.log").open("w", encoding="utf-8") as log:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT)
     read(state, tree, data, state / "measured.log")
@@ -75,7 +75,7 @@ def read(state: Path, tree: Path, data: Path, log: Path) -> None:
     """
     from coverage import CoverageData
 
-    said = log.read_text()
+    said = log.read_text(encoding="utf-8")
     failed = set(re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", said, re.MULTILINE))
     tests = {context: found - failed for context, found in _tests_by_context().items()}
     opened = CoverageData(basename=str(data))
@@ -87,14 +87,14 @@ def read(state: Path, tree: Path, data: Path, log: Path) -> None:
             line: sorted({test for name in names for test in tests.get(name, ())}) for line, names in contexts.items()
         }
     text = json.dumps({"lines": lines, "seconds": _seconds(said)})
-    (state / "coverage.json").write_text(text)
+    (state / "coverage.json").write_text(text, encoding="utf-8")
 
 
 def _tests_by_context() -> Mapping[str, set[str]]:
     """``module.function``, coverage's name of a test → ``path::function``; all of hypothesis' tests have one name."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in (f for path in TESTS for f in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))):
-        for node in ast.parse(file.read_text()).body:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 test = f"{file.relative_to(ROOT)}::{node.name}"
                 given = any(ast.unparse(decorator).startswith("given(") for decorator in node.decorator_list)

@@ -27,13 +27,13 @@ class Mutant:
     def apply(self, root: Path) -> str:
         """Change the file below ``root``; its text until now. Raises ValueError if ``before`` is not there once."""
         path = root / self.file
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if (count := text.count(self.before)) != 1:
             raise ValueError(
                 f"mutant {self.name}: {self.file} has the text {self.before!r} {count} times, expected once; "
                 "fix: correct the mutant in tests/mutants/named.py"
             )
-        path.write_text(text.replace(self.before, self.after))
+        path.write_text(text.replace(self.before, self.after), encoding="utf-8")
         return text
 
 

@@ -22,7 +22,9 @@ VERDICTS = ("killed", "killed by a new test", "equivalent", "survived")
 
 def main(state: Path) -> None:
     rows = judged(state)
-    RESULTS.write_text("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n")
+    RESULTS.write_text(
+        "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n", encoding="utf-8"
+    )
     counts = Counter((folder_of(row), row["verdict"]) for row in rows)
     print("| folder | mutants | " + " | ".join(VERDICTS) + " |\n" + "|---" * (2 + len(VERDICTS)) + "|")
     for folder in (*FOLDERS, "all"):

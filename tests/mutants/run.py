@@ -54,7 +54,7 @@ def kill(tree: Path, mutant: Mutant) -> bool:
         print(error)
         return False
     status, failed, said = run_tests(tree, mutant.tests)
-    (tree / mutant.file).write_text(text)
+    (tree / mutant.file).write_text(text, encoding="utf-8")
     if status not in (0, TESTS_FAILED):
         print(said)
     shown = {0: "SURVIVED", TESTS_FAILED: failed}.get(status, f"NO TEST RAN (pytest ended with {status})")

@@ -63,7 +63,7 @@ class Coverage:
     """Which tests may see a fault, cheapest first."""
 
     def __init__(self, state: Path) -> None:
-        values = json.loads((state / "coverage.json").read_text())
+        values = json.loads((state / "coverage.json").read_text(encoding="utf-8"))
         self.lines, self.seconds = values["lines"], values["seconds"]
 
     def tests(self, file: str, fault: Fault, seconds: float) -> tuple[list[str], float]:
@@ -93,7 +93,7 @@ def attempt(tree: Path, file: str, fault: Fault, tests: Sequence[str], limit: fl
     """Try one mutant: ``verdict`` killed, timeout or survived, the failing ``test``, ``seconds``."""
     source = (tree / file).read_bytes()
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         (tree / file).write_bytes(fault.apply(source))
         try:
             status = _forked(tree, tests, limit, said.fileno())
@@ -159,7 +159,7 @@ def run(state: Path, seed: int, count: int, shard: str, seconds: float) -> None:
         tests, expected = coverage.tests(file, fault, seconds)
         found = attempt(tree, file, fault, tests, 60 + 3 * expected)
         done[str(number)] = {"file": file, **asdict(fault), **found, "tests": len(tests)}
-        results.write_text(json.dumps(done, indent=1))
+        results.write_text(json.dumps(done, indent=1), encoding="utf-8")
         print(
             f"{number:>3} {found['verdict']:<9} {found['seconds']:>6.1f} s  {file}:{fault.first_line} {found['test']}"
         )
@@ -167,7 +167,7 @@ def run(state: Path, seed: int, count: int, shard: str, seconds: float) -> None:
 
 def read_json(file: Path) -> dict[str, Any]:
     """What is in the file; nothing if there is none."""
-    return json.loads(file.read_text()) if file.exists() else {}
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def everything(state: Path) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def again(state: Path, numbers: Sequence[str], tests: Sequence[str], new: bool) 
         chosen, expected = (tests, coverage.cost(tests)) if tests else coverage.tests(value["file"], fault, 300.0)
         found = attempt(tree, value["file"], fault, chosen, 60 + 2 * expected)
         done = read_json(results) | {number: {**found, "tests": len(chosen), "new": new}}
-        results.write_text(json.dumps(done, indent=1))
+        results.write_text(json.dumps(done, indent=1), encoding="utf-8")
         print(number, found, flush=True)
 
 

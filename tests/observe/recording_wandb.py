@@ -8,7 +8,7 @@ MANNER, _, PLACE = os.environ.get("FAIL", "").partition(" ")
 
 
 def note(**values):
-    with open(os.environ["RECORD"], "a") as file:
+    with open(os.environ["RECORD"], "a", encoding="utf-8") as file:
         file.write(json.dumps(values) + "\n")
 
 

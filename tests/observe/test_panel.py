@@ -169,7 +169,7 @@ def test_a_run_goes_on_where_there_can_be_no_panel(terminal, monkeypatch):
 def test_a_terminal_that_takes_no_text_holds_nothing_up(terminal, monkeypatch):
     monkeypatch.setattr(screens, "END_S", 0.1)
     ours, theirs = pty.openpty()  # nobody reads, so that it is full after some kilobytes
-    stream = os.fdopen(theirs, "w")
+    stream = os.fdopen(theirs, "w", encoding="utf-8")
     console, began = make_console(stream), time.monotonic()
     with console.panel("my run", dict):
         for _ in range(200):
@@ -236,7 +236,7 @@ def test_a_real_run_on_a_terminal_and_ctrl_c(tmp_path):
     place = shown.seen.rindex("╭─ run · iteration")
     panel = shown.seen[place : shown.seen.index("╯", place)]
     done = int(re.search(r"iteration (\d+)/500 done", panel)[1])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     row = rows[done - 1]
     low, high = (100 * row[f"rollout/success_{end}"] for end in ("low", "high"))
     assert f"success     {100 * row['rollout/success_rate']:.1f} % ({low:.1f} % to {high:.1f} %)" in panel

@@ -46,12 +46,12 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     monkeypatch.setenv("RECORD", str(tmp_path / "record.jsonl"))
     monkeypatch.setattr(services, "version", lambda name: "1")
     monkeypatch.chdir(tmp_path)
-    return lambda: [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]
+    return lambda: [json.loads(line) for line in (tmp_path / "record.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def ended(pid: int) -> bool:
     try:
-        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path("/proc", str(pid), "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
@@ -79,7 +79,9 @@ def test_a_service_gets_the_run_its_metrics_tables_and_videos_and_no_secret(tmp_
         "runner": {"seed": 3}, "judge": {"api_key": "(hidden)", "url": "https://(hidden)@host/x"},
     }  # fmt: skip
     assert begun["id"] == made.run_ids["wandb"]
-    assert not any("sk-1234" in file.read_text() for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert not any(
+        "sk-1234" in file.read_text(encoding="utf-8") for file in (tmp_path / "run").rglob("*") if file.is_file()
+    )
     assert lines == ["tracker wandb: https://example.invalid/run"]
     assert ended(begun["pid"])
 
@@ -117,7 +119,7 @@ def test_one_that_fails_is_said_once_and_off(tmp_path, record, monkeypatch, plac
     (failed,) = [line for line in lines if "failed and is off" in line]
     assert says in failed
     assert "tracker-wandb.log" in failed
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 4
 
 
 @pytest.mark.parametrize("place", ["start", "log", "finish"])
@@ -153,7 +155,7 @@ def test_one_that_takes_nothing_does_not_fill_the_memory(tmp_path, record, monke
 
 def outcome(name: str) -> tuple[list[dict[str, float]], bytes]:
     folder = Path("runs", name)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     lasting = [{key: value for key, value in row.items() if not VARYING.match(key)} for row in rows]
     return lasting, (folder / "checkpoints" / "000002" / "__0_0.distcp").read_bytes()
 
@@ -170,7 +172,7 @@ def test_a_run_gives_the_same_numbers_whatever_its_tracker_does(record, monkeypa
     assert [row[0] for row in table[1]] == ["0", "1", "all"]
     rate = outcome("with")[0][-1]
     of_all = dict(zip(table[0], table[1][-1], strict=True))
-    held_to = json.loads(Path("runs", "with", "eval", "000002.json").read_text())["protocol"]
+    held_to = json.loads(Path("runs", "with", "eval", "000002.json").read_text(encoding="utf-8"))["protocol"]
     assert (of_all["protocol"], of_all["protocol_hash"]) == ("", held_to["hash"])
     assert (of_all["success_rate"], of_all["low"]) == (rate["eval/success_rate"], rate["eval/success_low"])
     assert sum(size for line in lines for name, size in line.items() if name.startswith("eval/video/")) == sum(
@@ -187,7 +189,7 @@ def test_both_of_two_evaluations_are_sent(record):
     (sent,) = [line for line in lines if "eval/success_rate" in line]
     assert {name.split("/")[0] for name in sent} == {"step", "eval", "eval_sampled"}
     for side, file in (("eval", "000000"), ("eval_sampled", "000000-sampled")):
-        found = json.loads(Path("runs/run/eval", f"{file}.json").read_text())
+        found = json.loads(Path("runs/run/eval", f"{file}.json").read_text(encoding="utf-8"))
         of_all = found["tasks"][-1]
         assert sent[f"{side}/success_rate"] == of_all["success_rate"]
         assert sent[f"{side}/episode_length_mean"] == of_all["steps_mean"]

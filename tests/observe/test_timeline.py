@@ -52,7 +52,7 @@ def test_spans_are_those_of_the_workers_clock(tmp_path):
     clock.now = 120.0
     assert (timeline.slot_s, timeline.idle_s) == pytest.approx((40, 36.5))
     timeline.write(tmp_path / "trace" / "a.json")
-    events = json.loads((tmp_path / "trace" / "a.json").read_text())["traceEvents"]
+    events = json.loads((tmp_path / "trace" / "a.json").read_text(encoding="utf-8"))["traceEvents"]
     got = {
         event["name"]: (event["pid"], event["tid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"
     }
@@ -105,7 +105,7 @@ def test_a_rollout_leaves_a_trace_of_all_it_did(make_rig, tmp_path, kill):
     results, stats = rollout.collect(plan, rig.job(), disturb)
     rollout.collect(plan, rig.job(stream=Stream.EVAL_NOISE))
     assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == ["000001-train.json", "000002-eval.json"]
-    trace = json.loads((tmp_path / "trace" / "000001-train.json").read_text())
+    trace = json.loads((tmp_path / "trace" / "000001-train.json").read_text(encoding="utf-8"))
     events = trace["traceEvents"]
     assert_no_overlap(events)
     by_lane = lanes(events)
@@ -146,7 +146,7 @@ def test_the_first_traces_are_few_and_bounded(make_rig, tmp_path, monkeypatch):
     names = [f"{number:06d}-{side}.json" for number, side in enumerate(("train", "eval", "train", "eval"), start=1)]
     assert sorted(path.name for path in folder.iterdir()) == names
     for path in folder.iterdir():
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         spans = [event for event in found["traceEvents"] if event["ph"] == "X"]
         assert len(spans) == 30
         assert found["otherData"]["spans_left_out"] > 0
@@ -168,7 +168,7 @@ def test_a_span_is_as_small_as_the_bound_says(tmp_path):
 
 
 def test_a_trace_that_cannot_be_written_ends_no_rollout(make_rig, tmp_path):
-    (tmp_path / "trace").write_text("a file")
+    (tmp_path / "trace").write_text("a file", encoding="utf-8")
     rig, said = make_rig(slots=2, workers=1), []
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=2, group_size=2)
     results, _ = rig.rollout(traces=Traces(tmp_path / "trace", "first", said.append)).collect(plan, rig.job())

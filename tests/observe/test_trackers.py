@@ -24,14 +24,16 @@ def write(path, steps, **kwargs):
 
 
 def steps_of(path):
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_one_line_a_call_is_on_disk_at_once(tmp_path):
     path = tmp_path / "new" / "metrics.jsonl"
     tracker = JsonlTracker(path)
     tracker.log(3, {"train/loss": np.float32(0.25), "rollout/episodes": 8, "train/lr": torch.tensor(0.5)})
-    assert path.read_text() == '{"step": 3, "train/loss": 0.25, "rollout/episodes": 8, "train/lr": 0.5}\n'
+    assert (
+        path.read_text(encoding="utf-8") == '{"step": 3, "train/loss": 0.25, "rollout/episodes": 8, "train/lr": 0.5}\n'
+    )
     tracker.close()
 
 
@@ -39,7 +41,11 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path):
     tracker = JsonlTracker(tmp_path / "m.jsonl")
     tracker.log(1, {"train/loss": float("nan"), "train/grad_norm": float("inf")})
     tracker.close()
-    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "train/loss": None, "train/grad_norm": None}
+    assert json.loads((tmp_path / "m.jsonl").read_text(encoding="utf-8")) == {
+        "step": 1,
+        "train/loss": None,
+        "train/grad_norm": None,
+    }
 
 
 def test_resuming_drops_later_steps_and_each_step_is_there_once(tmp_path):
@@ -73,7 +79,7 @@ def test_a_torn_last_line_is_dropped(tmp_path, torn, resume_step):
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(RunFolderError, match=r"cannot write the metrics to (.|\n)*runner\.logger\.log_path"):
         JsonlTracker(tmp_path / "file" / "m.jsonl")
     with pytest.raises(RunFolderError):

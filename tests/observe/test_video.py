@@ -157,7 +157,7 @@ def test_a_file_without_its_end_is_not_whole(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_said_with_the_fix(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(RunFolderError) as raised:
         VideoWriter(tmp_path / "file" / "e.mp4", 20, "go")
     assert "cannot write the video" in raised.value.message
@@ -205,4 +205,4 @@ def test_importing_brings_in_neither_torch_nor_pictures(module):
         f"import sys, embodied.observe.{module}; "
         "print([m for m in ('torch', 'imageio', 'imageio_ffmpeg', 'PIL', 'tensorboard') if m in sys.modules])"
     )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, encoding="utf-8") == "[]\n"

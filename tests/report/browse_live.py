@@ -41,10 +41,10 @@ def main(chromium: str, address: str, metrics: str) -> None:
         page.evaluate("document.getElementById('metric').scrollIntoView({behavior: 'instant'})")
         page.wait_for_timeout(500)
         before = page.evaluate(PLACE)
-        with open(metrics) as file:
+        with open(metrics, encoding="utf-8") as file:
             *_, last = file
         row = json.loads(last)
-        with open(metrics, "a") as file:
+        with open(metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps({**row, "step": row["step"] + 1}) + "\n")
         second = newer(page, first)
         found = {"pages": [first, second], "before": before, "after": page.evaluate(PLACE), "said": list(said)}

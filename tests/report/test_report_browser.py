@@ -43,7 +43,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def browsed(python: Path, chromium: str, file: Path) -> dict[str, Any]:
     command = [python, HERE / "browse.py", chromium, file.absolute(), file.parent.absolute()]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=400, check=False, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -95,7 +97,7 @@ def test_a_page_that_follows_a_run_keeps_the_readers_place(tmp_path: Path, pytho
     with subprocess.Popen(
         [sys.executable, "-m", "embodied.tools.watch", "run", "--port", "0"], cwd=tmp_path, text=True,
         stdout=subprocess.PIPE,
-    ) as server:  # fmt: skip
+    encoding="utf-8") as server:  # fmt: skip
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split(": ")[-1].strip()
@@ -103,7 +105,7 @@ def test_a_page_that_follows_a_run_keeps_the_readers_place(tmp_path: Path, pytho
             with subprocess.Popen(
                 [python, HERE / "browse_live.py", chromium, address, metrics], text=True, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-            ) as browser:  # fmt: skip
+            encoding="utf-8") as browser:  # fmt: skip
                 try:
                     assert browser.stdin is not None
                     assert browser.stdout is not None

@@ -47,7 +47,7 @@ def test_it_is_bundled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert library.javascript() == first
     assert len(calls) == 1
     assert [file.name for file in cache.iterdir()] == ["vega-1.9.0.js"]
-    (cache / "vega-1.9.0.js").write_text("cut off")
+    (cache / "vega-1.9.0.js").write_text("cut off", encoding="utf-8")
     assert library.javascript() == first
 
 

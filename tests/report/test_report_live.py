@@ -36,7 +36,9 @@ def served(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path, s
     (tmp_path / "aside").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "aside")}
     command = [sys.executable, "-c", SOON, "watch", str(run)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    )
     try:
         assert process.stdout is not None
         said = "".join(process.stdout.readline() for _ in range(3))
@@ -90,12 +92,12 @@ def test_a_page_follows_its_run_and_ctrl_c_ends_it(served, tmp_path):
     assert not (run / "report.html").exists(), "the run's own folder stays as it is"
 
     assert stays(port, {"page": 1, "problem": ""}), "nothing has changed"
-    rows = (run / "metrics.jsonl").read_text().splitlines()
-    with (run / "metrics.jsonl").open("a") as file:
+    rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(json.loads(rows[-1]) | {"step": 7}) + "\n")
     until(lambda: newest(port)["page"] == 2)
     assert "7 of 6" in ask(port)[2]
-    (run / "report.html").write_text("the run's own report is no change")
+    (run / "report.html").write_text("the run's own report is no change", encoding="utf-8")
     assert stays(port, {"page": 2, "problem": ""})
 
     # Others.
@@ -112,7 +114,7 @@ def test_a_page_follows_its_run_and_ctrl_c_ends_it(served, tmp_path):
         socket.create_connection(("127.0.0.2", port), 2)
 
     # Ctrl-C, while the next page is being written.
-    with (run / "starts.jsonl").open("a") as file:
+    with (run / "starts.jsonl").open("a", encoding="utf-8") as file:
         file.write("{}\n")
     newest(port)
     time.sleep(0.3)
@@ -145,14 +147,14 @@ def test_reports_keep_their_distance_and_wait_for_a_reader(tmp_path, monkeypatch
     monkeypatch.setattr(live, "EVERY_S", 0.6)
     monkeypatch.setattr(live, "PROGRAM", (sys.executable, "-c", code))
     grows = tmp_path / "metrics.jsonl"
-    grows.write_text("1")
+    grows.write_text("1", encoding="utf-8")
     maker = live.Maker(["run"], [grows], tmp_path, 30)
     try:
         time.sleep(0.2)
         assert maker.number == 0, "nobody has looked"
         began = time.monotonic()
         while maker.number < 3:
-            grows.write_text(str(time.monotonic_ns()))
+            grows.write_text(str(time.monotonic_ns()), encoding="utf-8")
             maker.want()
             time.sleep(0.01)
         assert time.monotonic() - began > 2 * 0.6

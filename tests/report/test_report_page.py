@@ -104,7 +104,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(*names: object, expected: int = 0) -> Page:
     assert report.main([str(name) for name in names]) == expected
     folder = Path(str(names[0]))
-    return Page((folder / "report.html" if len(names) == 1 else Path("report.html")).read_text())
+    return Page((folder / "report.html" if len(names) == 1 else Path("report.html")).read_text(encoding="utf-8"))
 
 
 def test_everything_is_on_the_page(tmp_path: Path, recording: Path) -> None:
@@ -129,9 +129,9 @@ def test_everything_is_on_the_page(tmp_path: Path, recording: Path) -> None:
 def test_success_in_training_says_where_its_episodes_are_cut(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     assert "success, last iteration, in" not in made(folder).text
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     config.setdefault("env", {}).setdefault("train", {})["max_episode_steps"] = 40
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     assert "success, last iteration, in 40 steps" in made(folder).text
 
 
@@ -167,10 +167,10 @@ def test_every_chart_has_a_table(tmp_path: Path) -> None:
         assert "table" in parts[place:after]
     text = " ".join(page.text.split())
     assert "lanepolicy, sstep, srender, s policy0.024 slot 00.024 slot 10.024" in text
-    whole = json.loads((folder / "trace" / "000001-train.json").read_text())
+    whole = json.loads((folder / "trace" / "000001-train.json").read_text(encoding="utf-8"))
     (folder / "trace" / "rank-00").mkdir()
     cut = json.dumps(whole | {"otherData": {"spans_left_out": 7}})
-    (folder / "trace" / "rank-00" / "000001-train.json").write_text(cut)
+    (folder / "trace" / "rank-00" / "000001-train.json").write_text(cut, encoding="utf-8")
     (folder / "trace" / "000001-train.json").unlink()
     assert "000001-train.json, the first 0.0396 s" in made(folder).text, "of several processes, the first"
 
@@ -295,8 +295,10 @@ def test_hostile_names_stay_texts(tmp_path: Path, recording: Path, monkeypatch: 
     plain = write_run(Path("plain"), recording=recording)
     folder = write_run(Path("<i>x&y"), tasks=(HOSTILE, "fine"), recording=recording, loss_type=HOSTILE)
     line = {"command": HOSTILE, "time": HOSTILE, "versions": {HOSTILE: HOSTILE}}
-    (folder / "starts.jsonl").write_text(json.dumps(line) + "\n")
-    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, HOSTILE: 1.0, "train/loss": 0.5}) + "\n")
+    (folder / "starts.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    (folder / "metrics.jsonl").write_text(
+        json.dumps({"step": 1, HOSTILE: 1.0, "train/loss": 0.5}) + "\n", encoding="utf-8"
+    )
     for names in ((folder,), (plain, folder)):
         page = made(*names)
         scripts = [one.get("type") for one in page.of("script")]
@@ -318,9 +320,11 @@ def test_text_in_scripts() -> None:
 def test_an_empty_or_damaged_run_still_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a/eval").mkdir(parents=True)
-    Path("a/eval/000006.json").write_text('{"tasks": [')
+    Path("a/eval/000006.json").write_text('{"tasks": [', encoding="utf-8")
     assert report.main([name]) == 0
-    page = Page(Path("report.html").read_text())  # not into a folder that is no run's: none could begin there
+    page = Page(
+        Path("report.html").read_text(encoding="utf-8")
+    )  # not into a folder that is no run's: none could begin there
     assert "What is missing" in page.text
     assert "is damaged or half written" in page.text
     assert not Path("a/report.html").exists()
@@ -332,7 +336,7 @@ def test_videos_that_do_not_fit_are_left_out_and_counted(tmp_path: Path, recordi
     whole = (folder / "report.html").stat().st_size
     assert report.main([str(folder), "--size", str(whole / 1e6 / 3)]) == 0
     assert (folder / "report.html").stat().st_size <= whole / 3
-    page = Page((folder / "report.html").read_text())
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
     kept = [one for one in page.of("li") if "data-task" in one]
     assert 4 <= len(kept) < 120
     assert f"{len(kept)} of these are in this file, {120 - len(kept)} are left out" in page.text
@@ -345,13 +349,13 @@ def test_files_that_are_no_videos_are_not_taken(tmp_path: Path, recording: Path)
     own = sorted((tmp_path / "videos").rglob("*.mp4"))
     own[0].write_bytes(own[0].read_bytes()[:200])
     own[1].unlink()
-    own[2].write_text("something else")
+    own[2].write_text("something else", encoding="utf-8")
     secret = tmp_path / "secret.txt"
     secret.write_bytes(recording.read_bytes())
     file = folder / "eval" / "000006.json"
-    found = json.loads(file.read_text())
+    found = json.loads(file.read_text(encoding="utf-8"))
     found["episodes"][-1]["video"] = str(secret)
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(found), encoding="utf-8")
     run = read(str(folder))
     chosen = videos.choose([run], 10**9)
     assert (chosen.recorded, len(chosen.videos), chosen.missing, chosen.too_many) == (16, 12, 4, 0)

@@ -117,7 +117,7 @@ def half(name: str) -> Callable[[Path], object]:
 
 
 def text(name: str, content: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_text(content)
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,17 @@ def test_what_is_damaged_is_said_and_the_rest_is_read(
 def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", iterations=1, evaluations=())
     odd = '{"step": 2, "train/loss": NaN, "train/entropy": Infinity, "train/lr": "x", "made/up": 1%s}\n' % ("0" * 400)
-    (folder / "metrics.jsonl").write_text(odd + '{"step": -1}\n{"step": true}\n{"step": 3, "made/up": 2}\n')
+    (folder / "metrics.jsonl").write_text(
+        odd + '{"step": -1}\n{"step": true}\n{"step": 3, "made/up": 2}\n', encoding="utf-8"
+    )
     run = read(str(folder))
     assert run.metrics == {2: {}, 3: {"made/up": 2.0}}
 
 
 def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:4]))
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:4]), encoding="utf-8")
     assert any(line.startswith("4 of 6 iterations are there") for line in read(str(folder)).problems)
 
 
@@ -175,7 +177,7 @@ def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
 def test_a_damaged_timeline(tmp_path: Path, content: str) -> None:
     folder = write_run(tmp_path / "a")
     write_trace(folder)
-    (folder / "trace" / "000001-train.json").write_text(content)
+    (folder / "trace" / "000001-train.json").write_text(content, encoding="utf-8")
     run = read(str(folder))
     assert times.picture(run) is None
     assert "is damaged" in run.problems[-1]
@@ -193,26 +195,28 @@ def test_metrics_of_other_versions_can_be_chosen(tmp_path: Path) -> None:
 
 def test_numbers_and_texts_that_no_page_can_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "a")
-    with (folder / "metrics.jsonl").open("a") as file:
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 7, "rollout/return": 1e308, "rollout/success_rate": 0.5}) + "\n")
         file.write(json.dumps({"step": 8, "rollout/return": -1.7e308}) + "\n")
         file.write(json.dumps({"step": 2**64, "rollout/return": 1.0}) + "\n")
-    with (folder / "starts.jsonl").open("a") as file:
+    with (folder / "starts.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"time": "", "command": "python \udcff", "versions": {"x": "\udcff"}}) + "\n")
-    (folder / "eval" / f"{'9' * 40}.json").write_text("{}")
+    (folder / "eval" / f"{'9' * 40}.json").write_text("{}", encoding="utf-8")
     run = read(str(folder))
     assert run.iterations == 8
     assert run.metrics[7] == {"rollout/success_rate": 0.5}
     pytest.importorskip("vl_convert")
     assert report.main([str(folder)]) == 0
-    assert "python ?" in (folder / "report.html").read_text()
+    assert "python ?" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    with (folder / "config.yaml").open("a") as file:
+    with (folder / "config.yaml").open("a", encoding="utf-8") as file:
         file.write("reward: {api_key: abc, url: 'http://me:pw@host', headers: {X: abc}}\n")
-    (folder / "starts.jsonl").write_text(json.dumps({"time": "now", "command": "python x.token=abc"}) + "\n")
+    (folder / "starts.jsonl").write_text(
+        json.dumps({"time": "now", "command": "python x.token=abc"}) + "\n", encoding="utf-8"
+    )
     run = read(str(folder))
     found = {one.key: one.values[0] for one in settings.settings([run])}
     assert found["reward.api_key"] == found["reward.headers.X"] == "(hidden)"
@@ -225,7 +229,7 @@ def test_equal_starts_in_a_row_are_one(tmp_path: Path) -> None:
     lines = [
         {"time": str(n), "command": "a" if n < 3 else "b", "processes": 1, "versions": {"x": "1"}} for n in range(5)
     ]
-    (folder / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     found = read(str(folder)).starts
     assert [(one["command"], one["time"], one["again"], one["last"]) for one in found] == [
         ("a", "0", 2, "2"), ("b", "3", 1, "4"),

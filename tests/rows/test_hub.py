@@ -53,8 +53,8 @@ def folder(tmp_path: Path) -> Path:
     for path, count in (("main/train", 2500), ("main/test", 3), ("hard/train", 4)):
         file = home / f"{path}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(row) + "\n" for row in table(path, count)))
-    (home / "README.md").write_text(CARD)
+        file.write_text("".join(json.dumps(row) + "\n" for row in table(path, count)), encoding="utf-8")
+    (home / "README.md").write_text(CARD, encoding="utf-8")
     return home
 
 
@@ -114,7 +114,7 @@ def test_of_a_folder_that_is_not_to_be_kept_no_copy_stays(folder, cache, monkeyp
 def test_a_folder_that_changes_is_noticed_and_read_anew(folder):
     rows = opened(folder, "hard")
     file = folder / "hard" / "train.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in table("other", 5)))
+    file.write_text("".join(json.dumps(row) + "\n" for row in table("other", 5)), encoding="utf-8")
     os.utime(file, ns=(1, file.stat().st_mtime_ns + 10))
     with pytest.raises(DatasetError, match="has changed since"):
         rows[0]
@@ -128,7 +128,7 @@ def test_a_folder_is_looked_at_once_a_while_and_not_for_each_row(folder, monkeyp
     monkeypatch.setattr(Path, "rglob", lambda path, form: seen.append(path) or look(path, form))
     monkeypatch.setattr(files.time, "monotonic", lambda: now)
     monkeypatch.setattr(files, "_next_check", {})
-    (folder / ".hidden").write_text("a download's lock")  # changes the folder's own time, and no file
+    (folder / ".hidden").write_text("a download's lock", encoding="utf-8")  # changes the folder's own time, and no file
     assert [rows[number % 4] for number in range(100)] == table("hard/train", 4) * 25
     assert seen == [folder]
     (folder / "hard" / "train.jsonl").rename(folder / "hard" / "other.jsonl")
@@ -178,15 +178,17 @@ def test_columns_that_change_are_refused(monkeypatch, later, said):
 
 def test_texts_of_a_folder_do_not_become_numbers(folder):
     for name, answer in (("a", 7), ("b", "00012")):
-        (folder / "hard" / f"{name}.jsonl").write_text(json.dumps({"prompt": "x", "answer": answer}) + "\n")
+        (folder / "hard" / f"{name}.jsonl").write_text(
+            json.dumps({"prompt": "x", "answer": answer}) + "\n", encoding="utf-8"
+        )
     assert list(opened(folder, "hard")) == table("hard/train", 4)  # of other files
     card = CARD.replace("hard/train.jsonl", "'hard/?.jsonl'")
-    (folder / "README.md").write_text(card)
+    (folder / "README.md").write_text(card, encoding="utf-8")
     with pytest.raises(DatasetError, match=r"'answer' is a number in .*a.jsonl, and a text in .*b.jsonl"):
         opened(folder, "hard")
     columns = "[{name: prompt, dtype: string}, {name: answer, dtype: string}]"
     declared = f"dataset_info:\n- config_name: hard\n  features: {columns}\n---\n"
-    (folder / "README.md").write_text(card.removesuffix("---\n") + declared)
+    (folder / "README.md").write_text(card.removesuffix("---\n") + declared, encoding="utf-8")
     assert [row["answer"] for row in opened(folder, "hard")] == ["7", "00012"]
 
 
@@ -202,8 +204,8 @@ def test_texts_of_a_folder_do_not_become_numbers(folder):
 def test_a_text_is_found_behind_a_null_and_in_a_list(tmp_path, one, other):
     home = tmp_path / "mixed"
     home.mkdir()
-    (home / "a.json").write_text(one)
-    (home / "b.json").write_text(other)
+    (home / "a.json").write_text(one, encoding="utf-8")
+    (home / "b.json").write_text(other, encoding="utf-8")
     with pytest.raises(DatasetError, match=r"'answer' is a number in .*a.json, and a text in .*b.json"):
         opened(home)
 
@@ -211,8 +213,8 @@ def test_a_text_is_found_behind_a_null_and_in_a_list(tmp_path, one, other):
 def test_lists_and_nulls_of_one_kind_are_read(tmp_path):
     home = tmp_path / "alike"
     home.mkdir()
-    (home / "a.json").write_text('[{"answer": null}, {"answer": "7"}]')
-    (home / "b.json").write_text('{"answer": "00012"}\n{"answer": null}\n')
+    (home / "a.json").write_text('[{"answer": null}, {"answer": "7"}]', encoding="utf-8")
+    (home / "b.json").write_text('{"answer": "00012"}\n{"answer": null}\n', encoding="utf-8")
     assert [row["answer"] for row in opened(home)] == [None, "7", "00012", None]
 
 
@@ -234,7 +236,7 @@ def test_a_name_that_cannot_be_reached_says_so():
 
 def test_files_have_no_parts_and_folders_no_revision(folder, tmp_path):
     file = tmp_path / "some.jsonl"
-    file.write_text('{"prompt": 1}\n')
+    file.write_text('{"prompt": 1}\n', encoding="utf-8")
     assert type(source_of(str(file))) is SourceFile
     with pytest.raises(ConfigError, match=r"some.jsonl is a file, and has no \(split test\)"):
         source_of(str(file), Part(split=("test",)))
@@ -245,8 +247,8 @@ def test_files_have_no_parts_and_folders_no_revision(folder, tmp_path):
 def test_a_tilde_is_the_folder_of_the_user(folder, tmp_path, monkeypatch):
     """Shells leave it as it is in data=~/some.jsonl."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "some.jsonl").write_text('{"prompt": 1}\n')
-    (tmp_path / "made.py").write_text("def rows():\n    return [{'prompt': 2}]\n")
+    (tmp_path / "some.jsonl").write_text('{"prompt": 1}\n', encoding="utf-8")
+    (tmp_path / "made.py").write_text("def rows():\n    return [{'prompt': 2}]\n", encoding="utf-8")
     assert source_of("~/some.jsonl").path == tmp_path / "some.jsonl"
     assert source_of(f"~/{folder.relative_to(tmp_path)}").path == folder
     assert load_custom("~/made.py:rows", {})[0]["prompt"] == 2

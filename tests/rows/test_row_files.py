@@ -35,15 +35,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_jsonl(path: Path, table: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table))
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table), encoding="utf-8")
 
 
 def write_json(path: Path, table: list[dict]) -> None:
-    path.write_text(json.dumps(table))
+    path.write_text(json.dumps(table), encoding="utf-8")
 
 
 def write_csv(path: Path, table: list[dict]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, table[0])
         writer.writeheader()
         writer.writerows(table)
@@ -89,13 +89,13 @@ def test_records_that_cross_the_blocks_of_a_search(tmp_path, monkeypatch, block,
 
 def test_a_long_value_is_read(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text(f'prompt,answer\n"{"long, " * 50_000}",1\n')
+    path.write_text(f'prompt,answer\n"{"long, " * 50_000}",1\n', encoding="utf-8")
     assert list(opened(path)) == [{"prompt": "long, " * 50_000, "answer": "1"}]
 
 
 def test_values_of_one_character_are_rows(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text("a\n1\n\n2\n")
+    path.write_text("a\n1\n\n2\n", encoding="utf-8")
     assert [row["a"] for row in opened(path)] == ["1", "2"]
 
 

@@ -51,7 +51,7 @@ class FakeEngine:
             return True
         if file.exists():
             return False
-        file.write_text(fault)
+        file.write_text(fault, encoding="utf-8")
         return True
 
     def begin(self, sampling):

@@ -148,7 +148,7 @@ def test_seconds_are_shares_of_the_rounds(make_rig):
 
 def told(log_dir: Path):
     """What the env of worker 0 was asked for, one line each."""
-    return (log_dir / "worker-00.log").read_text().split("\n")[:-1]
+    return (log_dir / "worker-00.log").read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def reset(rig, slot, row, max_steps=9):

@@ -192,7 +192,11 @@ def test_a_second_process_answers_and_sleeps_in_between(channel):
     fds = (handles.memory_fd, handles.go_fd, handles.done_fd)
     with (
         subprocess.Popen(
-            [sys.executable, "-c", ECHO, *map(str, fds)], stdout=subprocess.PIPE, text=True, pass_fds=fds
+            [sys.executable, "-c", ECHO, *map(str, fds)],
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=fds,
+            encoding="utf-8",
         ) as echo,
         ended_on_failure(echo),
     ):
@@ -254,7 +258,7 @@ def test_no_bell_is_lost_between_a_reader_that_changes_its_mind_and_a_writer_tha
 def falls_asleep(pid, samples=500):
     """Whether the kernel says at some moment that the process sleeps; one that spins runs, or waits for a core."""
     for _ in range(samples):
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             if file.read().rpartition(")")[2].split()[0] == "S":
                 return True
         time.sleep(0.01)

@@ -81,9 +81,15 @@ def test_random_kills_and_stops_change_no_bit(make_rig, schedule, hosting):
 
 
 def zombies(parents):
-    children = [p.read_text().split() for parent in parents for p in Path(f"/proc/{parent}/task").glob("*/children")]
+    children = [
+        p.read_text(encoding="utf-8").split()
+        for parent in parents
+        for p in Path(f"/proc/{parent}/task").glob("*/children")
+    ]
     states = [
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for group in children for pid in group
+        Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        for group in children
+        for pid in group
     ]
     return states.count("Z")
 
@@ -142,7 +148,7 @@ def users_of(memory):
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             links = [os.readlink(fd) for fd in (folder / "fd").iterdir()]
-            if any(memory in text for text in [(folder / "maps").read_text(), *links]):
+            if any(memory in text for text in [(folder / "maps").read_text(encoding="utf-8"), *links]):
                 found.append(folder.name)
         except OSError:
             continue
@@ -151,7 +157,7 @@ def users_of(memory):
 
 def running(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -159,7 +165,9 @@ def running(pid):
 def launch(tmp_path, start_method, *wrapper):
     environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
     command = [*wrapper, sys.executable, "-c", LAUNCHER, str(tmp_path / "logs"), start_method]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, encoding="utf-8"
+    )
 
 
 @BOTH_STARTS

@@ -152,7 +152,7 @@ def test_what_is_cancelled_is_not_written_to_its_end(rig, asked, tmp_path):
         assert until(1) == [0]
         port.submit([Request(1, 1, 1, 0)])  # its answer says that the engine has read all before
         assert until(1) == [1]
-    assert "left a text unfinished" in (tmp_path / "logs" / "engine.log").read_text()
+    assert "left a text unfinished" in (tmp_path / "logs" / "engine.log").read_text(encoding="utf-8")
 
 
 def test_an_engine_that_fails_now_and_then_is_replaced_as_often_as_it_takes(rig, asked, tmp_path):
@@ -336,7 +336,7 @@ def test_a_rollout_that_was_dropped_leaves_nothing_to_the_next(rig, reference, a
      ("import fast_kernels\n", "No module named 'fast_kernels'", "vllm_engine.py")],
 )  # fmt: skip
 def test_an_engine_whose_package_cannot_be_imported_says_where_it_stood(tmp_path, package, said, place):
-    (tmp_path / "vllm.py").write_text(package)
+    (tmp_path / "vllm.py").write_text(package, encoding="utf-8")
     paths = {"PYTHONPATH": str(tmp_path)}
     process = EngineProcess([sys.executable, str(SERVE), "vllm"], paths, tmp_path / "log", "install it")
     try:

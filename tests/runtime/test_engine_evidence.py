@@ -28,7 +28,7 @@ def policy(monkeypatch) -> FakeTextPolicy:
 
 
 def kept_in(folder: Path) -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
 
 
 def refused(policy: FakeTextPolicy, tmp_path: Path, *faults: str, evidence: Evidence | None = None) -> EngineError:
@@ -65,7 +65,7 @@ def test_of_many_tensors_three_are_named_and_where_all_can_be(policy, tmp_path, 
 
 
 def test_a_folder_that_cannot_be_written_hides_no_difference(policy, tmp_path):
-    (tmp_path / "kept").write_text("a file")
+    (tmp_path / "kept").write_text("a file", encoding="utf-8")
     error = refused(policy, tmp_path, "forgets", evidence=Evidence(tmp_path / "kept"))
     assert "norm (float32 [3] " in error.message
     assert "weights_1.json could not be written" in error.remedy

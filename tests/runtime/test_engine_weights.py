@@ -197,7 +197,7 @@ def test_an_engine_takes_them_in_the_format_in_which_they_travel(rig, tmp_path, 
         got, _ = collect(rig, port_of(rig, engine, max_gap=0.1))
         gap = engine.take_metrics()["rollout/engine_logprob_gap_mean"]
     assert torch.equal(rig.policy.table, exact), "those that learn are not rounded"
-    assert f"the weights came in {name}" in (tmp_path / "logs" / "engine.log").read_text()
+    assert f"the weights came in {name}" in (tmp_path / "logs" / "engine.log").read_text(encoding="utf-8")
     with torch.no_grad():
         rig.policy.table.copy_(exact.to(dtype).float())
     with open_engine(rig.policy, tmp_path / "rounded", at_once=1) as engine:

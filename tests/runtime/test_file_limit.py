@@ -118,7 +118,13 @@ def start(limit: str, folder: Path, *overrides: str, entry: str = "train") -> su
     command = f"ulimit {limit} && exec {sys.executable} -m embodied.{entry} {options}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        encoding="utf-8",
     )
 
 

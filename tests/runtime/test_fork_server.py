@@ -38,7 +38,7 @@ def forked(tmp_path, server, say=lambda text: None, **options):
 
 def alive(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -100,7 +100,7 @@ def test_open_devices_are_seen(monkeypatch):
     monkeypatch.setattr(forking, "_threads", list)
     assert forking.hazards() == ""
     monkeypatch.setattr(forking, "DEVICES", ("/dev/zero",))
-    with open("/dev/zero"):
+    with open("/dev/zero", encoding="utf-8"):
         assert forking.hazards() == "open devices /dev/zero"
 
 

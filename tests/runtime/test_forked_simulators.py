@@ -64,7 +64,7 @@ def test_forked_and_fresh_simulators_give_the_same(tmp_path: Path, target: str) 
     server = ForkServer([(target, ENVS[target])], tmp_path, 300.0, say=said.append)
     try:
         forked = episode(target, server, tmp_path / "forked")
-        loaded = Path(f"/proc/{server.pid}/maps").read_text()
+        loaded = Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
         assert any(name in loaded for name in SIMULATORS)
         assert len(os.listdir(f"/proc/{server.pid}/task")) == 1
     finally:

@@ -26,7 +26,7 @@ def test_a_video_that_cannot_be_written_is_said_once_and_the_run_goes_on(make_ri
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=8, group_size=2)
     expected, _ = rig.rollout().collect(plan, rig.job(keep_records=False))
     if fault == "no folder":
-        folder.write_text("a file")
+        folder.write_text("a file", encoding="utf-8")
     recorded = with_videos(plan, folder, 8)
     ended = threading.Event()
 

@@ -39,7 +39,7 @@ def test_pinned_workers_lie_on_one_node_and_share_no_core_while_there_are_enough
 def test_nodes_are_read_from_sys(tmp_path):
     for number, cores in ((0, "0-1,4\n"), (1, "2-3\n"), (10, "\n")):
         (tmp_path / f"node{number}").mkdir()
-        (tmp_path / f"node{number}" / "cpulist").write_text(cores)
+        (tmp_path / f"node{number}" / "cpulist").write_text(cores, encoding="utf-8")
     assert placement.numa_nodes({0, 2, 3, 4}, tmp_path) == [[0, 4], [2, 3]]
     assert placement.numa_nodes({0, 7}, tmp_path) == [[0, 7]], "a core that no node names: one node"
     assert placement.numa_nodes({3, 1}, tmp_path / "none") == [[1, 3]]

@@ -42,14 +42,14 @@ def started(rig):
 
 
 def cpu_seconds(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def alive(pid):
     """Whether a process runs; a zombie that nobody has reaped yet does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -57,7 +57,7 @@ def alive(pid):
 def descendants(pid=None):
     """Those of this process: workers, and those of a fork server."""
     tasks = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
-    children = {int(child) for task in tasks for child in task.read_text().split()}
+    children = {int(child) for task in tasks for child in task.read_text(encoding="utf-8").split()}
     return children.union(*map(descendants, children))
 
 
@@ -353,7 +353,11 @@ with open_rig(Path(sys.argv[1]), fault="hang") as rig:
 def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", LAUNCHER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        encoding="utf-8",
     ) as launcher:
         pids = [int(pid) for pid in launcher.stdout.readline().split()]
         assert len(pids) == 2
@@ -373,7 +377,7 @@ def test_num_workers():
 def test_a_log_holds_what_the_simulator_printed(make_rig, tmp_path):
     with pytest.raises(WorkerDiedError):
         make_rig(workers=1, target="broken_envs.ExitsInPrepare")
-    assert "the last words" in (tmp_path / "logs" / "worker-00.log").read_text()
+    assert "the last words" in (tmp_path / "logs" / "worker-00.log").read_text(encoding="utf-8")
 
 
 def test_an_env_sees_equal_chunks_as_equal_whatever_ran_before(make_rig):

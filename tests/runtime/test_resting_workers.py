@@ -13,7 +13,7 @@ from embodied.runtime.channel import Kind
 
 def resident(pids):
     """Bytes that processes hold in memory."""
-    pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids if alive(pid))
+    pages = (int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) for pid in pids if alive(pid))
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 

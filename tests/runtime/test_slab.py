@@ -81,7 +81,7 @@ def test_a_second_process_sees_writes_made_after_it_attached(slab):
     with subprocess.Popen(
         [sys.executable, "-c", READER, str(slab.fd)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[slab.fd],
-    ) as reader:  # fmt: skip
+    encoding="utf-8") as reader:  # fmt: skip
         assert reader.stdout.readline() == "attached\n"
         slab.arrays["episode_id"][5] = 2**40 + 1
         reader.stdin.write("5\n")
@@ -100,7 +100,9 @@ def test_no_name_is_left_anywhere():
     assert target.startswith("/memfd:embodied-test-slab")
     assert sorted(os.listdir("/dev/shm")) == before
     slab.close()
-    assert not any("embodied-test-slab" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    assert not any(
+        "embodied-test-slab" in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    )
 
 
 def test_a_slab_that_does_not_fit_is_refused_with_the_numbers(monkeypatch):

@@ -31,7 +31,9 @@ def test_openpis_own_client_and_json_numpy(python: Path):
     script = Path(__file__).parent / "clients_of_others.py"
     with serving(token=TOKEN) as served:
         command = [python, script, str(served.port), TOKEN]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"no_proxy": "*"})
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env={"no_proxy": "*"}, encoding="utf-8"
+        )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     openpi, openvla = said["openpi"], said["openvla"]

@@ -21,7 +21,7 @@ from embodied.client import wire
 
 def resident() -> int:
     """Bytes of memory that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
 
 
 class Good:

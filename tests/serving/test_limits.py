@@ -94,10 +94,10 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match="cannot be read"):
         access.read_token(file)
     for bad in ("", "short", "x" * 20 + " y"):
-        file.write_text(bad)
+        file.write_text(bad, encoding="utf-8")
         with pytest.raises(ConfigError, match="16 or more"):
             access.read_token(file)
-    file.write_text(TOKEN + "\n")
+    file.write_text(TOKEN + "\n", encoding="utf-8")
     assert access.read_token(file) == TOKEN
     monkeypatch.setenv(access.TOKEN_VARIABLE, TOKEN[::-1])
     assert access.read_token(None) == TOKEN[::-1]
@@ -136,6 +136,6 @@ def test_a_certificate_needs_its_key(tmp_path: Path):
     assert access.tls(None, None) is None
     with pytest.raises(ConfigError, match="both"):
         access.tls(tmp_path / "cert.pem", None)
-    (tmp_path / "cert.pem").write_text("nothing")
+    (tmp_path / "cert.pem").write_text("nothing", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be used"):
         access.tls(tmp_path / "cert.pem", tmp_path / "cert.pem")

@@ -55,7 +55,7 @@ def export(folder: Path, target: str = "embodied.testing.FakePolicy") -> Path:
     """A folder as an export writes it, of the fake policy."""
     folder.mkdir()
     facts = ExportFile("hf", "fp32", to_json(ENV), {}, {"_target_": target, "seed": 3}, {})
-    (folder / "embodied.json").write_text(json.dumps(with_files(facts, folder)))
+    (folder / "embodied.json").write_text(json.dumps(with_files(facts, folder)), encoding="utf-8")
     assert set(asdict(facts)) >= {"model", "env_spec"}
     return folder
 
@@ -65,7 +65,9 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen, int]]:
     """The command in a process, and its port."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", COMMAND, *arguments, "--port", "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, encoding="utf-8"
+    )
     try:
         assert process.stdout is not None
         said = []
@@ -111,10 +113,10 @@ def test_an_export_is_loaded(tmp_path: Path):
 def as_checkpoint(folder: Path, checkpoint: Path, **policy: object) -> None:
     """Lays a checkpoint over an export, with other facts of its policy."""
     shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     del meta["checksum"]
     meta["origin"]["policy"] |= policy
-    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
 def test_code_of_strangers_is_not_run(tmp_path: Path):
@@ -132,7 +134,7 @@ def test_code_of_strangers_is_not_run(tmp_path: Path):
 
 def test_every_model_of_the_configuration_may_be_named_by_a_folder():
     folder = Path(config.__file__).parent / "model"
-    texts = [file.read_text() for file in folder.glob("*.yaml")]
+    texts = [file.read_text(encoding="utf-8") for file in folder.glob("*.yaml")]
     targets = {target for text in texts for target in re.findall(r"^_target_: (.+)$", text, re.M)}
     assert "embodied.models.mlp.MLPPolicy" in targets
     for target in sorted(targets):

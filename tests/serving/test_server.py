@@ -401,7 +401,7 @@ def test_every_metric_is_exported_and_documented(served: Served):
     assert {name.removesuffix("_total") for name in found if not name.endswith("_created")} == set(METRICS)
     assert re.search(r'latency_quantile_seconds\{quantile="0.95"\} [0-9.e-]+', text)
     assert served.metric("client_delay_steps_sum") == 3
-    documented = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert not [name for name in METRICS if f"`{name}`" not in documented]
 
 

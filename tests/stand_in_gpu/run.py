@@ -32,7 +32,7 @@ def main(folder: str, *arguments: str) -> int:
     if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
         library.parent.mkdir(parents=True, exist_ok=True)
         try:
-            subprocess.run(compiler(torch, library), check=True, capture_output=True, text=True)
+            subprocess.run(compiler(torch, library), check=True, capture_output=True, text=True, encoding="utf-8")
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "").strip().splitlines()[-1:]
             print(f"backend.cpp cannot be compiled here: {error} {said}")

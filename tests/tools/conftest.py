@@ -59,7 +59,7 @@ def write(at: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         change(own)
         file = Path("runs", name, "eval", "000000.json")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(own))
+        file.write_text(json.dumps(own), encoding="utf-8")
         return f"runs/{name}"
 
     return make

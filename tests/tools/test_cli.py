@@ -40,7 +40,9 @@ def test_no_verb_and_an_unknown_one(capsys):
 
 
 def test_the_package_is_the_command():
-    said = subprocess.run([sys.executable, "-m", "embodied", "trian"], capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        [sys.executable, "-m", "embodied", "trian"], capture_output=True, text=True, timeout=60, encoding="utf-8"
+    )
     assert (said.returncode, "Did you mean 'train'?" in said.stderr) == (2, True)
 
 
@@ -66,7 +68,7 @@ def test_the_help_of_no_verb_imports_torch():
         "    except SystemExit: pass\n"
         "    assert 'torch' not in sys.modules, verb"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("usage: ") == len(cli.VERBS)
     entry = subprocess.run(
@@ -74,6 +76,7 @@ def test_the_help_of_no_verb_imports_torch():
         capture_output=True,
         text=True,
         timeout=60,
+        encoding="utf-8",
     )
     imported = {line.rpartition("|")[2].strip() for line in entry.stderr.splitlines()}
     assert "embodied.run.command" in imported
@@ -89,7 +92,7 @@ def command(tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     file = folder / "embodied"
-    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m embodied.cli "$@"\n')
+    file.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m embodied.cli "$@"\n', encoding="utf-8")
     file.chmod(0o755)
     paths = [part if part else os.getcwd() for part in sys.path]
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)}
@@ -165,7 +168,9 @@ def test_bash_completes(line, replies, breaks, command):
         f'COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}\n'
         "_embodied\n[ ${#COMPREPLY[@]} -eq 0 ] || printf '%s\\n' \"${COMPREPLY[@]}\""
     )
-    done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, timeout=60, env=command)
+    done = subprocess.run(
+        [bash, "--norc", "-c", script], capture_output=True, text=True, timeout=60, env=command, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == replies
 
@@ -179,7 +184,7 @@ def test_fish_completes(command, runs):
     done = subprocess.run(
         [fish, "--no-config", "-c", f"{SCRIPTS['fish']}{asked}"], capture_output=True, text=True, timeout=60,
         env=command | {"HOME": str(runs)}, cwd=runs,
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = done.stdout.split()
     assert {"serve", "runs/one", "runs/one/checkpoints/000004"} <= set(found), found
@@ -197,7 +202,7 @@ def test_fish_completes(command, runs):
 def test_zsh_completes_a_line_that_is_typed(line, completed, command, runs):
     if (zsh := shutil.which("zsh")) is None:
         pytest.skip("there is no zsh (apt-get install zsh)")
-    (runs / "script").write_text(SCRIPTS["zsh"])
+    (runs / "script").write_text(SCRIPTS["zsh"], encoding="utf-8")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(runs)
@@ -317,7 +322,7 @@ def test_a_reader_that_ends_early_is_no_error(words):
     done = subprocess.run(
         [sys.executable, "-m", *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    encoding="utf-8")  # fmt: skip
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode in (0, 128 + signal.SIGPIPE), "argparse itself takes no notice"
@@ -325,7 +330,7 @@ def test_a_reader_that_ends_early_is_no_error(words):
 
 def test_no_verb_forgets_that_its_reader_may_end():
     for verb in cli.VERBS.values():
-        source = Path(import_module(verb.module).__file__ or "").read_text()
+        source = Path(import_module(verb.module).__file__ or "").read_text(encoding="utf-8")
         assert source.endswith('if __name__ == "__main__":\n    sys.exit(piped(main))\n'), verb.module
 
 

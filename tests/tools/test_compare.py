@@ -53,7 +53,7 @@ def test_what_a_person_is_told(at, capsys):
 def test_the_env_in_an_evaluation_is_that_of_its_configuration(at, capsys):
     found = read("greedy")
     del found["env"]
-    Path("runs/greedy/eval/000001.json").write_text(json.dumps(found))
+    Path("runs/greedy/eval/000001.json").write_text(json.dumps(found), encoding="utf-8")
     try:
         (one,) = as_json(capsys, "runs/greedy@0", "runs/greedy")
     finally:

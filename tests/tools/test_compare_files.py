@@ -17,8 +17,10 @@ from embodied.tools import compare
 def test_names_of_evaluations(write, capsys):
     run = write("run", below(1))
     for step in (4, 10):
-        Path(run, "eval", f"{step:06d}.json").write_text(Path(run, "eval", "000000.json").read_text())
-    Path(run, "eval", "robustness.json").write_text("{}")
+        Path(run, "eval", f"{step:06d}.json").write_text(
+            Path(run, "eval", "000000.json").read_text(encoding="utf-8"), encoding="utf-8"
+        )
+    Path(run, "eval", "robustness.json").write_text("{}", encoding="utf-8")
     for folder in ("000004", "000010+003", "000020"):
         Path(run, "checkpoints", folder).mkdir(parents=True)
     for name, step in (
@@ -84,7 +86,7 @@ def test_mutated_files_are_compared_or_refused(write, capsys):
     """Whatever a file has become: numbers, or an explained error."""
     one, other = write("one", below(3), count=4), write("other", below(2), count=4)
     file = Path(other, "eval", "000000.json")
-    whole, drawn = json.loads(file.read_text()), random.Random(0)
+    whole, drawn = json.loads(file.read_text(encoding="utf-8")), random.Random(0)
     values = (None, True, -1, 0, 10**30, 0.5, float("nan"), "", "x", [], [[]], {}, {"a": {}})
     for _ in range(400):
         own = copy.deepcopy(whole)
@@ -95,7 +97,7 @@ def test_mutated_files_are_compared_or_refused(write, capsys):
                 break
             place = place[key]
         place[key] = drawn.choice(values)
-        file.write_text(json.dumps(own))
+        file.write_text(json.dumps(own), encoding="utf-8")
         status = compare.main([one, other, *drawn.choice([[], ["--json"], ["--unpaired"], ["--same-starts"]])])
         said = capsys.readouterr()
         assert status == 0 or (status == 2 and "\n  fix: " in said.err)

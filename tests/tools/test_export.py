@@ -86,11 +86,14 @@ def test_a_run_exports_its_checkpoints_itself(base: Path, whole: Path) -> None:
     assert {path.name: path.read_bytes() for path in sent.iterdir()} == {
         path.name: path.read_bytes() for path in own.iterdir()
     }
-    assert "## Evaluation" in (own / "README.md").read_text(), "which comes before the save"
+    assert "## Evaluation" in (own / "README.md").read_text(encoding="utf-8"), "which comes before the save"
 
 
 def kept(folder: Path, number: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "generations" / f"{number:06d}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "generations" / f"{number:06d}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 @torch.no_grad()
@@ -136,13 +139,13 @@ def test_a_folder_of_texts_is_verified_too(base, tmp_path, capsys):
     given = [str(base / "checkpoints" / "000001"), "--out", str(tmp_path / "hf")]
     assert export.main([*given, "--verify", *env, "experiment=math", "episodes=6"]) == 0
     assert "verified: env=arithmetic" in capsys.readouterr().out
-    found = json.loads((tmp_path / "hf" / "verified.json").read_text())
+    found = json.loads((tmp_path / "hf" / "verified.json").read_text(encoding="utf-8"))
     assert (found["verified"], found["episodes"], found["agreement"]["observations"]) == (True, 6, 6)
-    held_to = json.loads((base / "eval" / "000001.json").read_text())["protocol"]
+    held_to = json.loads((base / "eval" / "000001.json").read_text(encoding="utf-8"))["protocol"]
     assert held_to["keys"]["episodes_per_task"] == 16
     hashed = short_hash({**held_to["keys"], "episodes_per_task": 6})
     assert found["protocol"] == {"name": None, "hash": hashed}, "of the episodes that were verified"
-    assert f"protocol of no name ({hashed})" in (tmp_path / "hf" / "README.md").read_text()
+    assert f"protocol of no name ({hashed})" in (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
     assert read_export(tmp_path / "hf").rounding == "none"
 
 
@@ -166,7 +169,7 @@ def test_sixteen_bits_are_written_with_what_they_cost(adapted, tmp_path, capsys)
     assert found is not None
     state = load_file(tmp_path / "bf16" / "model.safetensors")
     assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "bf16" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "bf16" / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
     assert read_export(tmp_path / "bf16").rounding == "16 bits"
     # What it says is so: the same answers under the weights that were written.
     policy, _ = restore(checkpoint)
@@ -185,7 +188,7 @@ def test_sixteen_bits_are_written_with_what_they_cost(adapted, tmp_path, capsys)
     assert export.main([str(checkpoint), "--out", str(tmp_path / "fp16"), "--dtype", "fp16"]) == 0
     finer = re.search(r"at most (\S+) nats", capsys.readouterr().out)
     assert float(finer[1]) < float(found[1])
-    assert "changes log-probs" in (tmp_path / "bf16" / "README.md").read_text()
+    assert "changes log-probs" in (tmp_path / "bf16" / "README.md").read_text(encoding="utf-8")
 
 
 def test_adapters_alone_are_a_folder_of_peft(adapted, whole, tmp_path):
@@ -200,7 +203,7 @@ def test_adapters_alone_are_a_folder_of_peft(adapted, whole, tmp_path):
         logp = network(input_ids=torch.cat([torch.tensor(prompt), tokens])[None]).logits[0, len(prompt) - 1 : -1]
     found = logp.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     assert torch.allclose(found, fields["logprobs"][0, : len(tokens)], atol=1e-5)
-    said = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    said = json.loads((tmp_path / "lora" / "adapter_config.json").read_text(encoding="utf-8"))
     assert said["base_model_name_or_path"] == str(whole)
     names = load_file(tmp_path / "lora" / "adapter_model.safetensors")
     assert max(tensor.abs().max().item() for name, tensor in names.items() if "lora_B" in name) > 0
@@ -209,11 +212,11 @@ def test_adapters_alone_are_a_folder_of_peft(adapted, whole, tmp_path):
 def test_the_card_tells_where_it_comes_from_and_how_good_it_is(adapted, tmp_path):
     checkpoint = adapted / "checkpoints" / "000001"
     assert export.main([str(checkpoint), "--out", str(tmp_path / "hf")]) == 0
-    _, head, card = (tmp_path / "hf" / "README.md").read_text().split("---\n", 2)
+    _, head, card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     assert yaml.safe_load(head)["library_name"] == "transformers"
     assert "# adapted" in card
     assert "weights after 1 iterations" in card
-    found = json.loads((adapted / "eval" / "000001.json").read_text())["tasks"][-1]
+    found = json.loads((adapted / "eval" / "000001.json").read_text(encoding="utf-8"))["tasks"][-1]
     assert f"| all tasks | {found['successes']}/16 ({found['success_rate']:.1%}) |" in card
     assert "do_sample False" in card
     assert re.search(r"Protocol of no name `[0-9a-f]{12}`\n", card)
@@ -233,7 +236,7 @@ def test_a_checkpoint_without_an_evaluation_has_no_table(adapted, tmp_path):
         (moved / file.name).write_bytes(file.read_bytes())
     assert export.prompts_of(moved) == []
     assert export.main([str(moved), "--out", str(tmp_path / "hf"), "--dtype", "bf16"]) == 0
-    card = (tmp_path / "hf" / "README.md").read_text()
+    card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
     assert card.rstrip().endswith("## Evaluation\n\nNot evaluated.")
     assert "of 3 greedy answers" in card  # prompts of its own
 
@@ -248,8 +251,10 @@ def test_an_evaluation_of_its_own_run_goes_on_the_card(base, adapted, tmp_path, 
     assert evaluation.main([*COMMON, *model, f"runner.logger.log_path={again}"]) == 0
     out = tmp_path / "hf"
     assert export.main([str(first), "--out", str(out), "--evaluation", str(again), "--observations", "0"]) == 0
-    card = (out / "README.md").read_text()
-    own, found = (json.loads(file.read_text()) for file in (base / "eval/000001.json", again / "eval/000000.json"))
+    card = (out / "README.md").read_text(encoding="utf-8")
+    own, found = (
+        json.loads(file.read_text(encoding="utf-8")) for file in (base / "eval/000001.json", again / "eval/000000.json")
+    )
     assert found["protocol"]["hash"] != own["protocol"]["hash"]
     before, _, judged = card.partition("## Evaluation judged")
     assert f"Protocol of no name `{own['protocol']['hash']}`" in before
@@ -269,7 +274,9 @@ def test_an_evaluation_of_its_own_run_goes_on_the_card(base, adapted, tmp_path, 
         assert "fix:" in error
     assert not (tmp_path / "refused").exists()
     file = again / "eval/000000.json"
-    file.write_text(json.dumps({**found, "checkpoint": {**found["checkpoint"], "model_path": "elsewhere"}}))
+    file.write_text(
+        json.dumps({**found, "checkpoint": {**found["checkpoint"], "model_path": "elsewhere"}}), encoding="utf-8"
+    )
     assert export.main([str(first), "--out", str(tmp_path / "refused"), "--evaluation", str(again)]) == 2
     assert "is of another network below these weights: actor.model.model_path was elsewhere" in capsys.readouterr().err
 

@@ -101,7 +101,7 @@ def original_names() -> set[str]:
 
 
 def test_every_tensor_is_there_under_its_original_name(checkpoint, folder):
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 3
     found: dict[str, torch.Tensor] = {}
@@ -156,7 +156,7 @@ def test_without_adapters_a_folder_is_the_policy_bit_by_bit(made, seen):
 
 def test_the_files_beside_the_weights(folder):
     def read(name: str) -> Any:
-        return json.loads((folder / name).read_text())
+        return json.loads((folder / name).read_text(encoding="utf-8"))
 
     config, pixels = read("config.json"), read("preprocessor_config.json")
     assert (config["model_type"], config["torch_dtype"]) == ("openvla", "float32")
@@ -176,7 +176,7 @@ def test_what_says_where_it_comes_from(checkpoint, folder):
     assert (facts.format, facts.dtype, facts.policy["num_action_chunks"]) == ("hf", "fp32", 4)
     assert facts.source["checkpoint"] == str(checkpoint)
     assert (facts.model["model_path"], facts.model["use_proprio"]) == (".", True)
-    card = (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text(encoding="utf-8")
     assert "# run" in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     exec(code[1], names := {})
@@ -186,7 +186,7 @@ def test_what_says_where_it_comes_from(checkpoint, folder):
 
 def test_what_the_first_folder_had_besides_comes_along(made, folder, tmp_path):
     """Dead tensors, the original's Python files, statistics that are not used."""
-    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
     base = build_policy(**{**SMALL, "value_head": True}, model_path=str(folder))
     base.bind(FakeEnv(**ENV).spec)
     base.save(one := tmp_path / "one")
@@ -197,26 +197,26 @@ def test_what_the_first_folder_had_besides_comes_along(made, folder, tmp_path):
     from safetensors.torch import save_file
 
     save_file(state, one / "model.safetensors")
-    config = json.loads((one / "config.json").read_text())
+    config = json.loads((one / "config.json").read_text(encoding="utf-8"))
     auto = {"AutoConfig": "configuration_prismatic.OpenVLAConfig", "AutoModel": "../evil.X", "A": "owner/r--m.M"}
-    (one / "config.json").write_text(json.dumps({**config, "auto_map": auto, "llm_max_length": 2048}))
-    (one / "configuration_prismatic.py").write_text("# theirs\n")
-    (tmp_path / "evil.py").write_text("# not in the folder\n")
-    statistics = json.loads((one / "dataset_statistics.json").read_text())
+    (one / "config.json").write_text(json.dumps({**config, "auto_map": auto, "llm_max_length": 2048}), encoding="utf-8")
+    (one / "configuration_prismatic.py").write_text("# theirs\n", encoding="utf-8")
+    (tmp_path / "evil.py").write_text("# not in the folder\n", encoding="utf-8")
+    statistics = json.loads((one / "dataset_statistics.json").read_text(encoding="utf-8"))
     statistics["env"]["action"]["max"] = [9.0] * 7
-    (one / "dataset_statistics.json").write_text(json.dumps({**statistics, "other": {}}))
+    (one / "dataset_statistics.json").write_text(json.dumps({**statistics, "other": {}}), encoding="utf-8")
     keys = {**SMALL, "model_path": str(one), "unnorm_key": "env"}
     checkpoint = save_checkpoint(made / "second", **keys)
     assert export.main([str(checkpoint), "--out", str(tmp_path / "two"), "--observations", "0"]) == 0
     two = tmp_path / "two"
     assert torch.equal(load_file(two / "model.safetensors")[name], state[name])
     assert sorted(file.name for file in two.glob("*.py")) == ["configuration_prismatic.py"]
-    written = json.loads((two / "config.json").read_text())
+    written = json.loads((two / "config.json").read_text(encoding="utf-8"))
     assert (written["auto_map"], written["llm_max_length"]) == (auto, 2048)
-    found = json.loads((two / "dataset_statistics.json").read_text())
+    found = json.loads((two / "dataset_statistics.json").read_text(encoding="utf-8"))
     assert found["env"]["action"]["max"] == [9.0] * 7
     assert [*found] == ["env"]
-    assert "with the original's own code" in (two / "README.md").read_text()
+    assert "with the original's own code" in (two / "README.md").read_text(encoding="utf-8")
 
 
 # -- what rounding loses ---------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def test_adapters_alone_are_a_folder_of_peft(made, base, seen, tmp_path):
     assert (before - wanted).abs().max() > 0.1
     with torch.no_grad():
         assert (found.base_model.model(*inputs).logits - wanted).abs().max() < 1e-5
-    said = json.loads((tmp_path / "trained" / "adapter_config.json").read_text())
+    said = json.loads((tmp_path / "trained" / "adapter_config.json").read_text(encoding="utf-8"))
     assert said["base_model_name_or_path"] == str(base)
     assert "language_model.lm_head" in said["modules_to_save"]
     read = open_export(out).policy
@@ -383,10 +383,10 @@ def test_an_export_is_verified_by_evaluation(checkpoint, tmp_path, capsys):
     assert export.main(given) == 0
     said = capsys.readouterr().out
     assert "verified: env=fake" in said
-    found = json.loads((out / "verified.json").read_text())
+    found = json.loads((out / "verified.json").read_text(encoding="utf-8"))
     assert found["verified"]
     assert (found["episodes"], found["agreement"]["share"], found["differ"]) == (3, 1.0, [])
-    assert "## Verification" in (out / "README.md").read_text()
+    assert "## Verification" in (out / "README.md").read_text(encoding="utf-8")
     assert open_export(out), "what was added is not checked"
 
 
@@ -406,7 +406,7 @@ def test_a_folder_of_another_policy_is_not(made, tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "NOT VERIFIED" in said
     assert "episodes that differ: 3" in said
-    found = json.loads((out / "verified.json").read_text())
+    found = json.loads((out / "verified.json").read_text(encoding="utf-8"))
     assert not found["verified"]
     assert found["tolerance"] == {"largest": 0.01, "share": 0.95}
     assert found["agreement"]["share"] < 0.95
@@ -414,7 +414,7 @@ def test_a_folder_of_another_policy_is_not(made, tmp_path, capsys, monkeypatch):
     assert one["start"].keys() == {"task_id", "init_state_id", "seed"}
     assert one["checkpoint"].keys() == one["export"].keys() == {"success", "return", "steps"}
     assert one["equal_actions"] < 0.999
-    card = (out / "README.md").read_text()
+    card = (out / "README.md").read_text(encoding="utf-8")
     assert "NOT VERIFIED" in card
     assert "| task | initial state | seed |" in card
 
@@ -442,6 +442,8 @@ def test_a_damaged_folder_is_not_opened(folder, tmp_path):
         open_export(copied)
     facts = read_export(folder)
     assert facts.rounding == "none"
-    (copied / "embodied.json").write_text(json.dumps(with_files(replace(facts, rounding="4 bits"), copied)))
+    (copied / "embodied.json").write_text(
+        json.dumps(with_files(replace(facts, rounding="4 bits"), copied)), encoding="utf-8"
+    )
     with pytest.raises(CheckpointError, match="rounding is '4 bits'"):
         open_export(copied)

@@ -52,7 +52,9 @@ def numbers(said: str) -> dict[str, str]:
 def test_an_episode_of_an_evaluation_is_played_again_to_the_bit(capsys):
     more = ("env.eval.episodes_per_task=3", "env.eval.video_cfg.max_videos=99", "algorithm.val_group_size=1")
     assert train.main([*FAKE, *more, "runner.experiment_name=run"], "eval") == 0
-    episodes: list[dict[str, Any]] = json.loads(Path("runs/run/eval/000000.json").read_text())["episodes"]
+    episodes: list[dict[str, Any]] = json.loads(Path("runs/run/eval/000000.json").read_text(encoding="utf-8"))[
+        "episodes"
+    ]
     assert {one["success"] for one in episodes} == {True, False}, "else the test would compare too little"
     capsys.readouterr()
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
@@ -161,7 +163,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     command = [xvfb, "-displayfd", str(writes), "-noreset", "-screen", "0", "640x480x24"]
     with subprocess.Popen(command, pass_fds=[writes], stderr=subprocess.DEVNULL) as server:
         os.close(writes)
-        with os.fdopen(reads) as numbers:
+        with os.fdopen(reads, encoding="utf-8") as numbers:
             name = f":{numbers.readline().strip()}"
         monkeypatch.setenv("DISPLAY", name)
         yield name
@@ -216,7 +218,7 @@ def test_the_expert_of_maniskill_is_seen(tmp_path):
     except RendererUnavailableError as error:
         pytest.skip(str(error))
     command = [sys.executable, "-m", "embodied.tools.play", "env=maniskill_pullcube", "--expert", "--out", "seen.mp4"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=560)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=560, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     said = numbers(done.stdout)
     assert said["success"] == "yes"

@@ -77,7 +77,7 @@ class Evidence:
         path = self._folder / f"{kind}_{self._transfer}.json"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"transfer": self._transfer, **found}, indent=1))
+            path.write_text(json.dumps({"transfer": self._transfer, **found}, indent=1), encoding="utf-8")
         except OSError as error:
             return f"{path} could not be written ({error})"
         return f"what was compared is in {path}"

@@ -233,7 +233,7 @@ def _serve(
     if os.getppid() != parent:
         return
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     while True:
         try:
             question = ours.recv_bytes()
