@@ -100,8 +100,7 @@ def camera(array: Any, name: str, where: str, count: int, turned: bool = False) 
     """
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
         raise DatasetError(
-            f"{where} has {array.dtype} {list(array.shape)} as '{name}', expected pictures uint8 [steps, height, width, "
-            "3]",
+            f"{where} has {array.dtype} {list(array.shape)} as '{name}', expected pictures uint8 [L, height, width, 3]",
             REDO,
         )
     height, width = array.shape[1:3]

@@ -6,8 +6,8 @@
     meta/stats.json                               range, mean, standard deviation and quantiles of each feature
     data/chunk-000/file-000007.parquet            one row a control step: state, action, pictures (png bytes) …
 
-The rows of an episode are those with its ``episode_index``, in the order of ``frame_index``, wherever in their file they
-stand. Source: ``lerobot`` 0.4.4, ``datasets/utils.py`` and ``lerobot_dataset.py``.
+The rows of an episode are those with its ``episode_index``, in the order of ``frame_index``, wherever they stand in
+their file. Source: ``lerobot`` 0.4.4, ``datasets/utils.py`` and ``lerobot_dataset.py``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _columns(folder: Path, features: Mapping[str, Feature], wanted: Wanted) -> _
         cameras = tuple(_camera(folder, features, known, *names) for names in camera_names(wanted))
     if videos := [camera for camera in cameras if features[camera].dtype == "video"]:
         raise DatasetError(
-            f"{folder} has the pictures of '{videos[0]}' as videos, and only pictures within the parquet files are read",
+            f"{folder} has the pictures of '{videos[0]}' as videos, and only pictures in the parquet files are read",
             "make or convert the data set with use_videos=False (dtype image)",
         )
     numeric = [name for name, feature in features.items() if feature.is_numeric]
@@ -270,10 +270,11 @@ def _check_counters(part: Any, row: EpisodeRow, fps: float, where: str) -> None:
         wrong = np.flatnonzero(~(np.abs(gaps - 1) <= JITTER))
         if len(wrong) or not np.isfinite(times).all():
             step = int(wrong[0]) + 1 if len(wrong) else 0
+            before = f" after {times[step - 1]:g} s" if step else ""
             raise DatasetError(
-                f"{where}, step {step}: the timestamp is {times[step]:g} s after {times[step - 1]:g} s"
-                f", and meta/info.json says {fps:g} control steps a second",
-                "correct fps in meta/info.json, or restore the file; steps that are missing make an episode another one",
+                f"{where}, step {step}: the timestamp is {times[step]:g} s{before}, and meta/info.json says {fps:g} "
+                "control steps a second (fps)",
+                "correct fps in meta/info.json if that is wrong, else restore the file or remove the episode",
             )
 
 

@@ -6,8 +6,8 @@
     data/demo_7/obs/agentview_image, …               robomimic: uint8 [L, H, W, 3], upright
     data/demo_7/obs/ee_states [L, 6], gripper_states [L, 2]
 
-LIBERO's env turns its pictures upright, so the reader does too. robomimic's files have no instruction. Sources: LIBERO's
-``scripts/create_dataset.py``, robomimic's ``envs/env_robosuite.py``.
+LIBERO's env turns its pictures upright, so the reader does too. robomimic's files have no instruction. Sources:
+LIBERO's ``scripts/create_dataset.py``, robomimic's ``envs/env_robosuite.py``.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ class _File:
         if "env_args" in self.data.attrs or name.endswith("_image"):
             return False
         raise DatasetError(
-            f"{where}: nothing says whether the pictures of '{name}' are upright (robomimic) or turned by 180° (LIBERO)",
+            f"{where}: nothing says whether the pictures of '{name}' are upright or turned by 180° (LIBERO)",
             "look at one, and set data.rotate_images=true if it is upside down, else data.rotate_images=false",
         )
 
     def _instruction(self, where: str) -> str:
-        """From the attribute; else of a LIBERO file its name: KITCHEN_SCENE3_turn_on_the_stove_demo → turn on the stove."""
+        """From the attribute, else the name: KITCHEN_SCENE3_turn_on_the_stove_demo → turn on the stove."""
         said = self._said()
         if said is not None or self.wanted.instruction is not None:
             return said or self.wanted.instruction or ""

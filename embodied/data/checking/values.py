@@ -1,4 +1,4 @@
-"""Checks the values of an episode as it is read: a NaN, a missing step or another dimension is found before training."""
+"""Checks the values of an episode as it is read, so that a NaN or a missing step is found before training."""
 
 from __future__ import annotations
 
