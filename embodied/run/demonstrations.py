@@ -65,13 +65,17 @@ def _check_once(paths: Sequence[str]) -> None:
                 )
 
 
-def _read_texts(config: schema.Config) -> Demonstrated:
-    data = config.data
+def reader_of(data: schema.DataConfig) -> Reader:
+    """Makes the reader of demonstrated answers."""
     columns = Columns(
         data.prompt_key, data.response_key, data.messages_key or "messages", data.system_prompt, data.image_key
     )
-    reader = Reader(columns, data.options, custom_name(data) if data.custom_cls.path is not None else None,
+    return Reader(columns, data.options, custom_name(data) if data.custom_cls.path is not None else None,
                     data.enable_dataset_cache)  # fmt: skip
+
+
+def _read_texts(config: schema.Config) -> Demonstrated:
+    data, reader = config.data, reader_of(config.data)
     paths, part = data.train_data_paths, Part.of(data.train_subset, data.train_split, data.train_revision)
     validation = Part.of(data.val_subset, data.val_split, data.val_revision)
     if data.val_data_paths or validation != WHOLE:
