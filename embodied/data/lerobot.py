@@ -101,7 +101,6 @@ def _columns(folder: Path, features: Mapping[str, Feature], wanted: Wanted) -> _
     plain: dict[str, tuple[str, ...]] = {
         name.removeprefix(FIELD): (name,) for name in numeric if name.startswith(FIELD)
     }
-    plain.pop(instructions.FIELD, None)  # texts are those of the tasks
     if wanted.state_keys is not None:
         plain["state"] = tuple(wanted.state_keys)
     for name in [key for keys in plain.values() for key in keys if key not in numeric]:
@@ -147,7 +146,7 @@ class _File:
             actions = _actions(numbers[self.columns.action], where)
         cameras = [self._camera(part[name].combine_chunks(), name, where) for name in self.columns.cameras]
         told = self._told(part, row, where)
-        if len({*told}) > 1:
+        if len({*told}) > 1 and instructions.FIELD not in fields:  # which says it of our own envs
             fields[instructions.FIELD] = _texts(told)
         return Demonstration(told[0], actions, fields, Frames(where, cameras) if cameras else None, where)
 

@@ -93,7 +93,9 @@ class _File:
         known = [name for name in obs if hdf5.is_array(obs, name) and obs[name].ndim == 4]
         if self.wanted.cameras is None and self.wanted.camera_keys is None:
             return known
-        own = CAMERAS if self.is_libero or not any(name.endswith("_image") for name in known) else _Robomimic()
+        own = CAMERAS
+        if not self.is_libero and any(name.endswith("_image") for name in known):  # robomimic's names
+            own = {camera: f"{camera}_image" for camera in self.wanted.cameras or ()}
         names = camera_names(self.wanted, own)
         for camera, name in names:
             if not hdf5.is_array(obs, name):
@@ -164,13 +166,6 @@ class _File:
         else:
             adding = f"for a task of LIBERO: {ADD_LIBERO}; of robosuite: {CONVERT}{ADD_ROBOMIMIC}"
         return f"add them from its simulator states: {adding.format(path=self.path)}"
-
-
-class _Robomimic(dict[str, str]):
-    """Names of robomimic: agentview → agentview_image."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return f"{key}_image"
 
 
 def _open(path: Path, wanted: Wanted) -> _File:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from embodied.data import lerobot, libero_hdf5, maniskill_h5
@@ -12,7 +13,7 @@ from embodied.errors import DatasetError, EmbodiedError
 
 Refused = Callable[[EmbodiedError], None]
 Passed = Callable[[], None]
-_ODD = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError, RuntimeError)
+_ODD = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError, RuntimeError, MemoryError)
 
 
 def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Passed = lambda: None) -> Demonstrations:
@@ -27,7 +28,7 @@ def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Pas
         SpecMismatchError: a wanted camera or state is missing.
         AssetsMissingError: the package that reads it is not installed.
     """
-    opened = open_path(path, wanted)
+    opened = open_set(path, wanted)
     episodes: list[Demonstration] = []
     for one in opened.episodes:
         try:
@@ -45,8 +46,13 @@ def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Pas
     return Demonstrations(path, episodes, opened.made_with, opened.fps, opened.columns)
 
 
-def open_path(path: Path, wanted: Wanted) -> Opened:
+def open_set(path: Path, wanted: Wanted) -> Opened:
     """Opens the data set at a path, whatever its layout. Raises what :func:`read` raises."""
+    with _named(str(path)):
+        return _open(path, wanted)
+
+
+def _open(path: Path, wanted: Wanted) -> Opened:
     if not path.exists():
         raise DatasetError(
             f"no demonstrations at {path}"
@@ -66,16 +72,23 @@ def open_path(path: Path, wanted: Wanted) -> Opened:
 
 
 def _checked(one: Pending) -> Demonstration:
-    """Reads an episode and checks it. What its file's library raises becomes an error that names the episode."""
-    try:
+    """Reads an episode and checks it."""
+    with _named(one.where):
         episode = one.read()
+    check_values(episode)
+    return episode
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Makes what a file's library raises an error that says where it was met."""
+    try:
+        yield
     except EmbodiedError:
         raise
     except _ODD as error:
         said = " ".join(str(error).split())
         raise DatasetError(
-            f"{one.where} cannot be read: {type(error).__name__}: {said}",
+            f"{where} cannot be read: {type(error).__name__}: {said}",
             "restore the file from where it came from, or remove the episode",
         ) from error
-    check_values(episode)
-    return episode

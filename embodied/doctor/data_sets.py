@@ -32,7 +32,7 @@ def only_data(overrides: Sequence[str]) -> bool:
 
 
 def are_demonstrations(config: schema.Config, overrides: Sequence[str]) -> bool:
-    """Whether the data are episodes of robots: by what the env takes if one is given, else by the ends of their names."""
+    """Whether the data are episodes of robots: by what the env takes if one is given, else by their names."""
     side = _side(config, overrides)
     if side is not None:
         return not isinstance(side.spec.action, TextAction)

@@ -12,7 +12,7 @@ import numpy as np
 from embodied.data.checking import stored, survey
 from embodied.data.demonstrations import Demonstration, Demonstrations, Wanted, check_fit
 from embodied.data.lerobot_meta import read_json
-from embodied.data.reading import open_path, read
+from embodied.data.reading import open_set, read
 from embodied.doctor.findings import Finding, of_error
 from embodied.errors import EmbodiedError
 from embodied.types import ContinuousAction, EnvSpec
@@ -43,7 +43,7 @@ def look(
     name = f"demonstrations {path}"
     errors: list[EmbodiedError] = []
     try:
-        count = open_path(path, wanted).count
+        count = open_set(path, wanted).count
         with progress(f"reading {path}", count) as bar:
             found = read(path, wanted, errors.append, lambda: bar.advance(1))
     except EmbodiedError as error:
