@@ -18,8 +18,8 @@ ROW = json.dumps({"prompt": "1+1=", "response": "2"})
 ASKED, ANSWERED = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
 
 
-def read(path: Path, columns: Columns = Columns()) -> list[Written]:
-    return Reader(columns, keep=False).read([str(path)])
+def read(path: Path) -> list[Written]:
+    return Reader(Columns(), keep=False).read([str(path)])
 
 
 def file(folder: Path, name: str, text: str | bytes) -> Path:
