@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from embodied import instructions
-from embodied.errors import AssetsMissingError, SpecMismatchError
+from embodied.errors import AssetsMissingError, DatasetError, SpecMismatchError
 from embodied.types import ActionSpec, ContinuousAction, EnvSpec, TextAction
 
 
@@ -22,11 +22,27 @@ class Demonstration:
 
     instruction: str
     actions: np.ndarray  # float32 [L, A] in units of the controller; int32 [L] if discrete
-    fields: Mapping[str, np.ndarray]  # observation fields without the pictures, e.g. "state" float32 [L, S]
+    # observation fields without the pictures, e.g. "state" float32 [L, S]; instructions.FIELD uint8 [L, n] if the
+    # instruction changes within the episode
+    fields: Mapping[str, np.ndarray]
     pictures: Callable[[int], np.ndarray] | None  # t → uint8 [C, H, W, 3], decoded on each call; None without cameras
+    where: str = "a demonstration"  # its file and its number there, for messages
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    def instruction_at(self, t: int) -> str:
+        """Returns the instruction of step t."""
+        own = self.fields.get(instructions.FIELD)
+        return self.instruction if own is None else instructions.read(own[t].astype(np.uint8))
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Every instruction of the episode once, in the order of its steps."""
+        own = self.fields.get(instructions.FIELD)
+        if own is None:
+            return (self.instruction,)
+        return tuple(dict.fromkeys(self.instruction_at(t) for t in range(len(self))))
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,27 @@ class Demonstrations:
     path: Path
     episodes: Sequence[Demonstration]
     made_with: Mapping[str, object] = field(default_factory=dict)  # e.g. {"control_mode": "pd_ee_delta_pose"}
+    fps: float | None = None  # control steps a second, where the file says it
+    columns: Sequence[str] = ()  # of the file, for messages
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An episode that has been found and not been read."""
+
+    where: str  # its file and its number there
+    read: Callable[[], Demonstration]  # raises DatasetError, SpecMismatchError, or what its file's library raises
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A data set of which the episodes are read one after another."""
+
+    episodes: Iterable[Pending]
+    count: int  # of them
+    made_with: Mapping[str, object] = field(default_factory=dict)
+    fps: float | None = None
+    columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -43,16 +80,20 @@ class Wanted:
     """What to read: the env's names and, where they differ, the file's.
 
     Args:
-        cameras: the env's cameras, in its order.
+        cameras: the env's cameras, in its order; None = all that the file has.
         camera_keys: their names in the file, in the same order; None = the same (or the layout's own names for them).
         state_keys: arrays whose concatenation is the env's ``state``; None = the layout's own.
+        action_key: array of the actions; None = the layout's own.
         instruction: for episodes whose file has none.
+        rotate_images: whether pictures of HDF5 files are turned by 180°; None = as the file's program left them.
     """
 
-    cameras: Sequence[str]
+    cameras: Sequence[str] | None
     camera_keys: Sequence[str] | None = None
     state_keys: Sequence[str] | None = None
     instruction: str | None = None
+    action_key: str | None = None
+    rotate_images: bool | None = None
 
 
 def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) -> None:
@@ -96,12 +137,13 @@ def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
             found, f"have {numbers} numbers an action, and the env takes one of {wanted.num_actions} actions",
             "choose the env with which they were made",
         )  # fmt: skip
-    most = max(int(episode.actions.max()) for episode in found.episodes)
-    if most >= wanted.num_actions:
-        raise _misfit(
-            found, f"have an action {most}, and the env's are 0 to {wanted.num_actions - 1}",
-            "choose the env with which they were made",
-        )  # fmt: skip
+    for episode in found.episodes:
+        for odd in (int(episode.actions.min()), int(episode.actions.max())):
+            if not 0 <= odd < wanted.num_actions:
+                raise _misfit(
+                    found, f"have an action {odd} ({episode.where}), and the env's are 0 to {wanted.num_actions - 1}",
+                    "choose the env with which they were made",
+                )  # fmt: skip
 
 
 def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
@@ -115,6 +157,7 @@ def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
         else:
             got = tuple(first.fields[name].shape[1:]) if name in first.fields else ()
             fix = "choose the env whose observations they are, or data.state_keys for another part of them"
+            fix += f": {', '.join(found.columns)}" if found.columns else ""
         if got != spec.shape:
             shown = list(got) if got else "nothing"
             raise _misfit(found, f"have {shown} as '{name}', and the env gives {list(spec.shape)}", fix)
@@ -156,6 +199,40 @@ def no_camera(path: Path, camera: str, known: Sequence[str]) -> SpecMismatchErro
         f"{path} has no pictures of the env's camera '{camera}', only of: {', '.join(known) or 'none'}",
         "give env.train and env.eval the camera of the demonstrations, or name the file's with data.camera_keys=[…]",
     )
+
+
+def no_actions(where: str, key: str, known: Sequence[str]) -> DatasetError:
+    """Error for actions that a file does not have under their name.
+
+    Args:
+        known: names of what the file has.
+    """
+    near = [name for name in known if "action" in name.lower()]
+    remedy = "restore the file from where it came from, or remove the episode"
+    if near:
+        remedy = f"name the actions with data.action_key, which may be {' or '.join(near)}"
+    return DatasetError(f"{where} has no actions '{key}', only: {', '.join(known) or 'nothing'}", remedy)
+
+
+def camera_names(wanted: Wanted, own: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """The env's cameras with their names in the file.
+
+    Args:
+        own: names that the layout has for cameras.
+
+    Raises:
+        SpecMismatchError: ``camera_keys`` are not as many as the cameras.
+    """
+    cameras = wanted.cameras if wanted.cameras is not None else wanted.camera_keys or ()
+    names = wanted.camera_keys
+    if names is None:
+        names = [(own or {}).get(camera, camera) for camera in cameras]
+    if len(names) != len(cameras):
+        raise SpecMismatchError(
+            f"data.camera_keys names {len(names)} cameras, and the env has {len(cameras)}: {', '.join(cameras)}",
+            "give data.camera_keys one name for each camera of the env, in its order",
+        )
+    return list(zip(cameras, names, strict=True))
 
 
 def package(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""LeRobot's data set layout, version 3.0, and its reader; ``lerobot_writer.py`` writes it.
+"""Reads LeRobot's data set layouts v2.0, v2.1 and v3.x; ``lerobot_writer.py`` writes v3.0.
 
     meta/info.json                                features, sizes; ours adds "embodied", a record of how it was made
     meta/tasks.parquet                            instructions
@@ -6,51 +6,71 @@
     meta/stats.json                               range, mean, standard deviation and quantiles of each feature
     data/chunk-000/file-000007.parquet            one row a control step: state, action, pictures (png bytes) …
 
-Source: ``lerobot`` 0.4.4, ``datasets/utils.py`` and ``lerobot_dataset.py``.
+The rows of an episode are those with its ``episode_index``, in the order of ``frame_index``, wherever they stand in
+their file. Source: ``lerobot`` 0.4.4, ``datasets/utils.py`` and ``lerobot_dataset.py``.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embodied import instructions
 from embodied.data import pictures
-from embodied.data.demonstrations import Demonstration, Demonstrations, Wanted, choices, no_camera, package
+from embodied.data.arrow_columns import numbers_of, read_parquet
+from embodied.data.checking.frames import Camera, Frames
+from embodied.data.demonstrations import (
+    Demonstration,
+    Opened,
+    Pending,
+    Wanted,
+    camera_names,
+    choices,
+    no_actions,
+    no_camera,
+    package,
+)
+from embodied.data.lerobot_meta import EpisodeRow, Feature, Meta, read_meta
 from embodied.errors import DatasetError, SpecMismatchError
 
 VERSION = "v3.0"
-CAMERA, FIELD = "observation.images.", "observation."
+CAMERA, FIELD, ACTION = "observation.images.", "observation.", "action"
+COUNTERS = ("frame_index", "index", "timestamp", "task_index")
+RESTORE = "restore that file from where it came from"
+JITTER = 0.1  # share of a control step by which the time between two rows may differ from it
 
 
-def read(folder: Path, wanted: Wanted) -> Demonstrations:
-    """Read every episode of a data set, ours or another program's. Pictures stay encoded in memory.
+def open_set(folder: Path, wanted: Wanted) -> Opened:
+    """Open a data set, ours or another program's. Pictures stay encoded in memory.
 
     Raises:
-        DatasetError: it has another version of the layout or pictures as videos, or it is damaged.
-        SpecMismatchError: a wanted camera is missing.
+        DatasetError: it has another version of the layout or pictures as videos, or its ``meta/`` is damaged.
+        SpecMismatchError: a wanted camera or state is missing.
     """
-    info = read_json(folder / "meta" / "info.json")
-    version = str(info.get("codebase_version", "(none)"))
-    if not version.startswith("v3."):
-        raise DatasetError(
-            f"{folder} has LeRobot's layout {version}, and {VERSION} is read",
-            "convert it with lerobot's own script: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30",
-        )
-    columns = _columns(folder, info["features"], wanted)
-    by_file: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in episode_rows(folder):
-        by_file[file_of(info, row)].append(row)
-    episodes = []
-    for name, rows in by_file.items():
-        episodes += _read_file(folder / name, rows, info["features"], columns)
-    env = info.get("embodied", {}).get("env")
-    return Demonstrations(folder, episodes, choices(env) if env else {})
+    meta = read_meta(folder)
+    columns = _columns(folder, meta.features, wanted)
+    made = meta.info.get("embodied")
+    env = made.get("env") if isinstance(made, dict) else None
+    made_with = choices(env) if isinstance(env, dict) else {}
+    known = [name for name, feature in meta.features.items() if feature.is_numeric or feature.is_picture]
+    return Opened(_pending(meta, columns, wanted), len(meta.episodes), made_with, meta.fps, known)
+
+
+def _pending(meta: Meta, columns: _Columns, wanted: Wanted) -> Iterator[Pending]:
+    """The episodes, those of one file after another, so that each file is read once."""
+    by_file: dict[Path, list[EpisodeRow]] = defaultdict(list)
+    for row in meta.episodes:
+        by_file[row.file].append(row)
+    for path, rows in by_file.items():
+        file = _File(path, rows, meta, columns, wanted.instruction)
+        for row in file.rows:
+            yield Pending(f"{path}, episode {row.index}", partial(file.episode, row))
 
 
 @dataclass(frozen=True)
@@ -59,110 +79,233 @@ class _Columns:
 
     cameras: tuple[str, ...]
     fields: Mapping[str, tuple[str, ...]]  # observation field → columns to concatenate
+    action: str
+
+    @cached_property
+    def numeric(self) -> list[str]:
+        return list(dict.fromkeys([*(key for keys in self.fields.values() for key in keys), self.action]))
 
 
-def _columns(folder: Path, features: Mapping[str, Any], wanted: Wanted) -> _Columns:
-    known = [name for name, feature in features.items() if feature["dtype"] in ("image", "video")]
-    cameras = []
-    for i, camera in enumerate(wanted.cameras):
-        name = wanted.camera_keys[i] if wanted.camera_keys is not None else camera
-        key = name if name in features else CAMERA + name
-        if key not in known:
-            raise no_camera(folder, camera, known)
-        if features[key]["dtype"] == "video":
-            raise DatasetError(
-                f"{folder} has the pictures of '{key}' as videos, and only pictures within the parquet files are read",
-                "make or convert the data set with use_videos=False (dtype image)",
-            )
-        cameras.append(key)
+def _columns(folder: Path, features: Mapping[str, Feature], wanted: Wanted) -> _Columns:
+    known = [name for name, feature in features.items() if feature.is_picture]
+    if wanted.cameras is None and wanted.camera_keys is None:
+        cameras = tuple(known)
+    else:
+        cameras = tuple(_camera(folder, features, known, *names) for names in camera_names(wanted))
+    if videos := [camera for camera in cameras if features[camera].dtype == "video"]:
+        raise DatasetError(
+            f"{folder} has the pictures of '{videos[0]}' as videos, and only pictures in the parquet files are read",
+            "make or convert the data set with use_videos=False (dtype image)",
+        )
+    numeric = [name for name, feature in features.items() if feature.is_numeric]
     plain: dict[str, tuple[str, ...]] = {
-        name.removeprefix(FIELD): (name,)
-        for name, feature in features.items()
-        if name.startswith(FIELD) and feature["dtype"] not in ("image", "video", "string")
+        name.removeprefix(FIELD): (name,) for name in numeric if name.startswith(FIELD)
     }
     if wanted.state_keys is not None:
         plain["state"] = tuple(wanted.state_keys)
-    for name in [key for keys in plain.values() for key in keys if key not in features]:
-        raise SpecMismatchError(f"{folder} has no '{name}'", f"choose data.state_keys from: {', '.join(features)}")
-    return _Columns(tuple(cameras), plain)
+    for name in [key for keys in plain.values() for key in keys if key not in numeric]:
+        raise SpecMismatchError(f"{folder} has no '{name}'", f"choose data.state_keys from: {', '.join(numeric)}")
+    action = wanted.action_key or ACTION
+    if action not in numeric:
+        raise no_actions(str(folder), action, list(features))
+    return _Columns(cameras, plain, action)
 
 
-def _read_file(
-    path: Path, rows: Sequence[Mapping[str, Any]], features: Mapping[str, Any], columns: _Columns
-) -> list[Demonstration]:
-    pa, parquet = package("pyarrow"), package("pyarrow.parquet")
-    names = list(dict.fromkeys([*columns.cameras, *(k for keys in columns.fields.values() for k in keys), "action"]))
-    try:
-        table = parquet.read_table(path, columns=[*names, "episode_index"])
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} cannot be read: {error}", "restore that file from where it came from") from error
-    owners = table["episode_index"].to_numpy()
-    found = []
-    for row in rows:
-        (own,) = np.nonzero(owners == row["episode_index"])
-        if len(own) != row["length"] or not len(own):
-            raise DatasetError(
-                f"{path} has {len(own)} rows of episode {row['episode_index']}, and meta/episodes says {row['length']}",
-                "restore that file from where it came from",
-            )
-        part = {name: table[name].slice(own[0], len(own)).combine_chunks() for name in names}
-        numbers = {
-            name: numbers_of(part[name], features[name]["shape"]) for name in part if name not in columns.cameras
-        }
-        fields = {
-            name: np.concatenate([numbers[key].reshape(len(own), -1) for key in keys], axis=1).astype(np.float32)
-            for name, keys in columns.fields.items()
-        }
-        files = [part[camera].field("bytes") for camera in columns.cameras]
-        actions, seen = _actions(numbers["action"]), _Pictures(path, files) if files else None
-        found.append(Demonstration(row["tasks"][0], actions, fields, seen))
-    return found
-
-
-def _actions(values: np.ndarray) -> np.ndarray:
-    """float32 [L, A]; int32 [L] if each step has one whole number, the index of a discrete action."""
-    if np.issubdtype(values.dtype, np.integer) and values.shape[1:] == (1,):
-        return values.reshape(-1).astype(np.int32)
-    return values.astype(np.float32)
+def _camera(folder: Path, features: Mapping[str, Feature], known: Sequence[str], camera: str, name: str) -> str:
+    key = name if name in features else CAMERA + name
+    if key not in known:
+        raise no_camera(folder, camera, known)
+    return key
 
 
 @dataclass(frozen=True)
-class _Pictures:
-    """Decodes the pictures of step t: t → uint8 [C, H, W, 3]."""
+class _File:
+    """A parquet file with the rows of some episodes."""
 
     path: Path
-    files: Sequence[Any]  # one binary arrow array per camera
+    rows: Sequence[EpisodeRow]
+    meta: Meta
+    columns: _Columns
+    instruction: str | None  # of episodes that have none
+    _tables: list[Any] = field(default_factory=list)
 
-    def __call__(self, t: int) -> np.ndarray:
-        encoded = [column[t].as_py() for column in self.files]
-        if None in encoded:
-            raise DatasetError(f"{self.path} refers to pictures outside of it", "embed them in the parquet files")
-        return np.stack([pictures.decode(data) for data in encoded])
+    def episode(self, row: EpisodeRow) -> Demonstration:
+        """Read one of its episodes. Raises :class:`DatasetError`."""
+        where = f"{self.path}, episode {row.index}"
+        part = self._rows_of(row, where)
+        features = self.meta.features
+        numbers = {
+            name: numbers_of(part[name].combine_chunks(), features[name].shape, where, name)
+            for name in self.columns.numeric
+        }
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which is refused
+            fields = {
+                name: np.concatenate([numbers[key].reshape(row.length, -1) for key in keys], axis=1).astype(np.float32)
+                for name, keys in self.columns.fields.items()
+            }
+            actions = _actions(numbers[self.columns.action], where)
+        cameras = [self._camera(part[name].combine_chunks(), name, where) for name in self.columns.cameras]
+        told = self._told(part, row, where)
+        if len({*told}) > 1 and instructions.FIELD not in fields:  # which says it of our own envs
+            fields[instructions.FIELD] = _texts(told)
+        return Demonstration(told[0], actions, fields, Frames(where, cameras) if cameras else None, where)
+
+    @property
+    def _table(self) -> Any:
+        """Its columns, read once. Raises :class:`DatasetError` if rows belong to no episode of it."""
+        if not self._tables:
+            table = read_parquet(self.path, [*self.columns.cameras, *self.columns.numeric, "episode_index"], COUNTERS)
+            owners = _whole(table["episode_index"], f"{self.path}", "episode_index")
+            listed = [row.index for row in self.rows]
+            if len(strange := owners[~np.isin(owners, listed)]):
+                raise DatasetError(
+                    f"{self.path} has rows of episode {strange[0]}, which meta/episodes does not list for it",
+                    "restore meta/episodes from where it came from, or remove these rows",
+                )
+            self._tables.append((table, owners))
+        return self._tables[0]
+
+    def _rows_of(self, row: EpisodeRow, where: str) -> Any:
+        """The rows of an episode, in the order of its steps."""
+        table, owners = self._table
+        (own,) = np.nonzero(owners == row.index)
+        if len(own) != row.length:
+            raise DatasetError(
+                f"{self.path} has {len(own)} rows of episode {row.index}, and meta/episodes says {row.length}",
+                RESTORE,
+            )
+        if not len(own):
+            raise DatasetError(f"{where} has no step", "record it again, or remove it from the data set")
+        if own[-1] - own[0] + 1 == len(own):
+            part = table.slice(own[0], len(own))
+        else:
+            part = table.take(_places(own))
+        if "frame_index" in part.column_names:
+            frames = _whole(part["frame_index"], where, "frame_index")
+            if not np.array_equal(frames, np.arange(len(own))):
+                part = part.take(_places(_sorted(frames, where)))
+        _check_counters(part, row, self.meta.fps, where)
+        return part
+
+    def _camera(self, column: Any, name: str, where: str) -> Camera:
+        kind = str(column.type)
+        if kind.startswith("struct") and column.type.get_field_index("bytes") >= 0:
+            if column.null_count:
+                raise DatasetError(f"{where}, step {_first_null(column)}: '{name}' is null", RESTORE)
+            column = column.field("bytes")
+        elif kind not in ("binary", "large_binary"):
+            raise DatasetError(
+                f"{where} has {kind[:40]} as '{name}', expected picture files (png or jpeg)",
+                "write the data set anew with pictures of dtype image",
+            )
+        if column.null_count:
+            raise DatasetError(
+                f"{where}, step {_first_null(column)}: the picture of '{name}' is not in the parquet file",
+                "embed the pictures in the parquet files",
+            )
+        return Camera(name, len(column), self.meta.features[name].picture_size, partial(_decode, column))
+
+    def _told(self, part: Any, row: EpisodeRow, where: str) -> list[str]:
+        """The instruction of each step; one alone if it does not change."""
+        if not row.tasks:
+            if self.instruction is None:
+                raise DatasetError(
+                    f"{where} has no task in meta/episodes, so no instruction",
+                    "set data.instruction to the instruction of the task that it shows, or restore meta/episodes",
+                )
+            return [self.instruction]
+        if "task_index" not in part.column_names or not self.meta.tasks:
+            if len(row.tasks) == 1:
+                return [row.tasks[0]]
+            raise DatasetError(
+                f"{where} has {len(row.tasks)} tasks, and nothing says which step belongs to which",
+                "restore the column task_index and the file meta/tasks, or divide the episode",
+            )
+        tasks = _whole(part["task_index"], where, "task_index")
+        for number in np.unique(tasks).tolist():
+            said, step = self.meta.tasks.get(number), int(np.argmax(tasks == number))
+            if said not in row.tasks:
+                shown = "no task of meta/tasks" if said is None else f"'{said}'"
+                raise DatasetError(
+                    f"{where}, step {step}: task_index {number} is {shown}, and meta/episodes says "
+                    f"{', '.join(map(repr, row.tasks))}",
+                    "restore meta/tasks and meta/episodes from where they came from; they belong together",
+                )
+        if (tasks == tasks[0]).all():
+            return [self.meta.tasks[int(tasks[0])]]
+        return [self.meta.tasks[number] for number in tasks.tolist()]
 
 
-def numbers_of(column: Any, shape: Sequence[int]) -> np.ndarray:
-    """Arrow array of L numbers or lists of numbers → [L, …]."""
-    while not hasattr(column, "to_numpy") or "list" in str(column.type):
-        column = column.flatten()
-    return column.to_numpy(zero_copy_only=False).reshape(-1, *shape)
+def _places(rows: np.ndarray) -> Any:
+    """int64 [n] → an arrow array."""
+    return package("pyarrow").array(rows)
 
 
-def episode_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of meta/episodes, by episode."""
-    parquet = package("pyarrow.parquet")
-    rows: list[dict[str, Any]] = []
-    for file in sorted((folder / "meta" / "episodes").glob("chunk-*/file-*.parquet")):
-        names = [name for name in parquet.read_schema(file).names if not name.startswith("stats/")]
-        rows += parquet.read_table(file, columns=names).to_pylist()
-    return sorted(rows, key=lambda row: row["episode_index"])
+def _sorted(frames: np.ndarray, where: str) -> np.ndarray:
+    """Places of the rows in the order of their steps. Raises :class:`DatasetError` for a step that is missing."""
+    order = np.argsort(frames, kind="stable")
+    wrong = np.flatnonzero(frames[order] != np.arange(len(frames)))
+    if len(wrong):
+        step, got = int(wrong[0]), frames[order][wrong[0]]
+        said = f"has frame_index {got} twice" if step and got == step - 1 else f"has no row with frame_index {step}"
+        raise DatasetError(f"{where} {said}; its {len(frames)} rows must be numbered from 0", RESTORE)
+    return order
 
 
-def file_of(info: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    return info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+def _check_counters(part: Any, row: EpisodeRow, fps: float, where: str) -> None:
+    """Compare ``index`` and ``timestamp`` with the order of the steps, which they must follow."""
+    names, steps = part.column_names, np.arange(row.length)
+    if "index" in names:
+        index = _whole(part["index"], where, "index")
+        first = index[0] if row.first is None else row.first
+        if len(wrong := np.flatnonzero(index != first + steps)):
+            raise DatasetError(
+                f"{where}, step {wrong[0]}: 'index' is {index[wrong[0]]}, expected {first + wrong[0]}",
+                "restore data/ and meta/episodes from where they came from; they belong together",
+            )
+    if "timestamp" in names:
+        times = numbers_of(part["timestamp"].combine_chunks(), (), where, "timestamp").astype(np.float64)
+        gaps = np.diff(times) * fps
+        wrong = np.flatnonzero(~(np.abs(gaps - 1) <= JITTER))
+        if len(wrong) or not np.isfinite(times).all():
+            step = int(wrong[0]) + 1 if len(wrong) else 0
+            before = f" after {times[step - 1]:g} s" if step else ""
+            raise DatasetError(
+                f"{where}, step {step}: the timestamp is {times[step]:g} s{before}, and meta/info.json says {fps:g} "
+                "control steps a second (fps)",
+                "correct fps in meta/info.json if that is wrong, else restore the file or remove the episode",
+            )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}", "restore that file, or start a new folder") from error
+def _whole(column: Any, where: str, name: str) -> np.ndarray:
+    """Column of whole numbers → int64 [L]."""
+    values = numbers_of(column.combine_chunks(), (), where, name)
+    if not np.issubdtype(values.dtype, np.integer):
+        raise DatasetError(f"{where} has {values.dtype} as '{name}', expected whole numbers", RESTORE)
+    return values.astype(np.int64)
+
+
+def _first_null(column: Any) -> int:
+    return int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+
+
+def _decode(column: Any, t: int) -> np.ndarray:
+    return pictures.decode(column[t].as_py())
+
+
+def _texts(told: Sequence[str]) -> np.ndarray:
+    """L texts → uint8 [L, n], as :func:`embodied.instructions.read` reads them."""
+    longest = max(len(text.encode(errors="replace")) for text in told)
+    out = np.zeros((len(told), longest), np.uint8)
+    for text, row in zip(told, out, strict=True):
+        instructions.write(text, row)
+    return out
+
+
+def _actions(values: np.ndarray, where: str) -> np.ndarray:
+    """float32 [L, A]; int32 [L] if each step has one whole number, the index of a discrete action."""
+    if np.issubdtype(values.dtype, np.integer) and values.shape[1:] in ((), (1,)):
+        if len(values) and np.abs(values.astype(np.int64)).max() > np.iinfo(np.int32).max:
+            raise DatasetError(f"{where} has an action beyond 32 bits", RESTORE)
+        return values.reshape(-1).astype(np.int32)
+    return values.reshape(len(values), -1).astype(np.float32)

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from embodied.data import pictures
+from embodied.data.arrow_columns import numbers_of, read_parquet
 from embodied.data.demonstrations import package
-from embodied.data.lerobot import CAMERA, FIELD, VERSION, episode_rows, file_of, numbers_of, read_json
+from embodied.data.lerobot import CAMERA, FIELD, VERSION
+from embodied.data.lerobot_meta import episode_rows, file_of, read_json
 from embodied.errors import DatasetError
 from embodied.types import EnvSpec, Start
 
@@ -231,17 +233,17 @@ def _settle(aside: Path, path: Path) -> None:
 
 def _statistics(folder: Path, info: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Statistics of each feature over all episodes. For pictures: per channel, in [0, 1], over some of them."""
-    parquet = package("pyarrow.parquet")
-    files = [folder / file_of(info, row) for row in episodes]
+    files = [folder / file_of(info, row, folder) for row in episodes]
     stats: dict[str, Any] = {}
     for name, feature in info["features"].items():
-        columns = [parquet.read_table(file, columns=[name])[name].combine_chunks() for file in files]
+        columns = [read_parquet(file, [name])[name].combine_chunks() for file in files]
         if not columns:
             continue
         if feature["dtype"] == "image":
             stats[name] = _picture_statistics(columns)
         else:
-            values = np.concatenate([numbers_of(column, feature["shape"]) for column in columns])
+            shape, named = feature["shape"], zip(files, columns, strict=True)
+            values = np.concatenate([numbers_of(column, shape, str(file), name) for file, column in named])
             stats[name] = _describe(values.astype(np.float64), axis=0, count=len(values))
     return stats
 

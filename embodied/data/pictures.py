@@ -6,6 +6,10 @@ import io
 
 import numpy as np
 
+from embodied.errors import DatasetError
+
+ANEW = "write the pictures of the data set anew as 8-bit RGB"
+
 
 def encode(picture: np.ndarray) -> bytes:
     """uint8 [H, W, 3] → png."""
@@ -27,7 +31,18 @@ def most_bytes(height: int, width: int) -> int:
 
 
 def decode(data: bytes) -> np.ndarray:
-    """A picture file (png or jpeg) → uint8 [H, W, 3]."""
+    """A picture file (png or jpeg) → uint8 [H, W, 3].
+
+    Raises:
+        DatasetError: it is no 8-bit picture in colour. A damaged file raises what PIL raises.
+    """
     from PIL import Image
 
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    image = Image.open(io.BytesIO(data))
+    if image.mode == "RGB":
+        return np.asarray(image)
+    if image.mode == "RGBA" and image.getextrema()[3] != (255, 255):
+        raise DatasetError("is transparent in part", ANEW)
+    if image.mode not in ("RGBA", "P"):
+        raise DatasetError(f"has the mode {image.mode} of PIL, expected 8-bit RGB", ANEW)
+    return np.asarray(image.convert("RGB"))

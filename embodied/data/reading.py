@@ -1,38 +1,94 @@
-"""Reads demonstrations of any layout; finds the layout of a path."""
+"""Reads demonstrations of any layout: finds the layout of a path, and checks every episode as it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from embodied.data import lerobot, libero_hdf5, maniskill_h5
-from embodied.data.demonstrations import Demonstrations, Wanted
-from embodied.errors import DatasetError
+from embodied.data.checking.values import check_alike, check_values
+from embodied.data.demonstrations import Demonstration, Demonstrations, Opened, Pending, Wanted
+from embodied.errors import DatasetError, EmbodiedError
+
+Refused = Callable[[EmbodiedError], None]
+Passed = Callable[[], None]
+_ODD = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError, RuntimeError, MemoryError)
 
 
-def read(path: Path, wanted: Wanted) -> Demonstrations:
-    """Reads a LeRobot folder, a LIBERO ``.hdf5`` file or a folder of them, or a ManiSkill ``.h5`` file.
+def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Passed = lambda: None) -> Demonstrations:
+    """Reads a LeRobot folder, a ``.hdf5`` file of LIBERO or robomimic or a folder of them, or a ManiSkill ``.h5`` file.
+
+    Args:
+        refused: called with the error of an episode that is then left out; None = the first one is raised.
+        passed: called after each episode.
 
     Raises:
         DatasetError: the path is missing, empty or damaged, or its layout is unknown.
         SpecMismatchError: a wanted camera or state is missing.
         AssetsMissingError: the package that reads it is not installed.
     """
+    opened = open_set(path, wanted)
+    episodes: list[Demonstration] = []
+    for one in opened.episodes:
+        try:
+            episode = _checked(one)
+            check_alike(episodes[0] if episodes else episode, episode)
+        except EmbodiedError as error:
+            if refused is None:
+                raise
+            refused(error)
+        else:
+            episodes.append(episode)
+        passed()
+    if not episodes and refused is None:
+        raise DatasetError(f"{path} holds no episode", "make or download demonstrations; it may have been interrupted")
+    return Demonstrations(path, episodes, opened.made_with, opened.fps, opened.columns)
+
+
+def open_set(path: Path, wanted: Wanted) -> Opened:
+    """Opens the data set at a path, whatever its layout. Raises what :func:`read` raises."""
+    with _named(str(path)):
+        return _open(path, wanted)
+
+
+def _open(path: Path, wanted: Wanted) -> Opened:
     if not path.exists():
         raise DatasetError(
-            f"no demonstrations at {path}",
+            f"no demonstrations at {path}"
+            + (f": it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""),
             "give data=PATH that exists, or make some: python -m embodied.tools.demos env=NAME",
         )
     if (path / "meta" / "info.json").is_file():
-        found = lerobot.read(path, wanted)
-    elif path.suffix == ".hdf5" or (path.is_dir() and list(path.glob("*.hdf5"))):
-        found = libero_hdf5.read(path, wanted)
-    elif path.suffix == ".h5":
-        found = maniskill_h5.read(path, wanted)
-    else:
+        return lerobot.open_set(path, wanted)
+    if path.suffix in (".hdf5", ".hdf") or (path.is_dir() and list(path.glob("*.hdf5"))):
+        return libero_hdf5.open_set(path, wanted)
+    if path.suffix == ".h5":
+        return maniskill_h5.open_set(path, wanted)
+    raise DatasetError(
+        f"{path} holds no demonstrations of a known layout",
+        "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill",
+    )
+
+
+def _checked(one: Pending) -> Demonstration:
+    """Reads an episode and checks it."""
+    with _named(one.where):
+        episode = one.read()
+    check_values(episode)
+    return episode
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Makes what a file's library raises an error that says where it was met."""
+    try:
+        yield
+    except EmbodiedError:
+        raise
+    except _ODD as error:
+        said = " ".join(str(error).split())
         raise DatasetError(
-            f"{path} holds no demonstrations of a known layout",
-            "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill",
-        )
-    if not found.episodes:
-        raise DatasetError(f"{path} holds no episode", "make or download demonstrations; it may have been interrupted")
-    return found
+            f"{where} cannot be read: {type(error).__name__}: {said}",
+            "restore the file from where it came from, or remove the episode",
+        ) from error

@@ -95,12 +95,7 @@ class Samples:
 
     def instructions(self, chosen: np.ndarray) -> list[str]:
         """Instructions of the samples ``chosen`` int64 [B], from the observation if it has one, else the episode."""
-        return [self._told(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
-
-    @staticmethod
-    def _told(episode: Demonstration, t: int) -> str:
-        own = episode.fields.get(instructions.FIELD)
-        return episode.instruction if own is None else instructions.read(own[t].astype(np.uint8))
+        return [self._episodes[self._owner[i]].instruction_at(int(self._time[i])) for i in chosen]
 
 
 def spread(samples: SampleSource, count: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,14 @@ def _of_row(row: Mapping[str, Any], columns: Columns, where: str) -> Iterator[Wr
 
 
 def _of_messages(conversation: Any, columns: Columns, where: str) -> Iterator[Written]:
+    """The answers of a conversation. Raises :class:`DatasetError` if it is none, or has no answer to anything."""
     before: list[dict[str, str]] = []
+    answered = False
+    if isinstance(conversation, str | bytes | Mapping) or not isinstance(conversation, Iterable):
+        raise DatasetError(
+            f"{where} has {type(conversation).__name__} {str(conversation)[:60]!r} in column '{columns.messages}'",
+            "make it a list of messages: [{role: user, content: …}, {role: assistant, content: …}]",
+        )
     for message in conversation:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
         content = content if columns.images is None else instructions.joined(content)
@@ -110,18 +117,45 @@ def _of_messages(conversation: Any, columns: Columns, where: str) -> Iterator[Wr
                 f"{where} has the message {str(message)[:80]}",
                 f"give each message a 'role' out of {', '.join(ROLES)} and a text 'content'",
             )
+        content = _text(content, where, columns.messages, role != "assistant")
         if not before and role != "system" and columns.system_prompt is not None:
             before.append({"role": "system", "content": columns.system_prompt})
+        if role == "assistant" and not before:
+            raise DatasetError(
+                f"{where} has a message of the assistant that answers nothing: {content[:60]!r}",
+                "give the conversation a message of the user before it, or leave the row out",
+            )
         if role == "assistant":
+            answered = True
             yield Written(instructions.of_messages(before), content)
         before.append({"role": role, "content": content})
+    if not answered:
+        raise DatasetError(
+            f"{where} has a conversation of {len(before)} messages without one of the assistant, so no answer",
+            "add the answer that should be learned, or leave the row out",
+        )
 
 
-def _text(value: Any, where: str, column: str) -> str:
+def _text(value: Any, where: str, column: str, may_be_empty: bool = False) -> str:
+    """The value as it will be learned. Raises :class:`DatasetError` for one that would be another text, or none."""
     if not isinstance(value, str):
         raise DatasetError(
             f"{where} has {type(value).__name__} {str(value)[:60]!r} in column '{column}'", "make it a text"
         )
+    if not value and not may_be_empty:
+        raise DatasetError(f"{where} has an empty text in column '{column}'", "write the text, or leave the row out")
+    if "\0" in value or value.startswith(instructions.CONVERSATION):
+        raise DatasetError(
+            f"{where} has a control character in column '{column}': {value[:60]!r}",
+            "take NUL characters, and a record separator (U+001E) at the beginning, out of the text",
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DatasetError(
+            f"{where} has half of a surrogate pair in column '{column}', at character {error.start}",
+            "write the character whole: the text was cut in the middle of it",
+        ) from error
     return value
 
 

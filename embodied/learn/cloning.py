@@ -111,7 +111,7 @@ class Cloner(Stepping):
         self.notes = _use_statistics(policy, config.sft, self.episodes)
         self._spec = self.env
         if not isinstance(self.env.action, TextAction):
-            tasks = tuple(dict.fromkeys(e.instruction for e in [*self.episodes, *self.held_out]))
+            tasks = tuple(dict.fromkeys(said for e in [*self.episodes, *self.held_out] for said in e.instructions))
             self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
         chunk = policy.spec.num_action_chunks
         pictures = self.env.obs.get(instructions.PICTURES)

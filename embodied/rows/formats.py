@@ -110,7 +110,7 @@ class JsonLines:
     def _parse(self, number: int, record: bytes) -> Row:
         try:
             return _mapping(json.loads(record), self._path, number)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DatasetError(
                 f"{self._path}, row {number} is no JSON: {error}: {record[:80].decode(errors='replace')}",
                 "correct the line; a .jsonl file has one JSON object a line (rows are counted from 0)",
@@ -123,6 +123,8 @@ class Csv:
     def __init__(self, file: SourceFile) -> None:
         self._path, self._records = file.path, Records(file, quoted=True)
         self._columns = self._cells(0, self._records.read(0).removeprefix(BOM)) if len(self._records) else []
+        if twice := [name for name in self._columns if self._columns.count(name) > 1]:
+            raise DatasetError(f"{self._path} has two columns '{twice[0]}'", "give each column a name of its own")
 
     def __len__(self) -> int:
         return max(0, len(self._records) - 1)
@@ -143,6 +145,11 @@ class Csv:
                 f"{self._path}, record {line} is no CSV: {error}",
                 "save the file as UTF-8, with a line feed (or carriage return and line feed) behind each record",
             ) from error
+        if len(found) > 1 and b'"' not in record:
+            raise DatasetError(
+                f"{self._path}, record {line} has a carriage return in it: {record[:80].decode(errors='replace')!r}",
+                "save the file with a line feed (or carriage return and line feed) behind each record",
+            )
         if len(found) > 1:
             raise DatasetError(
                 f"{self._path}, record {line} has double quotes inside a value that does not begin with one: "
@@ -170,8 +177,9 @@ class JsonList:
         with file.open() as opened:
             try:
                 found = json.load(opened)
-            except ValueError as error:
-                raise DatasetError(f"{file.path} is no JSON: {error}", "correct the file") from error
+            except (ValueError, RecursionError) as error:
+                remedy = "correct the file; one with an object on each line is named .jsonl"
+                raise DatasetError(f"{file.path} is no JSON: {error}", remedy) from error
         if not isinstance(found, list):
             raise DatasetError(
                 f"{file.path} holds a JSON {type(found).__name__}, expected a list of objects",
@@ -241,13 +249,28 @@ class Parquet(ArrowCopy):
 
             try:
                 whole = parquet.ParquetFile(file.path)
-            except arrow.ArrowInvalid as error:
+            except (OSError, arrow.ArrowException) as error:
                 raise DatasetError(f"{file.path} is no Parquet file: {error}", "download or write it again") from error
             with whole, ipc.new_file(out, whole.schema_arrow) as copy:
-                for batch in whole.iter_batches(ARROW_ROWS):
+                for batch in _read_batches(file.path, whole):
                     copy.write_batch(batch)
 
         super().__init__(file, "rows.arrow", write)
+
+
+def _read_batches(path: Path, whole: Any) -> Iterator[Any]:
+    """Yields the batches of a Parquet file. Raises :class:`DatasetError` where it is damaged."""
+    import pyarrow as arrow
+
+    batches = whole.iter_batches(ARROW_ROWS)
+    while True:
+        try:
+            batch = next(batches, None)
+        except (OSError, arrow.ArrowException) as error:
+            raise DatasetError(f"{path} is damaged: {error}", "download or write it again") from error
+        if batch is None:
+            return
+        yield batch
 
 
 KINDS: Mapping[str, Callable[[SourceFile], Rows]] = {

@@ -12,11 +12,11 @@ from embodied.data.reading import read
 from embodied.data.samples import hold_out
 from embodied.data.text import Columns, Written
 from embodied.data.text_reading import Reader
-from embodied.errors import DatasetError
+from embodied.errors import ConfigError, DatasetError
 from embodied.rows.hub import WHOLE, Part
 from embodied.run.sides import EnvSide
 from embodied.schema.links import custom_name
-from embodied.types import TextAction
+from embodied.types import EnvSpec, TextAction
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
     data, spec = config.data, side.spec
     if isinstance(spec.action, TextAction):
         return _read_texts(config)
-    told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
-    wanted = Wanted(spec.cameras, data.camera_keys, data.state_keys, told)
+    wanted = wanted_of(data, spec)
 
     def episodes(paths: Sequence[str]) -> list[Demonstration]:
+        _check_once(paths)
         found = [read(Path(path), wanted) for path in paths]
         for one in found:
             check_fit(one, spec, side.kwargs)
@@ -47,13 +47,35 @@ def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
     return Demonstrated(*hold_out(given, data.test_size, config.data_seed))
 
 
-def _read_texts(config: schema.Config) -> Demonstrated:
-    data = config.data
+def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> Wanted:
+    """What is read of demonstrations for an env."""
+    told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
+    return Wanted(spec.cameras, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
+
+
+def _check_once(paths: Sequence[str]) -> None:
+    """Raises :class:`ConfigError` for demonstrations that would be read twice, and so be held out and learned from."""
+    for number, path in enumerate(map(Path, paths)):
+        for other in map(Path, paths[:number]):
+            one, two = path.resolve(), other.resolve()
+            if one == two or one in two.parents or two in one.parents:
+                raise ConfigError(
+                    f"data.train_data_paths or data.val_data_paths has demonstrations twice: {other} and {path}",
+                    f"leave one of them out: {path}",
+                )
+
+
+def reader_of(data: schema.DataConfig) -> Reader:
+    """Makes the reader of demonstrated answers."""
     columns = Columns(
         data.prompt_key, data.response_key, data.messages_key or "messages", data.system_prompt, data.image_key
     )
-    reader = Reader(columns, data.options, custom_name(data) if data.custom_cls.path is not None else None,
+    return Reader(columns, data.options, custom_name(data) if data.custom_cls.path is not None else None,
                     data.enable_dataset_cache)  # fmt: skip
+
+
+def _read_texts(config: schema.Config) -> Demonstrated:
+    data, reader = config.data, reader_of(config.data)
     paths, part = data.train_data_paths, Part.of(data.train_subset, data.train_split, data.train_revision)
     validation = Part.of(data.val_subset, data.val_split, data.val_revision)
     if data.val_data_paths or validation != WHOLE:

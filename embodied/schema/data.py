@@ -62,8 +62,18 @@ class DataConfig(Section):
     state_keys: list[str] | None = Field(
         None, description="Arrays of the files whose concatenation is the env's state; null = the layout's own."
     )
+    action_key: str | None = Field(
+        None,
+        min_length=1,
+        description="Array of the files that holds the actions (openpi's data: actions); null = the layout's own.",
+    )
+    rotate_images: bool | None = Field(
+        None, description="Pictures of .hdf5 demonstrations are turned by 180°; null = those of LIBERO are, those of "
+        "robomimic are not.",
+    )  # fmt: skip
     instruction: str | None = Field(
-        None, description="Instruction of files that have none (ManiSkill); null = that of the env's only task."
+        None,
+        description="Instruction of files that have none (ManiSkill, robomimic); null = that of the env's only task.",
     )
     prompt_key: str = Field("prompt", description="Text: column of the prompt.")
     response_key: str = Field("response", description="Text: column of the demonstrated answer.")

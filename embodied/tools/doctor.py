@@ -1,8 +1,9 @@
 """``python -m embodied.tools.doctor [COMMAND] [GROUP=NAME …] [KEY=VALUE …] [--json]``: what is wrong with this machine.
 
 Takes the same overrides as ``embodied.train``, or as COMMAND (``eval``, ``sft``, ``demos``). Without any it checks the
-machine and every simulator that is installed; with them also what that configuration needs. It says everything that it
-finds, each with its fix, and changes nothing.
+machine and every simulator that is installed; with them also what that configuration needs. With ``data=PATH`` it reads
+that data set whole, and with nothing else that alone; ``--every=N`` decodes the pictures of one step in N. It says
+everything that it finds, each with its fix, and changes nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from embodied.cli import piped
-from embodied.doctor import configuration, devices, machine, simulators, sizes, versions
+from embodied.doctor import configuration, data_sets, devices, machine, simulators, sizes, versions
 from embodied.doctor.findings import Finding, of_error, once
 from embodied.doctor.report import as_json, show
 from embodied.doctor.running import Check, run_all
-from embodied.errors import EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import NullConsole, make_console
 from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import Composed, compose_unchecked
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_machine = "--json" in given
     began = time.monotonic()
     try:
-        overrides, folders, _ = parse_argv([word for word in given if word != "--json"], "tools.doctor")
+        every, given = _sampled([word for word in given if word != "--json"])
+        overrides, folders, _ = parse_argv(given, "tools.doctor")
     except EmbodiedError as error:
         print(told(error), file=sys.stderr)
         return 2
@@ -41,13 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     composed: Composed | None = None
     if overrides or command:
         try:
-            composed = compose_unchecked(overrides, command or "train", folders)
+            command, composed = _composed(overrides, command, folders)
         except EmbodiedError as error:
             found.append(of_error(configuration.NAME, error))
-    planned = [*plan(composed, overrides, folders, command or "train")]
+    only_data = command == "sft" and composed is not None and data_sets.only_data(overrides)
+    planned = [] if only_data else [*plan(composed, overrides, folders, command or "train")]
     console = NullConsole() if as_machine or not sys.stdout.isatty() else make_console()
     with console.progress("checking", len(planned), brief=True) as bar:
         found += run_all(planned, lambda name: bar.advance(1))
+    if composed is not None:
+        found += data_sets.look(composed.config, overrides, every, make_console(sys.stderr).progress)
     found = once(found)
     seconds = time.monotonic() - began
     if as_machine:
@@ -55,6 +60,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         show(found, seconds, sys.stdout)
     return int(any(finding.status == "fail" for finding in found))
+
+
+def _composed(overrides: Sequence[str], command: str | None, folders: Sequence[str]) -> tuple[str, Composed]:
+    """The command and its configuration: that of ``sft`` where data of robots are given and no command."""
+    if command is None and any(word.startswith(("data=", "data.train_data_paths=")) for word in overrides):
+        composed = compose_unchecked(overrides, "sft", folders)
+        if data_sets.are_demonstrations(composed.config, overrides):
+            return "sft", composed
+    return command or "train", compose_unchecked(overrides, command or "train", folders)
+
+
+def _sampled(words: Sequence[str]) -> tuple[int, list[str]]:
+    """The number N of ``--every=N``, and the other words. Raises :class:`ConfigError`."""
+    every, rest = 1, []
+    for word in words:
+        option, _, number = word.partition("=")
+        if option != "--every":
+            rest.append(word)
+        elif not number.isdecimal() or not int(number):
+            raise ConfigError(f"{word} is no number of steps", "write --every=10 to decode pictures of one step in 10")
+        else:
+            every = int(number)
+    return every, rest
 
 
 def plan(

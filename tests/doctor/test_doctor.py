@@ -364,7 +364,7 @@ def test_a_large_checkpoint_that_cannot_fit_is_refused_as_the_doctor_fails_it(tm
 def test_the_doctor_takes_the_command_that_was_refused(monkeypatch, capsys):
     planned = []
     monkeypatch.setattr(doctor, "run_all", lambda checks, done: planned.extend(checks) or [])
-    assert doctor.main(["sft", "env=libero_10", "data=/none"]) == 0
+    assert doctor.main(["sft", "env=libero_10", "data=/none"]) == 1, "there are no demonstrations"
     composed = [one.arguments for one in planned if one.name in (configuration.NAME, sizes.NAME)]
     assert composed == [(["env=libero_10", "data=/none"], [], "sft")] * 2
     assert doctor.main(["evil", "env=libero_10"]) == 1
