@@ -10,7 +10,7 @@
     policy.json               ours: what config.json does not say (attention, images, chunk, …)
 
 Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, and every parameter is filled. Other
-programs' names for the same tensors are understood (:mod:`.names`). Without policy.json, sizes come from the tensors
+programs' names for the same tensors are understood (:mod:`.names`, :mod:`embodied.weights.naming`). Without policy.json, sizes come from the tensors
 (:mod:`.shapes`) and conventions from the configuration.
 """
 
@@ -30,14 +30,16 @@ from torch import Tensor, nn
 from embodied.errors import CheckpointError, did_you_mean, unknown_name
 from embodied.files import check_export, folder_of, reading
 
-from ..shared.files import read_json, read_pt, read_safetensors, read_shapes, weight_files
+from ..shared.files import read_json, read_pt, read_safetensors
 from ..shared.quantized import quantized_layers
+from ..shared.weights.stored import Stored
 from .config import NetConfig, check_plain
 from .film import FILM_FILE, FILM_LAYER, read_film
 from .names import released_name
 from .shapes import NO_HINTS, TowerHints, count, sizes_of
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
+ANCHORS = tuple(f"{part}model.embed_tokens.weight" for part in ("language_model.", "llm_backbone.llm.", "llm."))
 VALUE_HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "lora_adapter"
 REFUSED = {
@@ -173,17 +175,19 @@ class Folder:
             known |= read_json(self.path / "dataset_statistics.json")
         return known
 
+    @cached_property
+    def _stored(self) -> Stored:
+        return Stored.of(self.path, ANCHORS)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its released name, memory-mapped. If two have the same name, the later one counts."""
-        for file in weight_files(self.path):
-            yield from ((released_name(name), tensor) for name, tensor in read_safetensors(file))
+        for file in self._stored.files:
+            yield from ((released_name(self._stored.plain[name]), tensor) for name, tensor in read_safetensors(file))
         yield from self._extras()
 
     def shapes(self) -> dict[str, Sequence[int]]:
         """Shape of every tensor by its released name, from the headers of the files."""
-        found: dict[str, Sequence[int]] = {
-            released_name(name): shape for file in weight_files(self.path) for name, shape in read_shapes(file)
-        }
+        found: dict[str, Sequence[int]] = {released_name(name): shape for name, shape in self._stored.shapes().items()}
         return found | {name: tuple(tensor.shape) for name, tensor in self._extras()}
 
     def _extras(self) -> Iterator[tuple[str, Tensor]]:
