@@ -1,6 +1,6 @@
 """Reads headers of safetensors files without trusting them: nothing is allocated before its size fits the file.
 
-    8 bytes: length of the header │ header, a JSON object │ numbers of all tensors, without gaps
+8 bytes: length of the header │ header, a JSON object │ numbers of all tensors, without gaps
 """
 
 from __future__ import annotations

@@ -11,12 +11,21 @@ from embodied.weights.header import Entry, read_header
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-OTHERS = ("pytorch_model*.bin", "consolidated*.pth", "*.gguf", "*.msgpack", "*.h5", "*.pt", "*.safetensors")
-"""Other formats that a folder may hold its weights in."""
-CONVERT = (
-    "convert it: python -c \"from transformers import AutoModelForCausalLM as M; "
-    "M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\"; or download the folder's safetensors"
-)
+OTHERS = {
+    "pytorch_model.bin": (
+        'convert it: python -c "import torch; from safetensors.torch import save_file as save; '
+        "save({{k: v.clone() for k, v in torch.load('{folder}/pytorch_model.bin', weights_only=True).items()}}, "
+        "'{folder}/model.safetensors', metadata={{'format': 'pt'}})\""
+    ),
+    "pytorch_model-*.bin": "give it in safetensors: transformers' `model.save_pretrained('DIR')` writes them",
+    "consolidated*": "it is in the layout of its maker: download the files in the layout of transformers beside it",
+    "*.gguf": "set actor.model.gguf_file={name} (model=causal_lm)",
+    "flax_model*": "give it in safetensors: this one is of Flax",
+    "tf_model*": "give it in safetensors: this one is of TensorFlow",
+    "*.ckpt": "give it in safetensors: this one is of the training that made it",
+    "adapter_model*": "it is an adapter: give the network in actor.model.model_path, and this folder in lora_path",
+}
+"""Other formats that a folder may hold its weights in → the fix."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -106,26 +115,15 @@ def counted_files(folder: object) -> list[Path]:
 
 
 def _none(folder: Path) -> CheckpointError:
-    there = sorted({file.name for form in OTHERS for file in folder.glob(form)})
-    inner = next((file for file in sorted(folder.glob(f"*/{WHOLE}*")) if file.is_file()), None)
-    for name in there:
-        check_content(folder / name)
-    if (folder / "adapter_config.json").is_file():
-        return CheckpointError(
-            f"{folder} holds an adapter of peft (adapter_config.json) and no network",
-            f"set actor.model.model_path to the network below it, actor.model.lora_path={folder} and "
-            "actor.model.is_lora=true",
-        )
-    if inner is not None:
-        return CheckpointError(
-            f"{folder} lacks {WHOLE}, and the folder {inner.parent.name} in it has it",
-            f"set the path to {inner.parent}",
-        )
-    if there:
-        return CheckpointError(
-            f"{folder} lacks {WHOLE}; its weights are in another format: {', '.join(there[:4])}",
-            CONVERT.format(folder=folder),
-        )
+    for form, fix in OTHERS.items():
+        if found := sorted(file.name for file in folder.glob(form)):
+            check_content(folder / found[0])
+            return CheckpointError(
+                f"{folder} lacks {WHOLE}; its weights are in another format: {', '.join(found[:4])}",
+                fix.format(folder=folder, name=found[0]),
+            )
+    if inner := next((file.parent for name in (WHOLE, INDEX) for file in sorted(folder.glob(f"*/{name}"))), None):
+        return CheckpointError(f"{folder} lacks {WHOLE}, and its folder {inner.name} has it", f"give {inner} instead")
     return CheckpointError(
         f"{folder} lacks {WHOLE} (and {INDEX})", "give the folder of a checkpoint with its weights, or download them"
     )

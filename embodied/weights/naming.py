@@ -91,7 +91,7 @@ def common_prefix(names: Iterable[str], anchors: Sequence[str]) -> str:
 
 
 def check_merged(names: Iterable[str], folder: Path, key: str) -> None:
-    """Refuse a peft model that was saved whole with its adapters beside the layers: without them the numbers are others.
+    """Refuse a peft model that was saved whole with its adapters unmerged: without them the numbers are others.
 
     Args:
         key: of the section that ``lora_path`` stands in, with a dot at its end.

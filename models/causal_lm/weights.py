@@ -85,7 +85,7 @@ class Weights:
             )
         if own_code:
             raise CheckpointError(
-                f"{self.folder} needs code of its own, and its tensors bear names of a wrapper (e.g. {next(iter(state))})",
+                f"{self.folder} needs code of its own, and its tensors bear names of a wrapper",
                 "save it without the wrapper: `model._orig_mod.save_pretrained('DIR')`, or `model.module…`",
             )
         made, unused = AutoConfig.from_pretrained(

@@ -10,7 +10,7 @@
     policy.json               ours: what config.json does not say (attention, images, chunk, …)
 
 Loading is exact: every tensor of the folder is used or on :func:`ignored`'s list, and every parameter is filled. Other
-programs' names for the same tensors are understood (:mod:`.names`, :mod:`embodied.weights.naming`). Without policy.json, sizes come from the tensors
+programs' names for the same tensors are understood (:mod:`.names`). Without policy.json, sizes come from the tensors
 (:mod:`.shapes`) and conventions from the configuration.
 """
 
@@ -27,12 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.errors import CheckpointError, did_you_mean, unknown_name
+from embodied.errors import CheckpointError, unknown_name
 from embodied.files import check_export, folder_of, reading
 
 from ..shared.files import read_json, read_pt, read_safetensors
 from ..shared.quantized import quantized_layers
-from ..shared.weights.stored import Stored
+from ..shared.weights.misfit import fix_of_names
+from ..shared.weights.stored import Stored, check_no_adapter
 from .config import NetConfig, check_plain
 from .film import FILM_FILE, FILM_LAYER, read_film
 from .names import released_name
@@ -79,6 +80,7 @@ class Folder:
             CheckpointError: it is no such folder, or token RL cannot start from it.
         """
         path = folder_of(model_path)
+        check_no_adapter(path, "actor.model.")
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} has no config.json", "set actor.model.model_path to a Hugging Face folder")
         check_export(path)
@@ -157,10 +159,15 @@ class Folder:
             ("vision_backbone.fused_featurizer.blocks", net.fused_featurizer.depth, net.fused_featurizer.depth - 1),
         ):
             found = count(shapes, rf"{re.escape(prefix)}\.(\d+)\.")
+            if not found:
+                raise CheckpointError(
+                    f"{self.path} has no tensor of {prefix}, and policy.json says {layers}; it has {_some(shapes)}",
+                    fix_of_names([f"{prefix}.0"], list(shapes)),
+                )
             if not least <= found <= layers:
                 raise CheckpointError(
                     f"{self.path}/policy.json says {layers} {prefix}, the tensors are of {found}",
-                    "use a folder whose files belong together",
+                    "use the policy.json that was saved with the weights, or the files of weights that were left out",
                 )
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
@@ -174,6 +181,11 @@ class Folder:
         if (self.path / "dataset_statistics.json").is_file():
             known |= read_json(self.path / "dataset_statistics.json")
         return known
+
+    def statistics_file(self, name: str) -> Path:
+        """The file in which :meth:`known_statistics` finds the dataset ``name``."""
+        file = self.path / "dataset_statistics.json"
+        return file if file.is_file() and name in read_json(file) else self.path / "config.json"
 
     @cached_property
     def _stored(self) -> Stored:
@@ -195,6 +207,12 @@ class Folder:
             yield from ((f"proprio_projector.{name}", tensor) for name, tensor in read_pt(file).items())
         for file in self.path.glob(FILM_FILE):
             yield from read_film(file).items()
+
+
+def _some(shapes: Mapping[str, Any]) -> str:
+    """A few names, each of another module."""
+    first = {name.rsplit(".", 1)[0].partition(".layers.")[0].partition(".blocks.")[0]: name for name in shapes}
+    return ", ".join([*first.values()][:4])
 
 
 def adapter_folder(path: str) -> Path:
@@ -219,12 +237,13 @@ def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> 
 
 def load_exact(
     module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore: list[re.Pattern[str]],
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu", source: Path | None = None,
 ) -> None:  # fmt: skip
     """Fill ``module`` with exactly these tensors, without a copy. It may be on the meta device.
 
     Args:
         device: where weights of 8 or 4 bits are made, one layer after the other, and stay.
+        source: of the tensors, for errors.
 
     Raises:
         CheckpointError: lists missing, unknown and misshapen tensors.
@@ -243,7 +262,8 @@ def load_exact(
     if missing or unknown or shapes or whole:
         problems = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of whole numbers": whole}
         raise CheckpointError(
-            "the tensors do not fit the network: " + "; ".join(_listed(k, v) for k, v in problems.items() if v),
+            f"{f'{source}: ' if source else ''}the tensors do not fit the network: "
+            + "; ".join(_listed(k, v) for k, v in problems.items() if v),
             _load_fix(missing, unknown),
         )
     for name, layer in coded.items():
@@ -266,5 +286,6 @@ def _load_fix(missing: list[str], unknown: list[str]) -> str:
         return "the checkpoint has no FiLM layers: set actor.model.use_film=false"
     if any(FILM_LAYER.search(name) for name in unknown):
         return "the checkpoint has FiLM layers: set actor.model.use_film=true"
-    hint = did_you_mean(missing[0], unknown) if missing else ""
-    return f"use a checkpoint of this architecture and of the sizes under actor.model.{hint}"
+    if missing and unknown:
+        return fix_of_names(missing, unknown)
+    return "use a checkpoint of this architecture and of the sizes under actor.model"

@@ -72,7 +72,7 @@ def read_pt(file: Path) -> dict[str, Tensor]:
         if code := CODE.search(str(error)):
             raise CheckpointError(
                 f"{file} holds more than tensors: it names {code[1]}, which is not run",
-                "save the tensors alone (`torch.save(model.state_dict(), FILE)`, or safetensors); if the file comes from "
+                "save the tensors alone (`torch.save(model.state_dict(), FILE)`, or safetensors); if it comes from "
                 "strangers, do not use it",
             ) from error
         raise _damaged(file, error) from error

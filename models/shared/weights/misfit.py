@@ -13,6 +13,7 @@ from embodied.errors import CheckpointError
 SHOWN = 4
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 TIED = "lm_head.weight"
+VOCABULARY = ("embed_tokens.weight", TIED)
 
 
 @dataclass(frozen=True)
@@ -58,47 +59,22 @@ class Misfit:
                 "else use a folder whose files have it"
             )
         if self.missing and self.unknown:
-            return self._fix_of_names()
+            return fix_of_names(self.missing, self.unknown)
         return self._fix_of_layers(config)
 
     def _fix_of_shapes(self, key: str) -> str:
         name, (there, wanted) = sorted(self.shapes.items())[0]
-        rows = {a[0] for n, (a, b) in self.shapes.items() if n.endswith(("embed_tokens.weight", TIED)) and a[1:] == b[1:]}
-        if len(rows) == 1 and all(n.endswith(("embed_tokens.weight", TIED)) for n in self.shapes):
+        of_vocabulary = all(n.endswith(VOCABULARY) and a[1:] == b[1:] for n, (a, b) in self.shapes.items())
+        rows = {there[0] for there, _ in self.shapes.values()}
+        if of_vocabulary and len(rows) == 1:
             return (
                 f"the vocabulary of the weights has {rows.pop()} rows and config.json says {wanted[0]}: use the "
                 f"config.json that was saved with the weights, or set {key}override_config.vocab_size={there[0]}"
             )
         return (
-            f"config.json describes a network of other sizes than the weights have (first: {name}): use the config.json "
+            f"config.json describes a network of other sizes than the weights have (first: {name}): use the one "
             "that was saved with them"
         )
-
-    def _fix_of_names(self) -> str:
-        pairs = [(name, self._like(name)) for name in self.missing]
-        shown = "; ".join(f"{name} is perhaps {other}" for name, other in pairs[:2] if other is not None)
-        if prefix := self._prefix():
-            return f"rename the tensors in the files: take {prefix!r} from the beginning of their names"
-        return (
-            "the tensors bear other names than transformers gives them"
-            f"{f' ({shown})' if shown else ''}: rename them, or use the folder in the layout of transformers"
-        )
-
-    def _prefix(self) -> str | None:
-        """What stands in front of each unknown name that a missing one ends."""
-        found = {other.removesuffix(name) for name in self.missing for other in self.unknown if other.endswith(f".{name}")}
-        return found.pop() if len(found) == 1 else None
-
-    def _like(self, name: str) -> str | None:
-        """The unknown name with the most parts of ``name`` at its end."""
-        parts = name.split(".")[::-1]
-
-        def common(other: str) -> int:
-            pairs = zip(parts, other.split(".")[::-1], strict=False)
-            return next((i for i, (a, b) in enumerate(pairs) if a != b), len(parts))
-
-        best = max(self.unknown, key=common)
-        return best if common(best) > 1 else None
 
     def _fix_of_layers(self, config: Any) -> str:
         said = config.num_hidden_layers
@@ -111,8 +87,8 @@ class Misfit:
             )
         if self.missing and lost and min(lost) > 0 and lost == set(range(min(lost), said)):
             return (
-                f"config.json says num_hidden_layers {said}, and the files have {min(lost)} layers: use the config.json "
-                "that was saved with the weights, or the files that were left out"
+                f"config.json says num_hidden_layers {said}, and the files have {min(lost)} layers: use the one that "
+                "was saved with the weights, or the files that were left out"
             )
         if self.missing:
             return "use a folder with all of the network's weights"
@@ -122,3 +98,45 @@ class Misfit:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def fix_of_names(missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """What helps where the same tensors bear other names.
+
+    Args:
+        missing: names that the network has, and the files lack.
+        unknown: names that the files have, and the network lacks.
+    """
+    if prefix := _prefix(missing, unknown):
+        return f"rename the tensors in the files: take {prefix!r} from the beginning of their names"
+    pairs = [(name, _like(name, unknown)) for name in missing[:64]]
+    shown = "; ".join(f"{name} is perhaps {other}" for name, other in pairs if other is not None)[:300]
+    return (
+        f"the tensors bear other names than expected{f' ({shown})' if shown else ''}: rename them in the files, or use "
+        "the folder in its usual layout"
+    )
+
+
+def _prefix(missing: Sequence[str], unknown: Sequence[str]) -> str | None:
+    """What stands in front of each unknown name that a missing one ends."""
+    ends = set(missing)
+    found = set()
+    for other in unknown:
+        parts = other.split(".")
+        found |= {".".join(parts[:n]) + "." for n in range(1, len(parts)) if ".".join(parts[n:]) in ends}
+    return found.pop() if len(found) == 1 else None
+
+
+def _like(name: str, unknown: Sequence[str]) -> str | None:
+    """The unknown name that shares most of its parts with ``name``, from both ends."""
+
+    def shared(other: str) -> int:
+        return _common(name.split("."), other.split(".")) + _common(name.split(".")[::-1], other.split(".")[::-1])
+
+    best = max(unknown, key=shared)
+    return best if shared(best) > 2 else None
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -73,8 +73,13 @@ def check_config(folder: Path) -> None:
 
 
 def check_no_adapter(folder: Path, key: str) -> None:
-    """Raises CheckpointError if an adapter of peft lies beside a network: transformers would load another network, the
-    one that the adapter names."""
+    """Raises CheckpointError if a folder holds an adapter of peft, alone or beside a network: transformers would load
+    another network, the one that the adapter names."""
+    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter of peft ({ADAPTER}) and no network",
+            f"set {key}model_path to the network below it, {key}lora_path={folder} and {key}is_lora=true",
+        )
     if (folder / ADAPTER).is_file():
         raise CheckpointError(
             f"{folder} holds a network and an adapter of peft ({ADAPTER}) beside it: it does not tell whether the "
