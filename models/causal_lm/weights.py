@@ -100,10 +100,13 @@ class Weights:
         return network, loaded
 
     def _state(self) -> _Whole | None:
-        """The weights by plain names; None where those in the files are plain."""
+        """The weights by plain names; None where transformers can read the files as they are."""
         if self.stored is None:
             return _Whole(self.tensors or {})
-        return self._slices() if self.stored.renamed else None
+        index = inside(self.folder, INDEX)
+        # transformers cannot read an index without metadata
+        bare = index.is_file() and not isinstance(read_json(index).get("metadata"), dict)
+        return self._slices() if self.stored.renamed or bare else None
 
     def _slices(self) -> _Whole:
         """Tensors that are read when transformers asks for them."""

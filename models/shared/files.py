@@ -77,10 +77,9 @@ def read_pt(file: Path) -> dict[str, Tensor]:
             ) from error
         raise _damaged(file, error) from error
     if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
-        others = [name for name, value in values.items() if not isinstance(value, Tensor)] if values else []
-        shown = f"{others[0]!r} is no tensor" if isinstance(values, Mapping) else f"it is a {type(values).__name__}"
         raise DamagedCheckpointError(
-            f"{file} is damaged: it holds no tensors by name, {shown}", "save the state dict itself: torch.save(state)"
+            f"{file} is damaged: it holds no tensors by name, {_other(values)}",
+            "save the state dict itself: torch.save(model.state_dict(), FILE)",
         )
     for name, tensor in values.items():
         check_numbers(tensor, str(name), file)
@@ -127,6 +126,12 @@ def _shards(state: dict[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor
         shards[-1][name] = tensor
         size += tensor.nbytes
     return shards
+
+
+def _other(values: Any) -> str:
+    if not isinstance(values, Mapping):
+        return f"it is a {type(values).__name__}"
+    return f"{next(name for name, value in values.items() if not isinstance(value, Tensor))!r} is no tensor"
 
 
 def _damaged(file: Path, error: Exception) -> DamagedCheckpointError:

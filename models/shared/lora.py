@@ -149,6 +149,7 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any], merge: s
     given, said = read_adapter(folder), said_of(folder)
     check_plain(said, folder, merge)
     given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
+    given = _without_copies(model, given)
     own = {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()}
     plain = {
         name: p.shape for name, p in model.named_parameters() if ".lora_" not in name and ".base_layer." not in name
@@ -163,6 +164,17 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any], merge: s
         model.get_parameter(name).data = given.pop(name).float().clone()
     renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
     model.load_state_dict(renamed, strict=False)
+
+
+def _without_copies(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without what peft saves of an adapted embedding or head itself, where it is what the network has."""
+    layers = {f"{name}.weight": layer.get_base_layer() for name, layer in lora_layers(model).items()}
+
+    def is_copy(name: str, tensor: Tensor) -> bool:
+        weight = layers[name].weight if name in layers else None
+        return isinstance(weight, Tensor) and weight.shape == tensor.shape and torch.equal(tensor.to(weight), weight)
+
+    return {name: tensor for name, tensor in given.items() if not is_copy(name, tensor)}
 
 
 def _misfit(given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> str:

@@ -98,7 +98,7 @@ INDEXES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file is a pointer": (lambda f: (f / "two.safetensors").write_bytes(POINTER), "two.safetensors is damaged.*LFS"),
     "the index is a pointer": (lambda f: (f / INDEX).write_bytes(POINTER), "index.json is damaged.*LFS"),
     "the index is a page": (lambda f: (f / INDEX).write_bytes(b"<html>"), "index.json is damaged.*HTML"),
-    "a tensor is not in its file": (rewritten(a="two.safetensors", b="two.safetensors"), "two.safetensors has no tensor a"),
+    "a tensor is not in its file": (rewritten(a="two.safetensors", b="two.safetensors"), "safetensors has no tensor a"),
     "a name is no text": (rewritten(a=3), "index.json is damaged"),
     "no map": (lambda f: (f / INDEX).write_text("{}", encoding="utf-8"), "index.json is damaged"),
     "an empty map": (rewritten(), "index.json is damaged"),

@@ -13,6 +13,7 @@ from embodied.errors import CheckpointError
 SHOWN = 4
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 TIED = "lm_head.weight"
+WHOLE_LAYER = 5  # tensors that each layer has at the least
 VOCABULARY = ("embed_tokens.weight", TIED)
 
 
@@ -85,7 +86,8 @@ class Misfit:
                 f"config.json says num_hidden_layers {said}, and the files have layers up to {max(more)}: use the "
                 f"config.json that was saved with the weights"
             )
-        if self.missing and lost and min(lost) > 0 and lost == set(range(min(lost), said)):
+        whole = len(self.missing) >= WHOLE_LAYER * len(lost)
+        if whole and lost and min(lost) > 0 and lost == set(range(min(lost), said)):
             return (
                 f"config.json says num_hidden_layers {said}, and the files have {min(lost)} layers: use the one that "
                 "was saved with the weights, or the files that were left out"
