@@ -4,6 +4,7 @@ were written.
     check_folder(folder)          links that leave the folder, pipes and devices are refused
     inside(folder, name)          a name that stands in a file of the folder, e.g. in an index of weights
     reading(file)                 what is in a file is not as expected: an error with the file's name
+    check_content(file)           the file is a stand-in for what was to be downloaded, or cannot be read at all
     checksums, sealed             note what was written
     check_checksums, check_seal   find what was changed
     check_export(folder)          all of it, for a folder that an export has written
@@ -36,6 +37,13 @@ PIECE = 1 << 22  # bytes that are read at a time
 RESTED_NS = 2 * 10**9
 """Age from which a file's times tell every later change: the coarsest clocks of file systems count 2 s."""
 AGAIN = "download or copy it again"
+LFS = b"version https://git-lfs"
+STAND_INS: Mapping[bytes, str] = {
+    b"<!doctype": "an HTML page", b"<html": "an HTML page", b"<?xml": "an XML page (an error message of a server?)",
+    b"invalid username": "an error message of a server", b"entry not found": "an error message of a server",
+    b"repository not found": "an error message of a server", b"access to model": "an error message of a server",
+}  # fmt: skip
+"""What a failed download leaves under a file's name begins so, in lower case."""
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -129,12 +137,47 @@ def reading(file: Path, what: str = "its content is not as expected") -> Iterato
     """Turn what goes wrong while the content of ``file`` is taken apart into an error that names the file.
 
     Raises:
-        DamagedCheckpointError: instead of the errors in :data:`UNREADABLE`, and of those of the file system.
+        DamagedCheckpointError: instead of the errors in :data:`UNREADABLE`, and of those of the file system. It says so
+            if the file is a stand-in (:func:`check_content`).
     """
     try:
         yield
     except (*UNREADABLE, OSError) as error:
+        check_content(file)
         raise DamagedCheckpointError(f"{file} is damaged: {what} ({type(error).__name__}: {error})", AGAIN) from error
+
+
+def check_content(file: Path) -> None:
+    """Refuse a file that stands in for one that was never downloaded, is empty, or may not be read. One that is not
+    there, or is no file, passes.
+
+    Raises:
+        CheckpointError: the file may not be read.
+        DamagedCheckpointError: it is empty, a pointer of Git LFS, or a page of a web server.
+    """
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return
+        with file.open("rb") as opened:
+            begins = opened.read(256).lstrip()
+    except PermissionError as error:
+        fix = f"give yourself the right to read it: chmod u+r {file}, or ask its owner"
+        raise CheckpointError(f"{file} may not be read ({error.strerror})", fix) from error
+    except OSError:
+        return
+    if begins.startswith(LFS):
+        raise DamagedCheckpointError(
+            f"{file} is damaged: it is a pointer of Git LFS, which stands where the file itself was not downloaded",
+            f"run `git lfs pull` in {file.parent} (`git lfs install` first if it was never run), or download the file "
+            "with `hf download`",
+        )
+    found = "an empty file" if not begins else _stand_in(begins.lower())
+    if found is not None:
+        raise DamagedCheckpointError(f"{file} is damaged: it is {found}", AGAIN)
+
+
+def _stand_in(begins: bytes) -> str | None:
+    return next((what for sign, what in STAND_INS.items() if begins.startswith(sign)), None)
 
 
 def read_json(file: Path) -> dict[str, Any]:

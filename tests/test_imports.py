@@ -16,7 +16,7 @@ PACKAGE = ROOT / "embodied"
 
 LAYERS = {
     "errors": -1, "perturbations": -1, "client": 0, "types": 0, "random": 0, "files": 0, "hidden": 0, "targets": 1,
-    "instructions": 1, "logprobs": 1, "spec_json": 1, "protocols": 1, "cache": 0, "rows": 1,
+    "instructions": 1, "logprobs": 1, "spec_json": 1, "protocols": 1, "cache": 0, "rows": 1, "weights": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,
     "runtime": 4, "learn": 4,
@@ -100,7 +100,7 @@ def test_the_rule_finds_what_it_is_for(tmp_path, monkeypatch):
 ADAPTERS = [*modules(ROOT / "envs"), *modules(ROOT / "models")]
 VOCABULARY = (
     "types", "protocols", "errors", "random", "instructions", "logprobs", "cache", "rows", "files", "spec_json",
-    "targets",
+    "targets", "weights",
 )  # fmt: skip
 
 

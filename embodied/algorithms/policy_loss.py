@@ -14,14 +14,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from embodied.algorithms import losses
-from embodied.errors import ConfigError, unknown_name
+from embodied.algorithms.conformance.blame import blame
+from embodied.errors import ConfigError, EmbodiedError, unknown_name
 from embodied.targets import load_target
 
 KEY = "algorithm.loss_type"
@@ -83,10 +84,26 @@ def make_loss(loss_type: str, keys: Mapping[str, Any], own: Mapping[str, Any] | 
     known, own = [field.name for field in fields(kind)], dict(own or {})
     if unknown := [name for name in own if name not in known]:
         raise unknown_name(f"option of the loss {loss_type}", unknown[0], known or ["(none)"], "algorithm.loss")
+    given = {name: keys[name] for name in known if name in keys} | own
+    if lacking := [field.name for field in fields(kind) if _is_needed(field) and field.name not in given]:
+        raise ConfigError(
+            f"the loss {loss_type} needs the option{'s' if lacking[1:] else ''} {', '.join(lacking)}, which "
+            f"{'have' if lacking[1:] else 'has'} no default",
+            " ".join(f"set algorithm.loss.{name}=…" for name in lacking),
+        )
     try:
-        return kind(**{name: keys[name] for name in known if name in keys} | own)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the loss {loss_type} refuses its options: {error}", "correct algorithm.loss") from error
+        return kind(**given)
+    except EmbodiedError:
+        raise
+    except Exception as error:  # whatever a class of the user's raises
+        raise ConfigError(
+            f"the loss {loss_type} refuses its options: {error} ({type(error).__name__}; {blame(error, kind)})",
+            "correct algorithm.loss",
+        ) from error
+
+
+def _is_needed(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 def _find(loss_type: str) -> Any:
@@ -95,7 +112,7 @@ def _find(loss_type: str) -> Any:
             raise unknown_name("loss type", loss_type, names(), KEY)
         return importlib.import_module(f"{losses.__name__}.{loss_type}").Loss
     kind = load_target(loss_type, KEY)
-    if not is_dataclass(kind) or not hasattr(kind, "anchor"):
+    if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "anchor")):
         raise ConfigError(
             f"{KEY} {loss_type} is no loss: a dataclass with an anchor",
             "write it like the files of embodied/algorithms/losses/ (docs/how_to/add_a_loss.md)",

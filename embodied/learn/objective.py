@@ -57,6 +57,13 @@ class Objective:
         self.terms: tuple[Term, ...] = tuple(term for term in made if term is not None)
         self.needs: frozenset[Need] = frozenset().union(*(term.needs for term in self.terms))
 
+    def checked(self, device: torch.device) -> Objective:
+        """Tries what a user may have written, before any rollout. Raises ConfigError if it does not fit."""
+        for term in self.terms:
+            if isinstance(term, PolicyTerm):
+                term.check(device)
+        return self
+
     def optimizer_batch(self, batch: Batch, chosen: Tensor) -> OptimizerBatch:
         """Masks and weights of the records ``chosen`` int64 [n]."""
         counts, ids = batch.counts.at(chosen), batch.sequence_ids[chosen]

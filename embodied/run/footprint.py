@@ -17,7 +17,8 @@ from embodied import schema
 from embodied.protocols import NeedsOfMachine
 from embodied.run.reward_memory import BYTES, RewardMemory, of_reward_model
 from embodied.run.shares import only_evaluates, slots_of, workers_of
-from embodied.run.weight_files import shapes, weight_files
+from embodied.weights.header import read_header
+from embodied.weights.listing import counted_files
 
 if TYPE_CHECKING:
     from embodied.run.preflight import Checked
@@ -284,7 +285,7 @@ def _workers(checked: Checked) -> tuple[int, int]:
 
 def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
     """Counts the weights of a large checkpoint from the headers of its files; None if there is none, or a small one."""
-    total = sum(_bytes_of(file, kwargs) for file in weight_files(kwargs.get("model_path")))
+    total = sum(_bytes_of(file, kwargs) for file in counted_files(kwargs.get("model_path")))
     if total < LARGE:
         return None
     return Weights(total, None if kwargs.get("is_lora") else total)
@@ -301,7 +302,7 @@ def large(checked: Checked) -> Weights | None:
 
 def in_files(kwargs: Mapping[str, Any]) -> int:
     """Bytes of the weights in a checkpoint's files, which the page cache holds while they are mapped."""
-    return sum(file.stat().st_size for file in weight_files(kwargs.get("model_path")))
+    return sum(file.stat().st_size for file in counted_files(kwargs.get("model_path")))
 
 
 def readable(size: int) -> str:
@@ -318,8 +319,8 @@ def _bytes_of(file: Path, kwargs: Mapping[str, Any]) -> int:
     usual = BYTES.get(str(kwargs.get("precision")), 4)
     few = QUANTIZED.get(kwargs.get("quantization_bit"), usual)
     return sum(
-        math.ceil(math.prod(shape) * (few if _is_linear(name, shape) else usual))
-        for name, shape in shapes(file).items()
+        math.ceil(math.prod(entry.shape) * (few if _is_linear(name, entry.shape) else usual))
+        for name, entry in read_header(file).items()
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embodied.run.weight_files import shapes, weight_files
+from embodied.weights.header import read_header
+from embodied.weights.listing import counted_files
 
 if TYPE_CHECKING:
     from embodied.run.preflight import Checked
@@ -32,8 +33,8 @@ def of_reward_model(checked: Checked) -> RewardMemory | None:
     model = checked.config.reward.model
     given = model.model_extra or {}
     found: dict[str, Sequence[int]] = {}
-    for file in weight_files(given.get("model_path")):
-        found |= shapes(file)
+    for file in counted_files(given.get("model_path")):
+        found |= {name: entry.shape for name, entry in read_header(file).items()}
     if not found:
         return None
     each, waits = BYTES.get(str(given.get("precision")), 4), bool(given.get("offload_weight"))

@@ -2,8 +2,8 @@
 
 They drive the whole stack in tests, in seconds and without a simulator:
 ``env.train._target_=embodied.testing.FakeEnv``, ``actor.model._target_=embodied.testing.FakePolicy``.
-:func:`check_env`, :func:`check_batch_env` and :func:`check_policy` call every method of the protocols and say what does
-not fit. Importing this package does not import torch, since env workers import it.
+:func:`check_env`, :func:`check_batch_env`, :func:`check_policy` and :func:`check_loss` call every method of the
+protocols and say what does not fit. Importing this package does not import torch, since env workers import it.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from embodied.testing.env import FakeEnv
 from embodied.testing.text_env import FakeTextEnv
 
 if TYPE_CHECKING:
+    from embodied.algorithms.conformance.loss import check_loss
     from embodied.testing.decoder import DecoderPort
     from embodied.testing.flow import FlowPolicy
     from embodied.testing.policy import FakePolicy
@@ -31,6 +32,7 @@ __all__ = [
     "FlowPolicy",
     "check_batch_env",
     "check_env",
+    "check_loss",
     "check_policy",
 ]
 
@@ -39,11 +41,13 @@ TORCH = {
     "FakePolicy": "policy",
     "FakeTextPolicy": "text_policy",
     "FlowPolicy": "flow",
+    "check_loss": "embodied.algorithms.conformance.loss",
     "check_policy": "policy_checks",
-}  # name → module
+}  # name → module, of this package or in full
 
 
 def __getattr__(name: str) -> Any:
     if name in TORCH:
-        return getattr(importlib.import_module(f"embodied.testing.{TORCH[name]}"), name)
+        module = TORCH[name] if "." in TORCH[name] else f"embodied.testing.{TORCH[name]}"
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from ..shared.files import read_safetensors
 from ..shared.keys import bad
 from ..shared.quantized import QuantizedLinear, replace_linears
 from ..shared.trained import choose_trained
+from ..shared.weights.stored import check_no_adapter
 from .adapters import add_adapters
 from .context_parallel import check_heads
 from .network import FORMATS, end_tokens, load_network, load_tokenizer
@@ -33,6 +34,8 @@ def build(settings: Settings) -> CausalLMPolicy:
     """See :func:`embodied.models.causal_lm.build_policy`."""
     _check_folder(settings)
     settings = located(settings)
+    if settings.model_path is not None and settings.gguf_file is None:
+        check_no_adapter(Path(settings.model_path).expanduser(), "actor.model.")
     tokenizer = load_tokenizer(settings)
     network, vision = load_network(settings, tokenizer)
     pictures = None

@@ -12,19 +12,28 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
+from embodied.files import check_content
 
 from ..shared.files import FORMATS as FORMATS
 from ..shared.files import read_json
 from ..shared.keys import bad
 from ..shared.quantized import quantized_layers
+from ..shared.weights.finite import check_numbers
 from .characters import character_tokenizer
 from .own_code import may_run, network_code, own_tokenizer, tokenizer_code
 from .pictures import Pictures, processors_template
 from .settings import Settings
 from .vision import Vision, taken_apart
+from .weights import Weights, check_jsons, check_tied
 
 # Sizes of a network that is made here, where override_config names no others: 0.34 M parameters in its layers.
 SMALL = {
@@ -80,6 +89,8 @@ def read_tokenizer(folder: Path, key: str, trusted: tuple[bool, str], **keys: An
     Raises:
         CheckpointError: the folder has none that can be read, or needs code that may not be run.
     """
+    if not keys:
+        check_jsons(folder)
     code = tokenizer_code(folder)
     runs = may_run(code, folder, *trusted)
     kind = PreTrainedTokenizerFast if keys else _tokenizer_class(folder)  # a GGUF file says itself what to build
@@ -166,28 +177,49 @@ def _made(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> Any:
 def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> tuple[Any, Vision | None]:
     assert settings.model_path is not None
     folder = folder_of(settings.model_path, "actor.model.model_path")
-    keys: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
+    if settings.gguf_file:
+        return _of_gguf(settings, tokenizer, folder, dtype), None
+    weights = Weights.of(folder, "actor.model.")
     code = network_code(folder, "AutoModelForCausalLM")
     runs = may_run(code, folder, settings.trust_remote_code, "actor.model.trust_remote_code")
-    pictures, vision = (None if keys else Pictures.of(folder)), None
+    pictures, vision = Pictures.of(folder), None
+    maker = AutoModelForCausalLM if pictures is None else AutoModelForImageTextToText
     try:
-        if keys:  # else transformers parses the file twice, its vocabulary included
-            keys["config"] = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
-        if pictures is None:
-            found, loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
-                folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=runs, **keys,
-                **settings.override_config,
-            )  # fmt: skip
-        else:
-            found, vision, loaded = taken_apart(folder, pictures, {"dtype": dtype, **settings.override_config})
+        found, loaded = weights.load(maker, runs, settings.override_config, dtype)
+        weights.check_loaded(loaded, found.config)
+        if pictures is not None:
+            found, vision = taken_apart(folder, pictures, found)
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
-        if settings.gguf_file:
-            folder, fix = folder / settings.gguf_file, "download or copy the file again, or give another network"
         raise CheckpointError(f"{folder} cannot be loaded: {short(error)}", fix) from error
+    weights.check_numbers({**_by_name(found), **({} if vision is None else _by_name(vision.tower, "model."))})
+    check_tied(found, folder)
+    return found, vision
+
+
+def _by_name(module: nn.Module, prefix: str = "") -> dict[str, Tensor]:
+    return {f"{prefix}{name}": parameter for name, parameter in module.named_parameters()}
+
+
+def _of_gguf(settings: Settings, tokenizer: Any, folder: Path, dtype: torch.dtype) -> Any:
+    assert settings.gguf_file is not None
+    file = folder / settings.gguf_file
+    check_content(file)
+    keys: dict[str, Any] = {"gguf_file": settings.gguf_file}
+    try:  # without the configuration transformers parses the file twice, its vocabulary included
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
+        found, loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
+            folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=False,
+            config=config, **keys, **settings.override_config,
+        )  # fmt: skip
+    except UNREADABLE as error:
+        fix = "download or copy the file again, or give another network"
+        raise CheckpointError(f"{file} cannot be loaded: {short(error)}", fix) from error
     if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
-        raise CheckpointError(f"{folder} lacks {len(missing)} weights: {', '.join(missing[:4])}", "download it again")
-    return (_fresh(found, tokenizer) if settings.gguf_file else found), vision
+        raise CheckpointError(f"{file} lacks {len(missing)} weights: {', '.join(missing[:4])}", "use another GGUF file")
+    for name, parameter in found.named_parameters():
+        check_numbers(parameter, name, file)
+    return _fresh(found, tokenizer)
 
 
 def _fresh(network: nn.Module, tokenizer: Any) -> Any:

@@ -15,6 +15,7 @@ from embodied.errors import CheckpointError, ConfigError, SpecMismatchError, unk
 
 from .network import FORMATS, UNREADABLE, folder_of, read_tokenizer, short
 from .own_code import may_run, network_code, told
+from .weights import Weights
 
 KEY = "reward.model"
 
@@ -170,20 +171,20 @@ def load(
     own = folder if tokenizer_path is None else folder_of(tokenizer_path, f"{KEY}.tokenizer_path")
     trusted = trust_remote_code, f"{KEY}.trust_remote_code"
     tokenizer = read_tokenizer(own, f"{KEY}.tokenizer_path", trusted)
+    weights = Weights.of(folder, f"{KEY}.")
     runs = may_run(network_code(folder, "AutoModelForSequenceClassification"), folder, *trusted)
     try:
-        pair: Any = AutoModelForSequenceClassification.from_pretrained(
-            folder, local_files_only=True, dtype=FORMATS[precision], output_loading_info=True, trust_remote_code=runs
-        )
+        network, loaded = weights.load(AutoModelForSequenceClassification, runs, {}, FORMATS[precision])
     except UNREADABLE as error:
         fix = "give a folder with config.json and model.safetensors of a sequence classifier"
         raise CheckpointError(f"{folder} cannot be loaded as a reward model: {short(error)}", fix) from error
-    network, loaded = pair
-    if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
+    if any(name.startswith("score.") for name in loaded["missing_keys"]):
         raise CheckpointError(
-            f"{folder} is no whole sequence classifier: it lacks {', '.join(missing[:4])}",
+            f"{folder} is no whole sequence classifier: it lacks {', '.join(sorted(loaded['missing_keys'])[:4])}",
             f"set {KEY}.model_path to the folder of a reward model, not to that of a language model",
         )
+    weights.check_loaded(loaded, network.config)
+    weights.check_numbers(dict(network.named_parameters()))
     if network.config.num_labels != 1:
         raise CheckpointError(
             f"{folder} has {network.config.num_labels} logits, expected the one of a reward model",

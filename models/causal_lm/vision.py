@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM
 
 from embodied import instructions
 from embodied.errors import CheckpointError, SpecMismatchError
@@ -161,17 +161,13 @@ def digest(pixels: np.ndarray) -> bytes:
     return hashlib.blake2b(pixels.tobytes(), digest_size=16).digest() if len(pixels) else b""
 
 
-def taken_apart(folder: Path, pictures: Pictures, keys: Mapping[str, Any]) -> tuple[Any, Vision, Mapping[str, Any]]:
-    """The language model of a folder as a ``…ForCausalLM`` of transformers, the part that reads pictures, and what
-    transformers says of the loading.
+def taken_apart(folder: Path, pictures: Pictures, whole: Any) -> tuple[Any, Vision]:
+    """The language model of a network as a ``…ForCausalLM`` of transformers, and the part that reads pictures.
 
     Args:
-        keys: arguments of ``from_pretrained``.
+        folder: of the network.
+        whole: an ``…ForConditionalGeneration``, which loses its language model.
     """
-    pair: Any = AutoModelForImageTextToText.from_pretrained(
-        folder, local_files_only=True, output_loading_info=True, **keys
-    )
-    whole, loaded = pair
     config, part = copy.deepcopy(whole.config), KINDS[pictures.kind]
     language = getattr(whole.model, part)
     with torch.device("meta"):
@@ -180,4 +176,4 @@ def taken_apart(folder: Path, pictures: Pictures, keys: Mapping[str, Any]) -> tu
     network.config.tie_word_embeddings = whole.lm_head.weight is language.embed_tokens.weight
     delattr(whole.model, part)
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
-    return network, Vision(whole.model, pictures, config, type(whole).__name__, files), loaded
+    return network, Vision(whole.model, pictures, config, type(whole).__name__, files)

@@ -6,7 +6,6 @@ Bin edges are ``linspace(−1, 1, 256)``, so there are 255 centres ``−1 + (2i 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from embodied.errors import CheckpointError
 
 from ..shared.constants import constant
 from .config import N_BINS
+from .statistics.blocks import constant_dimensions, read_range
 
 EPS = 1e-8  # OFT's value; it keeps constant dimensions finite
 BOUNDS_Q99, BOUNDS = "bounds_q99", "bounds"  # OFT's names for the kinds of normalisation
@@ -68,23 +68,18 @@ class Range:
         """Read one block of a dataset_statistics.json: the two entries of ``kind`` and, for actions, mask.
 
         Raises:
-            CheckpointError: an entry is missing.
-            ValueError: its dimensions do not belong together, or a number is not finite.
+            CheckpointError: an entry is missing, its dimensions do not belong together, a number is not finite, or a
+                low end is above the high one.
         """
         if any(name not in statistics for name in ENTRIES[kind]):
             raise _missing_entries(statistics, what, kind)
-        low, high = (statistics[name] for name in ENTRIES[kind])
-        mask = statistics.get("mask") or [True] * len(low)
-        found = cls(tuple(map(float, low)), tuple(map(float, high)), tuple(map(bool, mask)), kind)
-        if not len(found.low) == len(found.high) == len(found.mask):
-            raise ValueError(f"the {what} statistics have {len(low)}, {len(high)} and {len(mask)} dimensions")
-        if not all(map(math.isfinite, (*found.low, *found.high))):
-            raise ValueError(f"the {what} statistics are not finite")
-        return found
+        low, high, mask = read_range(statistics, what, ENTRIES[kind])
+        return cls(tuple(low), tuple(high), tuple(mask), kind)
 
     def to_statistics(self) -> dict[str, list[Any]]:
         """Inverse of :meth:`from_statistics`."""
-        return dict(zip((*ENTRIES[self.kind], "mask"), (list(self.low), list(self.high), list(self.mask)), strict=True))
+        ends = dict(zip(ENTRIES[self.kind], (list(self.low), list(self.high)), strict=True))
+        return {**ends, "mask": list(self.mask), **constant_dimensions(self.low, self.high, self.mask)}
 
     def unnormalize(self, values: Tensor, eps: float = EPS) -> Tensor:
         """[…, D] in [−1, 1] → units of the data. OpenVLA before OFT uses ``eps`` 0."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from embodied.errors import CheckpointError
 from embodied.files import check_export, reading
 
 from ..shared.compiled import CompiledBlocks
@@ -16,6 +17,8 @@ from ..shared.files import FORMATS, read_safetensors
 from ..shared.keys import bad
 from ..shared.lora import inject, load_adapter
 from ..shared.trained import choose_trained, lora_config
+from ..shared.weights.adapter import MERGE_OFT
+from .action_tokenizer import ENTRIES
 from .checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
 from .config import NetConfig
 from .initialize import initialize
@@ -25,6 +28,7 @@ from .normalization import Normalization, Statistics, action_block
 from .policy import OpenVLAOFTPolicy
 from .processing import PixelProcessor
 from .settings import Settings
+from .statistics.blocks import check_constant
 from .tokenizer import EMBEDDED, PromptTokenizer
 from .value_head import ValueHead
 
@@ -91,7 +95,8 @@ def _value_head(settings: Settings, net: NetConfig, folder: Folder | None) -> Va
     with torch.device("meta"):
         head = ValueHead(net.hidden_size, settings.values)
     if folder is not None and (folder.path / VALUE_HEAD_FILE).is_file():
-        load_exact(head, read_safetensors(folder.path / VALUE_HEAD_FILE), [])
+        file = folder.path / VALUE_HEAD_FILE
+        load_exact(head, read_safetensors(file), [], source=file)
     else:
         head.to_empty(device="cpu")
         initialize(head, net, settings.seed, prefix="value_head.")
@@ -105,9 +110,16 @@ def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> St
             raise bad("unnorm_key", settings.unnorm_key, reason, "set it to null, or set actor.model.model_path")
         return Statistics(normalization=Normalization.asked(settings.action_normalization))
     name, values = folder.statistics(settings.unnorm_key)
-    with reading(folder.path / "dataset_statistics.json", f"the statistics '{name}' cannot be read"):
+    file = folder.statistics_file(name)
+    with reading(file, f"the statistics '{name}' cannot be read"):
         key, action = settings.action_normalization, action_block(name, values)
-        return Statistics.from_block(name, values, net, Normalization.of_checkpoint(folder, action, key, net))
+        try:
+            normalization = Normalization.of_checkpoint(folder, action, key, net)
+            found = Statistics.from_block(name, values, net, normalization)
+            check_constant(action, "action", ENTRIES[normalization.kind])
+        except CheckpointError as error:
+            raise CheckpointError(f"{file}, '{name}': {error.message}", error.remedy) from error
+    return found
 
 
 def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
@@ -116,7 +128,7 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
     inject(model, config, settings.seed, cast_input=settings.precision == "fp32")
     if settings.lora_path is not None:
         check_export(folder := adapter_folder(settings.lora_path))
-        load_adapter(model, folder, ignored(model.net))
+        load_adapter(model, folder, ignored(model.net), MERGE_OFT)
 
 
 def _set_precision(policy: nn.Module, precision: str) -> None:

@@ -27,17 +27,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.errors import CheckpointError, did_you_mean, unknown_name
+from embodied.errors import CheckpointError, unknown_name
 from embodied.files import check_export, folder_of, reading
 
-from ..shared.files import read_json, read_pt, read_safetensors, read_shapes, weight_files
+from ..shared.files import read_json, read_pt, read_safetensors
 from ..shared.quantized import quantized_layers
+from ..shared.weights.misfit import fix_of_names
+from ..shared.weights.stored import Stored, check_no_adapter
 from .config import NetConfig, check_plain
 from .film import FILM_FILE, FILM_LAYER, read_film
 from .names import released_name
 from .shapes import NO_HINTS, TowerHints, count, sizes_of
 
 TIMM_IDS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
+ANCHORS = tuple(f"{part}model.embed_tokens.weight" for part in ("language_model.", "llm_backbone.llm.", "llm."))
 VALUE_HEAD_FILE = "value_head.safetensors"
 ADAPTER_FOLDER = "lora_adapter"
 REFUSED = {
@@ -77,6 +80,7 @@ class Folder:
             CheckpointError: it is no such folder, or token RL cannot start from it.
         """
         path = folder_of(model_path)
+        check_no_adapter(path, "actor.model.")
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} has no config.json", "set actor.model.model_path to a Hugging Face folder")
         check_export(path)
@@ -155,10 +159,15 @@ class Folder:
             ("vision_backbone.fused_featurizer.blocks", net.fused_featurizer.depth, net.fused_featurizer.depth - 1),
         ):
             found = count(shapes, rf"{re.escape(prefix)}\.(\d+)\.")
+            if not found:
+                raise CheckpointError(
+                    f"{self.path} has no tensor of {prefix}, and policy.json says {layers}; it has {_some(shapes)}",
+                    fix_of_names([f"{prefix}.0"], list(shapes)),
+                )
             if not least <= found <= layers:
                 raise CheckpointError(
                     f"{self.path}/policy.json says {layers} {prefix}, the tensors are of {found}",
-                    "use a folder whose files belong together",
+                    "use the policy.json that was saved with the weights, or the files of weights that were left out",
                 )
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
@@ -173,17 +182,24 @@ class Folder:
             known |= read_json(self.path / "dataset_statistics.json")
         return known
 
+    def statistics_file(self, name: str) -> Path:
+        """The file in which :meth:`known_statistics` finds the dataset ``name``."""
+        file = self.path / "dataset_statistics.json"
+        return file if file.is_file() and name in read_json(file) else self.path / "config.json"
+
+    @cached_property
+    def _stored(self) -> Stored:
+        return Stored.of(self.path, ANCHORS)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its released name, memory-mapped. If two have the same name, the later one counts."""
-        for file in weight_files(self.path):
-            yield from ((released_name(name), tensor) for name, tensor in read_safetensors(file))
+        for file in self._stored.files:
+            yield from ((released_name(self._stored.plain[name]), tensor) for name, tensor in read_safetensors(file))
         yield from self._extras()
 
     def shapes(self) -> dict[str, Sequence[int]]:
         """Shape of every tensor by its released name, from the headers of the files."""
-        found: dict[str, Sequence[int]] = {
-            released_name(name): shape for file in weight_files(self.path) for name, shape in read_shapes(file)
-        }
+        found: dict[str, Sequence[int]] = {released_name(name): shape for name, shape in self._stored.shapes().items()}
         return found | {name: tuple(tensor.shape) for name, tensor in self._extras()}
 
     def _extras(self) -> Iterator[tuple[str, Tensor]]:
@@ -191,6 +207,12 @@ class Folder:
             yield from ((f"proprio_projector.{name}", tensor) for name, tensor in read_pt(file).items())
         for file in self.path.glob(FILM_FILE):
             yield from read_film(file).items()
+
+
+def _some(shapes: Mapping[str, Any]) -> str:
+    """A few names, each of another module."""
+    first = {name.rsplit(".", 1)[0].partition(".layers.")[0].partition(".blocks.")[0]: name for name in shapes}
+    return ", ".join([*first.values()][:4])
 
 
 def adapter_folder(path: str) -> Path:
@@ -215,12 +237,13 @@ def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> 
 
 def load_exact(
     module: nn.Module, tensors: Iterable[tuple[str, Tensor]], ignore: list[re.Pattern[str]],
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu", source: Path | None = None,
 ) -> None:  # fmt: skip
     """Fill ``module`` with exactly these tensors, without a copy. It may be on the meta device.
 
     Args:
         device: where weights of 8 or 4 bits are made, one layer after the other, and stay.
+        source: of the tensors, for errors.
 
     Raises:
         CheckpointError: lists missing, unknown and misshapen tensors.
@@ -239,7 +262,8 @@ def load_exact(
     if missing or unknown or shapes or whole:
         problems = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of whole numbers": whole}
         raise CheckpointError(
-            "the tensors do not fit the network: " + "; ".join(_listed(k, v) for k, v in problems.items() if v),
+            f"{f'{source}: ' if source else ''}the tensors do not fit the network: "
+            + "; ".join(_listed(k, v) for k, v in problems.items() if v),
             _load_fix(missing, unknown),
         )
     for name, layer in coded.items():
@@ -262,5 +286,6 @@ def _load_fix(missing: list[str], unknown: list[str]) -> str:
         return "the checkpoint has no FiLM layers: set actor.model.use_film=false"
     if any(FILM_LAYER.search(name) for name in unknown):
         return "the checkpoint has FiLM layers: set actor.model.use_film=true"
-    hint = did_you_mean(missing[0], unknown) if missing else ""
-    return f"use a checkpoint of this architecture and of the sizes under actor.model.{hint}"
+    if missing and unknown:
+        return fix_of_names(missing, unknown)
+    return "use a checkpoint of this architecture and of the sizes under actor.model"

@@ -1,4 +1,5 @@
-"""Translates other spellings of tensor names to those of the released checkpoints.
+"""Translates other spellings of tensor names to those of the released checkpoints. What other programs put around
+modules is left out as well (:mod:`embodied.weights.naming`).
 
 ==========================================================  ============================================
 found in                                                    name there → name here
@@ -9,7 +10,6 @@ prismatic training checkpoints (before conversion)          ``dino_featurizer.``
                                                             ``llm.model.`` → ``language_model.model.``
 timm                                                        ``ls1.gamma`` → ``ls1.scale_factor``
 FiLM towers, in their own file or inside the model          ``blocks.N.block.`` → ``blocks.N.``
-written by DDP                                              ``module.`` → nothing
 ==========================================================  ============================================
 """
 
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import re
 
+from embodied.weights.naming import plain_name
+
 # The order matters: each rule sees the result of the rules before it.
 RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"^module\.", ""),
         (r"^vision_backbone\.vision_backbone\.", "vision_backbone."),
         (r"^(vision_backbone\.)?dino_featurizer\.", "vision_backbone.featurizer."),
         (r"^(vision_backbone\.)?siglip_featurizer\.", "vision_backbone.fused_featurizer."),
@@ -37,6 +38,7 @@ RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 def released_name(name: str) -> str:
     """A tensor's name in the released checkpoints. Names that need no change are returned as they are."""
+    name = plain_name(name)
     for pattern, replacement in RULES:
         name = pattern.sub(replacement, name)
     return name

@@ -33,7 +33,7 @@ def build_network(
         model.to(FORMATS[settings.precision] if settings.is_lora else torch.float32).to_empty(device=device)
         initialize(model, net, settings.seed, dtype=FORMATS[settings.precision])
     else:
-        load_exact(model, folder.tensors(), ignored(net), device)
+        load_exact(model, folder.tensors(), ignored(net), device, folder.path)
     model.language_model.rebuild_rotary()
     return model
 

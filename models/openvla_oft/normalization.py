@@ -128,6 +128,8 @@ class Statistics:
         """
         action = Range.from_statistics(action_block(name, values), "action", normalization.kind)
         reads_state = bool(net.proprio_dim) and "proprio" in values
+        if reads_state and not isinstance(values["proprio"], Mapping):
+            raise CheckpointError(f"statistics '{name}' have no lists by name in 'proprio'", "choose other statistics")
         proprio = Range.from_statistics(values["proprio"], "proprio", normalization.kind) if reads_state else None
         for what, found, wanted in (("action", action, net.action_dim), ("proprio", proprio, net.proprio_dim)):
             if found is not None and len(found.low) != wanted:
@@ -158,6 +160,11 @@ class Statistics:
 
 def action_block(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The statistics of actions. Raises CheckpointError if there are none."""
+    if not isinstance(values, Mapping) or not isinstance(values.get("action", {}), Mapping):
+        raise CheckpointError(
+            f"statistics '{name}' are {str(values)[:60]!r}, expected an entry 'action' with lists by name",
+            "use the dataset_statistics.json of the checkpoint's training data",
+        )
     if "action" not in values:
         raise CheckpointError(f"statistics '{name}' have no entry 'action'", "choose other dataset statistics")
     return values["action"]

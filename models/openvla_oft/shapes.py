@@ -14,6 +14,7 @@ from typing import Any
 
 from embodied.errors import CheckpointError
 
+from ..shared.weights.misfit import fix_of_names
 from .config import N_BINS, OPENVLA_7B, NetConfig, TowerConfig
 
 Shapes = Mapping[str, Sequence[int]]
@@ -132,7 +133,7 @@ def count(shapes: Shapes, pattern: str) -> int:
 def _shape(shapes: Shapes, name: str) -> Sequence[int]:
     if name not in shapes:
         raise CheckpointError(
-            f"there is no tensor {name} among {len(shapes)}: this is a checkpoint of another architecture",
-            "set actor.model.model_path to an OpenVLA or OpenVLA-OFT folder",
+            f"there is no tensor {name} among {len(shapes)}: another architecture, or the tensors bear other names",
+            f"set actor.model.model_path to an OpenVLA or OpenVLA-OFT folder; or {fix_of_names([name], list(shapes))}",
         )
     return shapes[name]

@@ -6,6 +6,8 @@ Reading names a file that is damaged, and reads no file that lies outside of the
 from __future__ import annotations
 
 import json
+import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,67 +18,72 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from embodied.errors import CheckpointError
-from embodied.files import inside, reading
+from embodied.errors import CheckpointError, DamagedCheckpointError
+from embodied.files import AGAIN, check_content
 from embodied.files import read_json as read_json
+from embodied.weights.header import read_header
+from embodied.weights.listing import INDEX
+from embodied.weights.naming import plain_name
 
-INDEX = "model.safetensors.index.json"
+from .weights.finite import check_numbers
+
+CODE = re.compile(r"GLOBAL ([\w.]+)")
+"""What torch says of a pickle that names a class or a function."""
 SHARD_BYTES = 5 * 10**9
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats by their names in the configuration."""
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Lists ``model.safetensors``, or all files of the index. Raises CheckpointError if one is missing, or if a name
-    is none of a file in the folder."""
-    names = ["model.safetensors"]
-    if (index := inside(folder, INDEX)).is_file():
-        with reading(index, "it has no map from tensors to files"):
-            names = sorted(set(read_json(index)["weight_map"].values()))
-    files = [inside(folder, name) for name in names]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing or not files:
-        raise CheckpointError(f"{folder} lacks {', '.join(missing) or 'weights'}", "download the folder again")
-    return files
-
-
 def read_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields every tensor with its name, mapped from the file. While a policy is counted without memory, a tensor has
-    its size alone. Raises CheckpointError if the file is damaged."""
+    its size alone.
+
+    Raises:
+        CheckpointError: the file may not be read, or numbers are not finite.
+        DamagedCheckpointError: the file is damaged.
+    """
+    read_header(file)
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 with unset_fake_temporarily() as mode:  # safetensors cannot read under it
                     tensor = opened.get_tensor(name)
+                    if mode is None:
+                        check_numbers(tensor, name, file)
                 yield name, tensor if mode is None else mode.from_tensor(tensor)  # type: ignore[attr-defined]
     except (SafetensorError, OSError) as error:
         raise _damaged(file, error) from error
 
 
-def read_shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
-    """Yields every tensor's name and shape from the file's header alone. Raises CheckpointError as above."""
-    try:
-        with safe_open(file, framework="pt") as opened:
-            yield from ((name, opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
-
-
 def read_pt(file: Path) -> dict[str, Tensor]:
-    """Reads a state dict that torch saved: tensors by name without DDP's prefix ``module.``, mapped from the file.
+    """Reads a state dict that torch saved: tensors by their plain names (:func:`embodied.weights.naming.plain_name`).
+    They are mapped from the file where its format permits it.
 
     No code in the file is run.
 
     Raises:
-        CheckpointError: the file is damaged or holds other things than tensors.
+        CheckpointError: the file holds other things than tensors, or numbers that are not finite.
+        DamagedCheckpointError: the file is damaged.
     """
+    check_content(file)
     try:
-        values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        if others := [name for name, value in values.items() if not isinstance(value, Tensor)]:
-            raise TypeError(f"{others[0]} is no tensor")
-        return {name.removeprefix("module."): tensor for name, tensor in values.items()}
+        values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # a cut file raises whatever its reader stumbles over
+        if code := CODE.search(str(error)):
+            raise CheckpointError(
+                f"{file} holds more than tensors: it names {code[1]}, which is not run",
+                "save the tensors alone (`torch.save(model.state_dict(), FILE)`, or safetensors); if it comes from "
+                "strangers, do not use it",
+            ) from error
         raise _damaged(file, error) from error
+    if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise DamagedCheckpointError(
+            f"{file} is damaged: it holds no tensors by name, {_other(values)}",
+            "save the state dict itself: torch.save(model.state_dict(), FILE)",
+        )
+    for name, tensor in values.items():
+        check_numbers(tensor, str(name), file)
+    return {plain_name(str(name)): tensor for name, tensor in values.items()}
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -121,5 +128,12 @@ def _shards(state: dict[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor
     return shards
 
 
-def _damaged(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{file} is damaged: {error}", "download or copy it again")
+def _other(values: Any) -> str:
+    if not isinstance(values, Mapping):
+        return f"it is a {type(values).__name__}"
+    return f"{next(name for name, value in values.items() if not isinstance(value, Tensor))!r} is no tensor"
+
+
+def _damaged(file: Path, error: Exception) -> DamagedCheckpointError:
+    shown = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return DamagedCheckpointError(f"{file} is damaged: {shown[:200]}", AGAIN)

@@ -19,11 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
-from embodied.files import inside
 
-from .files import read_json, read_safetensors
+from .weights.adapter import CONFIG, MERGE, check_plain, merge_fix, read_adapter, said_of
+from .weights.adapter import FILE as ADAPTER_FILE
 
-ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 NONE: Mapping[str, Tensor] = MappingProxyType({})
 
@@ -136,46 +135,98 @@ def save_adapter(
     config.save_pretrained(str(folder))
 
 
-def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any]) -> None:
+def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any], merge: str = MERGE) -> None:
     """Fills the injected adapters from a peft folder, and modules that it holds in full. Every adapter is filled, every
     tensor of the file is used.
 
     Args:
         ignore: compiled patterns of base names that are not built (dead modules).
+        merge: how an adapter is merged that cannot be read, for a fix.
 
     Raises:
-        CheckpointError: no such file, other layers, or another rank.
+        CheckpointError: no such file, more than LoRA, other layers, or another rank.
     """
-    path = inside(folder, ADAPTER_FILE)
-    if not path.is_file():
-        raise CheckpointError(
-            f"no {ADAPTER_FILE} in {folder}", "set actor.model.lora_path to a peft adapter folder, or null"
-        )
-    given = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors(path)}
+    given, said = read_adapter(folder), said_of(folder)
+    check_plain(said, folder, merge)
     given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
+    given = _without_copies(model, given)
     own = {name.removeprefix(_PREFIX): t.shape for name, t in adapter_state(model).items()}
     plain = {
         name: p.shape for name, p in model.named_parameters() if ".lora_" not in name and ".base_layer." not in name
     }
-    _check_adapter(path, given, own | {name: shape for name, shape in plain.items() if name in given})
-    _check_scales(folder / "adapter_config.json", model.peft_config["default"])  # type: ignore[index, arg-type]
+    config: LoraConfig = model.peft_config["default"]  # type: ignore[index, assignment]
+    wanted = own | {name: shape for name, shape in plain.items() if name in given}
+    if problems := _misfit(given, wanted):
+        fix = _fix_of_adapter(said, config, given, wanted, merge_fix(said, folder, merge))
+        raise CheckpointError(f"adapter {folder} does not fit: {problems}{_of_base(said)}", fix)
+    _check_scales(folder / CONFIG, said, config)
     for name in plain.keys() & given.keys():  # not into its present format, which may have fewer bits
         model.get_parameter(name).data = given.pop(name).float().clone()
     renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
     model.load_state_dict(renamed, strict=False)
 
 
-def _check_adapter(path: Path, given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
-    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+def _without_copies(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without what peft saves of an adapted embedding or head itself, where it is what the network has."""
+    layers = {f"{name}.weight": layer.get_base_layer() for name, layer in lora_layers(model).items()}
+
+    def is_copy(name: str, tensor: Tensor) -> bool:
+        weight = layers[name].weight if name in layers else None
+        return isinstance(weight, Tensor) and weight.shape == tensor.shape and torch.equal(tensor.to(weight), weight)
+
+    return {name: tensor for name, tensor in given.items() if not is_copy(name, tensor)}
+
+
+def _misfit(given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> str:
+    """What does not fit, in words; "" if all does."""
     shapes = [
-        f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}" for n in given.keys() & own.keys() if given[n].shape != own[n]
+        f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}"
+        for n in sorted(given.keys() & own.keys())
+        if given[n].shape != own[n]
     ]
-    if missing or extra or shapes:
-        raise CheckpointError(
-            f"adapter {path} does not fit: {len(missing)} missing {missing[:4]}, {len(extra)} unknown {extra[:4]}, "
-            f"{len(shapes)} of another shape {shapes[:4]}",
-            "set actor.model.lora_rank and actor.model.lora_target_modules as in the adapter's adapter_config.json",
-        )
+    found = {
+        "missing": sorted(own.keys() - given.keys()), "unknown": sorted(given.keys() - own.keys()),
+        "of another shape": shapes,
+    }  # fmt: skip
+    return ", ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in found.items() if names)
+
+
+def _of_base(said: Mapping[str, Any]) -> str:
+    base = said.get("base_model_name_or_path")
+    return f"; it was trained on {base}" if base else ""
+
+
+def _fix_of_adapter(
+    said: Mapping[str, Any], config: LoraConfig, given: Mapping[str, Tensor], own: Mapping[str, torch.Size], merge: str
+) -> str:
+    """What helps an adapter that does not fit: our keys where they can be set so, else merging it."""
+    if (rank := said.get("r")) is not None and rank != config.r:
+        return f"set actor.model.lora_rank={rank}, as {CONFIG} says"
+    for field in ("rank_pattern", "alpha_pattern"):
+        if (value := said.get(field) or {}) != (getattr(config, field) or {}):
+            return f"set actor.model.lora_{field}={_as_override(value)}, as {CONFIG} says"
+    missing, unknown = own.keys() - given.keys(), given.keys() - own.keys()
+    if not missing and not unknown:
+        return "set actor.model.model_path to the network that the adapter was trained on: its layers have other sizes"
+    theirs = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in given if ".lora_" in name})
+    adapted = {name.split(".lora_")[0] for name in given if ".lora_" in name}
+    every = {name.split(".lora_")[0] for name in own if name.split(".lora_")[0].rsplit(".", 1)[-1] in theirs}
+    whole = sorted({name.rpartition(".")[0].rsplit(".", 1)[-1] for name in unknown if ".lora_" not in name})
+    if not whole and every == adapted and set(theirs) < _targets(own):
+        return f"set actor.model.lora_target_modules=[{','.join(theirs)}], the layers that the adapter has"
+    return (
+        f"if these layers exist in the network, set actor.model.lora_target_modules=[{','.join(theirs)}]; else {merge}"
+    )
+
+
+def _targets(own: Mapping[str, torch.Size]) -> set[str]:
+    return {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in own if ".lora_" in name}
+
+
+def _as_override(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    return "{" + ",".join(f"{key}:{number}" for key, number in value.items()) + "}"
 
 
 # What scales an adapter: field of peft's configuration → key under actor.model.
@@ -186,13 +237,16 @@ SCALES = {
     "alpha_pattern": "lora_alpha_pattern",
 }
 
+USUAL: Mapping[str, Any] = {"lora_alpha": 8, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+"""What peft takes for fields of :data:`SCALES` that stand nowhere."""
 
-def _check_scales(path: Path, own: LoraConfig) -> None:
+
+def _check_scales(path: Path, said: Mapping[str, Any], own: LoraConfig) -> None:
     """Compares the scales in the adapter's configuration with ours: no tensor tells the scale."""
-    said = read_json(path) if path.is_file() else {}
-    wrong = {key: said[field] for field, key in SCALES.items() if field in said and said[field] != getattr(own, field)}
+    there = {field: said.get(field) or usual for field, usual in USUAL.items()}
+    wrong = {SCALES[field]: value for field, value in there.items() if value != (getattr(own, field) or USUAL[field])}
     if wrong:
         raise CheckpointError(
             f"{path} says {', '.join(f'{key} {value!r}' for key, value in wrong.items())}, the configuration another",
-            "; ".join(f"set actor.model.{key}={value}" for key, value in wrong.items()),
+            "; ".join(f"set actor.model.{key}={_as_override(value)}" for key, value in wrong.items()),
         )

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embodied.errors import CheckpointError
+from embodied.files import check_content
 
 
 class PromptIds:
@@ -44,6 +45,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise CheckpointError(
             f"no tokenizer at {path}", "copy tokenizer.json from the checkpoint's source into the folder"
         )
+    check_content(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except BaseException as error:  # tokenizers has no more specific error; one of its own is no Exception

@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from embodied.algorithms.conformance.loss import check_loss
 from embodied.algorithms.importance import off_policy, sequence_level
 from embodied.algorithms.metrics import logprob_gap, policy_stats, sum_and_count
 from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
@@ -29,6 +30,7 @@ class PolicyTerm:
     def __init__(self, setup: Setup) -> None:
         algorithm = setup.algorithm
         self._layout, self._options, self._recomputed = setup.layout, setup.options(Options), setup.recompute
+        self._name = algorithm.loss_type
         self._loss = make_loss(algorithm.loss_type, dict(algorithm), algorithm.loss)
         before = set() if self._recomputed else {Need.PROXIMAL}  # recomputed log-probs are those before the update
         needs = {Anchor.SEQUENCE: {Need.DRIFT}, Anchor.PROXIMAL: before}.get(self._loss.anchor, set())
@@ -38,6 +40,11 @@ class PolicyTerm:
     @classmethod
     def make(cls, setup: Setup) -> Self:
         return cls(setup)
+
+    def check(self, device: torch.device) -> None:
+        """Calls the loss on made-up records. Raises ConfigError if it does not keep to its protocol."""
+        width = self._layout.width(self._options.logprob_type)
+        check_loss(self._loss, width, f"algorithm.loss_type {self._name}", device)
 
     def weights(self, batch: OptimizerBatch) -> Tensor:
         return batch.weights
