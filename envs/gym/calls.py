@@ -54,7 +54,8 @@ def to_action(space: Any, action: Any) -> np.ndarray:
     """Turns an action of the env's into one of ours: float32 [A] or int32 []."""
     if hasattr(space, "n"):
         return np.asarray(int(action) - int(space.start), np.int32)
-    return np.clip(np.asarray(action, np.float32).reshape(-1), space.low.reshape(-1), space.high.reshape(-1))
+    flat = np.asarray(action, np.float32).reshape(-1)
+    return np.clip(flat, space.low.reshape(-1), space.high.reshape(-1)).astype(np.float32)
 
 
 def check_reset(given: Any) -> tuple[Any, Mapping[Any, Any]]:

@@ -67,6 +67,8 @@ def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> 
             finish()
     except SystemExit as ending:
         status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 (the process ends here)
         import traceback
 

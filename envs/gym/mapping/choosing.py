@@ -51,7 +51,11 @@ def reads(mapped: Mapped, facts: GymFacts) -> dict[str, str]:
     name = rule.source.name
     late = ", which is there when an episode ends" if name in facts.late or _is_unseen(rule.source, facts) else ""
     compared = f" {rule.compare} {rule.bound:g}" if rule.compare else ""
-    forms = [f"{source.name} as {form}" for source, form in mapped.images if not form.plain]
+    forms = []
+    for source, form in mapped.images:
+        shape, dtype = facts.said.get(source.name, ((), "uint8"))
+        if not form.plain or dtype != "uint8":
+            forms.append(f"{source.name} {dtype} {shape} as {form}")
     return {"success": f"{name}{compared}{late}", **({"pictures": "; ".join(forms)} if forms else {})}
 
 
