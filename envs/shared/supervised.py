@@ -58,6 +58,8 @@ def written(file: Path, text: str) -> None:
 def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> None:
     """Does the work and leaves, whatever threads there are."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):  # an env may print what the locale does not have
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who asks a terminal is told that there is none
     own, status = os.getpid(), 0
     try:

@@ -13,6 +13,7 @@ import pytest
 from embodied.envs.gym import asking
 from embodied.envs.gym.settings import Making, making_of
 
+from embodied import train
 from embodied.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -115,3 +116,14 @@ def test_a_trial_ends_with_the_run_that_asked_for_it(tmp_path, how):
     while left(file):
         assert time.monotonic() < until + 30, "the helper goes on"
         time.sleep(0.02)
+
+
+def test_an_env_that_changes_its_folder_leaves_the_videos_where_they_belong(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = (
+        "env=gym", "env.train.entry_point=odd_processes.Odd", "env.train.make_kwargs={reset: moves}", "model=mlp",
+        "runner.device=cpu", "runner.max_epochs=1", "runner.experiment_name=run", "tracker=jsonl",
+    )  # fmt: skip
+    assert train.main(run) == 0
+    assert [*(tmp_path / "videos/run/eval").rglob("episode*.mp4"), *(tmp_path / "videos/run/eval").rglob("task*.mp4")]
