@@ -19,7 +19,17 @@ _NEAR = {
     "✗": "x", "█": "#", "▓": "#", "▒": "+", "░": ".", "∞": "inf", "√": "sqrt", "∑": "sum", "Δ": "delta", "α": "alpha",
     "β": "beta", "γ": "gamma", "ε": "eps", "θ": "theta", "λ": "lambda", "μ": "mu", "π": "pi", "σ": "sigma",
 }  # fmt: skip
-_LINES = {"BLOCK": "#", "QUADRANT": "#", " AND ": "+", "VERTICAL": "|", "HORIZONTAL": "-"}
+_LINES = {
+    "BLOCK": "#",
+    "QUADRANT": "#",
+    " AND ": "+",
+    "VERTICAL": "|",
+    "HORIZONTAL": "-",
+    "UP": "|",
+    "DOWN": "|",
+    "LEFT": "-",
+    "RIGHT": "-",
+}
 _FIRST_LINE, _LAST_LINE = "\u2500", "\u259f"  # lines of tables, bars and blocks
 
 
@@ -69,5 +79,5 @@ def _sign(sign: str) -> str:
         return _NEAR[sign]
     if _FIRST_LINE <= sign <= _LAST_LINE:
         return next((near for word, near in _LINES.items() if word in unicodedata.name(sign)), "+")
-    plain = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode("ascii")
+    plain = unicodedata.normalize("NFKD", sign).replace("\u2044", "/").encode("ascii", "ignore").decode("ascii")
     return plain or sign.encode("ascii", "backslashreplace").decode("ascii")

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 BOX = gymnasium.spaces.Box(-1, 1, (2,))
-_SLEEP = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()} '); time.sleep(400)"
+_SLEEP = "import os, sys, time; open(sys.argv[1], 'a', encoding='utf-8').write(f'{os.getpid()} '); time.sleep(400)"
 _DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); "
 _DAEMON = "import os\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
 
