@@ -75,7 +75,8 @@ from embodied.run.memory import plan
 from embodied.run.preflight import check
 from embodied.schema.compose import compose
 found = plan(check(compose(sys.argv[2:], "train", [sys.argv[1]]), Group()))
-peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+status = open("/proc/self/status", encoding="utf-8")
+peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 print(json.dumps({**asdict(found.taken), "passes": asdict(found.counted.passes), "VmHWM": peak}))
 """
 RUN = """
@@ -89,11 +90,11 @@ def progress(self, phase, *args, **kwargs):
     began = time.monotonic()
     with shown(self, phase, *args, **kwargs) as bar:
         yield bar
-    with open("phases.jsonl", "a") as file:
+    with open("phases.jsonl", "a", encoding="utf-8") as file:
         print(json.dumps([phase, began, time.monotonic()]), file=file)
 PlainConsole.progress = progress
 status = train.main([*sys.argv[2:], "--config-dir", sys.argv[1]])
-fields = dict(line.split(":") for line in open("/proc/self/status"))
+fields = dict(line.split(":") for line in open("/proc/self/status", encoding="utf-8"))
 print(json.dumps({"status": status, "VmHWM": int(fields["VmHWM"].split()[0]) * 1024}))
 """
 COUNTED = {

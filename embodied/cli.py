@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from embodied import __version__
 from embodied.errors import did_you_mean
+from embodied.observe import streams
 
 
 class Verb(NamedTuple):
@@ -52,25 +53,43 @@ def usage() -> str:
 
 
 def piped(main: Callable[[], int]) -> int:
-    """Runs a command; returns its exit status. Who reads its output may end early, as ``head`` does; then the status is
-    that of a process that SIGPIPE ended."""
+    """Runs a command; returns its exit status. Its output may be closed, full or of any encoding. Who reads it may end
+    early, as ``head`` does; then the status is that of a process that SIGPIPE ended."""
+    streams.for_person()
     try:
         try:
             return main()
         finally:
             sys.stdout.flush()  # --help ends with SystemExit
     except BrokenPipeError:
-        if not _reader_is_gone():
+        if not (gone := _readers_gone()):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter meets it again when it ends
+        for number in gone:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # else the interpreter meets it again when it ends
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if not _fails_to_write(error):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
-def _reader_is_gone() -> bool:
-    """Whether nobody reads the output. Else it was another pipe, of a worker or a service, that broke."""
-    output = select.poll()
-    output.register(1, 0)
-    return any(state & select.POLLERR for _, state in output.poll(0))
+def _fails_to_write(error: OSError) -> bool:
+    """Whether it is standard output that fails in this way, e.g. for a full disk."""
+    try:
+        os.write(1, b"\n")
+    except OSError as again:
+        return again.errno == error.errno
+    return False
+
+
+def _readers_gone() -> list[int]:
+    """The outputs that nobody reads. Without one it was another pipe, of a worker or a service, that broke."""
+    outputs = select.poll()
+    for number in (1, 2):
+        outputs.register(number, 0)
+    return [number for number, state in outputs.poll(0) if state & select.POLLERR]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

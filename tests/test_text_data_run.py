@@ -200,7 +200,7 @@ def test_demonstrations_of_a_data_set_of_the_user():
         "import json\n"
         "def rows(data_files, repeat=1):\n"
         "    for file in data_files:\n"
-        "        yield from repeat * [json.loads(line) for line in open(file)]\n",
+        "        yield from repeat * [json.loads(line) for line in open(file, encoding='utf-8')]\n",
         encoding="utf-8",
     )
     own = ("data.custom_cls.path=mine.py", "data.custom_cls.name=rows", "data.val_data_paths=[test.jsonl]")

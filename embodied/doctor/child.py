@@ -14,6 +14,7 @@ from typing import TextIO
 
 from embodied.doctor.findings import Finding, of_error
 from embodied.errors import EmbodiedError
+from embodied.observe import streams
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: the function's place and arguments; the file to write to, else standard output.
     """
+    streams.for_log()
     place, arguments, *file = argv
     module, _, name = place.partition(":")
     function = getattr(importlib.import_module(module), name)

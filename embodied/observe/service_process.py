@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
+from embodied.observe import streams
 from embodied.observe.service_clients import CLIENTS, Client
 
 END_S = 300.0
@@ -23,6 +24,7 @@ END_S = 300.0
 
 def main() -> int:
     """Serves until standard input ends; returns the exit status."""
+    streams.for_log()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends, by closing standard input
     messages, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -70,6 +70,15 @@ class SaysHowLong(Protocol):
 
     @property
     def longest_step_s(self) -> float: ...
+
+
+@runtime_checkable
+class SaysWhatItReads(Protocol):
+    """How an env's values are read, where that was found out and not said, e.g. which of them is success."""
+
+    def reads(self) -> Mapping[str, str]:
+        """What it is → how it is read, in a few words, for the table that is printed before a run."""
+        ...
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from pathlib import Path
 from embodied import schema
 from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
-from embodied.protocols import Policy
+from embodied.protocols import Policy, SaysWhatItReads
 from embodied.run.build import Model, Sizes
 from embodied.run.conditions import conditions, limit_of
 from embodied.run.exports import FOLDER as EXPORTS
@@ -211,6 +211,7 @@ def _slot_lines(checked: Checked, sizes: Sizes, side: EnvSide, slots: int) -> li
     return [
         ["env slots, workers", f"{slots}, {workers_of(side, checked.config, slots, processes)}{each}"],
         ["observation", ", ".join(observation)],
+        *(map(list, side.env.reads().items()) if isinstance(side.env, SaysWhatItReads) else ()),
         ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB{each}"],
     ]
 

@@ -26,6 +26,9 @@ def main() -> None:
         assert spec.loader is not None
         sys.modules["embodied"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["embodied"])
+    from embodied.observe import streams
+
+    streams.for_log()
     if sys.argv[1] == "--serve":
         from embodied.runtime import forking
 

@@ -16,8 +16,8 @@ from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Obs, Start
 from ..shared.arguments import check_number, check_range
 from ..shared.machine import versions_of
 from .experts import actions_of
-from .facts import GymFacts, ask, facts_of
-from .mapping import Mapped, Wanted, mapping_of
+from .facts import GymFacts, alike, ask, facts_of
+from .mapping import Mapped, Wanted, mapping_of, reads
 from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, check_together, making_of
 from .simulator import Simulator, prepare
 from .sources import RENDER
@@ -53,13 +53,17 @@ class GymEnv:
         instruction: what the policy is told; null = the env's name.
         instruction_from: source of a text that the policy is told instead, read with each observation.
         instruction_bytes: room for it; longer texts are cut.
-        images: sources of pictures uint8 [H, W, 3]; null = all such entries of the observation.
+        images: sources of pictures; null = all entries of the observation that are clearly some (:mod:`.pictures`).
         image_size: pixels, H and W, to which pictures are brought; null = as they are.
+        image_layout: what the channels of pictures are, where that is not clear: rgb, rgba (alpha is left out), grey,
+            rgb_frames or grey_frames (pictures one after another, each of which becomes one). null = found out.
+        image_range: numbers of black and of white; null = 0 and 255, or 0 and 1 where the space is bounded so.
         rotate_images: turn pictures by 180°.
         state: sources whose numbers, flattened, are the state; null = all of the observation that is neither picture
             nor text.
         success: source that is true when the task is solved, or a comparison (``return>=475``, ``info.distance<0.05``);
-            null = info.is_success, info.success, or the registered reward threshold as a return.
+            null = info.is_success, info.success, or the registered reward threshold as a return. An entry of ``info``
+            may be there only when an episode ends; ``info.KEY?`` may be missing there too.
         end_on_success: an episode ends when the task is solved.
         progress: source of the reward that ``reward_mode=dense`` reads. A return with ``use_rel_reward=true`` is the
             sum of the rewards, as Gymnasium means it. What says how far an episode is may be read in either way.
@@ -91,6 +95,7 @@ class GymEnv:
         variables: Mapping[str, str] | None = None, tasks: Sequence[str | Mapping[str, Any]] | None = None,
         instruction: str | None = None, instruction_from: str | None = None, instruction_bytes: int = 256,
         images: Sequence[str] | None = None, image_size: int | Sequence[int] | None = None,
+        image_layout: str | None = None, image_range: Sequence[float] | None = None,
         rotate_images: bool = False, state: Sequence[str] | None = None, success: str | None = None,
         end_on_success: bool = True, progress: str = "return", progress_range: Sequence[float] | None = None,
         expert: str | None = None, num_init_states: int | None = None, remake: bool = False, repeatable: bool = True,
@@ -110,8 +115,8 @@ class GymEnv:
         if together:
             check_together(self._making, remake, expert)
         wanted = Wanted(
-            images, image_size, rotate_images, state, instruction_from, instruction_bytes, success, progress,
-            progress_range,
+            images, image_size, image_layout, image_range, rotate_images, state, instruction_from, instruction_bytes,
+            success, progress, progress_range,
         )  # fmt: skip
         self._remake, self._python, self._kept = remake, python, kept_envs
         self._facts = facts_of(self._making, remake, python)
@@ -179,12 +184,16 @@ class GymEnv:
     def preflight(self) -> None:
         """Asks the env again if the answer came from a file. Raises :class:`SpecMismatchError` if it has changed."""
         found = ask(self._making, self._remake, self._python)
-        if found != self._facts:
+        if not alike(found, self._facts):
             raise SpecMismatchError(
                 f"{self._making.tasks[0].name} has changed since it was last asked: it has {found}, "
                 f"expected {self._facts}",
                 "run the command again: what it has now is known from here on",
             )
+
+    def reads(self) -> Mapping[str, str]:
+        """Says what is read of the env that was found out (:class:`embodied.protocols.SaysWhatItReads`)."""
+        return reads(self._mapped, self._facts)
 
     def prepare(self) -> WorkerFacts:
         self._making = replace(self._making, variables={**self._making.variables, **self._facts.variables})
@@ -229,6 +238,8 @@ class GymEnv:
         if not sim.ended:
             sim.step(action)
             self._solved = self._mapped.success.holds(sim.values)
+            if sim.ended:
+                self._mapped.check_end(sim.values)
         else:
             sim.step(action)
         ended = sim.ended or (self._solved and self._end_on_success)

@@ -11,8 +11,9 @@ import numpy as np
 from embodied.errors import ConfigError
 from embodied.targets import load_target
 
+from .calls import to_action
 from .settings import KEY
-from .simulator import Simulator, to_action
+from .simulator import Simulator
 
 
 def actions_of(path: str, simulator: Simulator) -> Iterator[np.ndarray]:

@@ -6,35 +6,21 @@ import functools
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from embodied import errors
 from embodied.cache import cache_folder
-from embodied.errors import ConfigError
 
-from .settings import KEY, Making
+from .asking import asked
+from .settings import Making
 
-_FORMAT = 2
-_TIMEOUT_S = 300.0
-_ANSWER = "EMBODIED_GYM="
-_CODE = f"""
-import sys, json, importlib.util
-given = json.load(sys.stdin)
-sys.path[:0] = given["folders"]
-spec = importlib.util.spec_from_file_location(
-    "embodied", given["package"] + "/__init__.py", submodule_search_locations=[given["package"]])
-sys.modules["embodied"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["embodied"])
-from embodied.envs.gym.probe import answer
-print("\\n{_ANSWER}" + json.dumps(answer(given["making"], given["remake"])), flush=True)
-"""
+_FORMAT = 3
 Entries = Mapping[str, tuple[tuple[int, ...], str]]
 
 
@@ -52,6 +38,15 @@ class GymFacts:
     differs: str  # how two episodes from equal seeds differ; "" = they do not
     variables: Mapping[str, str]  # of the environment, that workers need
     version: str  # of gymnasium
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # obs… → lowest and highest of its space
+    late: Entries = field(default_factory=dict)  # info… that only later steps or the end of an episode have
+    whole: bool = True  # an episode was played to its end
+    silent: tuple[str, ...] = ()  # entries named after success that do not say true or false
+
+    @property
+    def said(self) -> Entries:
+        """All entries, whenever they are there."""
+        return {**self.late, **self.entries}
 
 
 def facts_of(making: Making, remake: bool, python: str | None) -> GymFacts:
@@ -74,7 +69,10 @@ def ask(making: Making, remake: bool, python: str | None) -> GymFacts:
 @functools.cache
 def _ask_once(making: str, remake: bool, python: str | None) -> GymFacts:
     read = Making.of_json(json.loads(making))
-    facts = _ask_process(read, remake, python)
+    answer = asked(read, remake, python)
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["message"], answer["remedy"])
+    facts = _decode(answer)
     file = cache_folder("gym") / f"{_fingerprint(read, remake, python)}.json"
     aside = file.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps(asdict(facts)), encoding="utf-8")
@@ -102,43 +100,15 @@ def _files(making: Making) -> list[tuple[str, int]]:
 
 
 def _decode(found: Mapping[str, Any]) -> GymFacts:
-    entries = {name: (tuple(shape), dtype) for name, (shape, dtype) in found["entries"].items()}
+    listed = {which: {name: (tuple(shape), dtype) for name, (shape, dtype) in found[which].items()}
+              for which in ("entries", "late")}  # fmt: skip
     frame = None if found["frame"] is None else tuple(found["frame"])
-    return GymFacts(**{**found, "entries": entries, "frame": frame})
+    bounds = {name: (low, high) for name, (low, high) in found["bounds"].items()}
+    return GymFacts(**{**found, **listed, "frame": frame, "bounds": bounds, "silent": tuple(found["silent"])})
 
 
-def _ask_process(making: Making, remake: bool, python: str | None) -> GymFacts:
-    folders = [os.path.abspath(folder) for folder in sys.path]
-    if python is not None:  # our packages may be built for another version
-        roots = {os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
-        folders = [f for f in folders if "-packages" not in f and not any(f.startswith(root) for root in roots)]
-    package = str(Path(errors.__file__).parent)
-    request = {"folders": folders, "package": package, "making": asdict(making), "remake": remake}
-    what = ", ".join(dict.fromkeys(task.name for task in making.tasks))
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    if python is not None:
-        environment = {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    try:
-        done = subprocess.run(
-            [python or sys.executable, "-W", "ignore", "-c", _CODE],
-            input=json.dumps(request), env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
-        encoding="utf-8")  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"{what} was not made within {_TIMEOUT_S:.0f} s", "try gymnasium.make(…).reset() in a Python shell"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"env.python: {error}", "set env.python to a Python interpreter, or to null") from None
-    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
-    if not answers:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = f": {lines[-1]}" if lines else ""
-        raise ConfigError(
-            f"the process that tried {what} ended with status {done.returncode}{said}",
-            f"correct the env, or {KEY}: gymnasium.make, reset() and some steps of random actions do the same in a "
-            "Python shell",
-        )
-    answer = json.loads(answers[-1].removeprefix(_ANSWER))
-    if "error" in answer:
-        raise getattr(errors, answer["error"])(answer["message"], answer["remedy"])
-    return _decode(answer)
+def alike(one: GymFacts, two: GymFacts) -> bool:
+    """Whether two answers are of one env. Whether an episode ended in time depends on the machine."""
+    if one.whole != two.whole:
+        one, two = (replace(facts, late={}, whole=False, silent=()) for facts in (one, two))
+    return one == two

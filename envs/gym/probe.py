@@ -2,32 +2,76 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigError, EmbodiedError
 
+from ..shared.supervised import ANSWER, PHASE, supervise, written
+from .calls import action_facts, to_action
 from .facts import GymFacts
+from .late import Played, play_on, silent_of
 from .settings import KEY, VECTOR_ENTRY_POINT, Making, Task
-from .simulator import Simulator, action_facts, make, prepare, to_action
-from .sources import copied, difference, entries, listed
+from .simulator import Simulator, make, prepare
+from .sources import bounds_of, copied, difference, entries, listed
 from .vector_probe import describe_vector
 
 _STEPS = 4
+Doing = Callable[[str], None]  # is told which call of the env comes next
 _TRIAL = "import mujoco; c = mujoco.GLContext(64, 64); c.make_current(); print('works', flush=True)"
 
 
-def answer(making: Mapping[str, Any], remake: bool) -> dict[str, Any]:
-    """Gives the facts, or an error, as values of JSON."""
+def main(given: Mapping[str, Any]) -> int:
+    """Tries the envs that a request names, under supervision; what was found is left in its folder."""
+    folder, doing = Path(given["folder"]), _Doing(Path(given["folder"], PHASE))
+    tried: list[Played] = []  # what is played on, and closed once the answer is known
+
+    def work() -> str:
+        found = answer(given["making"], given["remake"], doing, tried)
+        if "error" not in found:
+            written(folder / ANSWER, json.dumps(found))  # stays if the env fails, ends or hangs later in the episode
+            found = {**found, **play_on(found, tried[0])}
+        return json.dumps(found)
+
+    def finish() -> None:
+        for one in tried:
+            doing("close()")
+            one.env.close()
+
+    return supervise(work, finish, folder, given["limit_s"], given["grace_s"])
+
+
+class _Doing:
+    """Leaves the call of the env that comes next in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._last = file, ""
+
+    def __call__(self, call: str) -> None:
+        if call != self._last:
+            self._last = call
+            written(self._file, call)
+
+
+def _nothing(call: str) -> None: ...
+
+
+def answer(
+    making: Mapping[str, Any], remake: bool, doing: Doing = _nothing, tried: list[Played] | None = None
+) -> dict[str, Any]:
+    """Gives the facts, or an error, as values of JSON. Arguments: those of :func:`describe`."""
     try:
-        return asdict(describe(Making.of_json(making), remake))
+        return asdict(describe(Making.of_json(making), remake, doing, tried))
     except EmbodiedError as error:
         return {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
 
@@ -48,8 +92,15 @@ def _named(task: Task) -> Iterator[None]:
         ) from error
 
 
-def describe(making: Making, remake: bool) -> GymFacts:
-    """Makes, resets and steps each task's env. Raises :class:`EmbodiedError` if two tasks differ."""
+def describe(making: Making, remake: bool, doing: Doing = _nothing, tried: list[Played] | None = None) -> GymFacts:
+    """Makes, resets and steps each task's env.
+
+    Args:
+        tried: gets the env that was tried last, which stays open.
+
+    Raises:
+        EmbodiedError: an env cannot be made or does not do what an env does, or two tasks differ.
+    """
     chosen = _gl(making)
     making = replace(making, variables={**making.variables, **chosen})
     prepare(making)
@@ -57,8 +108,9 @@ def describe(making: Making, remake: bool) -> GymFacts:
 
     if making.vectorization == VECTOR_ENTRY_POINT:
         with _named(making.tasks[0]):
-            return describe_vector(making)
-    found = [_describe(making, number, remake) for number in range(len(making.tasks))]
+            return describe_vector(making, tried)
+    last = len(making.tasks) - 1
+    found = [_describe(making, number, remake, doing, tried if number == last else None) for number in range(last + 1)]
     first = found[0]
     for task, other in zip(making.tasks, found, strict=True):
         for what, got, expected in (
@@ -83,6 +135,9 @@ def describe(making: Making, remake: bool) -> GymFacts:
         differs=next((facts["differs"] for facts in found if facts["differs"]), ""),
         variables=making.variables,
         version=gymnasium.__version__,
+        bounds=first["bounds"],
+        whole=False,
+        silent=tuple(dict.fromkeys(name for facts in found for name in facts["silent"])),
     )
 
 
@@ -95,15 +150,23 @@ def _say(what: Any) -> str:
     return listed(what) if listable else str(what)
 
 
-def _describe(making: Making, number: int, remake: bool) -> dict[str, Any]:
+def _describe(
+    making: Making, number: int, remake: bool, doing: Doing, tried: list[Played] | None
+) -> dict[str, Any]:  # fmt: skip
     with _named(task := making.tasks[number]):
-        return _tried(making, task, remake)
+        one = replace(making, tasks=(task,))
+        doing("gymnasium.make()")
+        render = "render_mode" not in task.make_kwargs and _makes_pictures(one, doing)
+        simulator = Simulator(one, render, remake=remake, doing=doing)
+        found = _tried(simulator, task)
+        if tried is None:
+            simulator.close()
+        else:
+            tried.append(Played(simulator, partial(simulator.reset, 0, 0), partial(_drawn, simulator)))
+        return found
 
 
-def _tried(making: Making, task: Task, remake: bool) -> dict[str, Any]:
-    one = replace(making, tasks=(task,))
-    render = "render_mode" not in task.make_kwargs and _makes_pictures(one)
-    simulator = Simulator(one, render, remake=remake)
+def _tried(simulator: Simulator, task: Task) -> dict[str, Any]:
     frame, no_frame = None, "it has no render_mode rgb_array"
     seen = _play(simulator, 0)
     space, spec = simulator.env.action_space, getattr(simulator.env, "spec", None)
@@ -119,8 +182,8 @@ def _tried(making: Making, task: Task, remake: bool) -> dict[str, Any]:
     differs = difference(seen, _play(simulator, 0))
     found = {name: kind for step in seen for name, kind in entries("obs", step["obs"]).items()}
     found |= {name: kind for step in reversed(seen) for name, kind in entries("info", step["info"]).items()}
-    simulator.close()
     return {
+        "bounds": bounds_of("obs", getattr(simulator.env, "observation_space", None)), "silent": silent_of(seen),
         "entries": found, "action": action, "max_steps": limit, "fps": fps,
         "threshold": getattr(spec, "reward_threshold", None), "frame": frame, "no_frame": no_frame, "differs": differs,
     }  # fmt: skip
@@ -135,10 +198,12 @@ def _time_limit(env: Any) -> int:
     return 0
 
 
-def _makes_pictures(making: Making) -> bool:
+def _makes_pictures(making: Making, doing: Doing) -> bool:
     """Whether the env can be made with pictures; envs say so in many ways, so it is tried."""
     try:
-        make(making.tasks[0], making, render=True).close()
+        env = make(making.tasks[0], making, render=True)
+        doing("close()")
+        env.close()
     except Exception:  # noqa: BLE001 (without pictures it is made again, and raises if that was not it)
         return False
     return True
@@ -147,14 +212,19 @@ def _makes_pictures(making: Making) -> bool:
 def _play(simulator: Simulator, seed: int) -> list[dict[str, Any]]:
     """A short episode of random actions, the same each time."""
     simulator.reset(0, seed)
-    space = simulator.env.action_space
-    space.seed(seed)
+    simulator.env.action_space.seed(seed)
     seen = [simulator.values]
     for _ in range(_STEPS):
         if not simulator.ended:
-            simulator.step(to_action(space, space.sample()))
+            _drawn(simulator)
             seen.append(simulator.values)
     return [{name: copied(value) for name, value in step.items()} for step in seen]
+
+
+def _drawn(simulator: Simulator) -> None:
+    """Makes a step of a random action."""
+    space = simulator.env.action_space
+    simulator.step(to_action(space, space.sample()))
 
 
 def _gl(making: Making) -> dict[str, str]:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from embodied.errors import AssetsMissingError, ConfigError, SpecMismatchError, UnknownNameError
+from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
 from embodied.targets import load_target
 
+from .calls import check_reset, check_step, from_action
+from .pictures import rendered
 from .settings import KEY, Making, Task
 
 
@@ -106,9 +108,14 @@ class Simulator:
     Args:
         kept: envs that stay open, those that were used last; every further task's is made anew.
         remake: make the env anew for each episode.
+        doing: is told which call of the env comes next.
     """
 
-    def __init__(self, making: Making, render: bool, kept: int = 1, remake: bool = False) -> None:
+    def __init__(
+        self, making: Making, render: bool, kept: int = 1, remake: bool = False,
+        doing: Callable[[str], None] = lambda call: None,
+    ) -> None:  # fmt: skip
+        self._doing = doing
         self._making, self._render, self._kept, self._remake = making, render, kept, remake
         self._made: OrderedDict[int, Any] = OrderedDict()
         self.env: Any = None  # of the episode that runs
@@ -116,19 +123,32 @@ class Simulator:
         self.ended = False  # the env's own episode has
         self._from_action: Callable[[np.ndarray], Any] = np.asarray
 
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What sources read, as :class:`.late.Env` has it."""
+        return [self.values]
+
+    @property
+    def over(self) -> bool:
+        """Whether the env's own episode has ended."""
+        return self.ended
+
     def reset(self, task_id: int, seed: int) -> None:
         """Begins an episode, which is a function of task and seed."""
+        self._doing("close()")
         if self._remake and task_id in self._made:
             self._made.pop(task_id).close()
         if task_id not in self._made:
             while len(self._made) >= self._kept:
                 self._made.popitem(last=False)[1].close()
+            self._doing("gymnasium.make()")
             self._made[task_id] = make(self._making.tasks[task_id], self._making, self._render)
         self._made.move_to_end(task_id)
         self.env = self._made[task_id]
         self._from_action = from_action(self.env.action_space, self._making.tasks[task_id].name)
         _make_current(self.env)
-        obs, info = self.env.reset(seed=seed)
+        self._doing("reset()")
+        obs, info = check_reset(self.env.reset(seed=seed))
         self.values = {"obs": obs, "info": info, "reward": 0.0, "return": 0.0, "terminated": False, "truncated": False}
         self.ended = False
 
@@ -136,29 +156,31 @@ class Simulator:
         """Makes one step. After the end of the env's own episode nothing moves any more.
 
         Raises:
-            SpecMismatchError: the reward is no number.
+            SpecMismatchError: it does not give what Gymnasium's ``step()`` gives.
         """
         if self.ended:
             self.values = {**self.values, "reward": 0.0}
             return
         _make_current(self.env)  # a wrapper may draw in a step
-        obs, reward, terminated, truncated, info = self.env.step(self._from_action(action))
-        reward = check_reward(reward)
+        self._doing("step()")
+        obs, reward, terminated, truncated, info = check_step(self.env.step(self._from_action(action)))
         self.values = {
             "obs": obs, "info": info, "reward": reward, "return": self.values["return"] + reward,
-            "terminated": bool(terminated), "truncated": bool(truncated),
+            "terminated": terminated, "truncated": truncated,
         }  # fmt: skip
-        self.ended = bool(terminated or truncated)
+        self.ended = terminated or truncated
 
     def render(self) -> np.ndarray:
         """A picture: uint8 [H, W, 3]. Raises :class:`ConfigError` if the env gives none."""
         _make_current(self.env)
+        self._doing("render()")
         picture = self.env.render()
-        if isinstance(picture, list):  # rgb_array_list: since the last call
+        if isinstance(picture, list) and picture:  # rgb_array_list: since the last call
             picture = picture[-1]
-        return check_picture(picture, "render()")
+        return rendered(picture)
 
     def close(self) -> None:
+        self._doing("close()")
         for env in self._made.values():
             env.close()
         self._made.clear()
@@ -176,68 +198,5 @@ def _make_current(env: Any) -> None:
             viewer.make_context_current()
 
 
-def check_reward(reward: Any) -> float:
-    """Returns a reward as a number. Raises :class:`SpecMismatchError` if it is none."""
-    try:
-        return float(reward)
-    except (TypeError, ValueError):
-        raise SpecMismatchError(
-            f"step() gave the reward {reward!r}, expected a number",
-            f"let the env, or a wrapper of {KEY}.wrappers, give a float",
-        ) from None
-
-
-def check_picture(picture: Any, name: str) -> np.ndarray:
-    """Returns a picture as an array uint8 [H, W, 3]. Raises :class:`ConfigError` for anything else."""
-    array = np.asarray(picture)
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-        raise ConfigError(
-            f"{name} is {array.dtype} {array.shape}, expected uint8 (H, W, 3)",
-            f"name another source in {KEY}.images, or bring it into this form with a wrapper",
-        )
-    return array
-
-
 def _said(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def action_facts(space: Any, name: str) -> Mapping[str, Any]:
-    """Says an action space: ``{"low": […], "high": […]}`` or ``{"n": N}``.
-
-    Raises:
-        ConfigError: it is another space, or a Box without bounds.
-    """
-    import gymnasium
-
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return {"n": int(space.n)}
-    if not isinstance(space, gymnasium.spaces.Box):
-        raise ConfigError(
-            f"{name} takes actions of {space}, expected Box or Discrete",
-            f"name a gymnasium.ActionWrapper in {KEY}.wrappers that turns it into one of them",
-        )
-    low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ConfigError(
-            f"{name} takes actions of {space}, which has no bounds",
-            f"name a wrapper in {KEY}.wrappers whose action_space has finite low and high",
-        )
-    return {"low": low.tolist(), "high": high.tolist()}
-
-
-def from_action(space: Any, name: str) -> Callable[[np.ndarray], Any]:
-    """Returns what turns an action of ours into one of the env's; raises as :func:`action_facts` does."""
-    action_facts(space, name)
-    if hasattr(space, "n"):
-        first = int(space.start)
-        return lambda action: first + int(action)
-    shape, dtype, low, high = space.shape, space.dtype, space.low, space.high
-    return lambda action: np.clip(np.asarray(action).reshape(shape).astype(dtype), low, high)
-
-
-def to_action(space: Any, action: Any) -> np.ndarray:
-    """Turns an action of the env's into one of ours: float32 [A] or int32 []."""
-    if hasattr(space, "n"):
-        return np.asarray(int(action) - int(space.start), np.int32)
-    return np.clip(np.asarray(action, np.float32).reshape(-1), space.low.reshape(-1), space.high.reshape(-1))

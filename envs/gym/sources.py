@@ -2,7 +2,8 @@
 
 ``obs`` is the whole observation, ``obs.agent.pos`` an entry of a nested one, ``info.success`` an entry of ``info``,
 ``render`` a rendered picture; ``obs[0:4]`` are the first four numbers of what stands before it. ``reward``, ``return``
-(the sum of an episode's rewards so far), ``terminated`` and ``truncated`` are of the last step.
+(the sum of an episode's rewards so far), ``terminated`` and ``truncated`` are of the last step. ``info.success?`` may
+be missing, also where an episode ends.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ class Source:
 
     name: str
     part: slice | None = None
+    may_miss: bool = False  # where an episode ends
 
     @classmethod
     def of(cls, text: str, key: str) -> Source:
         """Reads a text. Raises :class:`ConfigError`, naming ``key``."""
-        name, part = text, None
-        if found := _SLICED.match(text):
+        may_miss = text.endswith("?")
+        name, part = text.removesuffix("?"), None
+        if found := _SLICED.match(name):
             name = found[1]
             first, last = (int(number) if number else None for number in found.groups()[1:])
             part = slice(first, last)
@@ -50,7 +53,15 @@ class Source:
                 f"{key} is {text!r}, which names no source",
                 f"write obs, obs.KEY, obs[0:4], info.KEY, {', '.join(OF_A_STEP)} or render",
             )
-        return cls(name, part)
+        return cls(name, part, may_miss)
+
+    def is_in(self, values: Mapping[str, Any]) -> bool:
+        """Whether the value is there."""
+        try:
+            self.read(values)
+        except KeyError:
+            return False
+        return True
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Takes the value out of ``{"obs": …, "info": …, "reward": …}``. Raises KeyError if it is not there."""
@@ -116,6 +127,29 @@ def entries(root: str, value: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     except ValueError:
         return {}
     return {root: (array.shape, str(array.dtype))} if array.dtype.kind in "biuf" else {}
+
+
+def bounds_of(root: str, space: Any) -> dict[str, tuple[float, float]]:
+    """The lowest and the highest number of what a space holds, by the names of :func:`entries`."""
+    inner = getattr(space, "spaces", None)
+    if inner is not None:
+        named = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
+        found = (bounds_of(f"{root}.{key}", entry) for key, entry in named)
+        return {name: kind for some in found for name, kind in some.items()}
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is None or high is None or not np.size(low):
+        return {}
+    return {root: (float(np.min(low)), float(np.max(high)))}
+
+
+def tells_success(values: Sequence[Any]) -> bool:
+    """Whether an entry that had these values says of its own whether a task is solved: true or false, as 0 or 1."""
+    numbers = [np.asarray(value) for value in values]
+    if any(number.dtype.kind not in "biuf" or number.size != 1 for number in numbers):
+        return False
+    said = [float(number.reshape(-1)[0]) for number in numbers]
+    told = [value for value in said if not math.isnan(value)]  # NaN: not known yet
+    return bool(told) and all(value in (0.0, 1.0) for value in told)
 
 
 def copied(value: Any) -> Any:

@@ -21,9 +21,11 @@ import numpy as np
 from embodied.errors import AssetsMissingError, ConfigError
 from embodied.types import Obs, Start, StepResult
 
+from .calls import check_flag, check_reward, from_action
 from .mapping import Mapped
+from .pictures import rendered
 from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, Making
-from .simulator import check_picture, check_reward, from_action, made, wrapped
+from .simulator import made, wrapped
 from .sources import RENDER, copied
 
 MEND = (
@@ -101,6 +103,16 @@ class Copies:
         self._held: dict[int, np.ndarray] = {}  # last pictures of copies that have ended
         self._from_action: Callable[[np.ndarray], Any] = np.asarray
 
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """What sources read, as :class:`.late.Env` has it."""
+        return self.values
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode of every copy has ended."""
+        return all(self.ended)
+
     def reset(self, seeds: Mapping[int, int]) -> list[Any]:
         """Restarts some copies, each from its seed. Returns the observations of all copies."""
         obs, info = self._restart(seeds)
@@ -146,7 +158,8 @@ class Copies:
         given = concatenate(space, [self._from_action(action) for action in actions], empty)
         batch, rewards, terminated, truncated, info = self.env.step(given)
         for copy, obs in enumerate(_each(self.env.observation_space, batch)):
-            ended = bool(terminated[copy] or truncated[copy])
+            flags = check_flag(terminated[copy], "terminated"), check_flag(truncated[copy], "truncated")
+            ended = any(flags)
             if ended:
                 self._over.add(copy)
             if not moving[copy]:
@@ -154,8 +167,7 @@ class Copies:
             reward = check_reward(rewards[copy])
             self.values[copy] = {
                 "obs": copied(obs), "info": _info_of(info, copy, self._number), "reward": reward,
-                "return": self.values[copy]["return"] + reward, "terminated": bool(terminated[copy]),
-                "truncated": bool(truncated[copy]),
+                "return": self.values[copy]["return"] + reward, "terminated": flags[0], "truncated": flags[1],
             }  # fmt: skip
             self.ended[copy] = ended
 
@@ -173,7 +185,7 @@ class Copies:
                 f"for each of {self._number} copies",
                 f"name pictures of the observation in {KEY}.images and set {KEY}.make_kwargs.render_mode=null",
             )
-        return [self._held.get(copy, check_picture(picture, "render()")) for copy, picture in enumerate(drawn)]
+        return [self._held.get(copy, rendered(picture)) for copy, picture in enumerate(drawn)]
 
     def close(self) -> None:
         if self.env is not None:
@@ -211,6 +223,8 @@ class VectorBatch:
             return StepResult(0.0, False, False)
         if not stood:
             self._solved[slot] = self._mapped.success.holds(values)
+            if self._copies.ended[slot]:
+                self._mapped.check_end(values)
         solved = self._solved[slot]
         ended = self._copies.ended[slot] or (solved and self._end_on_success)
         return StepResult(self._mapped.progress_of(values, solved), ended, solved)

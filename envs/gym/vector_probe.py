@@ -9,10 +9,11 @@ import numpy as np
 
 from embodied.errors import ConfigError, EmbodiedError
 
+from .calls import action_facts, to_action
 from .facts import GymFacts
+from .late import Played, silent_of
 from .settings import Making
-from .simulator import action_facts, to_action
-from .sources import copied, difference, entries
+from .sources import bounds_of, copied, difference, entries
 from .vector import MEND, Copies, make_vector
 
 _COPIES, _STEPS = 3, 4
@@ -20,8 +21,11 @@ _EQUAL = {0: 0, 1: 1, 2: 0}  # copies 0 and 2 have one seed
 Episodes = list[list[dict[str, Any]]]  # [copy][step] what sources read
 
 
-def describe_vector(making: Making) -> GymFacts:
+def describe_vector(making: Making, tried: list[Played] | None) -> GymFacts:
     """Makes, resets and steps a vector env of three copies.
+
+    Args:
+        tried: gets the vector env, which stays open.
 
     Raises:
         ConfigError: ``reset`` takes no seed for each copy, or does not restart one copy alone.
@@ -44,8 +48,12 @@ def describe_vector(making: Making) -> GymFacts:
     seen = [step for episode in plain for step in episode]
     found = {key: kind for step in seen for key, kind in entries("obs", step["obs"]).items()}
     found |= {key: kind for step in reversed(seen) for key, kind in entries("info", step["info"]).items()}
+    space = getattr(env, "single_observation_space", None)
     limits = (getattr(spec, "max_episode_steps", None), getattr(env.unwrapped, "max_episode_steps", None))
-    copies.close()
+    if tried is None:
+        copies.close()
+    else:
+        tried.append(Played(copies, lambda: copies.reset(_EQUAL), lambda: _drawn(copies)))
     return GymFacts(
         entries=found,
         action=action_facts(env.single_action_space, name),
@@ -57,6 +65,9 @@ def describe_vector(making: Making) -> GymFacts:
         differs=differs,
         variables=making.variables,
         version=gymnasium.__version__,
+        bounds=bounds_of("obs", space),
+        whole=False,
+        silent=silent_of(seen),
     )
 
 
@@ -105,6 +116,12 @@ def _play(copies: Copies, name: str, again: Mapping[int, int] | None) -> Episode
         if again and copy not in again:
             del seen[copy][_STEPS + 1]
     return seen
+
+
+def _drawn(copies: Copies) -> None:
+    """Makes a step of the same random action in all copies that go on."""
+    space = copies.env.single_action_space
+    copies.step(np.stack([to_action(space, space.sample())] * _COPIES), ~np.array(copies.ended))
 
 
 def _reset(copies: Copies, seeds: Mapping[int, int], name: str) -> None:

@@ -143,7 +143,7 @@ def test_what_cannot_be_written_is_said_and_the_page_stays(tmp_path, monkeypatch
 
 
 def test_reports_keep_their_distance_and_wait_for_a_reader(tmp_path, monkeypatch):
-    code = "import sys, pathlib; pathlib.Path(sys.argv[3]).write_text('<body></body>')"
+    code = "import sys, pathlib; pathlib.Path(sys.argv[3]).write_text('<body></body>', encoding='utf-8')"
     monkeypatch.setattr(live, "EVERY_S", 0.6)
     monkeypatch.setattr(live, "PROGRAM", (sys.executable, "-c", code))
     grows = tmp_path / "metrics.jsonl"

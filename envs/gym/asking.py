@@ -1,0 +1,147 @@
+"""Asks in a process of its own what an env offers, and says why there is no answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from embodied import errors
+from embodied.errors import ConfigError
+
+from ..shared.supervised import ANSWER, ENDED, LATE, PHASE
+from .settings import KEY, Making
+
+LIMIT_S, GRACE_S = 300.0, 5.0
+_KEPT = 1 << 16  # bytes of what the env prints, the last ones
+_CODE = """
+import sys, json, importlib.util
+given = json.load(sys.stdin)
+sys.path[:0] = given["folders"]
+spec = importlib.util.spec_from_file_location(
+    "embodied", given["package"] + "/__init__.py", submodule_search_locations=[given["package"]])
+sys.modules["embodied"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["embodied"])
+from embodied.envs.gym.probe import main
+sys.exit(main(given))
+"""
+
+
+def asked(making: Making, remake: bool, python: str | None) -> Mapping[str, Any]:
+    """Asks the env in a process of its own, with which all ends that the env starts.
+
+    Returns:
+        What :func:`.probe.answer` gives.
+
+    Raises:
+        ConfigError: there is no answer; the message says what the env did last.
+    """
+    what = ", ".join(dict.fromkeys(task.name for task in making.tasks))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        said, status = _ran(_request(making, remake, python, folder), python)
+        answer, ended, phase = (_text(Path(folder, name)) for name in (ANSWER, ENDED, PHASE))
+    if answer:
+        return json.loads(answer)
+    raise _no_answer(what, ended or status, phase, said)
+
+
+def _request(making: Making, remake: bool, python: str | None, folder: str) -> dict[str, Any]:
+    folders = [os.path.abspath(one) for one in sys.path]
+    if python is not None:  # our packages may be built for another version
+        roots = {os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+        folders = [one for one in folders if "-packages" not in one and not any(map(one.startswith, roots))]
+    return {
+        "folders": folders, "package": str(Path(errors.__file__).parent), "making": asdict(making), "remake": remake,
+        "folder": folder, "limit_s": LIMIT_S, "grace_s": GRACE_S,
+    }  # fmt: skip
+
+
+def _ran(request: Mapping[str, Any], python: str | None) -> tuple[str, str]:
+    """Runs the process to its end. Returns the end of what it printed, and its exit status or "late"."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    if python is not None:
+        environment = {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        process = subprocess.Popen(
+            [python or sys.executable, "-W", "ignore", "-c", _CODE],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(f"env.python: {error}", "set env.python to a Python interpreter, or to null") from None
+    assert process.stdin is not None
+    assert process.stdout is not None
+    printed = bytearray()
+    reading = threading.Thread(target=_read, args=(process.stdout, printed), daemon=True)
+    reading.start()
+    try:
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request).encode())
+            process.stdin.close()
+        status = str(process.wait(LIMIT_S + GRACE_S + 30.0))
+    except subprocess.TimeoutExpired:
+        status = LATE
+    finally:
+        _end(process)
+        reading.join(1.0)
+    return bytes(printed).decode("utf-8", "replace"), status
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends it with all that it has started, also if we are interrupted."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(12.0)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(output: IO[bytes], kept: bytearray) -> None:
+    """Reads on, so that nobody waits for a reader; keeps the end."""
+    with suppress(OSError, ValueError):
+        while more := os.read(output.fileno(), _KEPT):
+            kept += more
+            del kept[:-_KEPT]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _no_answer(what: str, ended: str, phase: str, said: str) -> ConfigError:
+    doing = f" in {phase}" if phase else ""
+    lines = ["".join(filter(str.isprintable, line)).strip() for line in said.splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    last = f": {last[-300:]}" if last else ""
+    happened = (
+        f"{what} was tried for {LIMIT_S:.0f} s and was then still{doing or ' at work'}"
+        if ended == LATE
+        else f"the process that tried {what} {_status(int(ended))}{doing}"
+    )
+    return ConfigError(
+        f"{happened}{last}",
+        f"correct the env, or {KEY}: gymnasium.make, reset() and some steps of random actions do the same in a Python "
+        "shell",
+    )
+
+
+def _status(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"

@@ -1,0 +1,140 @@
+"""Settles what the configuration leaves open, and checks the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embodied.errors import ConfigError, did_you_mean
+
+from ..facts import Entries, GymFacts
+from ..late import SUCCESS
+from ..settings import KEY
+from ..sources import OF_A_STEP, RENDER, TEXT, Rule, Source, listed
+from .images import form_at, images_of, size_of
+from .mapped import Mapped
+from .wanted import Wanted, check_list, in_each, known, range_of
+
+
+def mapping_of(wanted: Wanted, facts: GymFacts) -> Mapped:
+    """Settles what is left open, and checks the rest.
+
+    Raises:
+        ConfigError: an entry is not there or is of another kind; the message lists those that are.
+    """
+    images = images_of(wanted, facts)
+    size = size_of(wanted, facts, images)
+    state = _state(wanted, facts, [source for source, _ in images])
+    dims = [_dims(source, facts.entries) for source in state]
+    instruction = None
+    if wanted.instruction_from is not None:
+        instruction = _entry(wanted.instruction_from, f"{KEY}.instruction_from", facts, (TEXT,))
+    low, high = range_of(
+        f"{KEY}.progress_range",
+        wanted.progress_range,
+        "[0,10]: what stands for no progress, and what for a solved task",
+    ) or (0.0, 0.0)
+    success = _success(wanted, facts)
+    progress = _number(Source.of(wanted.progress, f"{KEY}.progress"), f"{KEY}.progress", facts)
+    named = (f"{KEY}.success", success.source), (f"{KEY}.progress", progress)
+    awaited = tuple((key, source) for key, source in named if not source.may_miss and _is_unseen(source, facts))
+    return Mapped(
+        images, size, wanted.rotate_images, state, sum(dims), instruction, wanted.instruction_bytes, success, progress,
+        low, high, awaited,
+    )  # fmt: skip
+
+
+def reads(mapped: Mapped, facts: GymFacts) -> dict[str, str]:
+    """Says what success is, and which entries are read as pictures of which form."""
+    rule = mapped.success
+    name = rule.source.name
+    late = ", which is there when an episode ends" if name in facts.late or _is_unseen(rule.source, facts) else ""
+    compared = f" {rule.compare} {rule.bound:g}" if rule.compare else ""
+    forms = []
+    for source, form in mapped.images:
+        shape, dtype = facts.said.get(source.name, ((), "uint8"))
+        if not form.plain or dtype != "uint8":
+            forms.append(f"{source.name} {dtype} {shape} as {form}")
+    return {"success": f"{name}{compared}{late}", **({"pictures": "; ".join(forms)} if forms else {})}
+
+
+def _state(wanted: Wanted, facts: GymFacts, images: Sequence[Source]) -> tuple[Source, ...]:
+    key = f"{KEY}.state"
+    if wanted.state is not None:
+        check_list(key, wanted.state, "[obs]")
+        return tuple(_entry(text, key, facts, ()) for text in wanted.state)
+    taken = {source.name for source in images}
+    return tuple(
+        Source(name)
+        for name, kind in facts.entries.items()
+        if name.split(".")[0] == "obs" and name not in taken and kind[1] != TEXT and form_at(name, facts) is None
+    )
+
+
+def _dims(source: Source, entries: Entries) -> int:
+    size = int(np.prod(entries[source.name][0], dtype=np.int64))
+    return size if source.part is None else len(range(size)[source.part])
+
+
+def _success(wanted: Wanted, facts: GymFacts) -> Rule:
+    key = f"{KEY}.success"
+    if wanted.success is not None:
+        rule = Rule.of(wanted.success, key)
+        _number(rule.source, key, facts)
+        return rule
+    for name in SUCCESS:
+        if name in facts.said and name not in facts.silent and _is_one_number(facts.said[name]):
+            return Rule(Source(name))
+    if facts.threshold is not None:
+        return Rule(Source("return"), ">=", facts.threshold)
+    silent = f" ({', '.join(facts.silent)} is neither true nor false)" if facts.silent else ""
+    ends = "" if facts.whole else "; the trial saw no episode end, so what is only there at the end is not known"
+    raise ConfigError(
+        f"the env does not say when it is solved: it has neither info.is_success nor info.success{silent} nor a "
+        f"registered reward threshold. It has {listed(facts.said)}{ends}",
+        f"set {key} to an entry (info.KEY, also one that is only there when an episode ends), to terminated, or to a "
+        "rule such as 'return>=200' or 'reward>=0.9'; an evaluation follows it, unless env.eval.success is given too",
+    )
+
+
+def _is_one_number(kind: tuple[tuple[int, ...], str]) -> bool:
+    return kind[1] != TEXT and int(np.prod(kind[0], dtype=np.int64)) == 1
+
+
+def _number(source: Source, key: str, facts: GymFacts) -> Source:
+    """Checks that a source is one number. What the trial has not seen of ``info`` is taken on the user's word."""
+    if source.name in OF_A_STEP:
+        return source
+    if source.name != RENDER and _is_unseen(source, facts):
+        near = did_you_mean(source.name, facts.said)
+        if not source.may_miss and (near or facts.whole):
+            raise ConfigError(
+                f"{key} names {source.name}, which the env does not have.{near}",
+                f"there are: {listed(facts.said)}; or write {source.name}? if only some episodes have it at their end",
+            )
+        return source
+    if source.name == RENDER or known(source, key, facts)[1] == TEXT:
+        raise ConfigError(f"{key} names {source.name}, which is no number", f"there are: {listed(facts.said)}")
+    if (count := _dims(source, facts.said)) != 1:
+        raise ConfigError(
+            f"{key} names {source.name}, which has {count} numbers here, expected one",
+            f"name one of them, e.g. {source.name}[0:1]",
+        )
+    return source
+
+
+def _is_unseen(source: Source, facts: GymFacts) -> bool:
+    return source.name.startswith("info.") and source.name not in facts.said
+
+
+def _entry(text: str, key: str, facts: GymFacts, dtypes: tuple[str, ...]) -> Source:
+    source = in_each(Source.of(text, key), key, facts)
+    kind = known(source, key, facts)
+    if (kind[1] == TEXT) != (TEXT in dtypes):
+        wanted = "text" if dtypes else "numbers"
+        raise ConfigError(
+            f"{key} names {text}, which is {kind[1]} {kind[0]}, expected {wanted}",
+            f"there are: {listed(facts.entries)}",
+        )
+    return source
