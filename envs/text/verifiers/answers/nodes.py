@@ -1,0 +1,90 @@
+"""Parts of a formula, and what they give together: each has one spelling, and a number its value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from .number import MAX_DIGITS, spelled
+from .values import NotUnderstood
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A part of a formula. ``kind``: number, symbol, power (of ten), product, sum, paren, tuple, set, other."""
+
+    key: str
+    kind: str
+    value: Fraction | None = None
+    items: tuple[Node, ...] = ()
+
+    @property
+    def factor(self) -> str:
+        """Its key as a factor of a product."""
+        return f"({self.key})" if self.kind == "sum" else self.key
+
+
+def number(value: Fraction, kind: str = "number") -> Node:
+    return Node(spelled(value), kind, value)
+
+
+def unwrapped(node: Node) -> Node:
+    """The node without parentheses around it."""
+    return node.items[0] if node.kind == "paren" and len(node.items) == 1 else node
+
+
+def negated(node: Node) -> Node:
+    if node.value is not None:
+        return number(-node.value)
+    if node.kind == "sum":
+        return Node(f"-({node.key})", "other")
+    return Node(node.key[1:] if node.key.startswith("-") else f"-{node.key}", node.kind)
+
+
+def times(one: Node, other: Node, explicit: bool) -> Node:
+    if explicit and one.value is not None and other.kind == "power" and other.value is not None:
+        return number(one.value * other.value)
+    if one.kind in ("number", "power") and other.kind in ("number", "power") and not explicit:
+        raise NotUnderstood
+    left, right = one.factor, other.factor
+    if right.startswith("-"):
+        right = f"({right})"
+    figures = right[:1].isdigit() or (right.startswith(r"\frac") and one.kind == "number")
+    return Node(f"{left}{'*' if figures else ''}{right}", "product")
+
+
+def mixed(whole: Node, fraction: Node, written: bool) -> Node:
+    """The number ``5\\frac{1}{2}``: a whole one beside a fraction below 1."""
+    if whole.kind == "number" and whole.value is not None and fraction.value is not None:
+        fits = whole.value.denominator == 1 and whole.value >= 0 and 0 < fraction.value < 1
+        if written and fits:
+            return number(whole.value + fraction.value)
+        raise NotUnderstood
+    return Node(f"{whole.factor}*{fraction.key}", "product")
+
+
+def fraction(above: Node, below: Node) -> Node:
+    above = unwrapped(above)
+    if above.value is not None and below.value is not None:
+        if below.value == 0:
+            return Node(rf"\frac{{{above.key}}}{{0}}", "other")
+        return number(above.value / below.value)
+    if above.key.startswith("-") and above.kind != "sum":
+        return negated(fraction(negated(above), below))
+    return Node(rf"\frac{{{above.key}}}{{{unwrapped(below).key}}}", "product")
+
+
+def power(base: Node, index: Node) -> Node:
+    power = index.value
+    if base.key == "10" and power is not None and power.denominator == 1 and abs(power) <= MAX_DIGITS:
+        return number(Fraction(10) ** int(power), "power")
+    left = f"({base.key})" if base.kind == "number" and (base.key[:1] in "-\\") else base.factor
+    if base.kind == "product":
+        left = f"({base.key})"
+    return Node(f"{left}^{{{index.key}}}", "other")
+
+
+def set_of(items: Sequence[Node]) -> Node:
+    unique = {item.key: item for item in items}
+    return Node(r"\{" + ",".join(sorted(unique)) + r"\}", "set", items=tuple(unique[key] for key in sorted(unique)))
