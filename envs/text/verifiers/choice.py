@@ -14,7 +14,7 @@ from .failures import VerifierFailed
 LETTERS = "ABCDEFGHIJ"
 
 
-_JOINED = r"\s{0,3}(?:,\s{0,3}(?:and\b|or\b)?|;|/|&|\band\b|\bor\b)\s{0,3}"
+_JOINED = r"\s{0,3}(?:,\s{0,3}(?:(?:and|or)\b\s{0,3})?|(?:;|/|&|\band\b|\bor\b)\s{0,3})"
 
 
 class Choice:
