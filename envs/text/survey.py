@@ -119,7 +119,8 @@ class Survey:
     def lines(self) -> list[str]:
         """What was skipped, in words."""
         return [
-            f"{one.count:,} of {self.total:,} rows skipped, {why}; the first is row {one.first}: {one.shown}{one.because}"
+            f"{one.count:,} of {self.total:,} rows skipped, {why}; the first is row {one.first}: {one.shown}"
+            f"{one.because}"
             for why, one in self.skipped.items()
         ]
 

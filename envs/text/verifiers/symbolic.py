@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from embodied.errors import AssetsMissingError
@@ -17,8 +18,19 @@ from .failures import VerifierFailed
 
 PACKAGE = "math-verify==0.9.0"
 _HOPED = re.compile(r"final answer is:?\s{0,9}(.{1,1000}?)\s{0,9}I hope it is correct", re.IGNORECASE | re.DOTALL)
-_VALUES = frozenset(("number", "expression", "relation", "list", "set"))
-"""Kinds that algebra can find equal though they are written differently."""
+_VALUES = frozenset(("number", "expression", "relation", "tuple", "matrix"))
+_COMPARABLE = (
+    {"number", "expression"}, {"expression"}, {"relation"}, {"relation", "expression"}, {"relation", "tuple"},
+    {"tuple"}, {"matrix"}, {"list"}, {"set"}, {"list", "set"}, {"list", "expression"},
+)  # fmt: skip
+"""Kinds that algebra can find equal though they are written differently. Two numbers are exact."""
+_BASE = re.compile(r"[0-9]_\{")  # of a number
+_NAMES = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
+_SMALL_GREEK = (
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
+    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega",
+)  # fmt: skip
+_GREEK = frozenset(f"\\{name}" for small in _SMALL_GREEK for name in (small, small.capitalize()))
 
 
 class Symbolic:
@@ -100,7 +112,8 @@ class Symbolic:
         if not expected:
             raise VerifierFailed(f"the answer {gold.whole[:60]!r} cannot be parsed")
         found = parse(_formula(said, named))
-        return bool(verify(expected, found)) and self._near(expected[0], found[0])
+        same = verify(expected, found) or (named and verify(found, expected))  # x>0 of (0, oo), in this order alone
+        return bool(same) and self._near(expected[0], found[0])
 
     def _near(self, one: Any, other: Any) -> bool:
         """Whether two numbers agree to so many digits too. Rounding to decimals makes all small numbers equal."""
@@ -117,21 +130,42 @@ class Symbolic:
 
 def _comparable(gold: Answer, said: Answer) -> bool:
     """Whether two answers that are not written alike may be equal by algebra."""
-    if not all(part.kind in _VALUES for answer in (gold, said) for part in (answer, *answer.items)):
+    if {gold.kind, said.kind} not in _COMPARABLE or not said.key or _are_tables(gold, said):
         return False
-    if gold.kind == said.kind == "number" or not said.key or ":" in gold.key + said.key:
+    if gold.kind == said.kind == "list" and len(gold.items) != len(said.items):
         return False
-    if gold.label is not None and said.label is not None and gold.label != said.label:
+    parts = (*gold.items, *said.items)
+    if not all(part.kind in _VALUES and part.unit is None for part in parts):
+        return False
+    if any(len({part.label for part in answer.items}) > 1 for answer in (gold, said)):  # x=2, y=5
         return False
     if gold.unit is not None and said.unit is not None and gold.unit != said.unit:
         return False
-    if any(item.unit is not None for answer in (gold, said) for item in answer.items):
+    if gold.label is not None and said.label is not None and gold.label != said.label:
         return False
-    return _is_equation(gold) == _is_equation(said)
+    if ":" in gold.key + said.key or _BASE.search(gold.key + " " + said.key):
+        return False
+    if _variables(gold) != _variables(said) and "relation" not in (gold.kind, said.kind):
+        return False
+    return _is_equation(gold, said) == _is_equation(said, gold)
 
 
-def _is_equation(answer: Answer) -> bool:
-    return answer.kind == "relation" and "=" in answer.key
+def _are_tables(gold: Answer, said: Answer) -> bool:
+    """Whether one of them alone is a matrix."""
+    return (gold.kind == "matrix") != (said.kind == "matrix")
+
+
+def _variables(answer: Answer) -> frozenset[str]:
+    """The variables of an answer. math-verify takes some for units, and capital for small ones."""
+    found = _NAMES.findall(answer.key)
+    return frozenset(name for name in found if (name in _GREEK if name.startswith("\\") else name not in "ei"))
+
+
+def _is_equation(answer: Answer, other: Answer) -> bool:
+    """Whether it is an equation, or becomes one beside another because it says what a variable is."""
+    if answer.kind != "relation":
+        return other.kind == "relation" and answer.label is not None and answer.kind == "expression"
+    return "=" in answer.key
 
 
 def _formula(answer: Answer, named: bool) -> str:
@@ -141,5 +175,13 @@ def _formula(answer: Answer, named: bool) -> str:
         named: with what it is the value of, as an equation.
     """
     key = rf"\{{{answer.key}\}}" if answer.kind == "set" else answer.key
+    if answer.value is not None:
+        key = _decimal(answer.value) or key
     name = f"{answer.label}=" if named and answer.label is not None else ""
     return rf"\boxed{{{name}{key}}}".replace("*", r"\cdot ")
+
+
+def _decimal(value: Fraction) -> str | None:
+    """The number with a point, if it has few decimals: math-verify only rounds what is written so."""
+    shown = f"{float(value):.15f}".rstrip("0").rstrip(".") if abs(value) < 10**15 else ""
+    return shown if shown and Fraction(shown) == value else None

@@ -79,7 +79,7 @@ def _group_end(text: str, start: int) -> int | None:
     if text[start : start + 1] != "{":
         return None
     depth = 0
-    for token in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start, start + 1000):
+    for token in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start, start + 300):
         depth += (token[0] == "{") - (token[0] == "}")
         if depth == 0:
             return token.end()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from .nodes import Node, fraction, mixed, negated, number, power, set_of, times, unwrapped
+from .nodes import Node, fraction, indexed, mixed, negated, number, power, set_of, times, unwrapped
 from .number import decimal, repeating
-from .tokens import Token
+from .tokens import FUNCTIONS, Token
 from .values import NotUnderstood
 
 MAX_DEPTH = 40
@@ -83,15 +83,16 @@ class Parser:
 
     def _beside(self, found: Node) -> Node:
         """The product with a factor that follows without a sign; a mixed number."""
-        fraction = self._peek() == r"\frac"
-        written = self._at
+        is_fraction, first = self._peek() == r"\frac", self._given[self._at]
         factor = self._factor()
-        if factor.kind == "number" and factor.value is not None:
-            if not fraction and self._peek() == "/" and self._given[written].spaced:
-                self._at += 1
-                factor, fraction = self._quotient(factor, self._factor()), True
-            return mixed(found, factor, fraction)
-        return times(found, factor, False)
+        if first.kind == "number" and found.kind == "symbol" and not found.key.endswith(" "):
+            raise NotUnderstood  # x2 is no product
+        if found.kind != "number" or factor.kind != "number":
+            return times(found, factor, False)
+        if not is_fraction and self._peek() == "/" and first.spaced:
+            self._at += 1
+            factor, is_fraction = self._quotient(factor, self._factor()), True
+        return mixed(found, factor, is_fraction)
 
     def _quotient(self, above: Node, below: Node) -> Node:
         """What a slash means where it can mean one thing alone: ``a/b``, and neither ``1/2x`` nor ``a/b/c``."""
@@ -115,7 +116,7 @@ class Parser:
                 found = Node(found.factor + sign, "other")
                 continue
             index = unwrapped(self._argument(whole_number=True))
-            found = power(found, index) if sign == "^" else Node(f"{found.factor}_{{{index.key}}}", "symbol")
+            found = power(found, index) if sign == "^" else indexed(found, index)
         return found
 
     def _base(self) -> Node:
@@ -169,9 +170,12 @@ class Parser:
             return self._bracket(name)
         if name in RELATIONS | OPERATORS or name == r"\end":
             raise NotUnderstood
-        if self._peek() == "{":
-            return Node(f"{name}{{{self._argument().key}}}", "other")
-        return Node(rf"{name} ", "symbol")
+        if name[1:] in FUNCTIONS:
+            return Node(f"{name} ", "function")
+        groups = ""
+        while self._peek() == "{":
+            groups += f"{{{self._argument().key}}}"
+        return Node(f"{name}{groups}", "other") if groups else Node(f"{name} ", "symbol")
 
     def _root(self) -> str:
         if self._peek() != "[":
@@ -260,7 +264,7 @@ class Parser:
         if self._take().text != name:
             raise NotUnderstood
         name = "pmatrix" if name == "bmatrix" else name
-        return Node(rf"\begin{{{name}}}" + r"\\".join(rows) + rf"\end{{{name}}}", "tuple")
+        return Node(rf"\begin{{{name}}}" + r"\\".join(rows) + rf"\end{{{name}}}", "matrix")
 
     def _nested(self, read: Callable[[], Node]) -> Node:
         self._depth += 1

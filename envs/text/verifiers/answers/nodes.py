@@ -12,7 +12,8 @@ from .values import NotUnderstood
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of a formula. ``kind``: number, symbol, power (of ten), product, sum, paren, tuple, set, other."""
+    """A part of a formula. ``kind``: number, symbol, power (of ten), product, sum, paren, tuple, matrix, set,
+    function (without its argument yet), other."""
 
     key: str
     kind: str
@@ -50,8 +51,10 @@ def times(one: Node, other: Node, explicit: bool) -> Node:
     left, right = one.factor, other.factor
     if right.startswith("-"):
         right = f"({right})"
+    if one.kind == "function":
+        return Node(left + right, "product")
     figures = right[:1].isdigit() or (right.startswith(r"\frac") and one.kind == "number")
-    return Node(f"{left}{'*' if figures else ''}{right}", "product")
+    return Node(f"{left}{'*' if figures else ''}{right}", "function" if other.kind == "function" else "product")
 
 
 def mixed(whole: Node, fraction: Node, written: bool) -> Node:
@@ -76,13 +79,20 @@ def fraction(above: Node, below: Node) -> Node:
 
 
 def power(base: Node, index: Node) -> Node:
-    power = index.value
-    if base.key == "10" and power is not None and power.denominator == 1 and abs(power) <= MAX_DIGITS:
-        return number(Fraction(10) ** int(power), "power")
-    left = f"({base.key})" if base.kind == "number" and (base.key[:1] in "-\\") else base.factor
-    if base.kind == "product":
-        left = f"({base.key})"
-    return Node(f"{left}^{{{index.key}}}", "other")
+    exponent = index.value
+    if base.key == "10" and exponent is not None and exponent.denominator == 1 and abs(exponent) <= MAX_DIGITS:
+        return number(Fraction(10) ** int(exponent), "power")
+    if base.kind == "function":
+        return Node(f"{base.key.strip()}^{{{index.key}}} ", "function")
+    if (inner := unwrapped(base)).kind == "symbol" and not inner.key.startswith("-"):
+        base = inner
+    compound = base.kind == "product" or (base.value is not None and not base.key.isdigit())
+    return Node(f"{f'({base.key})' if compound else base.factor}^{{{index.key}}}", "other")
+
+
+def indexed(base: Node, index: Node) -> Node:
+    kind = "function" if base.kind == "function" else "symbol"
+    return Node(f"{base.factor.strip()}_{{{index.key}}}{' ' if kind == 'function' else ''}", kind)
 
 
 def set_of(items: Sequence[Node]) -> Node:

@@ -45,7 +45,7 @@ def decimal(written: str) -> Fraction | None:
     digits, _, power = _GAPS.sub("", written).lower().partition("e")
     if power and (len(power) > 5 or abs(int(power)) > MAX_DIGITS):
         return None
-    if digits == ".":
+    if digits in ("", "."):
         return None
     return Fraction(digits) * Fraction(10) ** int(power or 0)
 

@@ -23,6 +23,7 @@ _DOLLAR = re.compile(r"(-?)\$(-?)(?=[0-9.])")
 _NAMES = frozenset("fghpqrFGHPQVTC")
 """Letters that are names of functions: f(x)=5 says what f(x) is, x(x+1)=6 is an equation."""
 _MIRRORED = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
+_MIRROR = _MIRRORED | {less: more for more, less in _MIRRORED.items()}
 _LONGEST_TEXT = 3  # words of a name in a list
 
 
@@ -150,10 +151,19 @@ def _related(sides: Sequence[Sequence[Token]], relations: Sequence[str]) -> Answ
     keys = [quantity(side).whole for side in sides]
     if set(relations) == {"="}:
         return Answer("relation", "=".join(sorted(keys)))
-    if set(relations) <= set(_MIRRORED):
-        keys, relations = keys[::-1], [_MIRRORED[relation] for relation in reversed(relations)]
+    if _is_mirrored(sides, relations):
+        keys, relations = keys[::-1], [_MIRROR[relation] for relation in reversed(relations)]
     told = (f"{key}{relation} " for key, relation in zip(keys, relations, strict=False))
     return Answer("relation", "".join(told) + keys[-1])
+
+
+def _is_mirrored(sides: Sequence[Sequence[Token]], relations: Sequence[str]) -> bool:
+    """Whether an inequality is written the other way round: a variable comes first, else what is less."""
+    if len(sides) == 2 and relations[0] in _MIRROR:
+        first, second = (quantity(side).value is None for side in sides)
+        if first != second:
+            return second
+    return set(relations) <= set(_MIRRORED)
 
 
 def _is_name(side: Sequence[Token]) -> bool:
@@ -162,6 +172,8 @@ def _is_name(side: Sequence[Token]) -> bool:
     named = first.kind == "letter" or (first.kind == "command" and first.text[1:].isalpha() and len(first.text) > 2)
     if first.kind == "word":
         return not others and (len(first.text) > 3 or first.worded or first.text[0].isupper())
+    if first.text == "(" and len(others) > 3 and others[-1].text == ")":
+        return all(t.kind == "letter" if at % 2 == 0 else t.text == "," for at, t in enumerate(others[:-1]))
     if first.text in (r"\angle", r"\triangle"):
         return len(others) == 1 and others[0].kind in ("letter", "word")
     if not named or first.text in (r"\frac", r"\sqrt", r"\infty", r"\emptyset", r"\pi"):
@@ -260,4 +272,4 @@ def _answer(node: Node) -> Answer:
         return of_items("set", [_answer(item) for item in node.items])
     if node.value is not None:
         return Answer("number", spelled(node.value), node.value)
-    return Answer("expression", node.key.strip())
+    return Answer(node.kind if node.kind in ("tuple", "matrix") else "expression", node.key.strip())

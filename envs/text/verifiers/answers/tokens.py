@@ -38,10 +38,11 @@ _SIGNS = {
 _PLAIN = {
     "<=": r"\le", ">=": r"\ge", "!=": r"\ne", "**": "^", "+-": r"\pm", "...": r"\ldots", "==": "=",
 }  # fmt: skip
-_FUNCTIONS = frozenset((
-    "sqrt", "pi", "infinity", "infty", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin",
-    "arccos", "arctan",
+FUNCTIONS = frozenset((
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
+    "gcd", "lcm", "max", "min", "det", "lim",
 ))  # fmt: skip
+_PLAIN_NAMES = FUNCTIONS | {"sqrt", "pi", "infinity", "infty"}
 _DEGREES = re.compile(r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])")
 _NEXT = re.compile(
     r"(?P<space>\s+|~)|(?P<command>\\(?:[a-zA-Z]+|.))|(?P<word>[^\W\d_]{2,})|(?P<letter>[^\W\d_])"
@@ -99,7 +100,7 @@ class _Tokeniser:
             self._spaced, self._at = True, end
         elif kind == "command":
             self._command(text[1:], end)
-        elif kind == "word" and text.casefold() in _FUNCTIONS and not self._worded:
+        elif kind == "word" and text.casefold() in _PLAIN_NAMES and not self._worded:
             name = text.casefold()
             self._add("command", "\\" + {"infinity": "infty"}.get(name, name), end)
         elif kind == "sign":
@@ -113,7 +114,7 @@ class _Tokeniser:
             self._at = brace.end()
         elif name in _SPACES:
             self._spaced, self._at = True, end
-        elif name == "!" or name in ("(", ")") or (name in ("[", "]") and not self._found):
+        elif name in ("!", "(", ")", "[", "]"):
             self._at = end  # negative space; where a formula begins and ends
         elif name in _IGNORED:
             null = re.compile(r"\s*\.(?![0-9])").match(self._text, end) if name in ("left", "right") else None

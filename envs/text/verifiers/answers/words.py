@@ -27,7 +27,7 @@ _DATES = (
 _ISO = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _LETTER = re.compile(r"\(([A-Z])\)|([A-Z])[.):]?")
 _NAMED = re.compile(r"(?i:option|choice|answer)\s?:?\s?\(?([A-Za-z])\)?[.:]?")
-_WITH_TEXT = re.compile(r"(?:\(([A-J])\)\s?|([A-J])(?:\)\s?|[.:]\s))(?=[^\W_]|\\)(.+)", re.DOTALL)
+_WITH_TEXT = re.compile(r"(?:\(([A-J])\)\s?|([A-J])(?:\)\s?|[.:]\s))(?!and\b|or\b)(?=[^\W_]|\\)(.+)", re.DOTALL)
 _NONE = re.compile(r"(?:there (?:is|are) )?no solutions?(?: exists?)?")
 _SHORT_WORDS = frozenset((
     "no", "on", "up", "in", "am", "pm", "or", "of", "to", "by", "is", "at", "it",
