@@ -33,6 +33,7 @@ from .selection import Selection, shuffled
 from .survey import Survey, Unreadable, too_long
 from .verdict import Problem
 
+_READING = 2  # raised where verifiers come to read other answers: surveys that were kept before are made anew
 EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here (embodied.runtime.plan)
 
 
@@ -144,7 +145,7 @@ def _open_file(
             return found["usable"], json.loads(str(found["notes"])), bool(found["pictured"])
 
     copy = [len(rows), *rows.copy_state] if isinstance(rows, ArrowCopy) else []
-    options = json.dumps([asdict(reading), filtered, str(part), limit and limit.identity, verifier, *copy])
+    options = json.dumps([asdict(reading), filtered, str(part), limit and limit.identity, verifier, _READING, *copy])
     digest = hashlib.sha256(options.encode()).hexdigest()[:16]
     usable, notes, pictured = kept(file, f"survey-{digest}.npz", make, load)
     skipped, order = int(len(rows) - len(usable)), selection.order(usable, len(rows))

@@ -25,6 +25,11 @@ class Skipped:
     first: int  # number of the first one
     shown: str  # its beginning
     missing: Missing | None  # what they lack, if that is the reason
+    reason: str = ""  # of the first one
+
+    @property
+    def because(self) -> str:
+        return f" ({self.reason})" if self.reason else ""
 
 
 @dataclass
@@ -65,8 +70,8 @@ class Survey:
                     raise too_long(where, number, error.size, reading) from None
                 found.skip(f"with a prompt of more than {reading.max_prompt_bytes} bytes", number, row)
             else:
-                if unreadable is not None and unreadable(problem) is not None:
-                    found.skip("with an answer that the verifier cannot read", number, row)
+                if unreadable is not None and (reason := unreadable(problem)) is not None:
+                    found.skip("with an answer that the verifier cannot read", number, row, reason=reason)
                     continue
                 found.usable.append(number)
                 found.pictured += bool(problem.pictures)
@@ -85,10 +90,15 @@ class Survey:
             else:
                 self.skip(f"with a prompt of more than {limit.most} tokens", number, rows[number])
 
-    def skip(self, why: str, number: int, row: Row, missing: Missing | None = None) -> None:
-        """Counts a row that is left out."""
+    def skip(self, why: str, number: int, row: Row, missing: Missing | None = None, reason: str = "") -> None:
+        """Counts a row that is left out.
+
+        Args:
+            why: the same for all rows that are counted together.
+            reason: of this row.
+        """
         if why not in self.skipped:
-            self.skipped[why] = Skipped(0, number, str(dict(row))[:_SHOWN], missing)
+            self.skipped[why] = Skipped(0, number, str(dict(row))[:_SHOWN], missing, reason)
         self.skipped[why].count += 1
 
     def _check(self, where: str, rows: Rows) -> None:
@@ -100,7 +110,7 @@ class Survey:
         if skipped.missing:
             raise no_column(where, skipped.missing, next(iter(rows)))
         raise DatasetError(
-            f"{where}: all {self.total:,} rows are skipped, {skipped.count:,} of them {why}",
+            f"{where}: all {self.total:,} rows are skipped, {skipped.count:,} of them {why}{skipped.because}",
             "raise env.train.max_prompt_bytes and env.eval.max_prompt_bytes, or data.max_prompt_length; choose a "
             "verifier for such answers (env.train.verifier, env.eval.verifier), or another data.answer_key",
         )
@@ -110,6 +120,7 @@ class Survey:
         """What was skipped, in words."""
         return [
             f"{one.count:,} of {self.total:,} rows skipped, {why}; the first is row {one.first}: {one.shown}"
+            f"{one.because}"
             for why, one in self.skipped.items()
         ]
 

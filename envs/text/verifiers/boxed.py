@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from ..verdict import Problem, Verdict
-from .answers import canonical, last_boxed, text_of
+from .answers import equal, gold_of, last_boxed, read, spelling_beside
 
 
 class Boxed:
     r"""Compares what stands in the last ``\boxed{…}`` with the answer, which may stand in a box too.
 
-    Texts are compared after normalisation, numbers by value: ``\boxed{0.50}`` answers ``\frac{1}{2}``. It knows no
-    algebra: for ``x+1`` against ``1+x`` take ``math``. A percent sign does not count: ``10\%`` is ``10``, not ``0.1``.
+    Both are read as values of a kind (:mod:`.answers`): numbers are compared exactly, expressions as they are written.
+    It knows no algebra: for ``x+1`` against ``1+x`` take ``math``.
     """
 
     bounded = True
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        answer = text_of(problem)
-        inside, found = last_boxed(answer), last_boxed(response)
-        said = canonical(found or "")
-        right = bool(said) and said == canonical(answer if inside is None else inside)
-        return Verdict(float(right), right, said)
+        """Raises :class:`VerifierFailed` if the answer in the data is a worked solution without a box."""
+        gold, said = gold_of(problem), read(last_boxed(response) or "")
+        right = equal(gold, said)
+        return Verdict(float(right), right, spelling_beside(said, gold))

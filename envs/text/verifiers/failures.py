@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
+from collections.abc import Callable
 
 from embodied.errors import ConfigError
 
@@ -41,10 +42,15 @@ class Tolerant:
             deaths depend on the response, and are always tolerated.
         failure_reward: lower than what a wrong answer gets if rewards are negative. Else a policy learns to make the
             verifier fail.
+        reads: raises :class:`VerifierFailed` of a problem whose answer the verifier cannot read, at once; None = only a
+            verdict tells.
     """
 
-    def __init__(self, verifier: Verifier, label: str, on_error: str = "zero", failure_reward: float = 0.0) -> None:
-        self._verifier, self._label, self._on_error = verifier, label, on_error
+    def __init__(
+        self, verifier: Verifier, label: str, on_error: str = "zero", failure_reward: float = 0.0,
+        reads: Callable[[Problem], object] | None = None,
+    ) -> None:  # fmt: skip
+        self._verifier, self._label, self._on_error, self._reads = verifier, label, on_error, reads
         self._verdict = Verdict(failure_reward, False, failures=1)
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
@@ -60,9 +66,10 @@ class Tolerant:
         return verdict
 
     def unreadable(self, problem: Problem) -> str | None:
-        """Why no response to this problem could have a verdict; None if one could."""
+        """Why no response to this problem could have a verdict; None if one could, or if only asking tells."""
         try:
-            self._verifier(problem, "")
+            if self._reads is not None:
+                self._reads(problem)
         except VerifierFailed as failure:
             return failure.why
         return None

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 
 from ..verdict import Problem, Verdict
-from .answers import canonical, text_of
+from .answers import canonical, read, spelling, text_of
+from .answers.characters import digits
 from .failures import VerifierFailed
 
 MARK = "####"
-_WRITTEN = re.compile(r"(?<![\w.)])-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|-?\$?\.[0-9]+")
+_WRITTEN = re.compile(
+    r"(?<![\w.)])-?\\?\$?-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
+    r"(?:[eE][+-]?[0-9]{1,4}(?![\w.])|/[0-9]+(?![0-9]*[/\w]))?"
+    r"|-?\$?\.[0-9]+(?:[eE][+-]?[0-9]{1,4}(?!\w))?"
+)
+_LINE = re.compile(r"\s*([^\n]{1,200})")
 
 
 def numbers(text: str) -> list[str]:
@@ -18,16 +24,20 @@ def numbers(text: str) -> list[str]:
     >>> numbers("4 times $1,250 is $5,000.")
     ['4', '1250', '5000']
     """
-    return [re.sub(r"[$,]", "", written) for written in _WRITTEN.findall(text.replace("\N{MINUS SIGN}", "-"))]
+    plain = digits(text).replace("{,}", ",").replace(r",\!", ",")
+    return [re.sub(r"[$,\\]", "", written) for written in _WRITTEN.findall(plain)]
 
 
 def told(text: str) -> str | None:
-    """The first number after the last ``####``, else the last number; None if there is none.
+    """The number after the last ``####``: the value of the line, if it is one, else the first number in it. Without the
+    mark the last number; None if there is none.
 
-    >>> told("#### 5 of 7"), told("5 of 7")
-    ('5', '7')
+    >>> told("#### 5 of 7"), told("#### 5 1/2 cups"), told("5 of 7")
+    ('5', '11/2', '7')
     """
     _, mark, after = text.rpartition(MARK)
+    if mark and (line := _LINE.match(after)) and (value := read(line[1])).value is not None:
+        return spelling(value)
     found = numbers(after)
     return found[0 if mark else -1] if found else None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError, did_you_mean, unknown_name
 
+from ..verdict import Problem
 from .boxed import Boxed
 from .choice import Choice
 from .custom import Custom
@@ -88,13 +89,21 @@ def _part(options: dict[str, Any], key: str) -> Part:
         verifier = kind(**own)
     except TypeError as error:
         raise ConfigError(f"{key} ({name}) has an option of another type: {error}", f"correct {key}") from error
+    reads = _reads(verifier)
     if not verifier.bounded:
         verifier = Guarded(verifier, timeout_s)
     failure_reward = _finite(options.get("failure_reward", 0.0), f"{key}.failure_reward")
-    tolerant = Tolerant(verifier, _label(str(name), own), on_error, failure_reward)
+    tolerant = Tolerant(verifier, _label(str(name), own), on_error, failure_reward, reads)
     limited = verifier if isinstance(verifier, Guarded | Remote) else None
     scale = None if options.get("scale") is None else _finite(options["scale"], f"{key}.scale")
     return Part(tolerant, _finite(options.get("weight", 1.0), f"{key}.weight"), limited, scale, *_bounds(options, key))
+
+
+def _reads(verifier: Any) -> Callable[[Problem], object] | None:
+    """What tells at once whether the answer of a problem can be read; None if only a verdict does, which may last."""
+    if verifier.bounded and not isinstance(verifier, Remote):
+        return lambda problem: verifier(problem, "")
+    return verifier.reads if isinstance(verifier, Symbolic) else None
 
 
 def _bounds(options: Mapping[str, Any], key: str) -> tuple[float, float]:

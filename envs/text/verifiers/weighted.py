@@ -51,7 +51,7 @@ class Weighted:
     def unreadable(self, problem: Problem) -> str | None:
         """Why no response to this problem could have a verdict, such as an answer without a number in it; None if one
         could, or if only a verifier in a process of its own can tell."""
-        reasons = (part.verifier.unreadable(problem) for part in self._parts if part.limited is None)
+        reasons = (part.verifier.unreadable(problem) for part in self._parts)
         return next((why for why in reasons if why is not None), None)
 
     @property

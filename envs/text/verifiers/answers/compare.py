@@ -1,0 +1,76 @@
+"""Whether two answers that were read are equal, and one spelling for equal ones."""
+
+from __future__ import annotations
+
+from .values import Answer
+
+_TEMPERATURES = frozenset(("celsius", "fahrenheit"))
+
+
+def equal(one: Answer, other: Answer) -> bool:
+    """Whether two answers are equal. A unit or a name that one of them leaves out does not count, others must agree."""
+    if not one.whole or not other.whole:
+        return False
+    if one.items and other.items:
+        return _equal_items(one, other)
+    if "letter" in (one.kind, other.kind):
+        return one.kind == other.kind and one.key == other.key and _agree(one.label, other.label)
+    if one.kind == other.kind == "clock":
+        return one.key == other.key and (one.label == other.label or _of_24_hours(one.key))
+    if _written(one) == _written(other):
+        return True
+    if one.items or other.items or one.kind == "text" or other.kind == "text":
+        return False
+    return _agree(one.label, other.label) and _equal_values(one, other)
+
+
+def _equal_items(one: Answer, other: Answer) -> bool:
+    """Order does not count. In a set repetitions do not either, and it may be written without its braces."""
+    if len(one.items) != len(other.items):
+        return False
+    return all(equal(left, right) for left, right in zip(one.items, other.items, strict=True))
+
+
+def _equal_values(one: Answer, other: Answer) -> bool:
+    if one.unit is None or other.unit is None:
+        return one.key == other.key
+    if one.unit.dimension == other.unit.dimension:
+        if one.value is not None and other.value is not None:
+            return one.value * one.unit.factor == other.value * other.unit.factor
+        return one.key == other.key and one.unit.factor == other.unit.factor
+    names = {one.unit.dimension, other.unit.dimension}
+    return one.key == other.key and "angle" in names and bool(names & _TEMPERATURES)
+
+
+def _written(answer: Answer) -> str:
+    return answer.whole.replace(" ", "") if answer.kind != "text" else answer.key
+
+
+def _agree(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
+
+
+def _of_24_hours(key: str) -> bool:
+    """Whether an hour says by itself which half of the day it is in."""
+    hour = int(key.partition(":")[0])
+    return hour > 12 or hour == 0
+
+
+def spelling(answer: Answer) -> str:
+    """One spelling of an answer, without unit and name."""
+    if answer.value is not None:
+        return str(answer.value)
+    if answer.items:
+        inside = ",".join(spelling(item) for item in answer.items)
+        return inside if answer.kind == "list" else rf"\{{{inside}\}}"
+    if answer.kind == "clock" and answer.label is not None:
+        return f"{answer.key} {answer.label}"
+    return answer.key.strip()
+
+
+def spelling_beside(answer: Answer, gold: Answer) -> str:
+    """One spelling of an answer: that of the gold answer if it is equal to that, another one if it is not."""
+    if equal(answer, gold):
+        return spelling(gold)
+    found = spelling(answer)
+    return found if found != spelling(gold) else f"{found} ({answer.whole})"

@@ -1,0 +1,77 @@
+r"""Numbers as they are written: ``1,234.5``, ``1{,}234``, ``1.5e3``, ``0.1\overline{6}``, and in words."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_DIGITS = 1000
+"""Characters of a number. Longer ones are compared as text, because reading them takes time that grows faster."""
+_GAP = r"(?:\{,\}|\\,|,\\!|\\!|,)"
+_LONE_GAP = r"(?:\{,\}|\\,|,\\!|\\!)"
+_POWER = r"(?:[eE][+-]?[0-9]+(?![a-zA-Z0-9]))?"
+WRITTEN, WRITTEN_IN_BRACKETS = (
+    re.compile(
+        rf"[0-9]{{1,3}}(?:{gap}[0-9]{{3}})+(?!,?[0-9])(?:\.[0-9]+)?{_POWER}"  # thousands
+        r"|[0-9]{1,3}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?(?![0-9.])"  # those of continental Europe
+        r"|[0-9]+\{,\}[0-9]+"  # a comma before the decimals
+        rf"|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+){_POWER}"
+    )
+    for gap in (_GAP, _LONE_GAP)
+)
+"""A number as it is written, at the place where it begins. In brackets a comma without a space separates."""
+_GAPS = re.compile(_GAP)
+_EUROPEAN = re.compile(r"[0-9]{1,3}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?")
+_COMMA = re.compile(r"([0-9]+)\{,\}([0-9]{1,2}|[0-9]{4,})")
+_SMALL = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS = {
+    word: 10 * ten
+    for ten, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)
+}
+MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+
+def decimal(written: str) -> Fraction | None:
+    """The value of a number that :data:`WRITTEN` matches; None if it is too long, or its power of ten too large."""
+    if len(written) > MAX_DIGITS:
+        return None
+    if _EUROPEAN.fullmatch(written):
+        written = written.replace(".", "").replace(",", ".")
+    elif comma := _COMMA.fullmatch(written):
+        written = f"{comma[1]}.{comma[2]}"
+    digits, _, power = _GAPS.sub("", written).lower().partition("e")
+    if power and (len(power) > 5 or abs(int(power)) > MAX_DIGITS):
+        return None
+    if digits in ("", "."):
+        return None
+    return Fraction(digits) * Fraction(10) ** int(power or 0)
+
+
+def repeating(before: str, period: str) -> Fraction | None:
+    """The value of a decimal whose last digits repeat: ``0.1`` with the period ``6`` is 1/6. None if it is none."""
+    whole, point, decimals = before.partition(".")
+    if not point or not (whole + decimals + period).isdigit() or not period or len(before) + len(period) > MAX_DIGITS:
+        return None
+    return Fraction(before + "0") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(decimals))
+
+
+def in_words(text: str) -> int | None:
+    """The value of a number below 100 that is written in words: ``forty-two``; None if it is none."""
+    if text in _SMALL:
+        return _SMALL.index(text)
+    tens, _, ones = text.replace("-", " ").partition(" ")
+    if tens not in _TENS:
+        return None
+    if not ones:
+        return _TENS[tens]
+    return _TENS[tens] + _SMALL.index(ones) if ones in _SMALL[1:10] else None
+
+
+def spelled(value: Fraction) -> str:
+    r"""LaTeX of a number: ``-\frac{1}{2}``."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    return rf"{'-' if value < 0 else ''}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"

@@ -1,0 +1,43 @@
+"""What an answer is read as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+class NotUnderstood(Exception):
+    """A part of an answer is not understood. The whole is a text then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a number counts or is measured in: percent, degrees, money, m^2, apples.
+
+    Two of one ``dimension`` are converted by ``factor``.
+    """
+
+    name: str
+    dimension: str
+    factor: Fraction = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that was read.
+
+    ``kind``: number, expression (compared as it is written), relation, list, set, letter, clock, date, text.
+    """
+
+    kind: str
+    key: str  # LaTeX of one spelling for equal answers, without unit and label
+    value: Fraction | None = None  # of a number
+    unit: Unit | None = None
+    label: str | None = None  # what it is said to be the value of: x of x=5
+    items: tuple[Answer, ...] = ()  # of a list or set; order does not count
+
+    @property
+    def whole(self) -> str:
+        """The key with unit and label."""
+        unit = "" if self.unit is None else self.unit.name
+        return f"{'' if self.label is None else self.label + '='}{self.key}{unit}"
