@@ -3,5 +3,5 @@
 | file | knows |
 |---|---|
 | ``processes.py`` | how a command is started in a group of its own, and how the group is ended |
-| ``left.py`` | which processes of a command are left although its group was ended: those that made a session of their own |
+| ``left.py`` | which processes of a command are left although its group was ended: they made a session of their own |
 """
