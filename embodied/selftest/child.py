@@ -1,7 +1,7 @@
 """A part in a process of its own: ``python -m embodied.selftest.child MODULE:FUNCTION DEVICE FOLDER FILE``.
 
-Each line is written as soon as it is there, so that those before a crash or a hang are kept. The last says that the part
-came to its end: a library that ends the process is then no success.
+Each line is written as soon as it is there, so that those before a crash or a hang are kept. The last says that the
+part came to its end: a library that ends the process is then no success.
 """
 
 from __future__ import annotations

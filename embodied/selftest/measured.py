@@ -18,7 +18,7 @@ class Measured:
     skipped: bool = False  # found says why it was not measured
 
 
-class NotRun(Exception):  # noqa: N818 (it is an outcome)
+class NotRun(Exception):
     """A part cannot be run here; the text says why."""
 
 

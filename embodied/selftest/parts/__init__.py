@@ -13,11 +13,12 @@ class Part:
     name: str
     meaning: str
     limit_s: float  # after which it is ended
+    function: str = ""  # MODULE:FUNCTION; empty: as its name says
 
     @property
     def place(self) -> str:
         """``MODULE:FUNCTION``."""
-        return f"{__name__}.{self.name}:{self.name}"
+        return self.function or f"{__name__}.{self.name}:{self.name}"
 
 
 _ALL = (

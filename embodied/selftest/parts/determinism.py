@@ -17,7 +17,7 @@ ROWS = 8
 def determinism(place: Place) -> Iterator[Measured]:
     """Yields how many tensors of act, evaluate and an update differ between two policies that were built alike."""
     for name, keys in SMALL.items():
-        first, second = ({k: v for k, v in _all(place, keys)} for _ in range(2))
+        first, second = (dict(_all(place, keys)) for _ in range(2))
         for what in ("act", "evaluate", "gradient", "weights after the update"):
             one, other = ({k: v for k, v in side.items() if k.startswith(f"{what}/")} for side in (first, second))
             yield none_of(f"{name}: {what}, tensors that differ", learning.unequal(one, other), len(one))

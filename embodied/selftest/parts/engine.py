@@ -1,4 +1,4 @@
-"""Greedy texts of an inference engine (vLLM) against those of the policy's own lanes, and its log-probs against evaluate."""
+"""Greedy texts of an inference engine (vLLM) against the policy's own lanes, and its log-probs against evaluate."""
 
 from __future__ import annotations
 

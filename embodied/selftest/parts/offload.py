@@ -1,4 +1,4 @@
-"""What waits in host memory: activations, the optimizer's state, weights. No bit may change, and the device gets memory."""
+"""What waits in host memory: activations, optimizer, weights. No bit may change, and the device gets memory."""
 
 from __future__ import annotations
 

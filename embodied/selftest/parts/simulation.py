@@ -71,7 +71,7 @@ def _apart(backend: str, file: Path) -> dict[str, np.ndarray]:
 
 
 def simulate(backend: str, file: Path) -> None:
-    """Moves some copies by equal actions and writes what they gave: states [T, N, S], rewards [T, N], pictures [N, …]."""
+    """Moves N copies by equal actions; writes states [T, N, S], rewards [T, N] and pictures [N, C, H, W, 3]."""
     side = compose([*KEYS, f"env.train.sim_backend={backend}"]).config.env.train
     env: Env = load_target(side.target, "env.train._target_")(**target_kwargs(side, "env.train"))
     env.prepare()

@@ -1,7 +1,7 @@
 """Act and training step of OpenVLA-OFT against the rate of a large matrix product, measured on the same device.
 
-FLOPs are those that a decision needs by formula (:class:`embodied.protocols.CountsFlops`): recomputed layers do not count.
-``benchmarks/model.py`` measures more, in turns and several times.
+FLOPs are those that a decision needs by formula (:class:`embodied.protocols.CountsFlops`): recomputed layers do not
+count. ``benchmarks/model.py`` measures more, in turns and several times.
 """
 
 from __future__ import annotations
