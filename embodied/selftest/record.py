@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,8 @@ def write(file: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8", errors="replace")
         aside.rename(file)
     except OSError as error:
-        try:
+        with suppress(OSError):  # the folder itself may be none
             aside.unlink(missing_ok=True)
-        except OSError:
-            pass  # the folder itself is none
         raise RunFolderError(f"cannot write {file}: {error.strerror}", "name another folder: --out FOLDER") from error
 
 

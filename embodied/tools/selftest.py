@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, told, unknown_name
+from embodied.errors import ConfigError, EmbodiedError, RunFolderError, told, unknown_name
 from embodied.selftest import machine, page, record
 from embodied.selftest.parts import PARTS, Part
 from embodied.selftest.running import Result, Runner
@@ -95,7 +95,10 @@ class _Test:
     def _done(self, result: Result) -> None:
         self.results.append(result)
         print(*page.line(result), sep="\n", flush=True)
-        self._write("running")
+        try:
+            self._write("running")
+        except RunFolderError as error:  # the end of the test writes again, and says it if it fails
+            print(told(error), file=sys.stderr)
 
     def _write(self, ended: str) -> None:
         asked = {"device": self.device, "minutes": self.minutes, "parts": [part.name for part in self.parts]}

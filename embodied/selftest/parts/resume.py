@@ -49,7 +49,7 @@ def _compared(
     name: str, place: Place, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], began: Mapping[str, Tensor]
 ) -> Iterator[Measured]:
     moved = learning.unequal(began, wanted)
-    yield none_of(f"{name}: whether the later iterations learned nothing", int(moved == 0), len(wanted))
+    yield none_of(f"{name}: whether the later iterations learned nothing", int(moved == 0), 1)
     differ = learning.unequal(found, wanted)
     if not place.on_gpu:
         yield none_of(f"{name}: tensors of the last checkpoint that differ", differ, len(wanted))
