@@ -10,5 +10,6 @@
 | ``machine.py``, ``record.py``, ``page.py`` | versions and devices; ``selftest.json``; ``selftest.html`` |
 
 Another self-test is ``python -m embodied.eval … selftest=true`` (:mod:`embodied.run.selftest`): it repeats an
-evaluation of the user's own under what must not change its numbers. This one needs no configuration, and asks the device.
+evaluation of the user's own under what must not change its numbers. This one needs no configuration, and asks the
+device.
 """

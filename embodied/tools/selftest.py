@@ -114,7 +114,7 @@ class _Test:
 
 def device_of(asked: str | None, gpu: bool) -> str:
     """Returns the device: that which is named, else a GPU if one is asked for. Raises :class:`ConfigError`."""
-    name = asked or ("cuda" if gpu else "cpu")
+    name = asked if asked is not None else "cuda" if gpu else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ConfigError(f"--device is {name}, expected cpu, cuda or cuda:1", "name one of these")
     return name

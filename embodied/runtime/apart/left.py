@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,19 +11,20 @@ from pathlib import Path
 
 LABEL = "EMBODIED_APART"
 """Variable that holds the label. Nothing but this file reads it."""
+END_S = 1.0  # until a killed process is gone
 ROUNDS = 5  # what is ended may have started others meanwhile
 
 
 def end_left(label: str) -> int:
     """Kills every process of this user that carries the label; returns how many there were. Those that have cleared
     their environment are not found."""
-    ended = 0
+    ended = set[int]()
     for _ in range(ROUNDS):
-        found = [pid for pid in _pids() if _kill(pid, label)]
-        ended += len(found)
+        found = {pid for pid in _pids() if _kill(pid, label)}
+        ended |= found
         if not found:
             break
-    return ended
+    return len(ended)
 
 
 def _pids() -> Iterator[int]:
@@ -39,10 +41,18 @@ def _kill(pid: int, label: str) -> bool:
             if not _carries(pid, label):
                 return False
             signal.pidfd_send_signal(opened, signal.SIGKILL)
+            _await_end(opened)
             return True
         finally:
             os.close(opened)
     return False
+
+
+def _await_end(opened: int) -> None:
+    """Waits until a killed process is gone; not for ever, as one in the kernel's hands outlives the signal."""
+    poll = select.poll()  # select() takes no descriptor from 1024 on
+    poll.register(opened, select.POLLIN)
+    poll.poll(1000 * END_S)
 
 
 def _carries(pid: int, label: str) -> bool:

@@ -94,7 +94,7 @@ def replays() -> Iterator[list[int]]:
         counted[0] += 1
         usual(graph)
 
-    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign,assignment]
     try:
         yield counted
     finally:

@@ -23,7 +23,7 @@ GIB = 2**30
 
 def memory(place: Place) -> Iterator[Measured]:
     """Yields count and peak of a small network, and of one of 7B parameters where it fits."""
-    keys = (*OFT, *PASS)
+    keys: tuple[str, ...] = (*OFT, *PASS)
     count = counted(place, keys)
     if place.on_gpu:
         yield from _measured("small", made(place.device, *keys), count)

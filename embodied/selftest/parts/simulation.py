@@ -80,7 +80,7 @@ def simulate(backend: str, file: Path) -> None:
     random = np.random.default_rng(0)
     actions = random.uniform(low, high, (STEPS, len(low))).astype(np.float32)
     found = _together(env, copies, actions) if isinstance(env, Batched) else _one_by_one(env, copies, actions)
-    np.savez(file, **found)
+    np.savez(file, allow_pickle=False, **found)
 
 
 def _starts(copies: int) -> list[Start]:
