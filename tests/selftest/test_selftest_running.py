@@ -16,6 +16,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 import odd_parts
+
 from embodied.runtime.apart.left import LABEL
 from embodied.selftest import page, record, running
 from embodied.selftest.parts import PARTS, Part
