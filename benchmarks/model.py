@@ -23,14 +23,9 @@ FLOPs are those that a chunk needs (embodied.models.openvla_oft.flops), the same
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
-import resource
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -45,6 +40,7 @@ from embodied.models.openvla_oft.policy import FORMATS, OpenVLAOFTPolicy
 from torch import Tensor
 
 from embodied.runtime.capture import CapturedAct
+from embodied.selftest.meters import peak_memory, seconds_of
 
 PLAIN_PROMPT = 128
 Call = Callable[[], Any]
@@ -138,22 +134,10 @@ class Bench:
         call = variant.open()
         with peak_memory(self.device) as peak:
             call()
-            once = self._seconds(call, 1)
+            once = seconds_of(call, 1, self.device)
             count = max(1, round(min_seconds / once))
-            variant.seconds.append(self._seconds(call, count) / count)
+            variant.seconds.append(seconds_of(call, count, self.device) / count)
         variant.peak = max(variant.peak, peak[0])
-
-    def _seconds(self, call: Call, count: int) -> float:
-        self._wait()
-        started = time.perf_counter()
-        for _ in range(count):
-            call()
-        self._wait()
-        return time.perf_counter() - started
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 @torch.no_grad()
@@ -191,27 +175,6 @@ def _padded_prompt(policy: OpenVLAOFTPolicy, batch: int) -> tuple[Tensor, Tensor
     present = torch.ones_like(prompt, dtype=torch.bool)
     present[1 : 1 + len(fill)] = False
     return prompt.expand(batch, -1), present.expand(batch, -1)
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[list[float]]:
-    """Yields a list that holds the peak in bytes afterwards."""
-    peak: list[float] = []
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        ctypes.CDLL(None).malloc_trim(0)  # what earlier variants freed is no part of this one's peak
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # sets VmHWM back
-    yield peak
-    peak.append(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak())
-
-
-def _resident_peak() -> float:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    shown = next((line for line in lines if line.startswith("VmHWM")), None)
-    kilobytes = int(shown.split()[1]) if shown else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return 1024.0 * kilobytes
 
 
 def rows_of(variants: list[Variant]) -> list[dict[str, Any]]:

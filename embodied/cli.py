@@ -37,6 +37,7 @@ VERBS = {
     "upload": Verb("embodied.tools.upload", "send an exported folder to the Hugging Face hub or to S3"),
     "serve": Verb("embodied.tools.serve", "serve a checkpoint or an export to a robot"),
     "doctor": Verb("embodied.tools.doctor", "find what is wrong on this machine, with fixes", composed=True),
+    "selftest": Verb("embodied.tools.selftest", "test this machine's GPU, or its CPU, against known numbers"),
     "bench": Verb("embodied.tools.bench", "time a configuration on this machine", composed=True),
     "migrate": Verb("embodied.tools.migrate", "turn a configuration of another system into an experiment"),
     "explain": Verb("embodied.tools.explain", "say what a key, a metric or an error is"),

@@ -6,12 +6,10 @@ import json
 import os
 import queue
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,10 +18,10 @@ from typing import Any
 
 from embodied.doctor.findings import Finding, of_error
 from embodied.errors import EmbodiedError
+from embodied.runtime.apart.processes import Processes
 from embodied.runtime.exit_status import how_it_ended
 
 LIMIT_S = 60.0
-REAP_S = 5.0  # after SIGKILL
 
 
 @dataclass(frozen=True)
@@ -48,60 +46,6 @@ class Check:
         return [sys.executable, "-m", "embodied.doctor.child", self.place, json.dumps(self.arguments)]
 
 
-class _Running:
-    """The processes of the checks that run now. Once it is stopped, no other starts."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[bytes]] = set()
-
-    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes] | None:
-        """Starts a process in a group of its own; returns None if it is stopped."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with self._lock, log.open("wb") as output:
-            if self.stopped.is_set():
-                return None
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
-            self._processes.add(process)
-        return process
-
-    def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills a process with all that it has started. Its pid is not used again: others may get it."""
-        with self._lock:
-            if process not in self._processes:
-                return
-            self._processes.remove(process)
-            _kill(process)
-        _reap([process])
-
-    def stop(self) -> None:
-        """Kills all that run."""
-        with self._lock:
-            self.stopped.set()
-            left = [*self._processes]
-            self._processes.clear()
-            for process in left:
-                _kill(process)
-        _reap(left)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _reap(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits for killed processes. One in the kernel's hands (a disk that does not answer) outlives the signal."""
-    until = time.monotonic() + REAP_S
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, until - time.monotonic()))
-
-
 def run_all(checks: Sequence[Check], done: Callable[[str], None] = lambda name: None) -> list[Finding]:
     """Runs checks, as many at once as there are cores (at least two); returns their findings in the checks' order.
 
@@ -111,7 +55,7 @@ def run_all(checks: Sequence[Check], done: Callable[[str], None] = lambda name: 
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     found: list[list[Finding]] = [[] for _ in checks]
-    running = _Running()
+    running = Processes()
     slowest_first = sorted(range(len(checks)), key=lambda number: (not checks[number].apart, -checks[number].cpu_s))
     for number in slowest_first:
         waiting.put(number)
@@ -138,7 +82,7 @@ def run_all(checks: Sequence[Check], done: Callable[[str], None] = lambda name: 
     return [finding for one in found for finding in one]
 
 
-def _findings(check: Check, running: _Running) -> list[Finding]:
+def _findings(check: Check, running: Processes) -> list[Finding]:
     """What a check finds, or why it could not be run: no room for its files, no process left."""
     try:
         said = _apart(check, running) if check.apart else _here(check)
@@ -172,7 +116,7 @@ def _here(check: Check) -> list[Finding]:
     return found
 
 
-def _apart(check: Check, running: _Running) -> list[Finding]:
+def _apart(check: Check, running: Processes) -> list[Finding]:
     """Runs a check in a process of its own; ends it with all that it has started."""
     with tempfile.TemporaryDirectory() as folder:
         answers, log = Path(folder) / "findings", Path(folder) / "log"

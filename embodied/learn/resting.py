@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -86,6 +87,7 @@ class RestingWeights:
             if not on_host(parameter.data):
                 self._homes[parameter] = parameter.device
                 parameter.data = to_host(parameter.data)
+        self._tell_fsdp()
         for device in set(self._homes.values()):
             give_back(device)
 
@@ -100,4 +102,11 @@ class RestingWeights:
     def _move_back(self) -> None:
         for parameter, device in self._homes.items():
             parameter.data = to_device(parameter.data, device)
+        self._tell_fsdp()
         self._homes.clear()
+
+    def _tell_fsdp(self) -> None:
+        """Lets FSDP2 take the new tensors for its shards. It keeps views of those that it was given: they would stay on
+        the device, and passes would compute with them, whatever an optimizer does to the parameters."""
+        if self._homes and isinstance(self._policy, FSDPModule):
+            self._policy._apply(lambda tensor: tensor)

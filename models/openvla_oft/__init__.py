@@ -21,13 +21,20 @@ __all__ = ["Settings", "build_policy"]
 def build_policy(**kwargs: Any) -> OpenVLAOFTPolicy:
     """Build the policy on the CPU, from a checkpoint or at random.
 
+    Within ``torch.device("cuda")`` random weights are drawn there, so that 7B of them need no host memory; the caller
+    still moves the whole policy.
+
     Raises:
         ConfigError: a key under ``actor.model`` is unknown, has a wrong value, or contradicts the checkpoint.
         CheckpointError: the checkpoint is missing, damaged, or of another model.
     """
+    import torch
+
     from .build import build
 
-    return build(Settings.from_kwargs(kwargs))
+    drawn_on = torch.get_default_device()
+    with torch.device("cpu"):
+        return build(Settings.from_kwargs(kwargs), drawn_on)
 
 
 # The configuration is checked against this signature. Taking it from the dataclass keeps one list of keys.

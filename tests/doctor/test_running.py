@@ -16,6 +16,7 @@ import pytest
 from embodied.doctor import running
 from embodied.doctor.findings import Finding, worst
 from embodied.doctor.running import Check, run_all
+from embodied.runtime.apart import processes as processes_apart
 
 sys.path.append(str(Path(__file__).parent))
 import odd_checks
@@ -114,8 +115,8 @@ class Process:
 def processes(monkeypatch):
     monkeypatch.setattr(Process, "all", [])
     monkeypatch.setattr(running.subprocess, "Popen", Process)
-    monkeypatch.setattr(running.os, "killpg", Process.kill)
-    monkeypatch.setattr(running, "REAP_S", 0.1)
+    monkeypatch.setattr(processes_apart.os, "killpg", Process.kill)
+    monkeypatch.setattr(processes_apart, "REAP_S", 0.1)
     monkeypatch.setattr(running.os, "sched_getaffinity", lambda pid: {0, 1})
     return Process.all
 
@@ -141,12 +142,12 @@ def test_the_longest_checks_begin_first(processes, monkeypatch):
     started = []
     both = threading.Barrier(2)
 
-    def start(self, command, log):
+    def start(self, command, log, more=None):
         started.append(json.loads(command[4]))
         if len(started) <= 2:
             both.wait(30)  # neither of the first two takes another before both have begun
 
-    monkeypatch.setattr(running._Running, "start", start)
+    monkeypatch.setattr(processes_apart.Processes, "start", start)
     checks = [
         Check(name, odd_checks.good, (name,), apart=True, cpu_s=cpu_s)
         for name, cpu_s in (("short", 0), ("middle", 2), ("long", 9))

@@ -1,0 +1,7 @@
+"""Commands in processes of their own, each ended with all that it has started: of the doctor and of the self-test.
+
+| file | knows |
+|---|---|
+| ``processes.py`` | how a command is started in a group of its own, and how the group is ended |
+| ``left.py`` | which processes of a command are left although its group was ended: they made a session of their own |
+"""

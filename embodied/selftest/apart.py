@@ -1,0 +1,50 @@
+"""Work of a part that needs a process of its own, because a process has one renderer and one kind of simulation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from embodied.errors import AssetsMissingError, EmbodiedError, RendererUnavailableError, WorkerDiedError
+from embodied.runtime.exit_status import how_it_ended
+
+REFUSED = 3  # exit status: the last line of what was printed is an error as JSON
+
+
+def ask(module: str, what: str, file: Path) -> None:
+    """Runs ``python -m MODULE WHAT FILE``, which is to write the file (:func:`answer`).
+
+    Raises:
+        EmbodiedError: what was refused there, or how the process ended; what it printed goes to standard error.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, what, str(file)], capture_output=True, text=True, encoding="utf-8",
+        errors="replace",
+    )  # fmt: skip
+    lines = done.stderr.strip().splitlines()
+    if done.returncode == REFUSED:
+        with suppress(ValueError, IndexError, KeyError):
+            said = json.loads(lines[-1])
+            kinds = {kind.__name__: kind for kind in (RendererUnavailableError, AssetsMissingError)}
+            raise kinds.get(said["kind"], EmbodiedError)(said["error"], said["fix"])
+    if done.returncode or not file.exists():
+        print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
+        raise WorkerDiedError(
+            f"the process for {what} {how_it_ended(done.returncode)}: {lines[-1] if lines else 'no word'}",
+            f"see all that it says: python -m {module} {what} /tmp/{file.name}",
+        )
+
+
+def answer(work: Callable[[str, Path], None], argv: Sequence[str]) -> int:
+    """Does the work of such a process; returns its exit status."""
+    try:
+        work(argv[0], Path(argv[1]))
+    except EmbodiedError as error:
+        said = {"kind": type(error).__name__, "error": error.message, "fix": error.remedy}
+        print(json.dumps(said), file=sys.stderr)
+        return REFUSED
+    return 0

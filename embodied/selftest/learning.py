@@ -1,0 +1,175 @@
+"""What policies of the self-test decide and learn, and how far two of them lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from embodied.learn.engine import Engine
+from embodied.learn.watch import unwatched
+from embodied.parallel.sharding import Parallel
+from embodied.selftest.policies import Made, Question, there
+from embodied.types import Evaluation, PolicySpec
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One optimizer step, on the CPU."""
+
+    loss: float
+    gradients: Mapping[str, Tensor]  # before they are clipped
+    weights: Mapping[str, Tensor]  # trained ones, after the step
+    after: Evaluation  # of the same records after the step
+
+
+def decide(made: Made, asked: Question) -> dict[str, Tensor]:
+    """Answers a question on the policy's device; returns the decision on the CPU."""
+    here = asked.on(made.device)
+    with torch.inference_mode():
+        fields = made.policy.act(here.obs, here.noise, made.drawn).fields
+    return {name: values.cpu().clone() for name, values in fields.items()}
+
+
+def evaluate(made: Made, records: Mapping[str, Tensor]) -> Evaluation:
+    """Evaluates records on the policy's device, without gradients; returns what it found on the CPU."""
+    with torch.no_grad():
+        found = made.policy.evaluate(there(records, made.device), made.drawn)
+    return _on_cpu(found)
+
+
+def learn(made: Made, records: Mapping[str, Tensor], engine: Engine | None = None) -> Learned:
+    """Makes one optimizer step on records (:func:`step`), and looks at everything.
+
+    Args:
+        engine: whose step it is, for several steps; None = a new one.
+    """
+    gradients = dict[str, Tensor]()
+
+    def look() -> bool:
+        for name, parameter in made.policy.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] = _whole(parameter.grad).clone()
+        return True
+
+    loss = step(made, there(records, made.device), engine or engine_of(made), look)
+    weights = {n: _whole(p.detach()).clone() for n, p in made.policy.named_parameters() if p.requires_grad}
+    return Learned(loss, gradients, weights, evaluate(made, records))
+
+
+def step(
+    made: Made, records: Mapping[str, Tensor], engine: Engine, look: Callable[[], bool] = lambda: True
+) -> float:  # fmt: skip
+    """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 in place of advantages; its loss.
+
+    Args:
+        look: called when the gradients are there, before they are clipped.
+    """
+    here, rows = there(records, made.device), len(records["logprobs"])
+    used = counted(made.policy.spec, here)
+    advantages = torch.linspace(-1, 1, rows + 1, device=made.device)[1:]
+
+    def backward(part: Tensor) -> float:
+        found = made.policy.evaluate(here, made.drawn)
+        loss = -(advantages[:, None] * found.logprobs.flatten(1) * used).sum() / used.sum()
+        if found.value is not None:
+            loss = loss + found.value.square().mean()
+        loss.backward()
+        return loss.item()
+
+    with unwatched("update", rows) as passed:
+        return engine.take([torch.arange(rows)], passed, backward, hook=look).loss
+
+
+def engine_of(made: Made, parallel: Parallel | None = None) -> Engine:
+    """Makes what a run makes its optimizer steps with."""
+    return Engine(made.policy, made.checked.config.actor, parallel, iterations=10, max_bad_updates=1)
+
+
+def counted(spec: PolicySpec, records: Mapping[str, Tensor]) -> Tensor:
+    """Says which log-probs of records count: bool [B, n]."""
+    logprobs = records["logprobs"].flatten(1)
+    if spec.elements.length_axis is None:
+        return torch.ones_like(logprobs, dtype=torch.bool)
+    return torch.arange(logprobs.shape[1], device=logprobs.device) < records["length"][:, None]
+
+
+def tokens_of(spec: PolicySpec, fields: Mapping[str, Tensor]) -> Tensor:
+    """Returns the tokens of decisions, int [B, n]."""
+    return fields["action_tokens" if spec.elements.length_axis is None else "tokens"].flatten(1)
+
+
+def same_so_far(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    """Marks tokens that two decisions share, bool [B, n]. Of texts those before the first that differs: what comes
+    behind answers something else."""
+    same = tokens_of(spec, one) == tokens_of(spec, other)
+    if spec.elements.length_axis is None:
+        return same
+    return (same.cumprod(1) > 0) & counted(spec, one) & counted(spec, other)
+
+
+def other_decisions(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Counts where two answers to one question part: tokens of robots; of texts those whose tokens differ anywhere.
+
+    Returns:
+        how many, and of how many.
+    """
+    differ = tokens_of(spec, one) != tokens_of(spec, other)
+    if spec.elements.length_axis is not None:
+        differ = differ.any(1) | (one["length"] != other["length"])
+    return int(differ.sum()), differ.numel()
+
+
+def largest(one: Tensor, other: Tensor, where: Tensor | None = None) -> float:
+    """Returns the largest difference; NaN if there is one anywhere."""
+    gap = (one.double() - other.double()).abs().flatten(1 if where is not None else 0)
+    gap = gap if where is None else gap[where]
+    return float(gap.max()) if gap.numel() else float("nan")
+
+
+def rms(one: Tensor, other: Tensor, where: Tensor) -> float:
+    """Returns the root of the mean square of differences."""
+    gap = (one.double() - other.double()).flatten(1)[where]
+    return float(gap.square().mean().sqrt())
+
+
+def relative(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Returns the 2-norm of the difference over that of ``other``; NaN if the names are not the same."""
+    if one.keys() != other.keys():
+        return float("nan")
+    apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in other)
+    whole = sum(float(values.double().square().sum()) for values in other.values())
+    return (apart / whole) ** 0.5 if whole else float("nan")
+
+
+def unequal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> int:
+    """Counts tensors that differ in a bit, or that one of the two has not."""
+    names = one.keys() | other.keys()
+    return sum(name not in one or name not in other or not same_bits(one[name], other[name]) for name in names)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits; those of NaN count, too."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+def fields_of(found: Evaluation) -> dict[str, Tensor]:
+    """Returns what an evaluation found, by name."""
+    named = {"logprobs": found.logprobs, "entropy": found.entropy, "value": found.value}
+    return {name: values for name, values in named.items() if values is not None}
+
+
+def _on_cpu(found: Evaluation) -> Evaluation:
+    value = None if found.value is None else found.value.cpu()
+    entropy = None if found.entropy is None else found.entropy.cpu()
+    return Evaluation(found.logprobs.cpu(), entropy, value)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Returns a tensor on the CPU; of a shard all of it."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()

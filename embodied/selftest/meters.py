@@ -1,0 +1,55 @@
+"""Seconds and memory of calls on a device."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def seconds_of(call: Callable[[], Any], count: int, device: torch.device) -> float:
+    """Returns the seconds of so many calls, with what the device does of them."""
+    wait(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    wait(device)
+    return time.perf_counter() - started
+
+
+def wait(device: torch.device) -> None:
+    """Waits for what a GPU has been given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[list[float]]:
+    """Yields a list that holds the peak in bytes afterwards: of torch's tensors on a GPU, of the process on a CPU."""
+    peak: list[float] = []
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before is no part of this peak
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # sets VmHWM back
+    yield peak
+    peak.append(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak())
+
+
+def allocated(device: torch.device) -> int:
+    """Returns the bytes of tensors on a GPU now; 0 on a CPU, where they are not counted apart."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _resident_peak() -> float:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    shown = next((line for line in lines if line.startswith("VmHWM")), None)
+    kilobytes = int(shown.split()[1]) if shown else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024.0 * kilobytes

@@ -1,0 +1,55 @@
+"""Ways to compute attention against the one that is written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from embodied.selftest import learning
+from embodied.selftest.measured import Measured, at_most, figure, skipped
+from embodied.selftest.place import Place
+from embodied.selftest.policies import OFT, Made, made, question
+
+ROWS = 8
+EXACT = 2e-4  # nats, in fp32
+ROUNDED = 3.0  # times as far from fp32 as the attention that is written out, in bf16
+
+
+def attention(place: Place) -> Iterator[Measured]:
+    """Yields how far sdpa, and flash-attn if it is installed, are from the attention that is written out."""
+    eager = _made(place, "eager", "fp32")
+    asked = question(eager, ROWS)
+    records = {**asked.obs, **learning.decide(eager, asked)}
+    used = learning.counted(eager.policy.spec, records)
+    truth, steps = _of(eager, records)
+    values, _ = _of(_made(place, "sdpa", "fp32"), records)
+    yield at_most("sdpa fp32: log-probs", learning.largest(values, truth, used), EXACT, "nats")
+    values, gradients = _of(_made(place, "eager", "bf16"), records)
+    usual, slope = learning.rms(values, truth, used), learning.relative(gradients, steps)
+    yield figure("eager bf16: log-probs from fp32, root mean square", usual, "nats")
+    for name in ("sdpa", "flash_attention_2"):
+        if name == "flash_attention_2" and (why := _lacks_flash(place)):
+            yield skipped(name, why)
+            continue
+        values, gradients = _of(_made(place, name, "bf16"), records)
+        gap = learning.rms(values, truth, used)
+        yield at_most(f"{name} bf16: log-probs from fp32, root mean square", gap, ROUNDED * usual, "nats")
+        yield at_most(f"{name} bf16: gradient from fp32", learning.relative(gradients, steps), ROUNDED * slope)
+
+
+def _lacks_flash(place: Place) -> str:
+    """Why flash-attn cannot be measured; empty if it can."""
+    if not place.on_gpu:
+        return "it computes on a GPU alone"
+    return "" if find_spec("flash_attn") is not None else "the package flash-attn is not installed"
+
+
+def _made(place: Place, implementation: str, precision: str) -> Made:
+    keys = f"actor.model.attn_implementation={implementation}", f"actor.model.precision={precision}"
+    return made(place.device, *OFT, *keys)
+
+
+def _of(one: Made, records: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
+    return learning.evaluate(one, records).logprobs, learning.learn(one, records).gradients

@@ -1,0 +1,84 @@
+"""Checkpoints: what is loaded has the bits of what was saved, also if the weights move on while it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint_load import resume
+from embodied.learn.engine import Engine
+from embodied.protocols import Policy
+from embodied.selftest import learning
+from embodied.selftest.measured import Measured, none_of, skipped
+from embodied.selftest.place import Place
+from embodied.selftest.policies import OFT, Made, made, question
+
+ROWS = 2
+SAVES = 3  # in the background: the second and the third reuse the memory of the first
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a checkpoint holds (:class:`embodied.learn.state.Learner`)."""
+
+    policy: Policy
+    engine: Engine
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.engine.optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`embodied.learn.engine.Engine.state_dict`."""
+        return dict(self.engine.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.engine.load_state_dict(state)
+
+
+def checkpoints(place: Place) -> Iterator[Measured]:
+    """Yields how many tensors of loaded checkpoints are not those that were saved."""
+    one = made(place.device, *OFT)
+    learner = learner_of(one)
+    asked = question(one, ROWS)
+    records = {**asked.obs, **learning.decide(one, asked)}
+    learning.learn(one, records, learner.engine)
+    wanted = state_of(learner)
+    path = Checkpoints(place.folder / "at once", -1).save(learner, 0)
+    yield _compared("at once", place, path, wanted)
+    saving = Checkpoints(place.folder / "background", -1, async_save=True)
+    kept = []
+    for iteration in range(SAVES):
+        kept.append((state_of(learner), saving.save(learner, iteration)))
+        learning.learn(one, records, learner.engine)  # while it is written
+    saving.wait()
+    for number, (wanted, path) in enumerate(kept, start=1):
+        yield _compared(f"in the background, save {number}", place, path, wanted)
+    if not place.on_gpu:
+        yield skipped("from pinned memory", "a GPU alone copies to it, and the device is cpu")
+
+
+def learner_of(one: Made) -> Learner:
+    """Makes what a run would save."""
+    return Learner(one.policy, learning.engine_of(one))
+
+
+def state_of(learner: Learner) -> dict[str, Tensor]:
+    """Copies every tensor that a checkpoint holds of a learner to the CPU, by name."""
+    found = {n: p.detach().cpu().clone() for n, p in learner.policy.named_parameters() if p.requires_grad}
+    for number, state in enumerate(learner.optimizer.state_dict()["state"].values()):
+        found |= {f"{number}/{n}": v.detach().cpu().clone() for n, v in state.items() if isinstance(v, Tensor)}
+    return found
+
+
+def _compared(how: str, place: Place, path: Any, wanted: Mapping[str, Tensor]) -> Measured:
+    other = learner_of(made(place.device, *OFT))
+    resume(path, other)
+    found = state_of(other)
+    return none_of(f"saved {how}: tensors that differ", learning.unequal(found, wanted), len(wanted))

@@ -1,0 +1,42 @@
+"""Compiled blocks against blocks as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+
+from embodied.selftest import learning
+from embodied.selftest.measured import Measured, NotRun, at_most, few_of, figure, skipped
+from embodied.selftest.place import Place
+from embodied.selftest.policies import OFT, made, question
+
+ROWS = 4
+EXACT = 5e-4  # nats: one kernel adds up what several did
+GRADIENT = 5e-3  # of the gradient's norm
+
+
+def compiled(place: Place) -> Iterator[Measured]:
+    """Yields how far the compiled small OpenVLA-OFT is from itself, and what compiling takes."""
+    compiler = os.environ.get("CXX", "g++")
+    if not place.on_gpu and shutil.which(compiler) is None:
+        raise NotRun(f"there is neither a GPU nor the C++ compiler {compiler}")
+    plain, fast = made(place.device, *OFT), made(place.device, *OFT, "actor.model.torch_compile=true")
+    asked, spec = question(plain, ROWS), plain.policy.spec
+    wanted = learning.decide(plain, asked)
+    began = time.monotonic()
+    found = learning.decide(fast, asked)
+    yield figure("the first call", time.monotonic() - began, "s")
+    yield few_of("act: other tokens", *learning.other_decisions(spec, found, wanted), 0.005)
+    same = learning.same_so_far(spec, found, wanted)
+    yield at_most("act: log-probs", learning.largest(found["logprobs"], wanted["logprobs"], same), EXACT, "nats")
+    if not place.on_gpu:
+        yield skipped("update", "a CPU's compiler takes another minute for it, and the device is cpu")
+        return
+    records = {**asked.obs, **wanted}
+    began = time.monotonic()
+    step, usual = learning.learn(fast, records), learning.learn(plain, records)
+    yield figure("the first update", time.monotonic() - began, "s")
+    yield at_most("update: loss", abs(step.loss - usual.loss), EXACT, "nats")
+    yield at_most("update: gradient", learning.relative(step.gradients, usual.gradients), GRADIENT)

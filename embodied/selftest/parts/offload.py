@@ -1,0 +1,109 @@
+"""What waits in host memory: activations, optimizer, weights. No bit may change, and the device gets memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from embodied.learn.resting import RestingWeights
+from embodied.selftest import learning
+from embodied.selftest.measured import Measured, at_least, at_most, none_of, skipped
+from embodied.selftest.meters import allocated, peak_memory
+from embodied.selftest.parts import shards
+from embodied.selftest.place import Place
+from embodied.selftest.policies import OFT, TEXT, Made, made, question
+
+ROWS = 8
+DEEP = (*OFT, "actor.model.num_hidden_layers=12", "actor.model.gradient_checkpointing=true")
+WIDE = (
+    *TEXT, "actor.model.override_config.hidden_size=1024", "actor.model.override_config.intermediate_size=4096",
+    "actor.model.override_config.num_hidden_layers=4", "actor.model.override_config.num_attention_heads=8",
+)  # fmt: skip
+ANYWAY = "the device is cpu: they lie in host memory anyway"
+MIB = 2**20
+GIVEN_BACK = 0.95  # share of the bytes that were moved; torch's allocator rounds
+
+
+def offload(place: Place) -> Iterator[Measured]:
+    """Yields what changes by it, and how much memory of the device is free then."""
+    yield from _activations(place)
+    yield from _optimizer(place)
+    wide = WIDE if place.on_gpu else TEXT
+    one = made(place.device, *wide)
+    asked = question(one, 2)
+    records = {**asked.obs, **learning.decide(one, asked)}
+    yield from weights("weights on the host", one, records)
+    with shards.one_rank(place):
+        shared = made(place.device, *wide)
+        yield from weights("weights on the host, fsdp2", shared, records, shards.share(shared).reshard)
+
+
+def _activations(place: Place) -> Iterator[Measured]:
+    found: list[learning.Learned] = []
+    peaks: list[float] = []
+    for more in ((), ("actor.model.activation_offload=true",)):
+        one = made(place.device, *DEEP, *more)
+        asked = question(one, ROWS * (4 if place.on_gpu else 1))
+        records = {**asked.obs, **learning.decide(one, asked)}
+        with peak_memory(one.device) as peak:
+            found.append(learning.learn(one, records))
+        peaks += peak
+    differ = learning.unequal(found[0].gradients, found[1].gradients)
+    yield none_of("activations on the host: gradients that differ", differ, len(found[0].gradients))
+    what = "activations on the host: peak of an update"
+    yield at_most(what, peaks[1] / MIB, peaks[0] / MIB, "MiB") if place.on_gpu else skipped(what, ANYWAY)
+
+
+def _optimizer(place: Place) -> Iterator[Measured]:
+    found: list[learning.Learned] = []
+    freed = held = 0
+    for wanted in ("false", "true"):
+        one = made(place.device, *(WIDE if place.on_gpu else TEXT), f"actor.enable_offload={wanted}")
+        asked, engine = question(one, ROWS), learning.engine_of(one)
+        records = {**asked.obs, **learning.decide(one, asked)}
+        learning.learn(one, records, engine)
+        state = [v for each in engine.optimizer.state.values() for v in each.values() if isinstance(v, Tensor)]
+        held = sum(values.nbytes for values in state if values.is_cuda)
+        del state
+        before = allocated(one.device)
+        engine.rest()
+        freed = before - allocated(one.device)
+        found.append(learning.learn(one, records, engine))
+    differ = learning.unequal(found[0].weights, found[1].weights)
+    yield none_of("optimizer on the host: weights that differ after a step", differ, len(found[0].weights))
+    yield _freed("optimizer on the host: freed", freed, held, place.on_gpu)
+
+
+def weights(
+    what: str, one: Made, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
+) -> Iterator[Measured]:
+    """Yields what changes when a policy's weights rest on the host, come back, and learn.
+
+    Args:
+        settle: called before they rest.
+    """
+    engine, before = learning.engine_of(one), learning.fields_of(learning.evaluate(one, records))
+    settle()
+    resting = RestingWeights(one.module, True)
+    held = sum(own(parameter).nbytes for parameter in one.module.parameters())
+    has = allocated(one.device)
+    resting.rest()
+    freed = has - allocated(one.device)
+    resting.wake()
+    after = learning.fields_of(learning.evaluate(one, records))
+    yield none_of(f"{what}: fields of evaluate that differ afterwards", learning.unequal(before, after), len(after))
+    step = learning.learn(one, records, engine)
+    gap = learning.largest(step.after.logprobs, after["logprobs"], learning.counted(one.policy.spec, records))
+    yield at_least(f"{what}: log-probs that the next step moves", gap, 1e-6, "nats")
+    yield _freed(f"{what}: freed", freed, held, one.device.type != "cpu")
+
+
+def own(parameter: Tensor) -> Tensor:
+    """Returns what this process holds of a parameter."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _freed(what: str, freed: int, held: int, on_gpu: bool) -> Measured:
+    return at_least(what, freed / MIB, GIVEN_BACK * held / MIB, "MiB") if on_gpu else skipped(what, ANYWAY)

@@ -1,0 +1,74 @@
+"""FSDP2 with one rank: the collectives of the device's own library, and the numbers of a policy that is not shared out.
+
+A run of one process does not use it (:func:`embodied.parallel.sharding.strategy_of`), so it is asked for directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from embodied.parallel.group import Group
+from embodied.parallel.sharding import Shards
+from embodied.schema import FsdpConfig
+from embodied.selftest import learning
+from embodied.selftest.measured import Measured, at_most, few_of, figure
+from embodied.selftest.place import Place
+from embodied.selftest.policies import OFT, TEXT, Made, made, question
+
+ROWS = 4
+EXACT = 2e-4  # nats
+GRADIENT = 1e-4  # of the gradient's norm
+WHOLE = {"openvla_oft": (*OFT, "actor.model.is_lora=false"), "causal_lm": TEXT}
+"""Policies that are trained as a whole."""
+
+
+def shards(place: Place) -> Iterator[Measured]:
+    """Yields how far a policy that is shared out is from one that is not."""
+    with one_rank(place) as backend:
+        yield figure("collectives", backend)
+        for name, keys in WHOLE.items():
+            yield from _compared(name, made(place.device, *keys), made(place.device, *keys))
+
+
+def _compared(name: str, whole: Made, shared: Made) -> Iterator[Measured]:
+    asked, spec = question(whole, ROWS), whole.policy.spec
+    parallel = share(shared)
+    wanted = learning.decide(whole, asked)
+    with parallel.acting():
+        found = learning.decide(shared, asked)
+    yield few_of(f"{name}: other decisions", *learning.other_decisions(spec, found, wanted), 0.005)
+    records = {**asked.obs, **wanted}
+    used = learning.counted(spec, records)
+    usual = learning.engine_of(whole)
+    engine = learning.engine_of(shared, parallel)
+    for number in ("first", "second"):
+        step, plain = learning.learn(shared, records, engine), learning.learn(whole, records, usual)
+        parallel.reshard()
+        yield at_most(f"{name}: {number} update, loss", abs(step.loss - plain.loss), EXACT, "nats")
+        gap = learning.relative(step.gradients, plain.gradients)
+        yield at_most(f"{name}: {number} update, gradient", gap, GRADIENT)
+        gap = learning.largest(step.after.logprobs, plain.after.logprobs, used)
+        yield at_most(f"{name}: log-probs after the {number} update", gap, 10 * EXACT, "nats")
+
+
+def share(one: Made) -> Shards:
+    """Shares a policy out over the one rank that there is."""
+    return Shards(one.policy, FsdpConfig(strategy="fsdp2"), Group(), one.device)
+
+
+@contextmanager
+def one_rank(place: Place) -> Iterator[str]:
+    """Connects this process with itself; yields which library does the device's collectives."""
+    backend = "nccl" if place.on_gpu else "gloo"
+    if place.on_gpu:
+        torch.cuda.set_device(torch.device(place.device))
+    store = dist.HashStore()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if place.on_gpu else "gloo", store=store, rank=0, world_size=1)
+    try:
+        yield backend
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,25 @@
+"""Where a part runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embodied.selftest.measured import NotRun
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device that is tested, and a folder for the files of one part alone."""
+
+    device: str  # cpu, cuda or cuda:1
+    folder: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    def need_gpu(self, for_what: str) -> None:
+        """Raises :class:`NotRun` on a CPU."""
+        if not self.on_gpu:
+            raise NotRun(f"{for_what}: a GPU alone has that, and the device is cpu")

@@ -1,0 +1,54 @@
+"""What a self-test found, as plain values: ``selftest.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import RunFolderError
+from embodied.selftest.parts import PARTS
+from embodied.selftest.running import Result
+
+FORMAT = 1
+JSON, HTML = "selftest.json", "selftest.html"
+
+
+def as_plain(
+    asked: Mapping[str, Any], machine: Mapping[str, Any], results: Sequence[Result], seconds: float, ended: str
+) -> dict[str, Any]:
+    """Returns an object of JSON.
+
+    Args:
+        asked: device, minutes, parts.
+        ended: ``complete``, ``running`` or ``interrupted``.
+    """
+    parts = [{**asdict(one), "meaning": PARTS[one.name].meaning} for one in results]
+    counts = {status: sum(one.status == status for one in results) for status in ("passed", "failed", "not run")}
+    status = "failed" if counts["failed"] else "passed" if counts["passed"] else "not run"
+    return {
+        "format": FORMAT, "status": status, "ended": ended, "counts": counts, "seconds": round(seconds, 1),
+        "asked": dict(asked), "machine": dict(machine), "parts": parts,
+    }  # fmt: skip
+
+
+def write(file: Path, text: str) -> None:
+    """Writes a file whole or not at all. Raises :class:`RunFolderError`."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8", errors="replace")
+        aside.rename(file)
+    except OSError as error:
+        with suppress(OSError):  # the folder itself may be none
+            aside.unlink(missing_ok=True)
+        raise RunFolderError(f"cannot write {file}: {error.strerror}", "name another folder: --out FOLDER") from error
+
+
+def as_text(plain: Mapping[str, Any]) -> str:
+    """Returns the JSON."""
+    return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

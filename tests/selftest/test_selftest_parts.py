@@ -1,0 +1,220 @@
+"""The parts themselves on the CPU: each measures something real, and a fault makes it fail."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from embodied.learn import resting
+from embodied.runtime.exit_status import how_it_ended
+from embodied.selftest import large, learning, policies
+from embodied.selftest.measured import NotRun
+from embodied.selftest.parts import PARTS, attention, checkpoints, memory, numbers, offload, rendering, shards
+from embodied.selftest.place import Place
+
+SLOW = ("offload", "compiled", "rendering", "resume", "simulation", "memory", "throughput")
+ON_CPU = ("numbers", "determinism", "attention", "checkpoints", "shards", *SLOW)
+NEEDS = {"rendering": "libero", "simulation": "mani_skill"}
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place("cpu", tmp_path)
+
+
+def found(name: str, place: Place):
+    module, _, function = PARTS[name].place.partition(":")
+    return [*getattr(importlib.import_module(module), function)(place)]
+
+
+def wrong(measured) -> list[str]:
+    return [one.what for one in measured if not one.holds]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in ON_CPU])
+def test_a_part_holds_on_a_cpu(name, place):
+    if name in NEEDS and find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    measured = found(name, place)
+    assert not wrong(measured)
+    assert sum(bool(one.allowed) for one in measured) > 1
+
+
+@pytest.mark.parametrize("name", ["graphs", "engine"])
+def test_what_a_cpu_cannot_do_is_not_run(name, place):
+    with pytest.raises(NotRun, match="the device is cpu"):
+        found(name, place)
+
+
+def perturbed(kind: str, by: float, monkeypatch) -> None:
+    """Lets the device's policies have one weight matrix that is off by ``by`` times its own spread."""
+    usual = policies.made
+
+    def made(device: str, *overrides: str):
+        one = usual("cpu", *overrides)
+        if device == "cpu":
+            return one
+        with torch.no_grad():
+            last = [p for p in one.module.parameters() if p.ndim == 2 and p.is_floating_point()][-1]
+            last += by * last.float().std() * torch.randn(last.shape, generator=torch.Generator().manual_seed(0))
+        return one
+
+    monkeypatch.setattr(numbers, "made", made)
+    monkeypatch.setattr(numbers, "SMALL", {kind: policies.SMALL[kind]})
+    monkeypatch.setattr(numbers, "BF16", {})
+
+
+@pytest.mark.parametrize("kind", policies.SMALL)
+def test_a_perturbed_weight_fails_the_numbers(kind, tmp_path, monkeypatch):
+    perturbed(kind, 0.01, monkeypatch)
+    failed = wrong(numbers.numbers(Place("cuda", tmp_path)))
+    assert f"{kind} fp32: weights that are others" in failed
+    assert f"{kind} fp32: evaluate, logprobs" in failed
+    assert f"{kind} fp32: update, gradient" in failed
+
+
+@pytest.mark.parametrize("kind", policies.SMALL)
+def test_rounding_alone_does_not_fail_the_numbers(kind, tmp_path, monkeypatch):
+    perturbed(kind, 1e-6, monkeypatch)
+    failed = wrong(numbers.numbers(Place("cuda", tmp_path)))
+    assert failed == [f"{kind} fp32: weights that are others"]
+
+
+@pytest.mark.parametrize("kind", numbers.BF16)
+def test_coarser_numbers_than_bf16_fail(kind, tmp_path, monkeypatch):
+    perturbed(kind, 0.3, monkeypatch)
+    monkeypatch.setattr(numbers, "SMALL", {})
+    monkeypatch.setattr(numbers, "BF16", {kind: policies.SMALL[kind]})
+    failed = wrong(numbers.numbers(Place("cuda", tmp_path)))
+    assert f"{kind} bf16: the device's log-probs from fp32, root mean square" in failed
+
+
+def test_noise_that_is_drawn_anew_fails_determinism(place, monkeypatch):
+    usual = learning.decide
+
+    def decide(made, asked):
+        fields = usual(made, asked)
+        return {**fields, "logprobs": fields["logprobs"] + 1e-7 * torch.rand(fields["logprobs"].shape)}
+
+    monkeypatch.setattr(learning, "decide", decide)
+    assert "openvla_oft: act, tensors that differ" in wrong(found("determinism", place))
+
+
+def test_attention_that_sees_too_much_fails(place, monkeypatch):
+    usual = attention._made
+
+    def made(place, implementation, precision):
+        one = usual(place, implementation, precision)
+        if implementation == "sdpa":
+            one.module.model.set_attention("causal")
+        return one
+
+    monkeypatch.setattr(attention, "_made", made)
+    assert "sdpa fp32: log-probs" in wrong(found("attention", place))
+
+
+def test_a_checkpoint_that_is_written_late_fails(place, monkeypatch):
+    """As if tensors were copied to memory that the next step changes."""
+    monkeypatch.setattr(checkpoints.Checkpoints, "_copied", lambda saving, snapshot: snapshot)
+    write = checkpoints.Checkpoints._write
+
+    def late(saving, snapshot):
+        if saving._async:
+            late.waits.wait(60)
+        write(saving, snapshot)
+
+    import threading
+
+    late.waits = threading.Event()
+    learn, calls = learning.learn, []
+
+    def learned(*given):
+        done = learn(*given)
+        calls.append(done)
+        late.waits.set()
+        return done
+
+    monkeypatch.setattr(checkpoints.Checkpoints, "_write", late)
+    monkeypatch.setattr(learning, "learn", learned)
+    measured = []
+    late.waits.clear()
+    for one in checkpoints.checkpoints(place):
+        late.waits.clear()
+        measured.append(one)
+    assert any("in the background" in what for what in wrong(measured))
+
+
+def moved(monkeypatch) -> None:
+    """Lets weights that rest be other tensors, as they are on another device."""
+    monkeypatch.setattr(resting, "on_host", lambda tensor: False)
+    monkeypatch.setattr(resting, "to_host", lambda tensor: tensor.detach().clone())
+    monkeypatch.setattr(resting, "to_device", lambda tensor, device: tensor.detach().clone())
+
+
+def resting_under_fsdp2(place: Place) -> list[str]:
+    one = policies.made("cpu", *policies.TEXT)
+    asked = policies.question(one, 2)
+    records = {**asked.obs, **learning.decide(one, asked)}
+    with shards.one_rank(place):
+        shared = policies.made("cpu", *policies.TEXT)
+        parallel = shards.share(shared)
+        return wrong(offload.weights("weights", shared, records, parallel.reshard))
+
+
+def test_weights_that_rested_learn_under_fsdp2(place, monkeypatch):
+    moved(monkeypatch)
+    assert resting_under_fsdp2(place) == []
+
+
+def test_shards_that_keep_the_old_weights_fail(place, monkeypatch):
+    moved(monkeypatch)
+    monkeypatch.setattr(resting.RestingWeights, "_tell_fsdp", lambda weights: None)
+    assert resting_under_fsdp2(place) == ["weights: log-probs that the next step moves"]
+
+
+def test_random_weights_are_drawn_on_the_default_device(place):
+    """The same policy as one that is built without it; on a GPU its numbers would be others."""
+    one = large.built(place, (*policies.OFT,))
+    other = policies.made("cpu", *policies.OFT)
+    weights = [{n: p.detach() for n, p in made.policy.named_parameters()} for made in (one, other)]
+    assert learning.unequal(*weights) == 0
+    assert large.lacks_room(place)
+
+
+def test_a_count_that_is_too_small_fails(place, monkeypatch):
+    usual = memory.counted
+    monkeypatch.setattr(memory, "counted", lambda *given: int(0.8 * usual(*given)))
+    assert wrong(found("memory", place)) == ["small: peak from the count"]
+
+
+@pytest.mark.parametrize(
+    ("picture", "failed"),
+    [
+        ("noise", "egl from osmesa, mean"),
+        ("empty", "egl: standard deviation of the picture"),
+    ],
+)
+def test_another_picture_fails(place, monkeypatch, picture, failed):
+    import numpy as np
+
+    def ask(module, name, file):
+        images = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
+        if name == "egl":
+            images = np.zeros_like(images) if picture == "empty" else np.roll(images, 5, axis=2)
+        np.savez(file, images=images, driver=np.asarray("llvmpipe"))
+
+    monkeypatch.setattr(rendering, "find_spec", lambda name: True)
+    monkeypatch.setattr(rendering.apart, "ask", ask)
+    assert failed in wrong(rendering.rendering(place))
+    on_gpu = wrong(rendering.rendering(Place("cuda", place.folder)))
+    assert "egl: drawn on the GPU, by llvmpipe" in on_gpu
+
+
+def test_how_a_second_process_ended_is_said(tmp_path):
+    with pytest.raises(Exception, match="ended with status 1") as raised:
+        rendering.apart.ask("no_such_module", "egl", tmp_path / "file.npz")
+    assert "No module named no_such_module" in str(raised.value)
+    assert how_it_ended(1) in str(raised.value)
