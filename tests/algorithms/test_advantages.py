@@ -93,6 +93,22 @@ def test_returns_that_reach_the_same_end_by_other_sums_are_equal(name):
     assert got.zero_groups == 1
 
 
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("large", [1e3, 1e6, -1e6])
+def test_rounding_is_relative_to_the_returns(name, large):
+    """A millionth of 1 + |R| is none; a difference ten times as large is one."""
+    groups = torch.tensor([0, 0, 1, 1])
+    rounded, different = 0.5e-6 * (1 + abs(large)), 1e-5 * (1 + abs(large))
+    returns = torch.tensor([large, large + rounded, large, large + different], dtype=torch.float64)
+    got = getattr(adv, name)(returns, groups)
+    assert got.values[:2].tolist() == [0.0, 0.0]
+    assert got.values[2] < 0 < got.values[3]
+    assert (got.zero_groups, got.groups) == (1, 2)
+    compared = adv.remax(returns[1::2], returns[::2], torch.tensor([0, 1]))
+    assert (compared.values[0].item(), compared.zero_groups) == (0.0, 1)
+    assert compared.values[1].item() == pytest.approx(different)
+
+
 def test_no_episodes_are_no_groups():
     got = adv.grpo(torch.zeros(0), torch.zeros(0, dtype=torch.long))
     assert (got.values.tolist(), got.groups, got.zero_share) == ([], 0, 0.0)
