@@ -81,6 +81,12 @@ def test_large_returns_keep_their_differences():
     torch.testing.assert_close(got.values, torch.tensor([-2 / 33] * 32 + [64 / 33]), rtol=1e-6, atol=0)
 
 
+def test_returns_of_float64_are_not_rounded_to_float32():
+    """Around 10⁶ the numbers of float32 are 1/16 apart."""
+    got = adv.dr_grpo(torch.tensor([1e6, 1e6 + 2.03], dtype=torch.float64), torch.zeros(2, dtype=torch.long))
+    assert got.values.tolist() == pytest.approx([-1.015, 1.015], rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 def test_returns_that_reach_the_same_end_by_other_sums_are_equal(name):
     random = np.random.default_rng(0)
