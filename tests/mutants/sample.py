@@ -159,7 +159,7 @@ def run(state: Path, room: str, seed: int, count: int, shard: str, seconds: floa
         if number % parts != part or str(number) in done or not file.startswith(f"{room}/"):
             continue
         tests, expected = coverage.tests(file, fault, seconds)
-        found = attempt(tree, file, fault, tests, 60 + 3 * expected)
+        found = attempt(tree, file, fault, tests, 180 + 6 * expected)
         done[str(number)] = {"file": file, **asdict(fault), **found, "tests": len(tests)}
         results.write_text(json.dumps(done, indent=1), encoding="utf-8")
         print(
@@ -188,7 +188,7 @@ def again(state: Path, numbers: Sequence[str], tests: Sequence[str], new: bool) 
         value = known[number]
         fault = Fault(**{name: value[name] for name in Fault.__dataclass_fields__})
         chosen, expected = (tests, coverage.cost(tests)) if tests else coverage.tests(value["file"], fault, 300.0)
-        found = attempt(tree, value["file"], fault, chosen, 60 + 2 * expected)
+        found = attempt(tree, value["file"], fault, chosen, 180 + 6 * expected)
         done = read_json(results) | {number: {**found, "tests": len(chosen), "new": new}}
         results.write_text(json.dumps(done, indent=1), encoding="utf-8")
         print(number, found, flush=True)
