@@ -18,14 +18,17 @@ from tree import ROOT, copy_tree
 # The rooms that are sampled, and their tests. Of embodied/run, what counts and compares.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "embodied/observe": ("tests/observe",),
-    "embodied/run": ("tests/tools", "tests/test_evaluation.py", "tests/test_dynamic_sampling.py", "tests/test_run.py"),
+    "embodied/run": (
+        "tests/run", "tests/tools", "tests/test_evaluation.py", "tests/test_dynamic_sampling.py",
+        "tests/test_repeats.py", "tests/test_run.py",
+    ),
     "embodied/algorithms": ("tests/algorithms",),
     "embodied/learn": ("tests/learn",),
     "embodied/runtime": ("tests/runtime",),
     "embodied/serving": ("tests/serving",),
     "models/causal_lm": ("tests/models/test_causal_lm_*.py", "tests/models/test_reward_model.py"),
     "envs/text": ("tests/envs/test_text_*.py", "tests/envs/test_verifiers*.py"),
-}
+}  # fmt: skip
 ONLY = {
     "embodied/run": (
         "both", "collector", "compare", "counting", "dynamic_sampling", "evaluate", "evaluations", "gain", "pairs",
