@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,19 @@ def test_episodes_that_differ_in_length_alone_are_told_apart_by_the_penalty():
     assert dynamic_sampling.make_judge(AlgorithmConfig(), penalty, 10)(results) == [True, True]
     assert dynamic_sampling.make_judge(AlgorithmConfig(), NO_PENALTY, 10)(results) == [False, False]
     assert dynamic_sampling.baselines(results, penalty, 10) == {one.episode.start: 0.0}, "the last of a start counts"
+
+
+def test_bounds_are_those_of_returns_without_penalties():
+    """A mean return of ½ lies within .1 … .9, whatever the length of the episodes is penalised with."""
+    one, two = group(0, [1.0, 0.0])
+    results = [replace(one, num_steps=10), two]
+    penalty = OverlongPenaltyConfig(enable=True, buffer_length=1, factor=50.0)
+    assert dynamic_sampling.make_judge(AlgorithmConfig(filter_rewards=True), penalty, 10)(results) == [True, True]
+
+
+def test_groups_are_counted_by_the_rank_that_has_run_them():
+    results = [replace(one, rank=rank) for rank in range(3) for k in range(rank) for one in group(3 * rank + k, [0, 1])]
+    assert [dynamic_sampling.num_groups(results, rank) for rank in range(4)] == [0, 1, 2, 0]
 
 
 def test_a_greedy_plan_has_each_start_once():

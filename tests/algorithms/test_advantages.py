@@ -81,6 +81,12 @@ def test_large_returns_keep_their_differences():
     torch.testing.assert_close(got.values, torch.tensor([-2 / 33] * 32 + [64 / 33]), rtol=1e-6, atol=0)
 
 
+def test_returns_of_float64_are_not_rounded_to_float32():
+    """Around 10⁶ the numbers of float32 are 1/16 apart."""
+    got = adv.dr_grpo(torch.tensor([1e6, 1e6 + 2.03], dtype=torch.float64), torch.zeros(2, dtype=torch.long))
+    assert got.values.tolist() == pytest.approx([-1.015, 1.015], rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 def test_returns_that_reach_the_same_end_by_other_sums_are_equal(name):
     random = np.random.default_rng(0)
@@ -91,6 +97,22 @@ def test_returns_that_reach_the_same_end_by_other_sums_are_equal(name):
     got = getattr(adv, name)(returns, torch.zeros(8, dtype=torch.long))
     assert got.values.tolist() == [0.0] * 8
     assert got.zero_groups == 1
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("large", [1e3, 1e6, -1e6])
+def test_rounding_is_relative_to_the_returns(name, large):
+    """A millionth of 1 + |R| is none; a difference ten times as large is one."""
+    groups = torch.tensor([0, 0, 1, 1])
+    rounded, different = 0.5e-6 * (1 + abs(large)), 1e-5 * (1 + abs(large))
+    returns = torch.tensor([large, large + rounded, large, large + different], dtype=torch.float64)
+    got = getattr(adv, name)(returns, groups)
+    assert got.values[:2].tolist() == [0.0, 0.0]
+    assert got.values[2] < 0 < got.values[3]
+    assert (got.zero_groups, got.groups) == (1, 2)
+    compared = adv.remax(returns[1::2], returns[::2], torch.tensor([0, 1]))
+    assert (compared.values[0].item(), compared.zero_groups) == (0.0, 1)
+    assert compared.values[1].item() == pytest.approx(different)
 
 
 def test_no_episodes_are_no_groups():

@@ -141,3 +141,10 @@ def test_sequence_means():
     mask = torch.tensor([[True, True], [True, False], [False, True], [False, False]])
     means = sequence_means(torch.tensor([1.0, 3.0, 5.0, 0.0]), mask, torch.tensor([4, 9, 4, 1]))
     assert means.tolist() == [[2.0], [3.0], [2.0], [0.0]]
+
+
+def test_means_of_long_sequences_are_summed_in_float64():
+    """2²⁴ + 1 is no float32: 2²⁴ and sixteen times 1 would stay 2²⁴."""
+    sums = torch.tensor([2.0**24] + [1.0] * 16)
+    means = sequence_means(sums, torch.ones(17, 1, dtype=torch.bool), torch.zeros(17, dtype=torch.long))
+    assert means.unique().tolist() == [torch.tensor((2.0**24 + 16) / 17, dtype=torch.float64).float().item()]

@@ -88,3 +88,22 @@ def test_groups_are_counted_by_the_advantages_that_came_out():
 def test_an_unknown_name_is_refused():
     with pytest.raises(UnknownNameError, match=r"Did you mean 'grpo'(.|\n)*algorithm.adv_type"):
         make_estimator("gpro")
+
+
+def test_returns_are_summed_in_float64():
+    """2²⁴ + 1 is no float32, and so many rewards of one would be lost."""
+    rewards = torch.tensor([2.0**24] + [1.0] * 16)
+    experience = Experience(rewards, torch.zeros(17, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+    assert experience.returns.tolist() == [2.0**24 + 16]
+
+
+def test_a_group_whose_advantages_are_all_negative_has_a_gradient():
+    """All rewards are less than the value head had promised; one episode of the second group is as it had said."""
+    experience = Experience(
+        torch.tensor([0.0, -1.0, 0.0, 0.5]), torch.tensor([0, 1, 2, 3]), torch.tensor([7, 7, 8, 8]),
+        values=torch.tensor([1.0, 1.0, 0.0, 0.5]), bootstrap=torch.zeros(4),
+    )  # fmt: skip
+    found = make_estimator("gae")(experience)
+    assert found.values.tolist() == [-1.0, -2.0, 0.0, 0.0]
+    assert (found.groups.groups, found.groups.zero_groups) == (2, 1)
+    assert found.groups.values.tolist() == [1.0, 2.0, 0.0, 0.0], "the largest of each episode, without its sign"

@@ -20,6 +20,14 @@ def test_bounds_that_float_cannot_hold_include_themselves():
     assert within_bounds(returns, torch.tensor([0, 0, 0, 1, 1, 1]), 0.1, 0.9).all()
 
 
+def test_the_margin_is_for_rounding_alone():
+    """One success in 990 or 1010 is not one in 1000, however many episodes a group has."""
+    for others, kept in ((989, [True, False]), (999, [True, True]), (1009, [False, True])):
+        returns, ids = torch.tensor([1.0] + others * [0.0]), torch.zeros(1 + others, dtype=torch.long)
+        bounds = ((0.001, 1.0), (0.0, 0.001))
+        assert [bool(within_bounds(returns, ids, *both).all()) for both in bounds] == kept
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1.0])), min_size=1, max_size=20), st.integers(0, 99))
 def test_the_order_of_episodes_does_not_matter_and_groups_stay_whole(episodes, seed):

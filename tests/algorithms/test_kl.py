@@ -34,6 +34,35 @@ def test_estimates(names, d, estimate, gradient):
         assert run(name, d) == (pytest.approx(estimate), pytest.approx(gradient))
 
 
+@pytest.mark.parametrize("d", [-1e4, -800.0, -100.0, 100.0, 800.0, 1e4])
+@pytest.mark.parametrize("name", ["k1", "abs", "k2", "k3"])
+def test_estimates_and_their_gradients_are_finite_at_extremes(name, d):
+    """exp(800) is infinite, and 0 · ∞ is no gradient."""
+    for dtype in (torch.float32, torch.float64):
+        now = torch.full((1, 1), d, dtype=dtype, requires_grad=True)
+        estimate = make_kl(name)(now, torch.zeros(1, 1, dtype=dtype))
+        weighted = unbiased(estimate, now, torch.zeros(1, 1, dtype=dtype))
+        for value in (estimate, weighted):
+            (gradient,) = torch.autograd.grad(value.sum(), now, retain_graph=True)
+            assert torch.isfinite(value).all()
+            assert torch.isfinite(gradient).all()
+        if name == "k3":
+            assert (estimate.item(), torch.autograd.grad(estimate.sum(), now)[0].item()) == (
+                MAX_K3,
+                0.0,
+            )
+
+
+@pytest.mark.parametrize("apart", [60.0, 1e4, 3e38])
+def test_the_exact_kl_has_a_finite_gradient_at_extremes(apart):
+    for signs in ((1.0, -1.0), (-1.0, 1.0)):
+        logits = torch.tensor([signs[0] * apart, 0.0], requires_grad=True)
+        exact = full(logits.log_softmax(-1), torch.tensor([signs[1] * apart, 0.0]).log_softmax(-1))
+        exact.backward()
+        assert 0 <= exact.item() <= 20 + 1e-5
+        assert torch.isfinite(logits.grad).all()
+
+
 def test_the_expectation_of_k1_and_k3_is_the_kl():
     # π = (.5, .3, .2), π_ref = (.2, .3, .5): Σ π log(π/π_ref) = .5·ln 2.5 + .2·ln .4 = .274887.
     pi, reference = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.2, 0.3, 0.5]).log()

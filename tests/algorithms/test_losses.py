@@ -14,6 +14,7 @@ from embodied.algorithms.losses.ppo import Loss as Ppo
 from embodied.algorithms.losses.reinforce import Loss as Reinforce
 from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss, names
 from embodied.errors import ConfigError, UnknownNameError
+from embodied.schema import AlgorithmConfig
 
 LOW, HIGH, C = 0.2, 0.28, 3.0
 CLIPS = {"clip_ratio_low": LOW, "clip_ratio_high": HIGH}
@@ -153,6 +154,31 @@ def test_off_policy_elements_are_bad_ones_of_sequences_that_fell():
     drift = torch.tensor([[-0.5], [-0.05], [0.5]])
     advantages = torch.tensor([[-1.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]])
     assert off_policy(advantages, drift, 0.1).tolist() == [[True, False], [False, False], [False, False]]
+
+
+def test_a_sequence_that_fell_by_just_delta_is_kept():
+    advantages, drift = torch.full((3, 1), -1.0), torch.tensor([[-0.5], [-0.25], [0.75]])
+    assert off_policy(advantages, drift, 0.5).tolist() == [[False], [False], [False]]
+    assert off_policy(advantages, drift, 0.375).tolist() == [[True], [False], [False]]
+
+
+@pytest.mark.parametrize("kind", names())
+def test_a_loss_s_defaults_are_those_of_the_keys(kind):
+    """Whoever makes a loss without a configuration gets the loss of one in which nothing is set."""
+    keys = {name: field.default for name, field in AlgorithmConfig.model_fields.items()}
+    assert make_loss(kind, {"clip_ratio_low": LOW, "clip_ratio_high": HIGH, "clip_ratio_c": None}) == make_loss(
+        kind, {**keys, "clip_ratio_low": LOW, "clip_ratio_high": HIGH, "clip_ratio_c": None}
+    )
+
+
+@pytest.mark.parametrize(("c", "fits"), [(0.5, False), (1.0, False), (1.001, True)])
+def test_the_dual_clip_leaves_some_gradient_of_a_bad_action(c, fits):
+    """With c = 1 a bad action that is as likely as it was would have none."""
+    if fits:
+        assert run(1.0, -2.0, c)[:2] == (pytest.approx(2.0), pytest.approx(2.0))
+    else:
+        with pytest.raises(ConfigError, match="expected a number above 1"):
+            Ppo(LOW, HIGH, c)
 
 
 def test_make_loss_hands_on_the_clips():

@@ -92,3 +92,19 @@ def test_ratios_beyond_the_histogram_count_at_its_ends():
 
 def test_sums_and_counts_of_what_is_valid():
     assert sum_and_count(torch.tensor([[1.0, 2.0], [4.0, NAN]]), MASK).tolist() == [7.0, 3.0]
+
+
+def test_an_update_that_is_not_finite_is_measured_without_an_error():
+    """It will be left out, and its numbers are not shown; finding that out must not end the run."""
+    stats = stats_of(torch.tensor([[NAN, 1.0, math.inf]]))
+    assert not math.isfinite(stats.mean_ratio)
+    assert stats.quantile(0.01) == pytest.approx(1.0, rel=5e-4)
+
+
+@pytest.mark.parametrize("share", [0.07, 0.14, 0.28, 0.55, 0.56])
+def test_a_quantile_of_a_whole_number_of_elements_is_the_last_of_them(share):
+    """0.07 · 100 is 7.000000000000001, and 7 of 100 elements are 7 %."""
+    assert share * 100 > round(share * 100)
+    ratios = torch.ones(1, 100)
+    ratios[0, : round(share * 100)] = 0.5
+    assert stats_of(ratios).quantile(share) == pytest.approx(0.5, rel=5e-4)

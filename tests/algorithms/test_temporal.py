@@ -51,6 +51,21 @@ def test_an_episode_of_one_element_and_one_of_none():
     assert rewards_to_go(torch.zeros(0), torch.zeros(0, dtype=torch.long), 0, G).tolist() == []
 
 
+def test_everything_is_computed_in_float64():
+    """Quarters beside 2³⁰ are no float32: each step of a long episode would round."""
+    large, ids = 2.0**30, torch.zeros(4, dtype=torch.long)
+    values = torch.tensor([large + 0.25, large + 0.5, large, large + 0.75], dtype=torch.float64)
+    end = torch.tensor([large + 1.25], dtype=torch.float64)
+    assert gae(torch.zeros(4), values, ids, end, 1.0, 0.0).tolist() == [0.25, -0.5, 0.75, 0.5]
+    assert gae(torch.zeros(4), values, ids, end, 1.0, 1.0).tolist() == [1.0, 0.75, 1.25, 0.5]
+    rewards = torch.tensor([0.25, large, 0.25, 0.5], dtype=torch.float64)
+    assert rewards_to_go(rewards, ids, 1, 1.0).tolist() == [large + 1.0, large + 0.75, 0.75, 0.5]
+    assert whiten(values).tolist() == pytest.approx(whiten(values - large).tolist())
+    assert explained_variance(values - 0.25 * torch.tensor([1, -1, -1, 1]), values) == pytest.approx(
+        explained_variance(values - large - 0.25 * torch.tensor([1, -1, -1, 1]), values - large)
+    )
+
+
 def test_whiten():
     # Mean 2, deviations −1, 0, 1, sample deviation 1.
     assert whiten(torch.tensor([1.0, 2.0, 3.0]), eps=0.0).tolist() == [-1.0, 0.0, 1.0]

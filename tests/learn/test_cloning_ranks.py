@@ -78,6 +78,30 @@ def test_the_average_is_not_the_present_weights():
     assert any(not torch.equal(plain[name], averaged[name]) for name in plain)
 
 
+def seeds(world: Group) -> list[int]:
+    """Of torch's generator in the passes of six steps, the last three of them as a run that goes on takes them."""
+    found: list[int] = []
+    for iteration in range(2):
+        cloner = make(world, "replicate", {"micro_batch_size": 2})
+        evaluate = cloner.policy.evaluate
+
+        def spied(*given: Any, evaluate: Any = evaluate, **named: Any) -> Any:
+            found.append(torch.initial_seed())
+            return evaluate(*given, **named)
+
+        cloner.policy.evaluate = spied
+        cloner.iterate(iteration)
+    return found
+
+
+def test_each_rank_and_each_step_has_a_dropout_of_its_own():
+    """Ranks that dropped the same numbers would learn less from as many samples."""
+    (first, second), (alone,) = on_ranks(seeds), on_ranks(seeds, size=1)
+    assert len(first) == len(second) == 6
+    assert len({*first, *second}) == 12
+    assert [*dict.fromkeys(alone)] == first, "rank 0 is what a single process is"
+
+
 def stopped(world: Group) -> tuple[int, list[torch.Tensor]]:
     """Rank 1 is stopped in the second step."""
     cloner, passes = make(world, "replicate", {}), []

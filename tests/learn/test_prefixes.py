@@ -62,6 +62,7 @@ def test_a_text_is_compared_with_its_group_and_other_scores_alone():
     texts = [np.array([1, 2, 3]), np.array([1, 2, 3]), np.array([1, 2, 3, 4])]
     assert common_prefixes(texts, np.zeros(3), np.ones(3), 1).tolist() == [0, 0, 0]
     assert common_prefixes(texts, np.array([0, 1, 1]), np.array([0, 1, 2]), 2).tolist() == [0, 3, 3]
+    assert common_prefixes(texts, np.array([0, 1, 1]), np.array([0, 1, 2]), 0).tolist() == [0, 3, 3], "alone: nothing"
 
 
 def test_records_without_texts_are_refused():

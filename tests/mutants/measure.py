@@ -15,15 +15,26 @@ from pathlib import Path
 
 from tree import ROOT, copy_tree
 
-TESTS = (
-    "tests/algorithms",
-    "tests/learn",
-    "tests/parallel",
-    "tests/runtime",
-    "tests/models",
-    "tests/test_run.py",
-    "tests/test_dynamic_sampling.py",
-)
+# The rooms that are sampled, and their tests. Of embodied/run, what counts and compares.
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "embodied/observe": ("tests/observe",),
+    "embodied/run": (
+        "tests/run", "tests/tools", "tests/test_evaluation.py", "tests/test_dynamic_sampling.py",
+        "tests/test_repeats.py", "tests/test_run.py",
+    ),
+    "embodied/algorithms": ("tests/algorithms",),
+    "embodied/learn": ("tests/learn",),
+    "embodied/runtime": ("tests/runtime",),
+    "embodied/serving": ("tests/serving",),
+    "models/causal_lm": ("tests/models/test_causal_lm_*.py", "tests/models/test_reward_model.py"),
+    "envs/text": ("tests/envs/test_text_*.py", "tests/envs/test_verifiers*.py"),
+}  # fmt: skip
+ONLY = {
+    "embodied/run": (
+        "both", "collector", "compare", "counting", "dynamic_sampling", "evaluate", "evaluations", "gain", "pairs",
+        "protocol", "repeats", "sides", "starts", "successes", "turns", "verdict",
+    )
+}  # fmt: skip
 # Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
 ELSEWHERE = {
     "embodied/runtime/batch.py": ["tests/runtime/test_batch_env.py"],
@@ -37,20 +48,20 @@ ELSEWHERE = {
     "embodied/algorithms/": ["tests/algorithms/"],
     "embodied/learn/cloning.py": ["tests/test_sft_run.py", "tests/models/test_oft_cloning.py"],
     "embodied/learn/": ["tests/learn/"],
-    "embodied/parallel/": ["tests/parallel/"],
-    "models/openvla_oft/settings.py": ["tests/models/test_oft_settings.py", "tests/models/test_oft_policy.py"],
-    "models/": ["tests/models/"],
+    "models/causal_lm/": ["tests/models/test_causal_lm_"],
+    "envs/text/": ["tests/envs/test_text_", "tests/envs/test_verifiers"],
+    "embodied/": ["tests/tools/", "tests/observe/", "tests/serving/"],
 }
 HYPOTHESIS = "hypothesis.internal.conjecture.engine.ConjectureRunner.test_function"
 SETTINGS = """[run]
-source = {tree}/embodied,{tree}/models
+source = {tree}/embodied,{tree}/models,{tree}/envs
 dynamic_context = test_function
 data_file = {data}
 """
 
 
-def measure(state: Path) -> None:
-    """Run the tests in a copy of the tree; leave ``coverage.json`` in ``state`` (see :func:`read`)."""
+def measure(state: Path, room: str) -> None:
+    """Run the tests of a room in a copy of the tree; :func:`read` what is found."""
     if importlib.util.find_spec("coverage") is None:
         sys.exit(
             "the package coverage is not installed; fix: pip install --target FOLDER coverage, then run this again "
@@ -61,15 +72,21 @@ def measure(state: Path) -> None:
     settings.write_text(SETTINGS.format(tree=tree, data=data), encoding="utf-8")
     paths = [str(tree), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q"]
-    command += ["-p", "no:cacheprovider", "--durations=0", "--durations-min=0", *TESTS]
+    command += ["-p", "no:cacheprovider", "--durations=0", "--durations-min=0", *files_of(room)]
     with (state / "measured.log").open("w", encoding="utf-8") as log:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT)
     read(state, tree, data, state / "measured.log")
 
 
+def files_of(room: str) -> list[str]:
+    """The test files of a room, from the repository's root."""
+    paths = [path if path.endswith(".py") else f"{path}/test_*.py" for path in ROOMS[room]]
+    return sorted(str(file.relative_to(ROOT)) for path in paths for file in ROOT.glob(path))
+
+
 def read(state: Path, tree: Path, data: Path, log: Path) -> None:
-    """Write ``coverage.json``: ``lines`` {file: {line: [test]}}, ``seconds`` {test: s}; a test is ``path::function``.
+    """Add to ``coverage.json``: ``lines`` {file: {line: [test]}}, ``seconds`` {test: s}; a test is ``path::function``.
 
     Tests that failed are left out.
     """
@@ -80,25 +97,25 @@ def read(state: Path, tree: Path, data: Path, log: Path) -> None:
     tests = {context: found - failed for context, found in _tests_by_context().items()}
     opened = CoverageData(basename=str(data))
     opened.read()
-    lines: dict[str, dict[int, list[str]]] = {}
+    known = state / "coverage.json"
+    values = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {"lines": {}, "seconds": {}}
     for file in opened.measured_files():
-        contexts = opened.contexts_by_lineno(file)
-        lines[str(Path(file).relative_to(tree))] = {
-            line: sorted({test for name in names for test in tests.get(name, ())}) for line, names in contexts.items()
-        }
-    text = json.dumps({"lines": lines, "seconds": _seconds(said)})
-    (state / "coverage.json").write_text(text, encoding="utf-8")
+        lines = values["lines"].setdefault(str(Path(file).relative_to(tree)), {})
+        for line, names in opened.contexts_by_lineno(file).items():
+            seen = {test for name in names for test in tests.get(name, ())}
+            lines[str(line)] = sorted(seen.union(lines.get(str(line), ())))
+    values["seconds"] |= _seconds(said)
+    known.write_text(json.dumps(values), encoding="utf-8")
 
 
 def _tests_by_context() -> Mapping[str, set[str]]:
     """``module.function``, coverage's name of a test → ``path::function``; all of hypothesis' tests have one name."""
     found: dict[str, set[str]] = defaultdict(set)
-    for file in (f for path in TESTS for f in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for file in (file for room in ROOMS for file in files_of(room)):
+        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                test = f"{file.relative_to(ROOT)}::{node.name}"
                 given = any(ast.unparse(decorator).startswith("given(") for decorator in node.decorator_list)
-                found[HYPOTHESIS if given else f"{file.stem}.{node.name}"].add(test)
+                found[HYPOTHESIS if given else f"{Path(file).stem}.{node.name}"].add(f"{file}::{node.name}")
     return found
 
 

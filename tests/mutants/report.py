@@ -14,7 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sample import FOLDERS, everything, read_json
+from measure import ROOMS
+from sample import everything, read_json, room_of
 
 RESULTS = Path(__file__).with_name("results.json")
 VERDICTS = ("killed", "killed by a new test", "equivalent", "survived")
@@ -25,9 +26,9 @@ def main(state: Path) -> None:
     RESULTS.write_text(
         "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n", encoding="utf-8"
     )
-    counts = Counter((folder_of(row), row["verdict"]) for row in rows)
+    counts = Counter((room_of(row["file"]), row["verdict"]) for row in rows)
     print("| folder | mutants | " + " | ".join(VERDICTS) + " |\n" + "|---" * (2 + len(VERDICTS)) + "|")
-    for folder in (*FOLDERS, "all"):
+    for folder in (*ROOMS, "all"):
         cells = [
             sum(n for (f, v), n in counts.items() if v == verdict and folder in (f, "all")) for verdict in VERDICTS
         ]
@@ -58,10 +59,6 @@ def judged(state: Path) -> list[dict[str, Any]]:
             row |= {"test": ""} | ({"verdict": "equivalent", "why": reasons[number]} if number in reasons else {})
         rows.append(row)
     return rows
-
-
-def folder_of(row: dict[str, Any]) -> str:
-    return next(folder for folder in FOLDERS if row["file"].startswith(folder))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A random sample of mutants against the tests that run their lines.
 
-    python tests/mutants/sample.py STATE measure            # which test runs which line (needs the package coverage)
-    python tests/mutants/sample.py STATE run [--seed 1] [--count 200] [--shard 0/2] [--seconds 20]
+    python tests/mutants/sample.py STATE measure ROOM       # which test runs which line (needs the package coverage)
+    python tests/mutants/sample.py STATE run ROOM [--seed 1] [--count 104] [--shard 0/2] [--seconds 20]
     python tests/mutants/sample.py STATE again NUMBER,… TEST… [--new]    # with these tests, or all that run the line
     python tests/mutants/sample.py STATE survivors
 
@@ -25,11 +25,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from measure import ELSEWHERE, measure
+from measure import ELSEWHERE, ONLY, ROOMS, files_of, measure
 from operators import Fault, faults_of
 from tree import ROOT, copy_tree
 
-FOLDERS = ("embodied/algorithms", "embodied/learn", "embodied/runtime", "models/openvla_oft", "models/shared")
 IMPORTED = (
     "numpy", "torch", "torch.distributed.checkpoint", "transformers", "transformers.models.llama.modeling_llama",
     "peft", "tokenizers", "safetensors.torch", "hydra", "omegaconf", "pydantic", "pytest", "hypothesis", "rich",
@@ -38,23 +37,26 @@ IMPORTED = (
 
 
 def drawn(seed: int, count: int) -> list[tuple[str, Fault]]:
-    """``count`` faults, of different statements, over the folders in proportion to their statements."""
+    """``count`` faults of different statements, as many of each room."""
     generator = random.Random(seed)
-    statements = {folder: _statements(folder) for folder in FOLDERS}
-    total = sum(map(len, statements.values()))
     chosen: list[tuple[str, Fault]] = []
-    for found in statements.values():
-        share = round(count * len(found) / total)
-        for file, faults in generator.sample(found, share):
+    for room in ROOMS:
+        for file, faults in generator.sample(_statements(room), count // len(ROOMS)):
             kind = generator.choice(sorted({fault.kind for fault in faults}))
             chosen.append((file, generator.choice([fault for fault in faults if fault.kind == kind])))
     return chosen
 
 
-def _statements(folder: str) -> list[tuple[str, list[Fault]]]:
+def room_of(file: str) -> str:
+    """The room of a file, from the repository's root."""
+    return next(room for room in ROOMS if file.startswith(f"{room}/"))
+
+
+def _statements(room: str) -> list[tuple[str, list[Fault]]]:
     return [
         (str(file.relative_to(ROOT)), faults)
-        for file in sorted((ROOT / folder).rglob("*.py"))
+        for file in sorted((ROOT / room).rglob("*.py"))
+        if room not in ONLY or file.stem in ONLY[room]
         for faults in faults_of(file.read_bytes()).values()
     ]
 
@@ -71,7 +73,7 @@ class Coverage:
         lines = self.lines.get(file, {})
         seen = {test for line in range(fault.first_line, fault.last_line + 1) for test in lines.get(str(line), ())}
         seen = seen or self._of_files(next(tests for path, tests in ELSEWHERE.items() if file.startswith(path)))
-        own = "tests/models" if file.startswith("models") else f"tests/{file.split('/')[1]}"
+        own = tuple(files_of(room_of(file)))
         order = sorted(seen, key=lambda test: (not test.startswith(own), self.seconds.get(test, 1.0), test))
         taken: list[str] = []
         total = 0.0
@@ -147,17 +149,17 @@ def prepare(state: Path, name: str) -> Path:
     return tree
 
 
-def run(state: Path, seed: int, count: int, shard: str, seconds: float) -> None:
-    """Try the shard's mutants that have not been tried."""
+def run(state: Path, room: str, seed: int, count: int, shard: str, seconds: float) -> None:
+    """Try the room's and the shard's mutants that have not been tried."""
     part, parts = map(int, shard.split("/"))
     results = state / f"results-{part}.json"
     done = read_json(results)
     tree, coverage = prepare(state, str(part)), Coverage(state)
     for number, (file, fault) in enumerate(drawn(seed, count)):
-        if number % parts != part or str(number) in done:
+        if number % parts != part or str(number) in done or not file.startswith(f"{room}/"):
             continue
         tests, expected = coverage.tests(file, fault, seconds)
-        found = attempt(tree, file, fault, tests, 60 + 3 * expected)
+        found = attempt(tree, file, fault, tests, 180 + 6 * expected)
         done[str(number)] = {"file": file, **asdict(fault), **found, "tests": len(tests)}
         results.write_text(json.dumps(done, indent=1), encoding="utf-8")
         print(
@@ -186,7 +188,7 @@ def again(state: Path, numbers: Sequence[str], tests: Sequence[str], new: bool) 
         value = known[number]
         fault = Fault(**{name: value[name] for name in Fault.__dataclass_fields__})
         chosen, expected = (tests, coverage.cost(tests)) if tests else coverage.tests(value["file"], fault, 300.0)
-        found = attempt(tree, value["file"], fault, chosen, 60 + 2 * expected)
+        found = attempt(tree, value["file"], fault, chosen, 180 + 6 * expected)
         done = read_json(results) | {number: {**found, "tests": len(chosen), "new": new}}
         results.write_text(json.dumps(done, indent=1), encoding="utf-8")
         print(number, found, flush=True)
@@ -208,16 +210,16 @@ def main() -> None:
     parser.add_argument("what", choices=["measure", "run", "again", "survivors"])
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--count", type=int, default=104)
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--seconds", type=float, default=20.0, help="of tests for each mutant, at most")
     parser.add_argument("--new", action="store_true", help="these tests were written after the mutant had survived")
     given = parser.parse_args()
     given.state.mkdir(parents=True, exist_ok=True)
     if given.what == "measure":
-        measure(given.state)
+        measure(given.state, given.rest[0])
     elif given.what == "run":
-        run(given.state, given.seed, given.count, given.shard, given.seconds)
+        run(given.state, given.rest[0], given.seed, given.count, given.shard, given.seconds)
     elif given.what == "again":
         again(given.state, given.rest[0].split(","), given.rest[1:], given.new)
     else:

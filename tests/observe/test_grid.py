@@ -75,6 +75,14 @@ def test_tiles_are_64_to_256_pixels_wide_and_chosen_evenly():
         for size in ((32, 32), (640, 480), (960, 540), (224, 300)):
             assert 64 <= Layout.of([size] * count, 1.0).width <= 256
     assert Layout.of([(640, 480)], 1.0) == Layout(1, 1, 256, 192)
+    for count in range(1, 17):
+        layout = Layout.of([(96, 96)] * count, 1.0)
+        assert 0 <= layout.columns - layout.rows <= 1, "as near to a square as can be"
+        assert (layout.rows - 1) * layout.columns < count <= layout.rows * layout.columns, "all tiles, and no row empty"
+        for number in range(count):
+            left, top = layout.at(number)
+            assert left + layout.width < layout.size[0]
+            assert top + layout.height < layout.size[1]
     tiles = [Tile(f"{number}", True, "") for number in range(40)]
     chosen = [int(tile.video) for tile in spread(tiles, 16)]
     assert (chosen[0], chosen[-1], len(set(chosen))) == (0, 39, 16)

@@ -202,6 +202,42 @@ def test_the_newest_files_are_whole_ones(tmp_path):
     assert newest_video({tmp_path / "videos"}) == tmp_path / "videos" / "000009" / "b.mp4"
 
 
+@pytest.mark.parametrize(("age", "said"), [(0, "now"), (300, "5 min ago"), (7200, "2.0 h ago"), (-30, "now")])
+def test_a_file_has_its_age(tmp_path, age, said):
+    """Of a clock that was put back a file is new."""
+    file = tmp_path / "a.mp4"
+    file.touch()
+    os.utime(file, (time.time() - age,) * 2)
+    panel = Panel("run")
+    panel.found({"video": file})
+    assert dict(panel.rows(width=200))["video"].endswith(f"a.mp4, {said}")
+
+
+def test_the_disk_is_looked_at_at_once_and_then_now_and_then(terminal, monkeypatch, tmp_path):
+    """Much more seldom than the panel is drawn: a folder of videos is long, and the disk may be far away."""
+    now, looks, drawn, outdated = [100.0], [], [], Panel.outdated
+    monkeypatch.setattr(screens, "DRAW_S", 0.001)
+    monkeypatch.setattr(screens, "SHARE", 1.0)
+    monkeypatch.setattr(screens, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Panel, "outdated", lambda panel: (drawn.append(now[0]), outdated(panel)))
+
+    def look():
+        looks.append(now[0])
+        return {"checkpoint": tmp_path / f"checkpoints/{len(looks):06d}"}
+
+    console = make_console(terminal)
+    with console.panel("my run", look):
+        console.iteration(ROW)
+        for seconds in (0.0, screens.LOOK_S - 0.1, 0.2, screens.LOOK_S + 0.1):
+            now[0] += seconds
+            before, patience = len(drawn), time.monotonic() + 30
+            while len(drawn) < before + 10 and time.monotonic() < patience:
+                time.sleep(0.001)
+    assert looks == pytest.approx([100.0, 100.1 + screens.LOOK_S, 100.2 + 2 * screens.LOOK_S])
+    assert len(drawn) >= 40
+    assert "checkpoints/000002" in terminal.getvalue()
+
+
 def test_a_long_name_loses_its_beginning(tmp_path):
     panel = Panel("run")
     panel.found({"checkpoint": Path("a" * 40, "checkpoints/000003")})

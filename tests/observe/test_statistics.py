@@ -213,6 +213,32 @@ def test_the_bootstrap_draws_tasks():
         statistics.bootstrap(apart[:1], 0)
 
 
+def test_the_bootstrap_over_many_tasks_is_of_95_percent():
+    """200 tasks whose differences are -1 to 1 in 201 steps: the mean of 200 draws is normal, its 97.5 % are 1.96 errors
+    away from their mean, where 90 % would be 1.64 and 99 % 2.58."""
+    differences = np.linspace(-1, 1, 201)
+    low, high = statistics.bootstrap([(100.0, 200, 100 + 100 * one, 200) for one in differences], 0)
+    error = float(np.std(differences / 2) / math.sqrt(201))
+    assert (low / error, high / error) == pytest.approx((-1.96, 1.96), rel=0.05)
+
+
+@pytest.mark.parametrize("counts", [(7, 0, 7), (40, 0, 50), (20, 10, 100), (30, 2, 60), (1, 3, 40)])
+def test_pairs_that_are_needed_are_the_fewest_of_connors_formula(counts):
+    """n·δ − 1 ≥ √n·(z·√ψ + z₈₀·√(ψ − δ²)), and n − 1 is too few; where all change alike nothing is left to chance."""
+    gained, lost, n = counts
+    delta, share = abs(gained - lost) / n, (gained + lost) / n
+
+    def enough(starts: int, likely: float) -> bool:
+        wanted = 1.959964 * math.sqrt(share) + likely * math.sqrt(share - delta**2)
+        return starts * delta - 1 >= math.sqrt(starts) * wanted - 1e-6
+
+    needed = statistics.needed_pairs(*counts)
+    for starts, likely in ((needed.just, 0.0), (needed.likely, 0.841621)):
+        assert enough(starts, likely)
+        assert not enough(starts - 1, likely)
+    assert (needed.just == needed.likely) == (delta == 1)
+
+
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 200))
 def test_so_many_pairs_would_just_do(gained, lost, same):
     n = gained + lost + same

@@ -102,6 +102,23 @@ def test_a_cancelled_request_frees_its_lane(shared_rig):
     assert (port.pending, port.poll()) == (0, [])
 
 
+@pytest.mark.parametrize("polls", [0, 1])
+def test_no_request_is_left_from_a_rollout_that_was_broken_off(shared_rig, polls):
+    rig = text_rig(shared_rig, workers=1)
+    for row in range(4):
+        instructions.write("#0 a", rig.slab.arrays["instruction"][row])
+    port = decoder(rig, 2)
+    port.begin(Draw(Sampling(), 1, Stream.TRAIN_NOISE))
+    port.submit([Request(slot, slot, slot, 0) for slot in range(3)])
+    for _ in range(polls):
+        port.poll()
+    assert port.pending == 3
+    port.begin(Draw(Sampling(), 1, Stream.TRAIN_NOISE))
+    assert (port.pending, [port.poll() for _ in range(20)]) == (0, [[]] * 20)
+    port.submit([Request(slot, slot, 9, 0) for slot in (1, 3)])
+    assert sorted(request.slot for _ in range(20) for request in port.poll()) == [1, 3], "both lanes are free"
+
+
 def test_a_decision_that_is_not_what_the_spec_declares_is_refused(make_rig):
     rig = text_rig(make_rig, workers=1)
     port = decoder(rig, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from embodied.runtime.plan import (
     EVAL_SEEDS,
     eval_plan,
     noise,
+    states_of_training,
     train_plan,
     under_conditions,
     video_name,
@@ -105,6 +107,22 @@ def test_videos_are_spread_and_bounded(most, expected):
         assert named[-1].video == f"v/{video_name(episodes[-1])}"
 
 
+def test_a_start_is_perturbed_by_the_same_numbers_under_each_condition():
+    """Else a condition's cost would be that of its draw."""
+    clean = eval_plan(SPEC, episodes_per_task=2, group_size=2)
+    conditions = [
+        Condition("delay", strength, Perturbation(action_delay=steps)) for steps, strength in ((1, "l"), (3, "h"))
+    ]
+    found = under_conditions(clean, conditions)
+    assert found[: len(clean)] == clean
+    assert len({one.episode_id for one in found}) == len(found) == 3 * len(clean)
+    for number, condition in enumerate(conditions, start=1):
+        under = found[number * len(clean) : (number + 1) * len(clean)]
+        assert [(one.start, one.group_id) for one in under] == [(one.start, one.group_id) for one in clean]
+        assert [one.perturbed.condition for one in under] == [condition] * len(clean)
+        assert [one.perturbed.place for one in under] == [one.episode_id for one in clean]
+
+
 def test_the_name_of_a_video_says_how_its_episode_is_perturbed():
     first = plan()[:1]
     conditions = [Condition(kind, "mild", Perturbation(blur=0.1)) for kind in ("blur", "../my own: dusk", "long" * 80)]
@@ -162,6 +180,21 @@ def test_evaluation_and_training_share_no_seed():
     }
     assert evaluated == set(range(EVAL_SEEDS, EVAL_SEEDS + 50))
     assert not trained & evaluated
+
+
+@pytest.mark.parametrize("env_seed", [EVAL_SEEDS - 2, EVAL_SEEDS, 3 * EVAL_SEEDS + 1])
+def test_training_draws_no_scene_of_evaluations_whatever_its_seeds_begin_at(env_seed):
+    seeds = [e.start.seed for number in range(3) for e in plan(env_seed=env_seed, group_size=1, sampling_round=number)]
+    assert len(set(seeds)) == 36
+    assert 0 <= min(seeds) <= max(seeds) < EVAL_SEEDS
+
+
+def test_states_that_are_held_out_are_the_last_of_each_task_and_a_single_one_is_kept():
+    spec = replace(SPEC, num_init_states=(3, 1, 4))
+    assert states_of_training(spec, 2) == [1, 1, 2]
+    assert pairs(eval_plan(spec, episodes_per_task=2, held_out=2)) == [(0, 1), (0, 2), (1, 0), (1, 0), (2, 2), (2, 3)]
+    trained = [train_plan(spec, seed=1, iteration=k, episodes=4, group_size=1, held_out=2) for k in range(3)]
+    assert {pair for one in trained for pair in pairs(one)} == {(0, 0), (1, 0), (2, 0), (2, 1)}
 
 
 def test_a_refill_has_scenes_of_its_own_and_none_of_the_evaluation():

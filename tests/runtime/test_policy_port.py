@@ -79,6 +79,22 @@ def test_a_cancelled_request_is_not_answered(shared_rig):
         assert (port.pending, port.poll()) == (0, [])
 
 
+@pytest.mark.parametrize("polls", [0, 1])
+def test_no_request_is_left_from_a_rollout_that_was_broken_off(shared_rig, polls):
+    """Its slots have other episodes in the next one; an answer would be written into their rows."""
+    rig = shared_rig(workers=1, **NEAR)
+    for port in (OnePass(rig.policy, rig.slab, rig.env.spec, CPU, 2), rig.rollout(lanes=2)._policy):
+        port.begin(Draw(Sampling(), 0, Stream.TRAIN_NOISE))
+        port.submit([Request(slot, slot, slot, 0) for slot in range(5)])
+        for _ in range(polls):
+            port.poll()
+        assert port.pending
+        port.begin(Draw(Sampling(), 1, Stream.TRAIN_NOISE))
+        assert (port.pending, [port.poll() for _ in range(60)]) == (0, [[]] * 60)
+        port.submit([Request(1, 1, 9, 0)])
+        assert [request.episode_id for _ in range(60) for request in port.poll()] == [9]
+
+
 @pytest.mark.parametrize(
     ("alter", "message"),
     [

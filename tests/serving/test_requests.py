@@ -123,6 +123,30 @@ def test_pictures_of_another_size_are_scaled_if_asked():
     assert {int(value) for picture in found.pictures for value in np.unique(picture)} == {77}
 
 
+def test_pictures_that_are_not_square_keep_their_height_and_their_width():
+    """Dark above, bright below, and a red left quarter: nothing is turned, whatever way the picture comes."""
+    env = replace(ENV, obs={**ENV.obs, "images": ArraySpec((2, 12, 20, 3), "uint8")})
+
+    def picture(height: int, width: int) -> np.ndarray:
+        made = np.zeros((height, width, 3), np.uint8)
+        made[height // 2 :] = 200
+        made[:, : width // 4, 0] = 255
+        return made
+
+    right = picture(12, 20)
+    for given in (right, file_of(right), picture(48, 80), file_of(picture(48, 80)), file_of(picture(48, 80), "JPEG")):
+        found = QuestionReader(env, resize=True).read({**observation(), "images": [given, given]})
+        for one in found.pictures:
+            assert (one.shape, one.dtype) == ((12, 20, 3), np.uint8)
+            off = np.abs(one.astype(int) - right)
+            off[5:7] = off[:, 4:7] = 0  # at the edges between the colours pixels are mixed
+            assert off.max() < 12
+    assert QuestionReader(env).read({**observation(), "images": [right, right]}).pictures[0].shape == (12, 20, 3)
+    for turned in (right.transpose(1, 0, 2).copy(), file_of(right.transpose(1, 0, 2).copy())):
+        with pytest.raises(RequestError, match="20 × 12 pixels"):
+            QuestionReader(env).read({**observation(), "images": [turned, right]})
+
+
 def test_options_are_read():
     options = READER.read(
         {**observation(), wire.REQUEST_ID: "a", wire.GREEDY: False, wire.DELAY_STEPS: np.int64(3), wire.SESSION: 4}
@@ -164,6 +188,26 @@ def test_whole_numbers_must_fit():
     for wrong in ([1, 256], [-1, 0], [0.5, 1]):
         with pytest.raises(RequestError):
             QuestionReader(env).read({"buttons": wrong, "prompt": "go"})
+
+
+KINDS = {"bool": [True, False], "uint8": [1, 2], "int64": [1, 2], "float32": [1.0, 2.0], "float64": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize("wanted", KINDS)
+@pytest.mark.parametrize("sent", KINDS)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_numbers_of_one_kind_stand_for_another_only_if_they_say_as_much(wanted, sent, as_list):
+    """Whole numbers for any number, bools for bools alone. A float for an integer is a mistake also if it is whole: the
+    next one is not."""
+    env = replace(ENV, obs={"field": ArraySpec((2,), wanted)}, cameras=())
+    value = KINDS[sent] if as_list else np.array(KINDS[sent], sent)
+    accepted = {"bool": ("bool",), "uint8": ("uint8", "int64"), "int64": ("uint8", "int64")}
+    if sent in accepted.get(wanted, ("uint8", "int64", "float32", "float64")):
+        found = QuestionReader(env).read({"field": value, "prompt": "go"}).fields["field"]
+        assert (found.dtype, found.tolist()) == (wanted, KINDS[wanted])
+    else:
+        with pytest.raises(RequestError, match=rf"expected {wanted} \[2\]"):
+            QuestionReader(env).read({"field": value, "prompt": "go"})
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

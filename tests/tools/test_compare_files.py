@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from comparisons import as_json, below, changed, refused, without
 
+from embodied.observe import statistics
 from embodied.tools import compare
 
 
@@ -101,3 +102,20 @@ def test_mutated_files_are_compared_or_refused(write, capsys):
         status = compare.main([one, other, *drawn.choice([[], ["--json"], ["--unpaired"], ["--same-starts"]])])
         said = capsys.readouterr()
         assert status == 0 or (status == 2 and "\n  fix: " in said.err)
+
+
+@pytest.mark.parametrize("times", [1, 4, 25])
+@pytest.mark.parametrize("unpaired", [(), ("--unpaired",)])
+def test_a_rate_is_as_sure_as_its_starts_are_many(write, capsys, times, unpaired):
+    """Episodes of one start resemble each other: 25 times as many of the same starts make no interval narrower."""
+    one = write("one", below(10), times=times)
+    (found,) = as_json(capsys, one, write("other", below(30), times=times), *unpaired)
+    for side, share in (("first", 20), ("second", 60)):
+        row = found["over_all"][side]
+        assert (row["episodes"], row["starts"], row["successes"]) == (80 * times, 80, share * times)
+        assert (row["low"], row["high"]) == pytest.approx(statistics.wilson(share, 80))
+        assert [task[side]["starts"] for task in found["tasks"]] == [40, 40]
+        assert [(t[side]["low"], t[side]["high"]) for t in found["tasks"]] == [statistics.wilson(share / 2, 40)] * 2
+    low, high = (found["over_all"][end] for end in ("low", "high"))
+    expected = statistics.unpaired(20, 80, 60, 80) if unpaired else statistics.tango(40, 0, 80)
+    assert (low, high) == pytest.approx(expected)

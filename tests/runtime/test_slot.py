@@ -1,0 +1,98 @@
+"""What a slot keeps of the episode in it, control step by control step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embodied.errors import SpecMismatchError
+from embodied.runtime.channel import Command, Kind
+from embodied.runtime.reward import ShapedReward
+from embodied.runtime.slot import Slot
+from embodied.testing import FakeEnv
+from embodied.types import ChunkResult, StepResult
+
+CHUNK = 2
+
+
+def slot_of(mode: str = "sparse") -> Slot:
+    rewards = ShapedReward(mode), ShapedReward("dense")
+    return Slot(FakeEnv().spec, rewards, lambda: np.zeros((16, 16, 3), np.uint8), CHUNK)
+
+
+def begin(slot: Slot, max_steps: int = 10, ignore_terminations: bool = True, **more: bool) -> None:
+    start = {"task_id": 1, "init_state_id": 2, "seed": 3}
+    command = Command(Kind.RESET, 0, max_steps=max_steps, ignore_terminations=ignore_terminations, **start, **more)
+    slot.begin(command, None)
+
+
+def played(slot: Slot, steps: list[StepResult]) -> list[ChunkResult]:
+    """The results of whole chunks."""
+    found = []
+    for first in range(0, len(steps), CHUNK):
+        slot.begin_chunk(CHUNK, 0)
+        for step in steps[first : first + CHUNK]:
+            if not slot.count(step):
+                break
+        found.append(slot.result)
+    return found
+
+
+def step(success: bool, reward: float | None = None) -> StepResult:
+    return StepResult(float(success) if reward is None else reward, success, success)
+
+
+@pytest.mark.parametrize(
+    ("successes", "expected"),
+    [
+        ([0, 0, 0, 0, 0, 0], [0, 0, 0]),
+        ([0, 0, 0, 1, 1, 1], [0, 4, 4]),
+        ([0, 1, 0, 0, 1, 1], [2, 2, 2]),  # it is lost and comes back
+        ([1, 0, 0, 1, 0, 0], [1, 1, 1]),
+    ],
+)
+def test_an_episode_is_solved_at_its_first_success_however_often_it_succeeds(successes, expected):
+    slot = slot_of()
+    for _ in range(2):  # the second episode must not know of the first
+        begin(slot)
+        found = played(slot, [step(bool(one)) for one in successes])
+        assert [one.solved_at for one in found] == expected
+        assert [one.success for one in found] == [any(successes[k : k + 2]) for k in (0, 2, 4)], "of the chunk alone"
+
+
+def test_progress_is_the_largest_reward_of_the_env_so_far():
+    slot = slot_of()
+    for _ in range(2):
+        begin(slot)
+        found = played(slot, [step(False, reward) for reward in (0.25, 0.5, 0.125, 0.0, 0.75, 0.5)])
+        assert [one.progress for one in found] == [0.5, 0.5, 0.75]
+        assert not np.concatenate([one.rewards for one in found]).any(), "it is no reward"
+
+
+@pytest.mark.parametrize(("most", "steps", "truncated"), [(3, 3, True), (4, 4, True), (5, 4, False)])
+def test_the_step_limit_truncates_unless_the_env_terminates(most, steps, truncated):
+    slot = slot_of()
+    begin(slot, max_steps=most)
+    last = played(slot, [step(False)] * 4)[-1]
+    assert (2 + last.num_steps, last.truncated, last.terminated) == (steps, truncated, False)
+    begin(slot, max_steps=4, ignore_terminations=False)
+    last = played(slot, [step(False)] * 3 + [step(True)])[-1]
+    assert (last.truncated, last.terminated) == (False, True), "an end at the limit is the env's"
+
+
+def test_an_evaluation_has_its_own_reward():
+    slot = slot_of()
+    begin(slot)
+    assert played(slot, [step(False, 0.5)])[0].rewards.tolist() == [0.0, 0.0]
+    begin(slot, evaluation=True)
+    assert played(slot, [step(False, 0.5)])[0].rewards.tolist() == [0.5, 0.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_not_finite_names_its_step_and_its_start(bad):
+    slot = slot_of("dense")
+    begin(slot)
+    slot.begin_chunk(CHUNK, 0)
+    slot.count(step(False, 0.5))
+    with pytest.raises(SpecMismatchError, match=r"control step 2 is (nan|-?inf) \(task 1, seed 3\)"):
+        slot.count(step(False, bad))
