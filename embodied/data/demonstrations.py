@@ -141,7 +141,7 @@ def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
         for odd in (int(episode.actions.min()), int(episode.actions.max())):
             if not 0 <= odd < wanted.num_actions:
                 raise _misfit(
-                    found, f"have an action {odd} ({episode.where}), and the env's are 0 to {wanted.num_actions - 1}",
+                    found, f"have an action {odd}, and the env's are 0 to {wanted.num_actions - 1} ({episode.where})",
                     "choose the env with which they were made",
                 )  # fmt: skip
 
