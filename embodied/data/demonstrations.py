@@ -193,7 +193,7 @@ def choices(kwargs: Mapping[str, Any]) -> dict[str, object]:
     return {name: given.get(name) for name in ("control_mode", "camera_views")}
 
 
-def no_camera(path: Path, camera: str, known: Sequence[str]) -> SpecMismatchError:
+def no_camera(path: Path | str, camera: str, known: Sequence[str]) -> SpecMismatchError:
     """Error for a camera that a file does not have."""
     return SpecMismatchError(
         f"{path} has no pictures of the env's camera '{camera}', only of: {', '.join(known) or 'none'}",

@@ -69,7 +69,7 @@ class Range:
 
         Raises:
             CheckpointError: an entry is missing.
-            ValueError: its dimensions do not belong together, or a number is not finite.
+            ValueError: its dimensions do not belong together, a number is not finite, or a range is upside down.
         """
         if any(name not in statistics for name in ENTRIES[kind]):
             raise _missing_entries(statistics, what, kind)
@@ -80,6 +80,12 @@ class Range:
             raise ValueError(f"the {what} statistics have {len(low)}, {len(high)} and {len(mask)} dimensions")
         if not all(map(math.isfinite, (*found.low, *found.high))):
             raise ValueError(f"the {what} statistics are not finite")
+        for place, (below, above, scaled) in enumerate(zip(found.low, found.high, found.mask, strict=True)):
+            if scaled and below > above:
+                first, second = ENTRIES[kind]
+                raise ValueError(
+                    f"the {what} statistics have {first} {below:g} above {second} {above:g} in dimension {place}"
+                )
         return found
 
     def to_statistics(self) -> dict[str, list[Any]]:
