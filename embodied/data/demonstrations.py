@@ -141,7 +141,7 @@ def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
         for odd in (int(episode.actions.min()), int(episode.actions.max())):
             if not 0 <= odd < wanted.num_actions:
                 raise _misfit(
-                    found, f"have an action {odd} ({episode.where}), and the env's are 0 to {wanted.num_actions - 1}",
+                    found, f"have an action {odd}, and the env's are 0 to {wanted.num_actions - 1} ({episode.where})",
                     "choose the env with which they were made",
                 )  # fmt: skip
 
@@ -193,7 +193,7 @@ def choices(kwargs: Mapping[str, Any]) -> dict[str, object]:
     return {name: given.get(name) for name in ("control_mode", "camera_views")}
 
 
-def no_camera(path: Path, camera: str, known: Sequence[str]) -> SpecMismatchError:
+def no_camera(path: Path | str, camera: str, known: Sequence[str]) -> SpecMismatchError:
     """Error for a camera that a file does not have."""
     return SpecMismatchError(
         f"{path} has no pictures of the env's camera '{camera}', only of: {', '.join(known) or 'none'}",

@@ -41,7 +41,7 @@ def decode(data: bytes) -> np.ndarray:
     image = Image.open(io.BytesIO(data))
     if image.mode == "RGB":
         return np.asarray(image)
-    if image.mode == "RGBA" and image.getextrema()[3] != (255, 255):
+    if image.mode == "RGBA" and image.getchannel("A").getextrema() != (255, 255):
         raise DatasetError("is transparent in part", ANEW)
     if image.mode not in ("RGBA", "P"):
         raise DatasetError(f"has the mode {image.mode} of PIL, expected 8-bit RGB", ANEW)

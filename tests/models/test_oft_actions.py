@@ -73,6 +73,14 @@ def test_statistics_without_a_mask_normalise_everything() -> None:
     assert Range.from_statistics({"q01": [0, 1], "q99": [1, 2]}, "action").mask == (True, True)
 
 
+@pytest.mark.parametrize(("kind", "low", "high"), [("bounds_q99", "q01", "q99"), ("bounds", "min", "max")])
+def test_a_range_that_is_upside_down_is_refused(kind: str, low: str, high: str) -> None:
+    """It would turn the sign of an action."""
+    with pytest.raises(ValueError, match=f"action statistics have {low} 2 above {high} 1 in dimension 1"):
+        Range.from_statistics({low: [0, 2], high: [1, 1]}, "action", kind)
+    assert Range.from_statistics({low: [0, 2], high: [1, 1], "mask": [True, False]}, "action", kind).low == (0, 2)
+
+
 # Data: 0 closed, 1 open. LIBERO's env: −1 opens, +1 closes. Bridge: +1 opens, −1 closes.
 GRIPPERS = [
     ("libero", 0.1, 1.0),

@@ -57,7 +57,8 @@ def _unordered(name: str, read: Mapping[str, np.ndarray]) -> Iterator[str]:
 def _computed(key: str, values: np.ndarray) -> np.ndarray:
     if key in QUANTILES:
         return np.quantile(values, QUANTILES[key], axis=0)
-    return {"min": values.min, "max": values.max, "mean": values.mean, "std": values.std}[key](axis=0)
+    computed: np.ndarray = getattr(np, key)(values, axis=0)
+    return computed
 
 
 def _array(value: Any) -> np.ndarray | None:
