@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from embodied.learn.checkpoint_reader import METADATA, _parsed
 
@@ -256,8 +257,51 @@ def metadata_out_of_bounds(folder: Path, draw: random.Random, change: str | None
     return f"{METADATA}: {change}"
 
 
+def broken_number(folder: Path, draw: random.Random) -> str:
+    """NaN or infinity in a tensor, of whatever file."""
+    file = draw.choice([path for path in files(folder) if path.suffix == ".safetensors" and path.parent == folder])
+    state = load_file(file)
+    name = draw.choice(sorted(state))
+    value = draw.choice((float("nan"), float("inf"), float("-inf")))
+    state[name].view(-1)[draw.randrange(state[name].numel())] = value
+    save_file(state, file, metadata={"format": "pt"})
+    return f"{file.name}: {value} in {name}"
+
+
+def names_swapped(folder: Path, draw: random.Random) -> str:
+    """Two tensors of different shapes under each other's names; of the language model, as all of it is run."""
+    file = draw.choice([path for path in files(folder) if path.name.startswith("model") and path.suffix != ".json"])
+    state = load_file(file)
+    run = [name for name in sorted(state) if name.startswith("language_model.")]
+    pairs = [(one, other) for one in run for other in run if state[one].shape != state[other].shape]
+    if not pairs:
+        return broken_number(folder, draw)
+    one, other = draw.choice(pairs)
+    state[one], state[other] = state[other], state[one]
+    save_file(state, file, metadata={"format": "pt"})
+    return f"{file.name}: {one} and {other} exchanged"
+
+
+def stand_in(folder: Path, draw: random.Random) -> str:
+    """What a failed download leaves."""
+    needed = ("model", "config.json", "dataset_statistics.json", "policy.json", "tokenizer.json")
+    file = draw.choice([path for path in files(folder) if path.name.startswith(needed)])
+    file.write_bytes(draw.choice((b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", b"<html>", b"")))
+    return f"{file.name} is a stand-in"
+
+
+def cut_header(folder: Path, draw: random.Random) -> str:
+    file = draw.choice([path for path in files(folder) if path.suffix == ".safetensors" and path.parent == folder])
+    data = file.read_bytes()
+    file.write_bytes(data[: draw.randrange(8 + struct.unpack("<Q", data[:8])[0])])
+    return f"{file.name}: cut in its header"
+
+
 STRANGE: dict[str, tuple[Mutation, ...]] = {
-    "hf": (index_out_of_it, header_out_of_bounds, linked),
+    "hf": (
+        *(index_out_of_it, header_out_of_bounds, linked),
+        *(broken_number, names_swapped, stand_in, cut_header),
+    ),
     "run": (metadata_out_of_bounds, linked),
 }
 """Which a folder of this kind must not survive, checksums or not."""

@@ -17,10 +17,14 @@ from mutations import (
     DAMAGE,
     STRANGE,
     Mutation,
+    broken_number,
+    cut_header,
     limits,
     linked,
     metadata_out_of_bounds,
+    names_swapped,
     outside,
+    stand_in,
     without_checksums,
 )
 from saved_policies import ENV, LORA, SMALL, save
@@ -115,6 +119,15 @@ def test_the_folders_are_whole(folders, tmp_path):
 
 def test_sixty_mutated_folders_are_refused(folders, tmp_path):
     check(folders, tmp_path, range(10))
+
+
+@pytest.mark.parametrize("mutation", [broken_number, names_swapped, stand_in, cut_header])
+def test_broken_contents_are_refused_by_their_file(folders, tmp_path, mutation):
+    """There are no checksums, as in the folders of other people."""
+    for seed in range(3):
+        done, error = tried(folders["hf"], tmp_path, seed, [mutation], read_stranger, without_checksums)
+        assert error is not None, f"{done}: nothing was said"
+        assert str(tmp_path) in error.message, f"{done}: {error.message}"
 
 
 @pytest.mark.slow

@@ -34,7 +34,12 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
     checked = rules.checked
     model = checked.config.actor.model
     kwargs = schema.target_kwargs(model, "actor.model")
-    weights, gpu = of_files(kwargs), _gpu_memory(checked.config.runner.device)
+    gpu = _gpu_memory(checked.config.runner.device)
+    try:
+        weights = of_files(kwargs)
+    except EmbodiedError as error:
+        yield of_error("policy", error)
+        return
     if weights is not None:
         yield from held(checked, footprint(checked, weights, None, on_gpu=gpu is not None), gpu, weights)
         return

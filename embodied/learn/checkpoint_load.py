@@ -5,6 +5,7 @@ Several ranks load each for itself, so that any number of ranks can go on from w
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -131,6 +132,7 @@ def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> 
         if isinstance(error, CheckpointException):
             raise_if_stopped(error)
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {_reason(error)}", EARLIER) from error
+    _check_finite(path, tensors)
     return tensors
 
 
@@ -160,6 +162,22 @@ def _check_whole(path: Path, parameters: Named, tensors: Mapping[str, Tensor], p
             shown = "nothing" if found is None else list(found.shape)
             reason = f"its files have {shown} of {prefix}{name}, meta.json says {list(parameter.shape)}"
             raise DamagedCheckpointError(f"checkpoint {path} is damaged: {reason}", EARLIER)
+
+
+def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if name.startswith(("policy/", "trainer/average.")) and not _finite(tensor):
+            raise DamagedCheckpointError(
+                f"checkpoint {path} is damaged: {name} has numbers that are not finite", EARLIER
+            )
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Of a tensor in several parts, this rank's part is looked at. One pass, without a copy."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if part.numel() == 0 or not part.is_floating_point():
+        return True
+    return all(math.isfinite(end.item()) for end in torch.aminmax(part))
 
 
 @torch.no_grad()

@@ -89,7 +89,9 @@ def read_tokenizer(folder: Path, key: str, trusted: tuple[bool, str], **keys: An
     Raises:
         CheckpointError: the folder has none that can be read, or needs code that may not be run.
     """
-    if not keys:
+    if keys:
+        check_content(folder / keys["gguf_file"])
+    else:
         check_jsons(folder)
     code = tokenizer_code(folder)
     runs = may_run(code, folder, *trusted)

@@ -126,6 +126,14 @@ class Weights:
         missing = [name for name in loaded["missing_keys"] if name not in shapes]
         Misfit(sorted(missing), sorted(unknown), shapes).check(self.folder, config.get_text_config(), self.key)
 
+    def _place(self, name: str) -> tuple[Path, str] | None:
+        """File and name in it of a parameter, which has another prefix in the files of a vision-language network."""
+        if self.stored is None:
+            return None
+        end = f".{name.removeprefix('model.')}"
+        others = (plain for plain in self.stored.plain.values() if f".{plain}".endswith(end))
+        return self.stored.place(name) or self.stored.place(next(others, ""))
+
     def check_numbers(self, parameters: Mapping[str, Tensor]) -> None:
         """Look for NaN and infinity in what was read.
 
@@ -133,7 +141,7 @@ class Weights:
             CheckpointError: there are some; names tensor and file.
         """
         for name, parameter in parameters.items():
-            place = None if self.stored is None else self.stored.place(name)
+            place = self._place(name)
             file, there = (self.folder, name) if place is None else place
             found = extremes(parameter)
             if found is not None and place is not None and not all(abs(one) < torch.inf for one in found):

@@ -122,11 +122,11 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "a constant": (constant, "does not depend on logprobs", "from logprobs"),
     "NaN": (lambda *t: per_token(lambda x: x / (x - x))(*t), "24 of 24 numbers that are not finite", "quotient"),
     "NaN at a ratio of 1": (
-        lambda lp, old, a: per_token(lambda x: x + 0 * torch.log(lp - old))(lp, old, a), "where all ratios are 1", "log",
+        lambda lp, old, a: per_token(lambda x: x + 0 * torch.log(lp - old))(lp, old, a), "all ratios are 1", "log",
     ),
     "a gradient that is NaN at a ratio of 1": (root, "a gradient that is not finite where all ratios are 1", "root"),
     "a ratio with a gradient": (
-        lambda lp, old, a: right(lp, old, a)._replace(ratio=(lp - old).exp()), "a ratio with a gradient", "ratio.detach()",
+        lambda lp, old, a: right(lp, old, a)._replace(ratio=(lp - old).exp()), "a ratio with a gradient", "detach",
     ),
     "one ratio": (
         lambda *t: right(*t)._replace(ratio=right(*t).ratio.mean()), r"ratio of shape \[\], expected \[4, 6\]", "mean",
@@ -138,7 +138,7 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "logprobs changed": (in_place("logprobs"), "changes its input logprobs in place", "clone"),
     "old changed": (in_place("old"), "changes its input old in place", "clone"),
     "advantages changed": (in_place("advantages"), "changes its input advantages in place", "clone"),
-    "it raises": (own_line, r"raises RuntimeError: .*test_loss_check\.py, line \d+: `return logprobs @ old`", "that line"),
+    "it raises": (own_line, r"raises RuntimeError: .*test_loss_check\.py, line \d+: `return logprobs @ old`", "line"),
 }  # fmt: skip
 
 
@@ -252,15 +252,16 @@ RUN = (
 )  # fmt: skip
 
 
-def test_a_run_ends_before_its_first_rollout(tmp_path, monkeypatch, capsys):
-    def began(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a rollout was about to begin")
+@pytest.mark.parametrize("more", [(), ("runner.dry_run=true",)])
+def test_a_run_ends_before_its_first_worker(tmp_path, monkeypatch, capsys, more):
+    def started(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a worker was about to start")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pool.Pool, "run", began, raising=False)
+    monkeypatch.setattr(pool.Pool, "__init__", started)
     (tmp_path / "broadcast.py").write_text(MEAN, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    assert train.main([*RUN, "algorithm.loss_type=broadcast.Loss", "--config-dir", CONFIGS]) == 2
+    assert train.main([*RUN, *more, "algorithm.loss_type=broadcast.Loss", "--config-dir", CONFIGS]) == 2
     said = "".join(capsys.readouterr())
     assert "algorithm.loss_type broadcast.Loss gives per_token of shape []" in said
     assert "Traceback" not in said

@@ -166,6 +166,19 @@ def test_memory_is_counted_whether_the_machine_can_draw_or_not(tmp_path, monkeyp
     assert skipped.status == "skipped"
 
 
+@pytest.mark.parametrize("model", ["openvla_oft_tiny", "causal_lm_tiny"])
+def test_a_file_of_weights_that_was_not_downloaded_is_a_finding(tmp_path, model):
+    """It is said before a policy is built, and no memory is taken for what is no header."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+    (tmp_path / "model.safetensors").write_bytes(pointer)
+    env = "fake" if model == "openvla_oft_tiny" else "fake_text"
+    given = [f"env={env}", f"model={model}", "runner.device=cpu", f"actor.model.model_path={tmp_path}"]
+    (finding,) = sizes.sizes(given, [FOLDER])
+    assert finding.status == "fail"
+    assert "is a pointer of Git LFS" in finding.found
+    assert "git lfs pull" in finding.fix
+
+
 def test_all_errors_of_a_configuration_are_found(tmp_path):
     """``embodied.train`` says the first of them."""
     given = [

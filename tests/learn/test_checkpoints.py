@@ -330,6 +330,21 @@ def test_one_rank_sums_the_bytes_that_all_resume_from(tmp_path, monkeypatch, ran
     assert len(noted) == sums
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_and_nothing_is_overwritten(tmp_path, value):
+    saved = trained()
+    with torch.no_grad():
+        name, parameter = next((n, p) for n, p in saved.policy.named_parameters() if p.requires_grad)
+        parameter.view(-1)[1] = value
+    path = Checkpoints(tmp_path, 3).save(saved, 3)
+    other = trained(seed=1)
+    before = copy.deepcopy(state(other))
+    for read in (lambda: load(path, other.policy), lambda: resume(path, other)):
+        with pytest.raises(CheckpointError, match=rf"is damaged: policy/{name} has numbers that are not finite"):
+            read()
+        assert_same_bits(state(other), before)
+
+
 def test_an_unfinished_checkpoint_is_not_seen(tmp_path):
     saved = trained(steps=1)
     checkpoints = Checkpoints(tmp_path, 3)

@@ -19,7 +19,7 @@ from causal_lm_texts import (
 )
 from embodied.models.causal_lm.settings import Settings
 from embodied.models.causal_lm.tokenizer import TextTokenizer
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from embodied.errors import ConfigError
@@ -203,6 +203,42 @@ def test_a_blank_before_a_word_may_complete_a_stop(of_words):
     assert of_words.completes([*before, completed], (": ",))
     assert [WORDS[i] for i, may in enumerate(of_words.may_complete((": ",))) if may] == ["▁", "▁Q", "▁Foo"]
     assert [WORDS[i] for i, may in enumerate(of_words.may_complete(("Q:",))) if may] == [":"]
+
+
+@pytest.fixture
+def of_bytes():
+    """A tokenizer of single bytes: a character has up to four tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({"</s>": 0, **{sign: 1 + i for i, sign in enumerate(alphabet)}}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.add_special_tokens(["</s>"])
+    return TextTokenizer(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>"), Settings(), [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [("so: the end", ("the end", "x")), ("so: the end", ("x", "the end")), ("a stop of many tokens", ("many tokens",)),
+     ("… 🙂🙃🙂", ("🙂🙃🙂",)), ("ein Ende: ü", ("ü", "never there")), ("one", ("one", "e"))],
+)  # fmt: skip
+def test_a_stop_of_several_tokens_is_completed_by_its_last(of_bytes, text, stop):
+    """Whichever of several it is, and however long the others are."""
+    tokens = of_bytes.responses([text], 99)[0][:-1]
+    assert of_bytes.decode(tokens) == text
+    found = [of_bytes.completes(tokens[:end], stop) for end in range(1, len(tokens) + 1)]
+    assert found == [False] * (len(tokens) - 1) + [True]
+    assert of_bytes.may_complete(stop)[tokens[-1]]
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [(("b", "d"), "a"), (("d", "b"), "a"), (("d", "never"), "abc"), (("never",), "abcdabcd"), (("cd", "bcd"), "a"),
+     (("cda", "d"), "ab"), ((), "abcdabcd")],
+)  # fmt: skip
+def test_an_answer_goes_up_to_the_first_of_several_stops(of_bytes, stop, said):
+    """That which begins first in the text, in whatever order they are given."""
+    tokens = of_bytes.responses(["abcdabcd"], 99)[0]
+    assert of_bytes.answer(tokens, Sampling(stop=stop, include_stop=False)) == said
+    assert of_bytes.answer(tokens, Sampling(stop=stop)) == "abcdabcd"
 
 
 def test_pieces_show_how_a_text_was_cut(of_words):

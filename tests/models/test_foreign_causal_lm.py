@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 from causal_lm_texts import make
 from embodied.models.causal_lm import build_reward_model
 from foreign import PREFIXES, WITHIN, as_bin, changed, config, filled, in_shards, renamed
+from safetensors.torch import load_file
+from tiny_vision import make_folder
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
@@ -284,6 +287,35 @@ def test_a_reward_model_is_read_in_the_same_way(folder, tmp_path):
     (tmp_path / "judge" / WHOLE).write_bytes(foreign.POINTER)
     with pytest.raises(CheckpointError, match="pointer of Git LFS"):
         build_reward_model(str(tmp_path / "judge"))
+
+
+@pytest.mark.parametrize("kind", ["llava", "internvl", "smolvlm"])
+def test_a_network_that_reads_pictures_is_read_in_the_same_way(tmp_path, kind):
+    source = make_folder(kind, tmp_path / "source")
+    wrappers = (lambda name: f"module._orig_mod.{name}", lambda name: f"policy.{name}", WITHIN["checkpointed layers"])
+    for number, new in enumerate(wrappers):
+        folder = Path(shutil.copytree(source, tmp_path / str(number)))
+        renamed(folder, new)
+        found, wanted = (make(model_path=str(path), max_prompt_tokens=200) for path in (folder, source))
+        for one, other in ((found.network, wanted.network), (found.vision.tower, wanted.vision.tower)):
+            state = other.state_dict()
+            assert all(torch.equal(value, state[name]) for name, value in one.state_dict().items())
+    names = sorted(load_file(source / WHOLE))
+    language = next(name for name in names if name.endswith("layers.1.mlp.up_proj.weight"))
+    tower = next(name for name in names if "vision" in name and name.endswith("weight"))
+    for name in (language, tower):
+        folder = Path(shutil.copytree(source, tmp_path / name))
+        changed(folder, filled(name, float("nan")))
+        with pytest.raises(CheckpointError, match=rf"{WHOLE}: .* numbers of {re.escape(name)} are NaN"):
+            make(model_path=str(folder), max_prompt_tokens=200)
+
+
+@pytest.mark.parametrize(("content", "said"), [(foreign.POINTER, "pointer of Git LFS"), (b"", "an empty file")])
+def test_a_stand_in_for_a_gguf_file_is_named(tmp_path, content, said):
+    pytest.importorskip("gguf")
+    (tmp_path / "small.gguf").write_bytes(content)
+    with pytest.raises(DamagedCheckpointError, match=rf"small\.gguf is damaged: it is .*{said}"):
+        make(model_path=str(tmp_path), gguf_file="small.gguf")
 
 
 def test_a_value_head_that_is_not_finite(tmp_path):

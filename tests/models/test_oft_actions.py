@@ -97,6 +97,14 @@ def test_gripper(setup: str, data: float, env: float) -> None:
     assert gripper_to_env(action, setup).tolist()[0] == pytest.approx([0.1, 0.2, env])
 
 
+@pytest.mark.parametrize(("setup", "ends"), [("libero", [1.0, 0.0, -1.0]), ("bridge", [-1.0, -1.0, 1.0])])
+def test_a_gripper_at_exactly_half(setup: str, ends: list[float]) -> None:
+    """Bridge: 0.5 closes, as ``>`` has it in the original. LIBERO: it is the sign of 0, which moves nothing."""
+    half = torch.tensor(0.5)
+    around = torch.stack([torch.nextafter(half, torch.tensor(0.0)), half, torch.nextafter(half, torch.tensor(1.0))])
+    assert gripper_to_env(around.unsqueeze(1), setup)[:, 0].tolist() == ends
+
+
 @pytest.mark.parametrize("setup", ["libero", "bridge", "none"])
 def test_gripper_there_and_back(setup: str) -> None:
     actions = torch.tensor([[0.5, -1.0], [0.5, 1.0]])

@@ -104,6 +104,16 @@ def test_names_there_and_back() -> None:
     assert list(film_file(dict.fromkeys(names, torch.zeros(1))))[2].endswith("blocks.1.block.mlp.fc1.weight")
 
 
+@pytest.mark.parametrize(("rank", "scale"), [(1, 1.0), (4, 1.0), (16, 1.0), (17, 16 / 17), (64, 0.25)])
+def test_the_scale_of_adapters_by_their_rank(tmp_path, rank, scale) -> None:
+    """OFT's ``lora_alpha`` is min(rank, 16), so that adapters up to rank 16 are added as they are."""
+    layer, random = "vision_backbone.featurizer.blocks.0.attn.qkv", torch.Generator().manual_seed(rank)
+    weight, a, b = (torch.randn(size, generator=random) for size in ((192, 64), (rank, 64), (192, rank)))
+    names = (f"{layer}.base_layer.weight", f"{layer}.lora_A.default.weight", f"{layer}.lora_B.default.weight")
+    torch.save(dict(zip(names, (weight, a, b), strict=True)), tmp_path / FILE)
+    torch.testing.assert_close(read_film(tmp_path / FILE)[f"{layer}.weight"], weight + scale * (b @ a))
+
+
 def test_film_that_the_folder_does_not_have_or_that_is_not_asked_for(folder, make) -> None:
     with pytest.raises(ConfigError, match="film"):  # the sidecar says so
         build_policy(model_path=str(folder[1]), num_images_in_input=2)

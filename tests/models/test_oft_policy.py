@@ -178,6 +178,21 @@ def test_grippers_of_libero_are_open_or_closed(make, observe, noise) -> None:
     assert set(actions[..., 6].flatten().tolist()) == {-1.0, 1.0}
 
 
+@pytest.mark.parametrize(("setup", "opens"), [("libero", -1.0), ("bridge", 1.0), ("none", None)])
+def test_a_converted_gripper_has_the_range_0_to_1_without_statistics(make, env, setup, opens) -> None:
+    """Half of its 255 bins open it. In the range of the env, −1 … 1, a quarter would."""
+    policy = make(policy_setup=setup)
+    tokens = torch.arange(769, 1024).unsqueeze(1).expand(-1, 56)
+    gripper = policy.decode_actions(tokens)[:, 0, 6]
+    if opens is None:
+        assert gripper.tolist() == pytest.approx([1 - (2 * i + 1) / 255 for i in range(255)], abs=1e-6)
+    else:
+        assert (policy.action_range.low[-1], policy.action_range.high[-1]) == (0.0, 1.0)
+        assert set(gripper.tolist()) == {-1.0, 1.0}
+        assert gripper.eq(opens).sum() == 128
+    assert policy.action_range.low[:-1] == (-1.0,) * 6
+
+
 def test_act_leaves_dropout_out_and_the_mode_alone(make, observe, noise) -> None:
     policy = make(is_lora=True, lora_rank=4, lora_dropout=0.5, lora_init_weights=False).train()
     one, two = (policy.act(observe(2), noise(2), Sampling()).fields["logprobs"] for _ in range(2))
