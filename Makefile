@@ -12,6 +12,16 @@ PY := $(VENV)/bin/python
 # What software rendering without a display needs (Debian, Ubuntu), and what OpenCV links to.
 RENDERER_PACKAGES := libegl1 libgl1 libosmesa6 libglib2.0-0
 RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
+# Another apt may be at work, as in the first minutes of a fresh Ubuntu. apt-get waits for dpkg's lock if it is told to, and
+# never for those of its lists and archives: then it is run again. $(APT); apt ARGUMENTS, as the user that $$run makes.
+APT_WAIT_S := 600
+APT = apt() { since=$$(date +%s); told=; while ! said=$$($$run env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -qq \
+  -o DPkg::Lock::Timeout=$(APT_WAIT_S) "$$@" 2>&1); do case "$$said" in \
+    *"Could not get lock"*|*"Unable to lock"*|*"Unable to acquire the dpkg frontend lock"*) \
+      test $$(($$(date +%s) - since)) -lt $(APT_WAIT_S) || { echo "$$said"; return 1; }; \
+      test -n "$$told" || echo "another package manager is at work; waiting for it, $(APT_WAIT_S) s at most"; \
+      told=1; sleep 2;; \
+    *) echo "$$said"; return 1;; esac; done; }
 
 .PHONY: train test quick lint setup smollm renderer vulkan docs site clean
 
@@ -66,7 +76,7 @@ renderer:
 	  echo "install Mesa's EGL, GL and OSMesa and GLib with this system's package manager, then run make again"; exit 1; fi; \
 	if [ "$$(id -u)" = 0 ]; then run=; elif sudo -n true 2>/dev/null; then run=sudo; else \
 	  echo "run: sudo apt-get update && sudo apt-get install -y $(RENDERER_PACKAGES)"; exit 1; fi; \
-	$$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq $(RENDERER_PACKAGES)
+	$(APT); apt update && apt install -y $(RENDERER_PACKAGES)
 
 # ManiSkill renders with Vulkan: a GPU's driver, or Mesa's in software. Debian 12's own Mesa (22.3) has less of Vulkan
 # than SAPIEN asks for, so there the driver comes from Debian's backports. Nothing else needs it: without it the rest works.
@@ -95,7 +105,7 @@ vulkan-packages:
 	  test -z "$$line" || echo "  echo '$$line' | sudo tee $(BACKPORTS_FILE)"; \
 	  echo "  sudo apt-get update && sudo apt-get install -y $$from $(VULKAN_PACKAGES)"; exit 1; fi; \
 	test -z "$$line" || echo "$$line" | $$run tee $(BACKPORTS_FILE); \
-	$$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq $$from $(VULKAN_PACKAGES)
+	$(APT); apt update && apt install -y $$from $(VULKAN_PACKAGES)
 
 docs: setup
 	$(PY) -m embodied.tools.docs

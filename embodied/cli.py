@@ -98,6 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return piped(lambda: _main(argv))
 
 
+def train() -> int:
+    """Runs ``embodied-train``; returns its exit status."""
+    return main(["train", *sys.argv[1:]])
+
+
+def evaluate() -> int:
+    """Runs ``embodied-eval``; returns its exit status."""
+    return main(["eval", *sys.argv[1:]])
+
+
 def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from embodied.data import reading
@@ -25,6 +24,7 @@ from embodied.testing import FakeEnv
 from embodied.tools import demos
 from embodied.types import Start
 
+pq = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 HERE = Path(__file__).parent
 ODD = "env.train._target_=odd_experts."
 KEYS = ("+env.train.num_actions=8", "+env.eval.num_actions=8")

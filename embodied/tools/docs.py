@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from itertools import groupby
 from pathlib import Path
 
+from embodied.cli import piped
 from embodied.observe import metrics
 from embodied.schema.foreign import names_elsewhere
 from embodied.schema.neutral import NEUTRAL, Neutral, told
@@ -130,12 +132,14 @@ def _elsewhere(key: str) -> str:
     return f"<br>*Elsewhere:* {told}" if told else ""
 
 
-def main() -> None:
+def main() -> int:
+    """Writes the pages; returns the exit status."""
     DOCS.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
         print(f"wrote {DOCS / name}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(piped(main))

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from embodied.data import lerobot_writer, pictures, reading
@@ -16,6 +14,8 @@ from embodied.errors import DatasetError, SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.types import Start
 
+pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+pq = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 SPEC = FakeEnv(size=12).spec
 WANTED = Wanted(SPEC.cameras)
 

@@ -331,7 +331,7 @@ def test_equals_the_original(pick, look):
     compare(pick, look, "PickCube-v1", "pd_ee_delta_pose", 11, actions(pick, 20))
 
 
-def test_equals_the_original_through_contacts_whatever_ran_before(look):
+def test_equals_the_original_through_contacts_whatever_ran_before(vulkan, look):
     env = make("PullCube-v1", state=STATE)
     compare(env, look, "PullCube-v1", "pd_ee_delta_pose", 2, clumsy(env, 2))
     env.close()

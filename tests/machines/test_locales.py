@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 LOCALES = {"en_US.ISO-8859-1": ("en_US", "ISO-8859-1"), "zh_CN.GBK": ("zh_CN", "GBK")}
 ENCODINGS = {"en_US.ISO-8859-1": "iso-8859-1", "zh_CN.GBK": "gbk", "ascii": "ascii"}
 RUN = (
@@ -42,43 +45,55 @@ def variables(locale: str, places: Path | None) -> dict[str, str]:
     return {**told, **({"LOCPATH": str(places)} if places else {})}
 
 
-def command(
+def command_of(
     *words: str, more: Mapping[str, str], shell: str = "", cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
-    """Runs ``python -m …``, in a shell that redirects its streams if it is told how."""
+    """Runs Python, in a shell that redirects its streams if it is told how."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHON"))}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "", **more}
-    line = f"{shlex.join([sys.executable, '-m', *words])} {shell}"
+    line = f"{shlex.join([sys.executable, *words])} {shell}"
     return subprocess.run(["bash", "-c", line], capture_output=True, check=False, env=environment, cwd=cwd)
+
+
+def command(*words: str, **how: Any) -> subprocess.CompletedProcess:
+    """Runs ``python -m …``."""
+    return command_of("-m", *words, **how)
 
 
 def shown(done: subprocess.CompletedProcess, encoding: str) -> str:
     """All that was printed; it is text of the machine's encoding, and no traceback."""
-    text = done.stdout.decode(encoding) + done.stderr.decode(encoding)
+    printed = done.stdout + done.stderr  # the bytes of an argument, which no locale need have, are given back
+    text = printed.decode(encoding, "strict" if "nöpe" not in str(done.args) else "replace")
     assert "Traceback" not in text
     assert "Error\n" not in text
     return text
 
 
+EXPLAINED = (("embodied.tools.explain", "algorithm.gamma"), "Discount from one reward")
+SAID = [
+    (("embodied.cli", "--help"), "usage: embodied VERB"),
+    (("embodied.train", "--help"), "GROUP=NAME"),
+    (("embodied.tools.compare", "--help"), "usage"),
+    (("embodied.tools.report", "--help"), "usage"),
+    (("embodied.train", "env=nöpe去"), "error: "),
+    (("embodied.train", "experiment=quickstart_grpo", "--cfg"), "runner:"),
+]
+
+
 @pytest.mark.parametrize("locale", [*LOCALES, "ascii"])
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("embodied.tools.explain", "algorithm.gamma"), "Discount from one reward"),
-        (("embodied.cli", "--help"), "usage: embodied VERB"),
-        (("embodied.train", "--help"), "GROUP=NAME"),
-        (("embodied.tools.compare", "--help"), "usage"),
-        (("embodied.tools.report", "--help"), "usage"),
-        (("embodied.train", "env=nöpe去"), "error: "),
-        (("embodied.train", "experiment=quickstart_grpo", "--cfg"), "runner:"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
+def test_an_explanation_is_given_in_every_locale(places, locale):
+    words, said = EXPLAINED
+    assert said in shown(command(*words, more=variables(locale, places)), ENCODINGS[locale])
+
+
+@pytest.mark.slow  # two dozen commands
+@pytest.mark.parametrize("locale", [*LOCALES, "ascii"])
+@pytest.mark.parametrize(("words", "said"), SAID)
 def test_a_command_says_what_it_says(places, locale, words, said):
     assert said in shown(command(*words, more=variables(locale, places)), ENCODINGS[locale])
 
 
-@pytest.mark.parametrize("locale", [*LOCALES, "ascii"])
+@pytest.mark.parametrize("locale", ["zh_CN.GBK", pytest.param("en_US.ISO-8859-1", marks=pytest.mark.slow), "ascii"])
 def test_a_run_is_that_of_every_other_machine(places, locale, tmp_path):
     """Its YAML begins with a mark, its instruction is not of the machine's encoding, and another machine goes on."""
     (tmp_path / "my/env").mkdir(parents=True)
@@ -97,14 +112,18 @@ def test_a_run_is_that_of_every_other_machine(places, locale, tmp_path):
     assert again.returncode == 0, shown(again, "utf-8")
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-", "0<&- 1>&- 2>&-", "> /dev/full"])
 @pytest.mark.parametrize(
     ("words", "status"),
     [
         (("embodied.cli", "--help"), 0),
-        (("embodied.train", "env=nope"), 2),
-        (("embodied.tools.explain", "nothing.such"), 2),
-        (("embodied.tools.explain", "runner.seed"), 0),
+        (("embodied.cli", "nope"), 2),
+        pytest.param(("embodied.train", "env=nope"), 2, marks=SLOW),
+        pytest.param(("embodied.tools.explain", "nothing.such"), 2, marks=SLOW),
+        pytest.param(("embodied.tools.explain", "runner.seed"), 0, marks=SLOW),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -128,3 +147,29 @@ def test_a_run_whose_reader_ends_early_ends_with_it(tmp_path):
     text = shown(done, "utf-8")
     assert done.stderr == b"", text
     assert text.splitlines()[-1] in (str(128 + signal.SIGPIPE), "0")
+
+
+def test_every_program_readies_its_streams():
+    """Those of ``[project.scripts]`` too: pip makes programs that call them."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert set(scripts) == {"embodied", "embodied-train", "embodied-eval"}
+    for place in scripts.values():
+        module, _, name = place.partition(":")
+        assert module == "embodied.cli", place
+        code = f"import sys; sys.argv[1:] = ['--help']; from {module} import {name}; sys.exit({name}())"
+        done = command_of("-c", code, more={"PYTHONIOENCODING": "ascii"}, shell="0<&-")
+        assert "usage" in shown(done, "ascii")
+    for file in [*(ROOT / "embodied").rglob("*.py")]:
+        source = file.read_text(encoding="utf-8")
+        if "\nif __name__ ==" in source:
+            readies = (
+                "piped(main)",
+                "def piped(",
+                "for_log()",
+                'reconfigure(encoding="utf-8"',
+                "from embodied.cli import main",
+            )
+            assert any(one in source for one in readies) or file.name in SILENT, file
+
+
+SILENT = ("peers.py", "window.py")  # print nothing of others, or in ASCII

@@ -160,6 +160,8 @@ def make_named(name: str, setup: dict[str, Any]) -> Engine:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):  # the log is UTF-8, whatever the locale is
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     status = serve(int(sys.argv[2]), partial(make_named, sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
