@@ -33,6 +33,7 @@ from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
 from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, expand_user, record
 from embodied.schema.protocol import asked, not_given
+from embodied.schema.sides import followed, followers
 
 
 def _first(*values: Any) -> Any:
@@ -132,6 +133,10 @@ def _composed(
     if refused:
         raise _with_unknown(refused, mapping)
     given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides) if key not in nothing]
+    if keys := followers(given):
+        told = {f"env.train.{key}" for key in keys}
+        rest = [one for one in expanded if one.lstrip("+~").partition("=")[0] not in told]
+        mapping = with_changes(mapping, followed(mapping, _hydra(rest, config_name, config_dirs), keys))
     mapping = with_changes(mapping, not_given(asked(mapping), given))
     config = schema.bind(mapping)
     if changes := derived(config, [SHORT.get(key, key) for key in given]):

@@ -380,6 +380,26 @@ def test_answers_that_the_verifier_cannot_read_are_left_out(tmp_path, verifier, 
         assert f"{source.skipped} of 4 rows skipped, with an answer that the verifier cannot read" in source.notes[0]
 
 
+@pytest.mark.parametrize("verifier", ["boxed", "math"])
+def test_worked_solutions_in_place_of_answers_are_left_out_and_said(tmp_path, verifier):
+    if verifier == "math":
+        pytest.importorskip("math_verify")
+    prose = "First we add three and four, which gives seven apples in all."
+    given = json.dumps([{"name": verifier}])
+
+    def opened(name: str, *answers: Any) -> Source:
+        path = write(tmp_path / name, [{"prompt": "?", "answer": answer} for answer in answers])
+        return open_sources([path], {}, Reading(), Selection(), None, verifier=given)[0]
+
+    source = opened("some.jsonl", prose, ["5"], ["5", "6"], {"a": 1}, 7, True)
+    assert numbers(source) == [1, 4, 5]
+    assert source.skipped == 3
+    assert "3 of 6 rows skipped, with an answer that the verifier cannot read; the first is row 0" in source.notes[0]
+    assert "is a text of several words, and has no box" in source.notes[0]
+    with pytest.raises(DatasetError, match=r"all 1 rows are skipped.*\(the answer 'First we add .* has no box\)"):
+        opened("all.jsonl", prose)
+
+
 def test_a_verifier_that_can_read_no_answer(tmp_path):
     path = write(tmp_path / "some.jsonl", [{"prompt": "?", "answer": "none"}])
     with pytest.raises(

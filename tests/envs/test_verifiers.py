@@ -402,6 +402,20 @@ def test_counts_of_all_parts_are_summed():
     assert verifier.counts["errors"] == 2
 
 
+def test_failures_of_all_parts_count_in_one_verdict():
+    parts = [{"name": "boxed"}, {"name": "gsm8k"}, {"name": "choice", "decides": True}]
+    verifier = make_verifier(parts)
+    assert verifier(problem("no letter and no number"), r"\boxed{3} #### 3").failures == 2  # gsm8k and choice
+    assert verifier(problem("3"), r"\boxed{3} #### 3").failures == 1
+    assert verifier(problem("B"), r"\boxed{B}").failures == 1
+    assert make_verifier(parts[:2])(problem("3"), r"\boxed{3} #### 3").failures == 0
+
+
+def test_a_problem_that_any_part_cannot_read_is_unreadable():
+    assert make_verifier([{"name": "exact"}, {"name": "boxed"}]).unreadable(problem("#### 3")) is not None
+    assert make_verifier([{"name": "exact"}, {"name": "format"}]).unreadable(problem("#### 3")) is None
+
+
 def test_the_longest_time_of_a_verdict_is_known():
     assert make_verifier([{"name": "boxed"}, {"name": "format"}]).longest_s == 0
     service = {"name": "remote", "url": "http://localhost/", "timeout_s": 10, "retries": 2, "backoff_s": 1}

@@ -2,12 +2,12 @@
 
 | name | judges |
 |---|---|
-| `boxed` | the last ``\\boxed{…}``, as a normalised text and as a number |
+| `boxed` | the last ``\\boxed{…}``, compared within its kind (:mod:`.answers`) |
 | `gsm8k` | the number after ``####``, else the last number |
-| `math` | mathematical equality, by the package math-verify |
+| `math` | the same, and what the package math-verify finds equal |
 | `exact` | the whole response |
 | `integer_after` | the integer after the last separator |
-| `choice` | the letter of a single choice |
+| `choice` | the letter of a choice, or its letters |
 | `format` | whether a regular expression matches, e.g. think and answer tags |
 | `reasoning_gym` | what the scorer of a reasoning-gym task says |
 | `custom` | what a function in a file of the user says (signatures of verl, TRL and Cosmos-RL) |

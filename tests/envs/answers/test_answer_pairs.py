@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -192,6 +193,24 @@ def test_a_comparison_of_usual_answers_takes_little_time():
     for text in texts:
         read(text + " ")  # not kept from before
     assert (time.process_time() - began) / len(texts) < 0.01  # seconds; some 0.0001 measured
+
+
+PIECES = (
+    r"\frac", r"\sqrt", "{", "}", "(", ")", "[", "]", "1", "12", "x", r"\text{", "cm", "^", "_", "-", "+", ",", "=", "<",
+    r"\pm", r"\%", "$", r"\$", " ", "/", "*", "pm", "3:00", r"\begin{pmatrix}", r"\end{pmatrix}", "&", r"\\", r"\{",
+    r"\}", "!", "|", "and", "to", r"\boxed", "0.", r"\overline", r"\cup", "½", "per", "B", ".", ":", r"\left", "million",
+    "two", "e5", "²", "个", "\\", r"\ln", "answer", "**", "is",
+)  # fmt: skip
+
+
+def test_no_combination_of_pieces_raises():
+    drawn, verifier = random.Random(0), make_verifier([{"name": "boxed", "on_error": "raise"}])
+    for _ in range(4000):
+        text = "".join(drawn.choice(PIECES) + drawn.choice(("", "", " ")) for _ in range(drawn.randint(1, 12)))
+        assert same(text, text) or not read(text).whole, text
+        verifier(Problem("", "5", {}, 0), rf"\boxed{{{text}}}")
+        for name in ("boxed", "gsm8k", "choice"):
+            make_verifier([{"name": name}]).unreadable(Problem("", text, {}, 0))
 
 
 def test_what_was_read_agrees_with_itself():

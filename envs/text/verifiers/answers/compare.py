@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .values import Answer
 
-_TEMPERATURES = frozenset(("celsius", "fahrenheit"))
+_ONE_NAME = ({"angle", "celsius"}, {"angle", "fahrenheit"}, {"mass", "sterling"})
+"""Dimensions whose units are called the same: degrees, pounds."""
 
 
 def equal(one: Answer, other: Answer) -> bool:
@@ -33,13 +34,13 @@ def _equal_items(one: Answer, other: Answer) -> bool:
 
 def _equal_values(one: Answer, other: Answer) -> bool:
     if one.unit is None or other.unit is None:
-        return one.key == other.key
+        return one.key == other.key and "measure" not in (one.kind, other.kind)
     if one.unit.dimension == other.unit.dimension:
         if one.value is not None and other.value is not None:
             return one.value * one.unit.factor == other.value * other.unit.factor
         return one.key == other.key and one.unit.factor == other.unit.factor
-    names = {one.unit.dimension, other.unit.dimension}
-    return one.key == other.key and "angle" in names and bool(names & _TEMPERATURES)
+    named = {"degrees", "lb"} & {one.unit.name, other.unit.name}
+    return one.key == other.key and bool(named) and {one.unit.dimension, other.unit.dimension} in _ONE_NAME
 
 
 def _written(answer: Answer) -> str:

@@ -16,6 +16,7 @@ WRITTEN, WRITTEN_IN_BRACKETS = (
         r"|[0-9]{1,3}(?:\.[0-9]{3}){2,}(?:,[0-9]+)?(?![0-9.])"  # those of continental Europe
         r"|[0-9]+\{,\}[0-9]+"  # a comma before the decimals
         rf"|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+){_POWER}"
+        r"|\.(?=\s*\\(?:overline|bar|dot)(?![a-zA-Z]))"
     )
     for gap in (_GAP, _LONE_GAP)
 )

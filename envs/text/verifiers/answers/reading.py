@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
 from .characters import plain
 from .expression import RELATIONS, Node, Parser
-from .number import MULTIPLES, spelled
+from .number import MULTIPLES, in_words, spelled
 from .tokens import CLOSING, OPENING, Token, tokens
 from .units import KNOWN, is_unit, money, unit_of
 from .values import Answer, NotUnderstood, Unit
@@ -22,6 +23,10 @@ _FUNCTIONS = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|
 _DOLLAR = re.compile(r"(-?)\$(-?)(?=[0-9.])")
 _NAMES = frozenset("fghpqrFGHPQVTC")
 """Letters that are names of functions: f(x)=5 says what f(x) is, x(x+1)=6 is an equation."""
+_ENDINGS = frozenset((".", ",", ";", ":", r"\\", "\\"))
+_WRAPPED = re.compile(r"(\*\*|`|\"|__)(.*)\1", re.DOTALL)
+_SPEED = re.compile(r"(?<=[0-9])\s+(m/s|km/s|g/L|g/mL)(?![a-zA-Z])")
+_PHRASE = frozenset(("the", "final", "correct", "answer", "is"))
 _MIRRORED = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
 _MIRROR = _MIRRORED | {less: more for more, less in _MIRRORED.items()}
 _LONGEST_TEXT = 3  # words of a name in a list
@@ -37,6 +42,9 @@ def read(text: str) -> Answer:
 @lru_cache(maxsize=512)
 def _read(text: str) -> Answer:
     text = plain(text.strip())
+    if wrapped := _WRAPPED.fullmatch(text):
+        text = wrapped[2].strip()
+    text = _SPEED.sub(r"\\text{ \1}", text.replace("per cent", "percent"))
     if text.replace(r"\$", "").count("$") % 2:
         text = _DOLLAR.sub(r"\1\\$\2", text, count=1)
     try:
@@ -47,6 +55,7 @@ def _read(text: str) -> Answer:
         return Answer("text", "")
     if fixed := of_fixed_form(given):
         return fixed
+    given = _without_phrase(given)
     try:
         return _several(given)
     except (NotUnderstood, RecursionError):
@@ -55,12 +64,22 @@ def _read(text: str) -> Answer:
 
 def _trimmed(given: list[Token]) -> list[Token]:
     """Tokens without the punctuation that ends a sentence, and without the group that holds them all."""
-    while given and given[-1].kind == "sign" and given[-1].text in (".", ",", ";", ":"):
+    while given and given[-1].kind == "sign" and given[-1].text in _ENDINGS:
         given = given[:-1]
     return given
 
 
+def _without_phrase(given: list[Token]) -> list[Token]:
+    """Tokens without "the answer is" or "Answer:" before them."""
+    at = next((at for at, token in enumerate(given) if token.text.casefold() not in _PHRASE), 0)
+    if not any(token.text.casefold() == "answer" for token in given[:at]) or given[at].text in RELATIONS - {":"}:
+        return given
+    return given[at + 1 :] if given[at].text == ":" and at + 1 < len(given) else given[at:]
+
+
 def _several(given: Sequence[Token]) -> Answer:
+    if (joined := _joined(given)) is not None:
+        return joined
     parts = [part for part in _split(given, _BETWEEN) if part]
     if not parts:
         raise NotUnderstood
@@ -70,6 +89,17 @@ def _several(given: Sequence[Token]) -> Answer:
     if items[0].label is not None and items[0].kind != "letter" and all(item.label is None for item in items[1:]):
         items = [replace(item, label=items[0].label) for item in items]  # x = 2 or 5
     return of_items("list", items)
+
+
+def _joined(given: Sequence[Token]) -> Answer | None:
+    """What is measured in several units: ``1 hour and 30 minutes``."""
+    rest = [token for token in given if token.text != "and"]
+    if len(rest) == len(given) or sum(token.kind == "number" for token in rest) < 2:
+        return None
+    try:
+        return _compound(rest)
+    except NotUnderstood:
+        return None
 
 
 def of_items(kind: str, items: Sequence[Answer]) -> Answer:
@@ -117,9 +147,7 @@ def _part(part: Sequence[Token], among_others: bool = False) -> Answer:
     if fixed := of_fixed_form(part):
         return fixed
     if all(token.kind == "word" for token in part):
-        if among_others and len(part) > _LONGEST_TEXT:
-            raise NotUnderstood
-        return as_text(part)
+        return _in_words(part, among_others)
     sides = list(_split(part, RELATIONS))
     if len(sides) == 1:
         return _ratio(part) or quantity(part)
@@ -128,6 +156,16 @@ def _part(part: Sequence[Token], among_others: bool = False) -> Answer:
     if not all(sides):
         raise NotUnderstood
     return _related(sides, relations)
+
+
+def _in_words(part: Sequence[Token], among_others: bool) -> Answer:
+    """A number of things, ``two apples``; else a text."""
+    if len(part) > 1 and in_words(part[0].text.casefold()) is not None:
+        with suppress(NotUnderstood):
+            return quantity(part)
+    if among_others and len(part) > _LONGEST_TEXT:
+        raise NotUnderstood
+    return as_text(part)
 
 
 def _ratio(part: Sequence[Token]) -> Answer | None:
@@ -197,14 +235,16 @@ def quantity(given: Sequence[Token]) -> Answer:
         NotUnderstood: it is none, or what follows it is no unit.
     """
     given, currency = _without_money(given)
+    if len(given) > 1 and given[0].kind == "word" and (value := in_words(given[0].text.casefold())) is not None:
+        given = [Token("number", str(value)), *given[1:]]
     depths = _depths(given)
     at = next((at for at, (token, depth) in enumerate(zip(given, depths, strict=True))
                if at > 0 and depth == 0 and _ends_value(token)), len(given))  # fmt: skip
     if currency and at < len(given) and given[at - 1].text == "/":
         at -= 1
     found, rest = _value(given[:at]), given[at:]
-    while rest and rest[0].text.casefold() in MULTIPLES and found.value is not None:
-        value = found.value * MULTIPLES[rest[0].text.casefold()]
+    while rest and found.value is not None and (multiple := _multiple(rest[0])):
+        value = found.value * multiple
         found, rest = Answer("number", spelled(value), value), rest[1:]
     if currency:
         per = bool(rest) and rest[0].text in ("/", "per")
@@ -220,8 +260,13 @@ def quantity(given: Sequence[Token]) -> Answer:
 
 def _ends_value(token: Token) -> bool:
     return token.kind in ("word", "letter", "sign") and (
-        is_unit(token) or token.text == "per" or (token.kind == "word" and token.text.casefold() in MULTIPLES)
+        is_unit(token) or token.text == "per" or _multiple(token) is not None
     )
+
+
+def _multiple(token: Token) -> int | None:
+    """What a number is taken times: million, millions."""
+    return MULTIPLES.get(token.text.casefold().removesuffix("s")) if token.kind == "word" else None
 
 
 def _measured(found: Answer, unit: Unit) -> Answer:
@@ -255,7 +300,7 @@ def _compound(given: Sequence[Token]) -> Answer:
     if len(known) < len(parts) or len({unit.dimension for unit in known}) > 1 or factors != sorted(set(factors))[::-1]:
         raise NotUnderstood
     value = sum((part.value or 0) * unit.factor for part, unit in zip(parts, known, strict=True)) / factors[-1]
-    return Answer("number", spelled(value), value, known[-1])
+    return Answer("measure", spelled(value), value, known[-1])
 
 
 def _value(given: Sequence[Token]) -> Answer:

@@ -13,9 +13,9 @@ MAX_TOKENS = 2000
 STYLES = frozenset((
     "text", "textbf", "textrm", "textit", "textsf", "texttt", "textnormal", "textup", "mbox", "hbox", "mathrm",
     "mathbf", "mathit", "mathsf", "mathtt", "mathnormal", "operatorname", "boldsymbol", "bm", "boxed", "fbox",
-    "ensuremath", "emph",
+    "ensuremath", "emph", "underline",
 ))  # fmt: skip
-_WORDED = STYLES - {"mathbf", "mathit", "boldsymbol", "bm", "boxed", "fbox", "ensuremath", "mathnormal"}
+_WORDED = STYLES - {"mathbf", "mathit", "boldsymbol", "bm", "boxed", "fbox", "ensuremath", "mathnormal", "underline"}
 _IGNORED = frozenset((
     "left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "Biggl",
     "Biggr", "bigm", "Bigm", "middle", "displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "rm",
@@ -33,7 +33,7 @@ _SIGNS = {
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lt": "<",
     "gt": ">", "colon": ":", "prime": "'", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]",
     "lparen": "(", "rparen": ")", "$": r"\$", "%": "%", "#": r"\#", "&": r"\&", "_": r"\_", "{": r"\{", "}": r"\}",
-    "|": r"\|", "\\": r"\\", "newline": r"\\",
+    "|": r"\|", "\\": r"\\", "newline": r"\\", "textdollar": r"\$",
 }  # fmt: skip
 _PLAIN = {
     "<=": r"\le", ">=": r"\ge", "!=": r"\ne", "**": "^", "+-": r"\pm", "...": r"\ldots", "==": "=",
@@ -43,6 +43,11 @@ FUNCTIONS = frozenset((
     "gcd", "lcm", "max", "min", "det", "lim",
 ))  # fmt: skip
 _PLAIN_NAMES = FUNCTIONS | {"sqrt", "pi", "infinity", "infty"}
+_ORDINAL = re.compile(
+    r"\^\s*(?:\{\s*(?:\\(?:text|mathrm)\s*\{\s*)?(st|nd|rd|th)\s*\}(?:\s*\})?|\\(?:text|mathrm)\s*\{\s*(st|nd|rd|th)\s*\})"
+)
+_COLOR = re.compile(r"\\(?:text)?color\s*\{[a-zA-Z]{1,20}\}")
+_ARGUMENT = re.compile(r"\\(mathbb|mathcal|vec|overline|bar|hat)\s*([a-zA-Z])(?![a-zA-Z])")
 _DEGREES = re.compile(r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})|\\degree(?![a-zA-Z])")
 _NEXT = re.compile(
     r"(?P<space>\s+|~)|(?P<command>\\(?:[a-zA-Z]+|.))|(?P<word>[^\W\d_]{2,})|(?P<letter>[^\W\d_])"
@@ -86,6 +91,14 @@ class _Tokeniser:
             self._add("number", number[0], number.end())
         elif degrees := _DEGREES.match(text, at):
             self._add("word", "degrees", degrees.end())
+        elif ordinal := _ORDINAL.match(text, at):
+            self._add("word", ordinal[1] or ordinal[2], ordinal.end())
+        elif color := _COLOR.match(text, at):
+            self._at = color.end()
+        elif accent := _ARGUMENT.match(text, at):
+            name = _SAME.get(accent[1], accent[1])
+            for kind, part in (("command", "\\" + name), ("sign", "{"), ("letter", accent[2]), ("sign", "}")):
+                self._add(kind, part, accent.end())
         elif environment := _BEGIN.match(text, at):
             self._add("command", rf"\{environment[1]}", environment.end())
             self._add("word", environment[2], environment.end())

@@ -10,15 +10,17 @@ from .tokens import Token
 from .values import NotUnderstood, Unit
 
 _TABLE = """
-length: m 1 meter meters metre metres; km 1000 kilometer kilometers kilometre kilometres;
- cm 1/100 centimeter centimeters centimetre centimetres; mm 1/1000 millimeter millimeters millimetre millimetres;
+length: m 1 meter meters metre metres 米; km 1000 kilometer kilometers kilometre kilometres 千米 公里;
+ cm 1/100 centimeter centimeters centimetre centimetres 厘米;
+ mm 1/1000 millimeter millimeters millimetre millimetres 毫米;
  in 127/5000 inch inches; ft 381/1250 foot feet; yd 1143/1250 yard yards; mi 201168/125 mile miles
-time: s 1 sec secs second seconds; min 60 mins minute minutes; h 3600 hr hrs hour hours; day 86400 days;
+time: s 1 sec secs second seconds 秒; min 60 mins minute minutes 分钟; h 3600 hr hrs hour hours 小时; day 86400 days 天;
  week 604800 weeks; ms 1/1000 millisecond milliseconds
-months: month 1 months; yr 12 year years; decade 120 decades; century 1200 centuries
-mass: g 1 gram grams; kg 1000 kilogram kilograms; mg 1/1000 milligram milligrams; lb 45359237/100000 lbs pound pounds;
+months: month 1 months; yr 12 year years 年; decade 120 decades; century 1200 centuries
+mass: g 1 gram grams 克; kg 1000 kilogram kilograms 千克 公斤; mg 1/1000 milligram milligrams;
+ lb 45359237/100000 lbs pound pounds;
  oz 45359237/1600000 ounce ounces; ton 1000000 tons tonne tonnes
-volume: L 1 l liter liters litre litres; mL 1/1000 ml milliliter milliliters millilitre millilitres
+volume: L 1 l liter liters litre litres 升; mL 1/1000 ml milliliter milliliters millilitre millilitres
 spoons: tablespoon 1 tablespoons tbsp; cup 16 cups; pint 32 pints; quart 64 quarts; gallon 256 gallons gal
 money: dollar 1 dollars usd; cent 1/100 cents ¢
 euro: euro 1 euros eur €
@@ -26,7 +28,7 @@ yen: yen 1 ¥ jpy
 sterling: £ 1 gbp
 yuan: yuan 1 rmb 元
 rupee: ₹ 1 rupee rupees rs
-angle: degrees 1 degree deg
+angle: degrees 1 degree deg 度
 radians: radians 1 radian rad
 share: percent 1
 celsius: °C 1 celsius
@@ -43,8 +45,9 @@ amount: mol 1 mole moles
 pressure: Pa 1 pascal pascals; kPa 1000; atm 101325
 digital: byte 1 bytes; KB 1000 kilobytes kilobyte; MB 1000000 megabytes megabyte; GB 1000000000 gigabytes gigabyte
 unit: unit 1 units
+个: 个 1
 ordinal: th 1 st nd rd
-people: people 1 person persons
+people: people 1 person persons 人
 children: children 1 child
 men: men 1 man
 women: women 1 woman
@@ -55,7 +58,8 @@ geese: geese 1 goose
 dice: dice 1 die
 """
 _NOT_COUNTED = frozenset((
-    "plus", "minus", "less", "times", "versus", "is", "was", "this", "has", "his", "its", "always", "perhaps",
+    "halves", "thirds", "quarters",
+    "plus", "minus", "less", "versus", "is", "was", "this", "has", "his", "its", "always", "perhaps",
     "afterwards", "besides", "thus", "does", "yes", "across", "towards", "downwards", "upwards", "backwards",
     "forwards", "sideways", "as", "us", "others", "sometimes",
 ))  # fmt: skip
@@ -77,6 +81,7 @@ def _table() -> dict[str, Unit]:
 
 
 KNOWN = _table()
+_SIGNS = {sign: KNOWN[sign.strip("\\$") or "dollar"] for sign in (r"\$", "€", "£", "¥", "₹", "usd", "eur", "gbp")}
 Powers = Counter[str]
 
 
@@ -91,8 +96,7 @@ def is_unit(token: Token) -> bool:
 
 def money(token: Token) -> Unit | None:
     r"""The currency of a sign before a number: ``\$``, ``€``."""
-    name = {r"\$": "dollar", "€": "€", "£": "£", "¥": "¥", "₹": "₹"}.get(token.text)
-    return None if name is None or token.kind != "sign" else KNOWN[name]
+    return _SIGNS.get(token.text.casefold())
 
 
 def _unit(word: str) -> Unit | None:
@@ -101,7 +105,7 @@ def _unit(word: str) -> Unit | None:
     lower = word.casefold()
     if len(word) > 1 and lower in KNOWN:
         return KNOWN[lower]
-    counted = len(lower) > 2 and lower.endswith("s") and not lower.endswith("ss") and lower.isascii()
+    counted = len(lower) > 2 and lower.endswith("s") and not lower.endswith(("ss", "ths")) and lower.isascii()
     if counted and lower.isalpha() and lower not in _NOT_COUNTED and not word.isupper():
         return Unit(lower, lower)
     return None

@@ -26,7 +26,8 @@ class Unit:
 class Answer:
     """An answer that was read.
 
-    ``kind``: number, expression (compared as it is written), relation, list, set, letter, clock, date, text.
+    ``kind``: number, measure (in several units), expression (compared as it is written), relation, tuple, matrix, list,
+    set, letter, clock, date, text.
     """
 
     kind: str

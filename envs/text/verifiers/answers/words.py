@@ -28,6 +28,7 @@ _ISO = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _LETTER = re.compile(r"\(([A-Z])\)|([A-Z])[.):]?")
 _NAMED = re.compile(r"(?i:option|choice|answer)\s?:?\s?\(?([A-Za-z])\)?[.:]?")
 _WITH_TEXT = re.compile(r"(?:\(([A-J])\)\s?|([A-J])(?:\)\s?|[.:]\s))(?!and\b|or\b)(?=[^\W_]|\\)(.+)", re.DOTALL)
+_OPTION = re.compile(r"(?<![a-z])[A-J][).:]", re.IGNORECASE)
 _NONE = re.compile(r"(?:there (?:is|are) )?no solutions?(?: exists?)?")
 _SHORT_WORDS = frozenset((
     "no", "on", "up", "in", "am", "pm", "or", "of", "to", "by", "is", "at", "it",
@@ -73,7 +74,7 @@ def _letter(line: str) -> Answer | None:
         return Answer("letter", found[1] or found[2])
     if found := _NAMED.fullmatch(line):
         return Answer("letter", found[1].upper())
-    if found := _WITH_TEXT.fullmatch(line):
+    if (found := _WITH_TEXT.fullmatch(line)) and not _OPTION.search(found[3]):
         return Answer("letter", found[1] or found[2], label=found[3].strip())
     return None
 

@@ -1,0 +1,9 @@
+"""The two sides of an env: what ``env.train`` is told on the command line describes the task of ``env.eval`` too.
+
+A policy that is trained on one task and judged on another gives a number that means nothing. So each key of the env's
+own follows, unless it says how one side is run (:data:`~.following.OWN_OF_A_SIDE`).
+"""
+
+from .following import ALONGSIDE, OWN_OF_A_SIDE, followed, followers
+
+__all__ = ["ALONGSIDE", "OWN_OF_A_SIDE", "followed", "followers"]
