@@ -8,9 +8,13 @@ What lies on a CPU anyway is not touched. Shards of FSDP2 (``DTensor``) move as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -86,8 +90,9 @@ class RestingWeights:
         for parameter in self._policy.parameters():
             if not on_host(parameter.data):
                 self._homes[parameter] = parameter.device
-                parameter.data = to_host(parameter.data)
-        self._tell_fsdp()
+                if not isinstance(parameter, DTensor):
+                    parameter.data = to_host(parameter.data)
+        self._move_shards(to_host)
         for device in set(self._homes.values()):
             give_back(device)
 
@@ -101,12 +106,14 @@ class RestingWeights:
 
     def _move_back(self) -> None:
         for parameter, device in self._homes.items():
-            parameter.data = to_device(parameter.data, device)
-        self._tell_fsdp()
+            if not isinstance(parameter, DTensor):
+                parameter.data = to_device(parameter.data, device)
+        for home in set(self._homes.values()):
+            self._move_shards(partial(to_device, device=home))
         self._homes.clear()
 
-    def _tell_fsdp(self) -> None:
-        """Lets FSDP2 take the new tensors for its shards. It keeps views of those that it was given: they would stay on
-        the device, and passes would compute with them, whatever an optimizer does to the parameters."""
-        if self._homes and isinstance(self._policy, FSDPModule):
-            self._policy._apply(lambda tensor: tensor)
+    def _move_shards(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Moves the shards of FSDP2, which has references of its own to them. It takes new ones in ``Module._apply``;
+        setting ``data`` would leave them where they are."""
+        if isinstance(self._policy, FSDPModule):
+            self._policy._apply(lambda tensor: move(tensor) if isinstance(tensor, DTensor) else tensor)

@@ -29,6 +29,7 @@ LOOK_S = 0.2  # between two looks at what a part prints
 MOST_PRINTED = 16 * 2**20  # bytes of a log, of which then the end is kept
 KEPT = 64 * 2**10  # bytes of that end
 TAIL = 4000  # characters of it in the result
+SAID = 300  # of its last line in the reason
 OTHER_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 """Colours and movements of a terminal, and characters that none shows."""
 
@@ -119,6 +120,8 @@ class Runner:
         lines = read(file)
         status, reason = judged(lines, code, limit_s, last)
         tail = _tail(log) if status == "failed" else ""
+        if code is not None and code > 0 and tail:  # what a signal ended says where, in many lines
+            reason += f": {tail.splitlines()[-1][:SAID]}"
         return {"status": status, "reason": reason, "measured": tuple(lines.measured), "tail": tail, "left": left}
 
     def _result(self, part: Part, status: Status, reason: str = "", **found: Any) -> Result:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from embodied.learn import resting
 from embodied.runtime.exit_status import how_it_ended
@@ -49,8 +50,14 @@ def test_what_a_cpu_cannot_do_is_not_run(name, place):
         found(name, place)
 
 
+MATRIX = {
+    "mlp": "head.weight", "openvla_oft": "layers.1.mlp.down_proj.base_layer.weight",
+    "causal_lm": "layers.1.mlp.down_proj.weight",
+}  # fmt: skip
+
+
 def perturbed(kind: str, by: float, monkeypatch) -> None:
-    """Lets the device's policies have one weight matrix that is off by ``by`` times its own spread."""
+    """Lets the device's policies have one matrix to which numbers of this size are added."""
     usual = policies.made
 
     def made(device: str, *overrides: str):
@@ -58,8 +65,8 @@ def perturbed(kind: str, by: float, monkeypatch) -> None:
         if device == "cpu":
             return one
         with torch.no_grad():
-            last = [p for p in one.module.parameters() if p.ndim == 2 and p.is_floating_point()][-1]
-            last += by * last.float().std() * torch.randn(last.shape, generator=torch.Generator().manual_seed(0))
+            (matrix,) = [p for name, p in one.policy.named_parameters() if name.endswith(MATRIX[kind])]
+            matrix += by * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(0))
         return one
 
     monkeypatch.setattr(numbers, "made", made)
@@ -95,9 +102,11 @@ def test_coarser_numbers_than_bf16_fail(kind, tmp_path, monkeypatch):
 def test_noise_that_is_drawn_anew_fails_determinism(place, monkeypatch):
     usual = learning.decide
 
+    calls = iter(range(100))
+
     def decide(made, asked):
         fields = usual(made, asked)
-        return {**fields, "logprobs": fields["logprobs"] + 1e-7 * torch.rand(fields["logprobs"].shape)}
+        return {**fields, "logprobs": fields["logprobs"] + 1e-6 * next(calls)}
 
     monkeypatch.setattr(learning, "decide", decide)
     assert "openvla_oft: act, tensors that differ" in wrong(found("determinism", place))
@@ -154,25 +163,37 @@ def moved(monkeypatch) -> None:
     monkeypatch.setattr(resting, "to_device", lambda tensor, device: tensor.detach().clone())
 
 
-def resting_under_fsdp2(place: Place) -> list[str]:
+def rested(place: Place):
+    """What the part says of weights that rest under FSDP2, and where the shards lie after they have rested."""
     one = policies.made("cpu", *policies.TEXT)
     asked = policies.question(one, 2)
     records = {**asked.obs, **learning.decide(one, asked)}
     with shards.one_rank(place):
         shared = policies.made("cpu", *policies.TEXT)
         parallel = shards.share(shared)
-        return wrong(offload.weights("weights", shared, records, parallel.reshard))
+        failed = wrong(offload.weights("weights", shared, records, parallel.reshard))
+        parallel.reshard()
+        before = {n: p.to_local().data_ptr() for n, p in shared.policy.named_parameters()}
+        resting.RestingWeights(shared.module, True).rest()
+        after = {n: p.to_local().data_ptr() for n, p in shared.policy.named_parameters()}
+        held = {n: p._sharded_param_data.data_ptr() for n, p in fsdp_parameters(shared.module)}
+    return failed, before, after, held
 
 
-def test_weights_that_rested_learn_under_fsdp2(place, monkeypatch):
+def fsdp_parameters(module):
+    """What FSDP2 itself keeps of each parameter, by name."""
+    for one in module.modules():
+        if isinstance(one, FSDPModule):
+            for group in one._get_fsdp_state()._fsdp_param_groups:
+                yield from ((parameter._param_fqn, parameter) for parameter in group.fsdp_params)
+
+
+def test_shards_of_fsdp2_rest_and_learn_afterwards(place, monkeypatch):
     moved(monkeypatch)
-    assert resting_under_fsdp2(place) == []
-
-
-def test_shards_that_keep_the_old_weights_fail(place, monkeypatch):
-    moved(monkeypatch)
-    monkeypatch.setattr(resting.RestingWeights, "_tell_fsdp", lambda weights: None)
-    assert resting_under_fsdp2(place) == ["weights: log-probs that the next step moves"]
+    failed, before, after, held = rested(place)
+    assert failed == []
+    assert not [name for name in before if before[name] == after[name]], "each is copied while the old one is there"
+    assert held == after, "FSDP2 has these, too"
 
 
 def test_random_weights_are_drawn_on_the_default_device(place):

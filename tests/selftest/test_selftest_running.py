@@ -63,14 +63,14 @@ def test_a_part_that_holds_is_passed():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("raises", "it ended with status 1"),
+        ("raises", "it ended with status 1: ZeroDivisionError: no such thing"),
         ("refuses", "it is wrong; fix: mend it"),
         ("killed", "it was killed by SIGKILL"),
         ("aborts", "it was killed by SIGABRT"),
         ("leaves_early", "its process ended with status 0 before the part came to its end"),
         ("writes_rubbish", 'it wrote what is no result: {"measured": {"what": 3}}'),
         ("cut_off", "it was killed by SIGKILL"),
-        ("out_of_memory", "it ended with status 1"),
+        ("out_of_memory", "it ended with status 1: MemoryError"),
         ("exits", "it ended with status 5"),
     ],
 )
