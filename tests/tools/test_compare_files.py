@@ -119,3 +119,13 @@ def test_a_rate_is_as_sure_as_its_starts_are_many(write, capsys, times, unpaired
     low, high = (found["over_all"][end] for end in ("low", "high"))
     expected = statistics.unpaired(20, 80, 60, 80) if unpaired else statistics.tango(40, 0, 80)
     assert (low, high) == pytest.approx(expected)
+
+
+def test_among_several_more_starts_are_asked_for_than_of_a_pair_alone(write, capsys):
+    """A test of three must reach more than 1.96."""
+    names = [write(f"run{share}", below(share)) for share in (20, 21, 22)]
+    among, alone = as_json(capsys, *names)[0], as_json(capsys, *names[:2])[0]
+    for found, tests in ((among, 3), (alone, 1)):
+        needed = statistics.needed_pairs(2, 0, 80, statistics.level(tests))
+        assert found["more_starts"] == {"just": needed.just - 80, "likely": needed.likely - 80}
+    assert among["more_starts"]["just"] > alone["more_starts"]["just"] > 0
