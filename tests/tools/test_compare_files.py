@@ -129,3 +129,32 @@ def test_among_several_more_starts_are_asked_for_than_of_a_pair_alone(write, cap
         needed = statistics.needed_pairs(2, 0, 80, statistics.level(tests))
         assert found["more_starts"] == {"just": needed.just - 80, "likely": needed.likely - 80}
     assert among["more_starts"]["just"] > alone["more_starts"]["just"] > 0
+
+
+@pytest.mark.parametrize(("times", "what"), [(1, "episodes"), (4, "starts")])
+def test_more_of_what_was_counted_is_asked_for(write, capsys, times, what):
+    """Four episodes of a start say no more than one of another: it is starts that are missing."""
+    assert compare.main([write("one", below(20), times=times), write("other", below(22), times=times)]) == 0
+    said = capsys.readouterr().out
+    assert f" more {what} of each would do" in said
+
+
+@pytest.mark.parametrize(("states", "said_of_them"), [((1, 1), False), ((50, 50), True), ((500, 500), False)])
+def test_initial_states_that_run_out_are_said_unless_starts_differ_by_their_seeds_alone(
+    write, capsys, states, said_of_them
+):
+    """A task with one state has as many starts as there are seeds."""
+    change = changed("conditions", "init_states_per_task", list(states))
+    assert compare.main([write("one", below(20), change=change), write("other", below(22), change=change)]) == 0
+    said = capsys.readouterr().out
+    assert "In all: env.eval.episodes_per_task=" in said
+    assert ("beyond which they repeat with other seeds" in said) is said_of_them
+
+
+@pytest.mark.parametrize(("first", "second", "known"), [(1, 1, True), (4, 1, False), (1, 4, False), (4, 4, False)])
+def test_fisher_s_test_is_made_of_whole_starts_alone(write, capsys, first, second, known):
+    """Also if one side alone has several episodes of a start."""
+    names = [write("one", below(10), times=first), write("other", below(30), times=second)]
+    (found,) = as_json(capsys, *names, "--unpaired")
+    assert (found["p_value"] is not None) is known
+    assert found["p_value"] in (None, statistics.fisher(20, 80, 60, 80))
