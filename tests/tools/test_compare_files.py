@@ -104,6 +104,15 @@ def test_mutated_files_are_compared_or_refused(write, capsys):
         assert status == 0 or (status == 2 and "\n  fix: " in said.err)
 
 
+def test_the_newest_of_a_run_is_that_of_most_iterations_however_its_number_is_written(write, capsys):
+    run = write("run", below(1))
+    for name, share in (("999999", 2), ("1000000", 30), ("9", 3)):
+        text = Path(write("other", below(share)), "eval", "000000.json").read_text(encoding="utf-8")
+        Path(run, "eval", f"{name}.json").write_text(text, encoding="utf-8")
+    (found,) = as_json(capsys, f"{run}@0", run)
+    assert found["over_all"]["second"]["successes"] == 60
+
+
 @pytest.mark.parametrize("times", [1, 4, 25])
 @pytest.mark.parametrize("unpaired", [(), ("--unpaired",)])
 def test_a_rate_is_as_sure_as_its_starts_are_many(write, capsys, times, unpaired):
