@@ -236,6 +236,7 @@ def test_greedy_once_and_sampled_several_times(capsys):
     said = capsys.readouterr().out
     assert "greedy, then sampled, 3 of each start" in said
     assert "sampled did better on" in said
+    assert "under the conditions above" not in said, "that they are drawn otherwise, and how often, is what is asked"
 
 
 @pytest.mark.parametrize("other", ["selftest=true", "runner.only_eval=false"])

@@ -10,7 +10,7 @@ import pytest
 
 from embodied.instructions import ANSWER, NONE_FOUND, SAYS_NOTHING, answer_code
 from embodied.observe.metrics import check
-from embodied.run.repeats import DRAWN_SETS, MOST_SETS, cells, majority_at, pass_at, rates
+from embodied.run.repeats import DRAWN_SETS, MOST_SETS, _sets, cells, majority_at, pass_at, rates
 from embodied.types import Episode, EpisodeResult, Start
 
 A, B, C = (answer_code(text) for text in "abc")
@@ -77,6 +77,13 @@ def test_where_there_are_too_many_sets_the_seed_draws_some():
     exact = sum(w * (1 if a > 8 else 0.5 if a == 8 else 0) for a, w in ways.items()) / sum(ways.values())
     assert drawn == pytest.approx([exact] * 3, abs=4 * 0.5 / DRAWN_SETS**0.5)
     assert majority_at(codes, right, 1) == pytest.approx(18 / 32)  # few sets: all of them
+
+
+def test_sets_of_other_sizes_are_drawn_from_other_numbers():
+    """Else what chance does to the majority of fifteen it would do to that of seventeen as well."""
+    few, many = (_sets(32, k, 0) for k in (15, 17))
+    assert few.shape == (DRAWN_SETS, 15)
+    assert not (few == many[:, :15]).all(axis=1).any()
 
 
 def pass_ways(a: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -422,21 +423,24 @@ STATEFUL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_trainer_goes_on_from_its_state(collected):
+@pytest.mark.parametrize(("interval", "done"), [(1, 2), (2, 3)])
+def test_a_trainer_goes_on_from_its_state(collected, interval, done):
+    """Also from one in whose next iteration the reference stays where it was moved to."""
     env, arrays, results = collected
-    whole = trainer(env, **STATEFUL)
-    for iteration in range(2):
+    keys = {**STATEFUL, "reference_reset_interval": interval}
+    whole = trainer(env, **keys)
+    for iteration in range(done):
         whole.update(arrays, results, iteration)
     state = {name: value.clone() if torch.is_tensor(value) else value for name, value in whole.state_dict().items()}
     assert {name.partition(".")[0] for name in state} >= {"bad_in_a_row", "kl_beta", "average", "reference"}
     assert all(isinstance(value, int | float | str | dict | torch.Tensor) for value in state.values())
-    parts = trainer(env, **STATEFUL)
+    parts = trainer(env, **keys)
     assert parts.state_dict().keys() == state.keys(), "what there is to load is known before it is loaded"
     parts.policy.load_state_dict(whole.policy.state_dict())
-    parts.optimizer.load_state_dict(whole.optimizer.state_dict())
+    parts.optimizer.load_state_dict(deepcopy(whole.optimizer.state_dict()))  # torch would share the moments
     parts.load_state_dict(state)
-    one, _ = whole.update(arrays, results, 2)
-    two, _ = parts.update(arrays, results, 2)
+    one, _ = whole.update(arrays, results, done)
+    two, _ = parts.update(arrays, results, done)
     assert one == two
     assert same_weights(whole.policy, parts.policy)
     for name, value in whole.state_dict().items():

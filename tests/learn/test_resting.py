@@ -215,3 +215,27 @@ def test_gradients_stay_until_the_next_update_if_that_is_wanted(data):
         assert all(grad is not None for grad in kept)
     for (_, one), (_, other) in zip(*(trainer.policy.named_parameters() for trainer in trainers), strict=True):
         assert torch.equal(one, other), "the last gradients are no part of the next"
+
+
+def test_an_interrupted_return_to_the_device_is_finished_and_the_interruption_goes_on(monkeypatch):
+    """A signal may come between two parameters. What is saved then stands on the device, and the run still ends."""
+    moved: list[Tensor] = []
+
+    def interrupted(tensor: Tensor, device: torch.device) -> Tensor:
+        moved.append(tensor)
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        return tensor.clone()
+
+    monkeypatch.setattr(resting, "on_host", lambda tensor: False)
+    monkeypatch.setattr(resting, "to_host", Tensor.clone)
+    monkeypatch.setattr(resting, "to_device", interrupted)
+    policy = FakePolicy()
+    weights, before = resting.RestingWeights(policy, True), [p.detach().clone() for p in policy.parameters()]
+    weights.rest()
+    with pytest.raises(KeyboardInterrupt):
+        weights.wake()
+    assert len(moved) == 2 + len(before), "all of them once more"
+    assert all(torch.equal(one, other) for one, other in zip(policy.parameters(), before, strict=True))
+    weights.wake()
+    assert len(moved) == 2 + len(before), "nothing is left to move"

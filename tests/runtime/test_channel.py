@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from embodied.errors import EmbodiedError
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
+from embodied.runtime.pool import PoolConfig
+from embodied.schema import EnvConfig, RolloutConfig
 
 
 @pytest.fixture
@@ -263,3 +266,11 @@ def falls_asleep(pid, samples=500):
                 return True
         time.sleep(0.01)
     return False
+
+
+def test_a_pool_that_is_told_nothing_has_the_channels_of_a_configuration_in_which_nothing_is_set():
+    """Exports and demonstrations make pools without a configuration of them."""
+    defaults = {field.name: field.default for field in fields(PoolConfig)}
+    for name, section in (("env_channel", EnvConfig), ("rollout_channel", RolloutConfig)):
+        channel = section.model_fields["channel"].default
+        assert defaults[name] == (channel.name, channel.queue_name, channel.queue_size)

@@ -68,6 +68,17 @@ def test_an_old_lease_is_not_taken_for_the_new_one_of_its_row(store):
     store.check([new])
 
 
+def test_the_lease_of_an_episode_that_is_redone_is_another_one(store):
+    """Owner, row and weights are the same, and what the row holds is not."""
+    old = store.lease(owner=1, version=0)
+    store.give_back(old)
+    new = store.lease(owner=1, version=0)
+    assert (new.row, new.owner, new.version) == (old.row, old.owner, old.version)
+    with pytest.raises(LookupError, match="has ended"):
+        store.check([old])
+    store.check([new])
+
+
 def test_all_but_what_is_kept_is_given_back(store):
     kept, dropped = [store.lease(1, 0), store.lease(1, 0)], store.lease(2, 0)
     store.keep([result_of(*kept)])

@@ -104,6 +104,15 @@ def test_mutated_files_are_compared_or_refused(write, capsys):
         assert status == 0 or (status == 2 and "\n  fix: " in said.err)
 
 
+def test_the_newest_of_a_run_is_that_of_most_iterations_however_its_number_is_written(write, capsys):
+    run = write("run", below(1))
+    for name, share in (("999999", 2), ("1000000", 30), ("9", 3)):
+        text = Path(write("other", below(share)), "eval", "000000.json").read_text(encoding="utf-8")
+        Path(run, "eval", f"{name}.json").write_text(text, encoding="utf-8")
+    (found,) = as_json(capsys, f"{run}@0", run)
+    assert found["over_all"]["second"]["successes"] == 60
+
+
 @pytest.mark.parametrize("times", [1, 4, 25])
 @pytest.mark.parametrize("unpaired", [(), ("--unpaired",)])
 def test_a_rate_is_as_sure_as_its_starts_are_many(write, capsys, times, unpaired):
@@ -119,3 +128,42 @@ def test_a_rate_is_as_sure_as_its_starts_are_many(write, capsys, times, unpaired
     low, high = (found["over_all"][end] for end in ("low", "high"))
     expected = statistics.unpaired(20, 80, 60, 80) if unpaired else statistics.tango(40, 0, 80)
     assert (low, high) == pytest.approx(expected)
+
+
+def test_among_several_more_starts_are_asked_for_than_of_a_pair_alone(write, capsys):
+    """A test of three must reach more than 1.96."""
+    names = [write(f"run{share}", below(share)) for share in (20, 21, 22)]
+    among, alone = as_json(capsys, *names)[0], as_json(capsys, *names[:2])[0]
+    for found, tests in ((among, 3), (alone, 1)):
+        needed = statistics.needed_pairs(2, 0, 80, statistics.level(tests))
+        assert found["more_starts"] == {"just": needed.just - 80, "likely": needed.likely - 80}
+    assert among["more_starts"]["just"] > alone["more_starts"]["just"] > 0
+
+
+@pytest.mark.parametrize(("times", "what"), [(1, "episodes"), (4, "starts")])
+def test_more_of_what_was_counted_is_asked_for(write, capsys, times, what):
+    """Four episodes of a start say no more than one of another: it is starts that are missing."""
+    assert compare.main([write("one", below(20), times=times), write("other", below(22), times=times)]) == 0
+    said = capsys.readouterr().out
+    assert f" more {what} of each would do" in said
+
+
+@pytest.mark.parametrize(("states", "said_of_them"), [((1, 1), False), ((50, 50), True), ((500, 500), False)])
+def test_initial_states_that_run_out_are_said_unless_starts_differ_by_their_seeds_alone(
+    write, capsys, states, said_of_them
+):
+    """A task with one state has as many starts as there are seeds."""
+    change = changed("conditions", "init_states_per_task", list(states))
+    assert compare.main([write("one", below(20), change=change), write("other", below(22), change=change)]) == 0
+    said = capsys.readouterr().out
+    assert "In all: env.eval.episodes_per_task=" in said
+    assert ("beyond which they repeat with other seeds" in said) is said_of_them
+
+
+@pytest.mark.parametrize(("first", "second", "known"), [(1, 1, True), (4, 1, False), (1, 4, False), (4, 4, False)])
+def test_fisher_s_test_is_made_of_whole_starts_alone(write, capsys, first, second, known):
+    """Also if one side alone has several episodes of a start."""
+    names = [write("one", below(10), times=first), write("other", below(30), times=second)]
+    (found,) = as_json(capsys, *names, "--unpaired")
+    assert (found["p_value"] is not None) is known
+    assert found["p_value"] in (None, statistics.fisher(20, 80, 60, 80))

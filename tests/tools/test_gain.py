@@ -52,3 +52,14 @@ def test_evaluations_under_other_conditions_are_not_called_a_rise(write):
     ((said, why),) = gain(Path("run"))
     assert said == "not compared"
     assert "env.success_distance" in why
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("conditions", "seed", 9), ("conditions", "reward_coef", 5.0), ("conditions", "reward_mode", "dense"),
+     ("conditions", "weights", "of iteration 10")],
+)  # fmt: skip
+def test_conditions_that_make_no_episode_harder_leave_the_rise(write, section, key, value):
+    put(write("one", below(20)), "run", 0)
+    put(write("other", below(30), change=changed(section, key, value)), "run", 10)
+    assert gain(Path("run"))[2][3] == "a rise"
