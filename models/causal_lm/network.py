@@ -12,6 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
@@ -173,6 +174,8 @@ def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> tuple[Any
     try:
         if keys:  # else transformers parses the file twice, its vocabulary included
             keys["config"] = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
+        if keys and _has_no_memory():
+            return _fresh(AutoModelForCausalLM.from_config(keys["config"], dtype=dtype), tokenizer), None
         if pictures is None:
             found, loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
                 folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=runs, **keys,
@@ -188,6 +191,12 @@ def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> tuple[Any
     if missing := sorted(loaded["missing_keys"]):  # transformers would go on with random numbers
         raise CheckpointError(f"{folder} lacks {len(missing)} weights: {', '.join(missing[:4])}", "download it again")
     return (_fresh(found, tokenizer) if settings.gguf_file else found), vision
+
+
+def _has_no_memory() -> bool:
+    """Whether tensors have sizes alone, as where the memory of a large policy is counted. transformers cannot fill
+    these from GGUF."""
+    return isinstance(torch.empty(0), FakeTensor)
 
 
 def _fresh(network: nn.Module, tokenizer: Any) -> Any:
