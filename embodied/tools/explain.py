@@ -104,6 +104,8 @@ def explain(name: str) -> list[Entry]:
     own = wanted.removeprefix(f"{section}.").partition(".")[0]
     if found := [_of_argument(f"{section}.{own}", one) for one in others if one.name == own]:
         return found
+    if found := _keys_that_end_so(wanted, known):
+        return found
     if told := hint(wanted).strip():
         return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
     found = _of_short_name(wanted, known) or [one for one in known.values() if wanted.lower() in one.name.lower()]
@@ -118,13 +120,14 @@ def explain(name: str) -> list[Entry]:
     return found
 
 
+def _keys_that_end_so(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
+    ours = [known[name] for name in SAID_HERE.get(wanted, ())]
+    return ours or [one for name, one in known.items() if wanted and name.endswith((f".{wanted}", f"/{wanted}"))]
+
+
 def _of_short_name(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
-    """What has this as its last name: keys, else arguments of classes, else what other systems call so. Else keys and
-    arguments that have it in theirs."""
-    if ours := [known[name] for name in SAID_HERE.get(wanted, ())]:
-        return ours
-    if found := [entry for name, entry in known.items() if name.endswith((f".{wanted}", f"/{wanted}"))]:
-        return found
+    """Arguments of classes with this last name, else what other systems call so, else keys and arguments that have it
+    in theirs."""
     if not wanted.isidentifier():
         return []
     every = [_of_argument(f"{section}.{one.name}", one) for section in SECTIONS for one in arguments(section)]
