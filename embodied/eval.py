@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from embodied.cli import piped
+from embodied.cli import piped, see_current_folder
 from embodied.run import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status (:func:`embodied.run.command.main`)."""
+    if argv is None:
+        see_current_folder()
     return command.main(argv, "eval")
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied import instructions, schema
+from embodied.errors import DeviceMemoryError, EmbodiedError
 from embodied.learn.checkpoint_load import load
 from embodied.learn.live_bytes import LiveBytes, TooLargeError
 from embodied.protocols import Decodes, Policy, SplitsTexts
@@ -89,10 +90,29 @@ def count(checked: Checked, limit: int = LIMIT) -> Counted:
     except Exception:
         if not live.exceeded:  # mapping a tensor of a file gives a ValueError in place of TooLargeError
             raise
-        return replace(_count(checked, LiveBytes(), without_memory()), with_memory=False)
+        return replace(_without_memory(checked, limit), with_memory=False)
     if (given := checked.config.runner.ckpt_path) is not None:
         load(Path(given), counted.policy)
     return counted
+
+
+def _without_memory(checked: Checked, limit: int) -> Counted:
+    """Counts with tensors that have no memory, which code of a model may not expect.
+
+    Raises:
+        DeviceMemoryError: it does not.
+    """
+    try:
+        return _count(checked, LiveBytes(), without_memory())
+    except EmbodiedError:
+        raise
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise DeviceMemoryError(
+            f"the policy has more than {limit / 2**20:.0f} MiB, and its code cannot be run with tensors that have no "
+            f"memory, so its memory is not known before a run: {type(error).__name__}: {said}",
+            "leave out runner.dry_run=true: a run needs no such count",
+        ) from error
 
 
 def without_memory() -> Callable[[], Any]:

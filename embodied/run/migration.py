@@ -21,7 +21,9 @@ from embodied.run.preflight import check
 from embodied.schema.actor import ActorConfig
 from embodied.schema.compose import compose, group_options
 from embodied.schema.foreign import find
+from embodied.schema.foreign_counts import ROBOTS
 from embodied.schema.foreign_rules import said_of
+from embodied.schema.foreign_said import Lookup, Unresolved, UnresolvedError
 from embodied.schema.foreign_usual import left_out
 from embodied.schema.table import keys
 
@@ -140,12 +142,38 @@ def _leaves(path: str, value: Any, systems: Sequence[str]) -> Iterator[tuple[str
         yield from _leaves(f"{path}.{name}".lstrip("."), inner, systems)
 
 
+def _open(value: Any) -> bool:
+    """Whether a value of theirs cannot be known here."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return (
+        isinstance(value, Unresolved)
+        or (isinstance(value, str) and bool(UNRESOLVED.search(value)))
+        or any(map(_open, inner))
+    )
+
+
+def _asked(flat: Mapping[str, Any]) -> Lookup:
+    """Their values for rules that compute with them; one that cannot be known is no value. Whether a key of a robot is
+    there can be asked all the same."""
+
+    def get(key: str) -> Any:
+        value = flat.get(key)
+        if _open(value) and key not in ROBOTS:
+            raise UnresolvedError(key)
+        return value
+
+    return get
+
+
 def _note(key: str, value: Any, system: str, flat: Mapping[str, Any], own: set[str]) -> Note:
-    if isinstance(value, str) and UNRESOLVED.search(value):
+    if _open(value):
         return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
     rows = find(key, SYSTEMS[system])
     if rows:
-        said = said_of(rows[0], value, flat.get)
+        try:
+            said = said_of(rows[0], value, _asked(flat))
+        except UnresolvedError as error:
+            return Note(key, value, "refused", why=f"it needs {error.key}, which cannot be resolved here")
         return Note(key, value, said.how, said.settings, said.why)
     if key in own:
         return Note(key, value, "same", {key: value})

@@ -133,27 +133,31 @@ def of_answers(checked: Checked, counts: object, sizes: Sizes, folder: Path) -> 
 
 
 def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> list[list[str]]:
-    """Returns where a run left its results; of its ``checkpoints``, oldest first, the last."""
+    """Returns where a run left its results, of those that are there; of its ``checkpoints``, oldest first, the last."""
     rows = [["run folder", str(folder)]]
     if "jsonl" in checked.config.runner.logger.logger_backends and (folder / "metrics.jsonl").exists():
         rows.append(["metrics", str(folder / "metrics.jsonl")])
-    if (folder / "tensorboard").exists():
+    if _holds(folder / "tensorboard"):
         rows.append(["TensorBoard", f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}"])
     if (folder / REPORT).exists():
         rows.append(["report", str(folder / REPORT)])
-    if (folder / "eval").exists():
+    if _holds(folder / "eval"):
         rows.append(["evaluations", str(folder / "eval")])
-    if (folder / "generations").exists():
+    if _holds(folder / "generations"):
         rows.append(["texts of evaluations", str(folder / "generations")])
-    if checkpoints:
+    if checkpoints and _holds(checkpoints[-1]):
         rows.append(["checkpoint", str(checkpoints[-1])])
         if (exported := folder / EXPORTS / checkpoints[-1].name).exists():
             rows.append(["exported", str(exported)])
     for side in (checked.train, checked.eval):
         videos = side.config.video_cfg
-        if videos.records:
+        if videos.records and _holds(Path(videos.video_base_dir)):
             rows.append([f"videos ({side.name})", videos.video_base_dir])
     return rows
+
+
+def _holds(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def ending(checked: Checked, iterations: int, steps: int = 0, evaluated: bool = True) -> str:

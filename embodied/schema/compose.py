@@ -32,7 +32,7 @@ from embodied.schema.names import in_known_case
 from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
 from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, expand_user, record
-from embodied.schema.protocol import asked, not_given
+from embodied.schema.protocol import as_named, asked, named, not_given, without_foreign_name
 from embodied.schema.sides import followed, followers
 
 
@@ -105,6 +105,11 @@ def _composed(
     expanded = [_readable(override) for override in _expand(overrides, config_name, config_dirs)]
     raw = _hydra(expanded, config_name, config_dirs)
     hydra = raw.pop("hydra")
+    own = [one for one in expanded if one.lstrip("+").startswith("protocol.")]
+    if name := named(expanded):  # an experiment's rules are no part of a protocol that the command line names
+        raw["protocol"] = _protocol_file(f"protocol={name}", own, config_dirs)
+    elif "~protocol" in expanded:
+        raw["protocol"] = _protocol_file("~protocol", own, config_dirs)
     choices = hydra["runtime"]["choices"]
     written = record(hydra, raw, overrides)
     _check_sections(raw)
@@ -132,6 +137,10 @@ def _composed(
     mapping, refused = without_neutral(with_cached_model(mapping))  # type: ignore[arg-type]
     if refused:
         raise _with_unknown(refused, mapping)
+    files = group_options("protocol", config_dirs)
+    mapping["protocol"] = without_foreign_name(mapping["protocol"], overrides, files)
+    if (name := mapping["protocol"]["name"]) in files:
+        mapping["protocol"] = as_named(mapping["protocol"], _protocol_file(f"protocol={name}", (), config_dirs))
     given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides) if key not in nothing]
     if keys := followers(given):
         told = {f"env.train.{key}" for key in keys}
@@ -142,6 +151,11 @@ def _composed(
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))
     return Composed(config, config.model_dump(by_alias=True, mode="json"), written)
+
+
+def _protocol_file(choice: str, own: Sequence[str], config_dirs: Sequence[str]) -> dict[str, Any]:
+    """The protocol that a command line chooses, with overrides of its keys alone."""
+    return dict(_hydra([choice, "~experiment", *own], "train", config_dirs).get("protocol") or {})
 
 
 def _check_sections(raw: Mapping[str, Any]) -> None:

@@ -51,7 +51,8 @@ def steps(row: Row, value: Any, get: Lookup) -> Said:
 
 def prompts(row: Row, value: Any, get: Lookup) -> Said:
     """verl counts prompts, of which each has ``rollout.n`` answers; here answers are counted."""
-    n = number_of(get("actor_rollout_ref.rollout.n")) or (None if isinstance(get, Unknown) else 1)
+    given = get("actor_rollout_ref.rollout.n")
+    n = number_of(given) or (None if given is not None or isinstance(get, Unknown) else 1)
     count = number_of(value)
     if count is not None and any(map(get, ROBOTS)):
         why = "SimpleVLA-RL counts episodes, and here their chunks are counted: multiply it by the chunks of an episode"

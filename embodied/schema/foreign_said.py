@@ -48,6 +48,23 @@ class Unknown:
 unknown = Unknown()
 
 
+class Unresolved(str):
+    """What their file writes in the place of a value that only the run of their program can know. Nothing is computed
+    from it."""
+
+
+class UnresolvedError(Exception):
+    """A rule asked for the value of a key that cannot be resolved.
+
+    Args:
+        key: theirs.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
 def number_of(value: Any) -> float | None:
     try:
         return float(value)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc, getfile, isclass
 
@@ -21,10 +21,27 @@ from embodied.errors import ConfigError, EmbodiedError, did_you_mean, told
 from embodied.observe import metrics
 from embodied.observe.metrics import METRICS, STAGES
 from embodied.schema import foreign, of_hydra
-from embodied.schema.foreign_hints import hint
+from embodied.schema.foreign_hints import elsewhere, hint
 from embodied.schema.table import keys
 from embodied.tools.sources import GROUPS, Argument, arguments, relative, settings
 
+SECTIONS = ("env.eval", "actor.model")
+"""Sections whose classes have arguments; those of env.train are those of env.eval."""
+SAID_HERE: Mapping[str, Sequence[str]] = {
+    "num_generations": ("algorithm.group_size",),
+    "learning_rate": ("actor.optim.lr",),
+    "max_completion_length": ("algorithm.sampling_params.max_new_tokens",),
+    "num_train_epochs": ("runner.max_epochs",),
+    "per_device_train_batch_size": ("actor.micro_batch_size", "actor.global_batch_size"),
+    "gradient_accumulation_steps": ("actor.micro_batch_size", "actor.global_batch_size"),
+    "num_iterations": ("algorithm.update_epoch",),
+    "beta": ("algorithm.kl_beta",),
+    "epsilon": ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high"),
+    "epsilon_high": ("algorithm.clip_ratio_high",),
+    "delta": ("algorithm.clip_ratio_c",),
+    "max_grad_norm": ("actor.optim.clip_grad",),
+}
+"""Words of TRL's trainers → keys here."""
 MOST = 40
 """Names that a part of a name finds at most."""
 
@@ -87,9 +104,11 @@ def explain(name: str) -> list[Entry]:
     own = wanted.removeprefix(f"{section}.").partition(".")[0]
     if found := [_of_argument(f"{section}.{own}", one) for one in others if one.name == own]:
         return found
+    if found := _keys_that_end_so(wanted, known):
+        return found
     if told := hint(wanted).strip():
         return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
-    found = [entry for entry in known.values() if wanted.lower() in entry.name.lower()]
+    found = _of_short_name(wanted, known) or [one for one in known.values() if wanted.lower() in one.name.lower()]
     if not found or not wanted:
         names = [*known, *(f"{section}.{one.name}" for one in others)]
         raise ConfigError(
@@ -99,6 +118,27 @@ def explain(name: str) -> list[Entry]:
     if len(found) > MOST:
         raise ConfigError(f"{len(found)} names have '{wanted}' in them", "give more of the name")
     return found
+
+
+def _keys_that_end_so(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
+    ours = [known[name] for name in SAID_HERE.get(wanted, ())]
+    return ours or [one for name, one in known.items() if wanted and name.endswith((f".{wanted}", f"/{wanted}"))]
+
+
+def _of_short_name(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
+    """Arguments of classes with this last name, else what other systems call so, else keys and arguments that have it
+    in theirs."""
+    if not wanted.isidentifier():
+        return []
+    every = [_of_argument(f"{section}.{one.name}", one) for section in SECTIONS for one in arguments(section)]
+    if found := [entry for entry in every if entry.name.rpartition(".")[2] == wanted]:
+        return found
+    if told := elsewhere(wanted).strip():
+        return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
+    return [
+        *(entry for entry in known.values() if wanted.lower() in entry.name.lower()),
+        *(entry for entry in every if wanted.lower() in entry.name.rpartition(".")[2].lower()),
+    ]
 
 
 def _of_argument(name: str, one: Argument) -> Entry:

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 1 if ``--verify`` found that the export is another policy, 2 after an explained
     error."""
-    given = _arguments().parse_args(argv)
+    given = _arguments().parse_args(verify_last(sys.argv[1:] if argv is None else argv))
     try:
         return _carry_out(given, make_console())
     except EmbodiedError as error:
@@ -84,6 +85,26 @@ def _arguments() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--config-dir", action="append", default=[], help="folder with more group files, for --verify")
     return parser
+
+
+def verify_last(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with ``--verify`` and its words at their end, so that other options may stand among them.
+
+    >>> verify_last(["--verify", "env=reach", "--out", "D", "episodes=4", "CHECKPOINT"])
+    ['--out', 'D', 'CHECKPOINT', '--verify', 'env=reach', 'episodes=4']
+    """
+    if "--verify" not in argv:
+        return list(argv)
+    others, words = list[str](), list[str]()
+    rest = iter(argv)
+    for one in rest:
+        if one == "--verify":
+            continue
+        if one.startswith("-"):
+            others += [one, *([] if "=" in one or one in ("-h", "--help") else [*islice(rest, 1)])]
+        else:
+            (words if "=" in one and not Path(one).is_dir() else others).append(one)
+    return [*others, "--verify", *words]
 
 
 def _carry_out(given: argparse.Namespace, console: Console) -> int:

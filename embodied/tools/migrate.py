@@ -9,12 +9,10 @@ The report says what became of each of their keys. Nothing is run.
 from __future__ import annotations
 
 import argparse
-import ast
-import operator
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,6 @@ from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
 
 SUFFIXES = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines"}
-NAME = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
-"""A name of the shell, perhaps with what stands for it if it is not set."""
-SUM = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
-OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: lambda a, b: int(a / b),
-    ast.Mod: operator.mod,
-}  # fmt: skip
 SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl")
 
 
@@ -36,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 after an explained error."""
     given = _arguments().parse_args(argv)
     try:
-        theirs = read(Path(given.file))
+        theirs, remarks = read_with_remarks(Path(given.file))
         from embodied.run.migration import migrate
 
         found = migrate(theirs, given.system, given.overrides)
@@ -55,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error}\n  fix: name a file that can be read, and a folder that can be written", file=sys.stderr)
         return 2
-    print("\n".join(report(found)), file=sys.stderr)
+    print("\n".join([*(f"note: {one}" for one in remarks), *report(found)]), file=sys.stderr)
     return 0
 
 
@@ -95,83 +86,41 @@ def report(found: Any) -> list[str]:
 
 
 def read(file: Path) -> Mapping[str, Any]:
-    """Reads a nested configuration: YAML with its references, TOML, or ``KEY=VALUE`` words as a script has them.
-    Names of the shell stand for what the script sets them to, or for their ``${NAME:-default}``; ``$HOME`` stands for
-    the user's folder. Whole numbers in ``$((…))`` are computed. Nothing is run.
+    """Reads a nested configuration: YAML with its references, TOML, or the ``KEY=VALUE`` words of a script, with the
+    values that its shell would give them (:mod:`embodied.migrate.shell`). Nothing is run.
 
     Raises:
         ConfigError: it is none of these.
     """
+    return read_with_remarks(file)[0]
+
+
+def read_with_remarks(file: Path) -> tuple[Mapping[str, Any], list[str]]:
+    """Returns what :func:`read` does, and what a reader should know of how it was found."""
     if file.suffix not in SUFFIXES:
         kinds = ", ".join(f"{suffix} ({kind})" for suffix, kind in SUFFIXES.items())
         raise ConfigError(f"{file}: what kind of file is this?", f"give one of: {kinds}")
-    text = file.read_text(encoding="utf-8")
-    if file.suffix == ".toml":
-        import tomllib
-
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{file} is no TOML: {error}", "correct it") from None
-    if file.suffix in (".sh", ".txt"):
-        return _words(text)
-    return _yaml(file, text)
-
-
-def _words(text: str) -> dict[str, Any]:
-    import yaml
-
-    found: dict[str, Any] = {}
-    names = {"HOME": str(Path.home()), "PWD": str(Path.cwd())}  # of the shell; the script itself says what others are
-    whole = SUM.sub(lambda at: f"$(({''.join(at[1].split())}))", text.replace("\\\n", " "))  # a word has no blanks
-    for word in shlex.split(whole, comments=True):
-        key, equals, value = word.partition("=")
-        value = _resolved(value, names)
-        if equals and key.isidentifier():
-            names[key] = value
-        if equals and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.@/-]*", key) and "." in key:
-            inner = found
-            *path, name = key.lstrip("+").split(".")
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[name] = value if "$" in value else yaml.safe_load(value)
-    return found
-
-
-def _resolved(value: str, names: Mapping[str, str]) -> str:
-    """A word of a script with the values of ``$NAME``, ``${NAME}``, ``${NAME:-default}`` and ``$((sum))``; what cannot
-    be known stays as it is."""
-
-    def named(at: re.Match[str]) -> str:
-        return names.get(at[1] or at[2], at[0] if at[3] is None else at[3])
-
-    while (new := SUM.sub(lambda at: _sum(at, names), NAME.sub(named, value))) != value:
-        value = new
-    return value
-
-
-def _sum(at: re.Match[str], names: Mapping[str, str]) -> str:
-    text = re.sub(r"[A-Za-z_]\w*", lambda name: names.get(name[0], name[0]), at[1])
     try:
-        return str(_number(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
-        return at[0]
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text in UTF-8: {error.reason}", "save it as UTF-8") from None
+    if file.suffix == ".toml":
+        return _toml(file, text), []
+    if file.suffix in (".sh", ".txt"):
+        from embodied.migrate.shell.keys import read_script
+
+        script = read_script(text, str(file))
+        return script.keys, script.remarks
+    return _yaml(file, text), []
 
 
-def _number(node: ast.AST) -> int:
-    """The whole number that a sum of the shell gives.
+def _toml(file: Path, text: str) -> dict[str, Any]:
+    import tomllib
 
-    Raises:
-        KeyError: it has anything but whole numbers, + - * / % and brackets.
-        ZeroDivisionError: it divides by 0.
-    """
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp):
-        return OPERATIONS[type(node.op)](_number(node.left), _number(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_number(node.operand)
-    raise KeyError(type(node).__name__)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is no TOML: {error}", "correct it") from None
 
 
 def _yaml(file: Path, text: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import yaml
 
 import embodied
 import embodied.config
+from embodied.errors import ConfigError
 from embodied.targets import load_target
 
 MOST = 4
@@ -70,7 +71,10 @@ def arguments(section: str) -> Iterator[Argument]:
     """Yields the arguments of all classes that the files of a section's group name."""
     named = [content.get("_target_") for file, _, content in _files() if file.parent.name == GROUPS[section]]
     for target in sorted({name for name in named if isinstance(name, str)}):
-        made = load_target(target, f"{section}._target_")
+        try:
+            made = load_target(target, f"{section}._target_")
+        except ConfigError:  # a simulator that is not installed here
+            continue
         for name, parameter in inspect.signature(made).parameters.items():
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 place, meaning = _told(made, name)
@@ -161,5 +165,12 @@ def _default(made: Callable[..., Any], name: str, given: Any) -> str:
     if given is inspect.Parameter.empty:
         return "none; it has to be given"
     for one in (field for kind in _dataclasses(made) for field in fields(kind) if field.name == name):
-        given = one.default_factory() if one.default_factory is not MISSING else one.default
-    return json.dumps(given, ensure_ascii=False, default=str)
+        said = one.default_factory() if one.default_factory is not MISSING else one.default
+        given = given if said is MISSING else said
+    return json.dumps(given, ensure_ascii=False, default=_named)
+
+
+def _named(value: Any) -> str:
+    """A value that JSON does not have: as it shows itself, unless that is a place in memory."""
+    shown = str(value)
+    return shown if " at 0x" not in shown else getattr(value, "__qualname__", type(value).__qualname__)

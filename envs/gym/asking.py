@@ -26,7 +26,7 @@ _KEPT = 1 << 16  # bytes of what the env prints, the last ones
 _CODE = """
 import sys, json, importlib.util
 given = json.load(sys.stdin)
-sys.path[:0] = given["folders"]
+sys.path[:] = [*given["folders"], *filter(None, sys.path)]  # as a worker has it
 spec = importlib.util.spec_from_file_location(
     "embodied", given["package"] + "/__init__.py", submodule_search_locations=[given["package"]])
 sys.modules["embodied"] = importlib.util.module_from_spec(spec)

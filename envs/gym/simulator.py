@@ -37,8 +37,9 @@ def prepare(making: Making) -> None:
             install = "pip install 'embodied-rl[gym]'" if package == "gymnasium" else f"pip install {package}"
             raise AssetsMissingError(
                 f"{KEY}.imports: cannot import '{name}': there is no module '{package}' here",
-                f"{install} (some packages have another name than their module), or set env.python to the Python of an "
-                "environment that has it",
+                f"if {package} is a file or folder of yours, start where it lies or put its folder into PYTHONPATH; "
+                f"else {install} (some packages have another name than their module), or set env.python to the Python "
+                "of an environment that has it",
             ) from error
 
 

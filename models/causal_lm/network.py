@@ -12,6 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -210,6 +211,8 @@ def _of_gguf(settings: Settings, tokenizer: Any, folder: Path, dtype: torch.dtyp
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file}
     try:  # without the configuration transformers parses the file twice, its vocabulary included
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
+        if _has_no_memory():
+            return _fresh(AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer)
         found, loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
             folder, local_files_only=True, dtype=dtype, output_loading_info=True, trust_remote_code=False,
             config=config, **keys, **settings.override_config,
@@ -222,6 +225,12 @@ def _of_gguf(settings: Settings, tokenizer: Any, folder: Path, dtype: torch.dtyp
     for name, parameter in found.named_parameters():
         check_numbers(parameter, name, file)
     return _fresh(found, tokenizer)
+
+
+def _has_no_memory() -> bool:
+    """Whether tensors have sizes alone, as where the memory of a large policy is counted. transformers cannot fill
+    these from GGUF."""
+    return isinstance(torch.empty(0), FakeTensor)
 
 
 def _fresh(network: nn.Module, tokenizer: Any) -> Any:

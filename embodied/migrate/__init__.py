@@ -1,0 +1,1 @@
+"""Translates experiments of other systems into experiments of this project."""

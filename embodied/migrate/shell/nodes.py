@@ -1,0 +1,84 @@
+"""What parts of a script's tree say: its words, the parts of its loops and branches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from embodied.migrate.shell.patterns import matches
+from embodied.migrate.shell.state import State
+from embodied.migrate.shell.syntax import Node, raw
+from embodied.migrate.shell.text import Text
+from embodied.migrate.shell.words import pattern
+
+SETS = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+
+
+def rest_of(node: Node) -> str:
+    """The script from a node on."""
+    root = node
+    while root.parent is not None:
+        root = root.parent
+    return str(root.text[node.start_byte - root.start_byte :].decode("utf-8"))
+
+
+def parts_of_if(node: Node) -> tuple[list[Node], list[Node], list[Node]]:
+    """The condition of an ``if`` or ``elif``, what follows if it holds, and its other branches."""
+    then = next((child.start_byte for child in node.children if child.type == "then"), node.end_byte)
+    tests = [child for child in node.named_children if child.start_byte < then]
+    others = [child for child in node.named_children if child.type in ("elif_clause", "else_clause")]
+    bodies = [child for child in node.named_children if child.start_byte > then and child not in others]
+    return tests, bodies, others
+
+
+def fits_one_of(value: Text, patterns: Sequence[str], state: State) -> bool | None:
+    """Whether a value fits one of the patterns of a ``case``."""
+    for one in patterns:
+        wanted = pattern(one, state)
+        if wanted.known and set(wanted.shown) == {"*"}:
+            return True
+        if not value.known or not wanted.known:
+            return None
+        if matches(value.shown, wanted.shown):
+            return True
+    return False
+
+
+def literal_of(node: Node) -> str | None:
+    """The one text that a pattern of a ``case`` fits, if it is one."""
+    text = raw(node)
+    inner = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    return inner if re.fullmatch(r"[\w.:/-]+", inner) else None
+
+
+def script_in(given: Sequence[Text]) -> Text | None:
+    """The text of ``bash -c TEXT``."""
+    for number, word in enumerate(given[1:-1], start=1):
+        shell = given[number - 1].shown.rpartition("/")[2]
+        if word.shown in ("-c", "-lc", "-xc", "-ec") and shell.startswith(("bash", "sh", "zsh", "-")):
+            return given[number + 1]
+    return None
+
+
+def names_assigned(node: Node) -> list[str]:
+    """The names that a part of a script gives values."""
+    found = []
+    for child in node.named_children:
+        if child.type == "variable_assignment":
+            found.append(raw(child.child_by_field_name("name")).partition("[")[0])
+        found += names_assigned(child)
+    return found
+
+
+def names_set(sum_: str) -> list[str]:
+    """The names that a sum gives numbers."""
+    return [name for each in SETS.findall(sum_) for name in each if name]
+
+
+def parts_of_for(source: str) -> tuple[str, str, str]:
+    """The sums of ``for ((begin; test; step))``."""
+    inner = source[source.index("((") + 2 : source.index("))")]
+    begin, test, step = (part.strip() for part in [*inner.split(";"), "", ""][:3])
+    return begin, test, step

@@ -1,0 +1,134 @@
+"""Texts of a shell of which a part may not be known before the script runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a text.
+
+    Args:
+        text: what it is, or how the script writes it if that is not known.
+        given: it is what a caller may give in the place of the script's own default.
+    """
+
+    text: str
+    known: bool = True
+    given: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, in parts."""
+
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        return all(part.known for part in self.parts)
+
+    @property
+    def given(self) -> bool:
+        return any(part.given for part in self.parts)
+
+    @property
+    def shown(self) -> str:
+        """The text itself if all of it is known, else with the script's words for the rest."""
+        return "".join(part.text for part in self.parts)
+
+    @property
+    def is_surely_some(self) -> bool:
+        """Whether it cannot be empty."""
+        return any(part.text and (part.known or part.given) for part in self.parts)
+
+    def __add__(self, other: Text) -> Text:
+        parts = [part for part in (*self.parts, *other.parts) if part.text]
+        if len(parts) > 1 and all(part.known for part in parts):
+            return known("".join(part.text for part in parts))
+        return Text(tuple(parts))
+
+
+@dataclass(frozen=True)
+class Words:
+    """Several words in the place of one, as ``"${ARGS[@]}"`` has them."""
+
+    words: tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a part of a word stands for; a quoted one is not split at blanks."""
+
+    value: Text | Words
+    quoted: bool = False
+
+
+def known(text: str) -> Text:
+    return Text((Part(text),) if text else ())
+
+
+def unknown(source: str, given: bool = False) -> Text:
+    """A text that cannot be known here.
+
+    Args:
+        source: how the script writes it.
+    """
+    return Text((Part(source, False, given),))
+
+
+EMPTY = Text()
+
+
+def joined(texts: Iterable[Text], between: str = " ") -> Text:
+    found = EMPTY
+    for number, text in enumerate(texts):
+        found = found + known(between) + text if number else text
+    return found
+
+
+def as_text(pieces: Iterable[Piece]) -> Text:
+    """One text, as an assignment takes it: nothing is split."""
+    found = EMPTY
+    for piece in pieces:
+        found = found + (joined(piece.value.words) if isinstance(piece.value, Words) else piece.value)
+    return found
+
+
+def as_words(pieces: Iterable[Piece]) -> list[Text]:
+    """The words of a command: what is not quoted is split at its blanks, and vanishes if it is empty."""
+    words: list[Text | None] = [None]
+    for piece in pieces:
+        for number, text in enumerate(_split(piece)):
+            if number:
+                words.append(None)
+            if text is not None:
+                words[-1] = text if words[-1] is None else words[-1] + text
+    return [word for word in words if word is not None]
+
+
+def _split(piece: Piece) -> Iterator[Text | None]:
+    """What is added to a word, and to each further word; null where nothing stands."""
+    if isinstance(piece.value, Words):
+        yield from piece.value.words or [None]
+    elif piece.quoted:
+        yield piece.value
+    else:
+        yield from _at_blanks(piece.value.parts)
+
+
+def _at_blanks(parts: Sequence[Part]) -> Iterator[Text | None]:
+    now: Text | None = None
+    for part in parts:
+        if not part.known:
+            now = (now or EMPTY) + Text((part,))
+            continue
+        for number, text in enumerate(part.text.replace("\n", " ").replace("\t", " ").split(" ")):
+            if number:
+                yield now
+                now = None
+            if text:
+                now = (now or EMPTY) + known(text)
+    yield now

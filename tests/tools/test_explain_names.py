@@ -1,0 +1,47 @@
+"""``embodied explain`` finds what a user calls a key, and prints no object."""
+
+from __future__ import annotations
+
+import pytest
+
+from embodied.tools import explain
+from embodied.tools.sources import GROUPS, arguments
+
+
+def test_no_explanation_shows_an_object_or_a_sentinel():
+    texts = ["\n".join(entry.text) for entry in explain.entries()]
+    for section in GROUPS:
+        texts += ["\n".join(explain._of_argument(f"{section}.{one.name}", one).text) for one in arguments(section)]
+    assert len(texts) > 500
+    assert [text for text in texts if " at 0x" in text or "MISSING" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("actor.model.num_action_chunks", "actor.model.num_action_chunks"),
+        ("num_action_chunks", "actor.model.num_action_chunks"),
+        ("lora_rank", "actor.model.lora_rank"),
+        ("chunk", "actor.model.num_action_chunks"),
+        ("group_size", "algorithm.group_size"),
+        ("update_epoch", "algorithm.update_epoch"),
+        ("approx_kl", "train/approx_kl"),
+        ("num_generations", "algorithm.group_size"),
+        ("learning_rate", "actor.optim.lr"),
+        ("max_completion_length", "algorithm.sampling_params.max_new_tokens"),
+    ],
+)
+def test_a_short_name_finds_the_keys_that_end_so(name, found, capsys):
+    assert explain.main([name]) == 0
+    assert f"{found} (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", explain.SAID_HERE)
+def test_words_of_trl_are_keys_here(word):
+    assert [entry.name for entry in explain.explain(word)] == [*explain.SAID_HERE[word]]
+
+
+@pytest.mark.parametrize("name", ["", "no_such_thing_at_all", "."])
+def test_a_name_that_nothing_has_is_an_error(name, capsys):
+    assert explain.main([name]) == 2
+    assert "fix:" in capsys.readouterr().err
