@@ -21,7 +21,7 @@ LAYERS = {
     "parallel": 3,
     "runtime": 4, "learn": 4,
     "run": 5, "testing": 5, "serving": 5,
-    "doctor": 6, "report": 6, "cli": 6, "__main__": 7,
+    "doctor": 6, "report": 6, "migrate": 6, "cli": 6, "__main__": 7,
     "tools": 7, "train": 7, "eval": 7, "sft": 7,
 }  # fmt: skip
 """A part may import parts of lower layers alone. ``parallel`` lies below ``learn``, which needs its collectives, and

@@ -16,7 +16,7 @@ from embodied.models.causal_lm import build_policy
 
 from embodied import train
 from embodied.observe import services
-from embodied.run.migration import Migration, migrate
+from embodied.migrate import Migration, migrate
 from embodied.tools import migrate as tool
 
 HERE = Path(__file__).parent / "migrate"

@@ -17,6 +17,8 @@ from embodied.schema.foreign_values import translated
 
 ROBOTS = ("data.task_suite_name", "actor_rollout_ref.model.vla")
 """Keys that SimpleVLA-RL has and verl has not."""
+SUPERVISED = ("model.path", "model.partial_pretrain")
+"""Keys of verl's supervised training."""
 SLOTS = EnvSideConfig.model_fields["total_num_envs"].default
 GROUP = AlgorithmConfig.model_fields["group_size"].default
 
@@ -25,6 +27,8 @@ def starts(row: Row, value: Any, get: Lookup) -> Said:
     """verl's prompts of an iteration; of robots the rounds over the default env slots that have as many starts. Where
     they do not come out even, a round is one group."""
     given = number_of(value)
+    if given is not None and any(map(get, SUPERVISED)):
+        return Said({"actor.global_batch_size": int(given)}, "derived", "supervised: examples of an optimizer step")
     if given is None or not any(map(get, ROBOTS)):
         return Said(translated(row.ours[0], value), "renamed")
     number, group, slots = int(given), int(number_of(get("data.n_samples")) or GROUP), SLOTS
@@ -70,14 +74,6 @@ def passes(row: Row, value: Any, get: Lookup) -> Said:
     return Said(translated(row.ours[0], value), "renamed")
 
 
-def accumulated(row: Row, value: Any, get: Lookup) -> Said:
-    micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
-    why = "gradient_accumulation_steps · per_device_train_batch_size · devices"
-    if micro is None or value is None:
-        return Said(how="derived", why=why)
-    return Said({"actor.global_batch_size": int(value) * int(micro) * count(devices)}, "derived", why)
-
-
 def count(devices: Any) -> int:
     """Devices of ``list(range(0,16))`` or of a list."""
     if isinstance(devices, list):
@@ -96,8 +92,11 @@ def per_replica(row: Row, value: Any, get: Lookup) -> Said:
         return Said(how="refused", why=f"{why} is no whole number of rounds") if rest else Said(
             {"algorithm.rollout_epoch": rounds}, "derived", why
         )  # fmt: skip
-    starts = max(1, int(value) * int(replicas) // int(n))
-    return Said({"data.rollout_batch_size": starts}, "derived", f"{value} samples · {replicas} replicas / {n}")
+    samples = int(value) * int(replicas)
+    settings = {"data.rollout_batch_size": max(1, samples // int(n))}
+    if not number_of(get("train.train_policy.batch_size_per_optimize")):
+        settings["actor.global_batch_size"] = samples  # one optimizer step takes them all
+    return Said(settings, "derived", f"{value} samples · {replicas} replicas / {n}")
 
 
 def groups(row: Row, value: Any, get: Lookup) -> Said:

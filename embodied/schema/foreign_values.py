@@ -50,6 +50,7 @@ VALUES: Mapping[str, Mapping[str, Settings]] = {
         "actor": _loss("ppo"), "math_actor": _loss("ppo"), "embodied_ppo": {**_loss("ppo"), **_GAE},
         "actor_critic": {**_loss("ppo"), **_GAE}, "embodied_actor_critic": {**_loss("ppo"), **_GAE},
         "decoupled": _loss("tis"), "decoupled_actor_critic": {**_loss("tis"), **_GAE}, "gpg": _loss("reinforce"),
+        "token": _loss("ppo"), "seq": _loss("gspo"), "pg": _loss("reinforce"),
     },
     "algorithm.adv_type": {
         "embodied_grpo": {"algorithm.adv_type": "grpo"}, "math_grpo": {"algorithm.adv_type": "grpo"},
