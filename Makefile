@@ -1,5 +1,6 @@
 # make train   the main job: reinforcement learning on LIBERO with the small policy that comes with the package
 # make test    the test suite (make test ARGS="-m slow" for the long ones)
+# make quick   lint, format, types, and the tests of rooms that need neither processes nor simulators: two minutes
 # make vulkan  ManiSkill's software renderer (part of make test)
 # make site    the documentation as a site, in site/ (an environment of its own, .venv-docs)
 # Each sets up everything that it needs: .venv, packages, and the renderer's system libraries.
@@ -12,7 +13,7 @@ PY := $(VENV)/bin/python
 RENDERER_PACKAGES := libegl1 libgl1 libosmesa6 libglib2.0-0
 RENDERER_LIBRARIES := libEGL.so.1 libGL.so.1 libOSMesa.so libglib-2.0.so.0
 
-.PHONY: train test setup smollm renderer vulkan docs site clean
+.PHONY: train test quick lint setup smollm renderer vulkan docs site clean
 
 train: $(VENV)/.installed renderer
 	$(PY) -m embodied.train experiment=quickstart_libero $(ARGS)
@@ -20,6 +21,17 @@ train: $(VENV)/.installed renderer
 # Two processes: most tests wait for a process of their own. A file's tests share simulators, so they stay together.
 test: setup smollm
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+QUICK := tests/algorithms tests/client tests/data tests/observe tests/rows tests/test_compose.py tests/test_docs.py \
+  tests/test_files.py tests/test_imports.py tests/test_names.py tests/test_random.py tests/test_schema.py tests/test_spec_json.py
+
+quick: lint
+	$(PY) -m pytest -q -n 2 --dist loadfile $(QUICK) $(ARGS)
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 
 setup: $(VENV)/.installed renderer vulkan
 

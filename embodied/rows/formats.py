@@ -79,12 +79,12 @@ class Records:
 
     def read(self, number: int) -> bytes:
         start, stop = self._offsets[number].tolist()
-        with self._file.open(encoding="utf-8") as file:
+        with self._file.open() as file:
             return os.pread(file.fileno(), stop - start, start)
 
     def all(self) -> Iterator[bytes]:
         """Yields all records, much faster than one by one."""
-        with self._file.open(encoding="utf-8") as file:
+        with self._file.open() as file:
             for first in range(0, len(self), _SLICE):
                 for start, stop in self._offsets[first : first + _SLICE].tolist():
                     file.seek(start)
@@ -167,7 +167,7 @@ class JsonList:
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
-        with file.open(encoding="utf-8") as opened:
+        with file.open() as opened:
             try:
                 found = json.load(opened)
             except ValueError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from itertools import groupby
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from embodied.schema.neutral import NEUTRAL, Neutral, told
 from embodied.schema.of_hydra import OF_HYDRA
 from embodied.schema.table import Key, keys
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):")
 
 
 def configuration() -> str:
@@ -78,7 +82,37 @@ def metrics_page() -> str:
     return head + metrics.markdown()
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics_page}
+def files_page() -> str:
+    """Makes ``docs/files.md``: the first sentence of each module's docstring, by folder."""
+    parts = [
+        "# Files",
+        "",
+        "Generated from the docstrings of the modules by `make docs`. [Architecture](architecture.md) says which rooms "
+        "there are and how they depend on each other.",
+        "",
+    ]
+    files = sorted((path for top in ("embodied", "envs", "models") for path in (ROOT / top).rglob("*.py")), key=_place)
+    for folder, inner in groupby(files, lambda path: path.parent):
+        rows = [f"| `{path.name}` | {sentence} |" for path in inner if (sentence := _first_sentence(path))]
+        if rows:
+            heading = folder.relative_to(ROOT).as_posix()
+            parts += [f"## {heading}", "", "| file | holds |", "|---|---|", *rows, ""]
+    return "\n".join(parts)
+
+
+def _place(path: Path) -> tuple[str, str]:
+    return path.parent.as_posix(), path.name
+
+
+def _first_sentence(path: Path) -> str:
+    """Returns the first sentence of a module's docstring as Markdown for a cell; empty without a docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[^.]\.) (?=[A-Z`*])", paragraph)[0]
+    return ROLE.sub("", sentence).replace("``", "`").replace("|", "\\|")
+
+
+PAGES = {"configuration.md": configuration, "metrics.md": metrics_page, "files.md": files_page}
 
 
 def _row(key: Key) -> str:
