@@ -15,8 +15,8 @@ import pytest
 from embodied.models.causal_lm import build_policy
 
 from embodied import train
-from embodied.observe import services
 from embodied.migrate import Migration, migrate
+from embodied.observe import services
 from embodied.tools import migrate as tool
 
 HERE = Path(__file__).parent / "migrate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import yaml
@@ -11,6 +12,8 @@ import yaml
 from embodied.migrate import texts
 from embodied.migrate.result import Migration
 from embodied.schema.actor import ActorConfig
+from embodied.schema.compose import compose
+from embodied.schema.foreign_said import number_of
 
 BATCH, PASS, VALUES = "actor.global_batch_size", "actor.micro_batch_size", "actor.model.value_head"
 ENGINE, LEVEL = "rollout.backend", "algorithm.reward_type"
@@ -21,10 +24,36 @@ OF_TOKENS = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 def fit(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
     """Adds what follows from several keys, and takes out what they leave no room for."""
+    _count_chunks(found, system)
     _fit_passes(found)
     _fit_data(found, system, flat, given)
     _give_values(found, system)
     _whiten_over_tokens(found)
+
+
+def _count_chunks(found: Migration, system: str) -> None:
+    """Makes records of episodes: SimpleVLA-RL and Cosmos-RL count a robot's batch in episodes, and here each has as
+    many records as it has chunks at most."""
+    if system not in ("verl", "cosmos-rl") or found.groups.get("env") in (None, "math") or "model" not in found.groups:
+        return
+    for number, note in enumerate(found.notes):
+        episodes = note.settings.get(BATCH)
+        if not isinstance(episodes, int):
+            continue
+        chunks = _chunks(found)
+        found.settings[BATCH] = records = episodes * chunks
+        why = f"{episodes} episodes · {chunks} chunks of the longest"
+        found.notes[number] = replace(note, how="derived", settings={**note.settings, BATCH: records}, why=why)
+
+
+def _chunks(found: Migration) -> int:
+    """Chunks of an episode that nothing ends before the step limit."""
+    groups = [f"env={found.groups['env']}", f"model={found.groups['model']}", "actor.model.model_path=null"]
+    config = compose(groups, "train").config
+    own = (config.actor.model.model_extra or {}).get("num_action_chunks")
+    steps = number_of(found.settings.get("env.train.max_episode_steps")) or config.env.train.max_episode_steps
+    actions = number_of(found.settings.get("actor.model.num_action_chunks")) or number_of(own) or 1
+    return ceil((steps or 1) / actions)
 
 
 def _fit_passes(found: Migration) -> None:

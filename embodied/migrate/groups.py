@@ -14,7 +14,9 @@ from embodied.schema.compose import group_options
 from embodied.schema.foreign_values import ENVS, MODELS
 from embodied.schema.table import keys
 
-NAMES = ("env", "model")
+NAMES = ("env", "env.eval", "model")
+TRAINS = ("algorithm.", "actor.optim.", "actor.global_batch_size")
+"""Beginnings of keys of a file that says how something is trained; it then has to say what, too."""
 SIDES = {"env.train": "env", "env.eval": "env.eval", "actor.model": "model"}
 """Where a list of defaults puts a file → our group."""
 PARTS = {"env": ("env.train.", "env.eval."), "env.eval": ("env.eval.",), "model": ("actor.model.", "actor.tokenizer.")}
@@ -34,7 +36,7 @@ def of_defaults(defaults: Any) -> tuple[dict[str, str], list[Note]]:
             name, _, place = str(text).removeprefix("override ").lstrip("/").partition("@")
             kind, _, file = name.partition("/")
             file, group = str(value) if value else file, SIDES.get(place, kind)
-            if kind in NAMES and group in GROUPS and file:
+            if kind in GROUPS and group in GROUPS and file:
                 chosen.setdefault(group, file)
                 notes.append(Note("defaults", text, "renamed", {group: ours(kind, file)}))
             elif name != "_self_":
@@ -67,6 +69,10 @@ def choose(found: Migration, chosen: Chosen, problems: bool) -> None:
             found.groups[group] = name
         else:
             found.open.setdefault(group, f"there is no {WHAT[group]} {name} here{_near(group, name)}")
+    if any(key.startswith(TRAINS) for key in found.settings):
+        for group in ("env", "model"):
+            if group not in found.groups:
+                found.open.setdefault(group, f"their file names no {WHAT[group]} that is here")
     for group in [group for group in PARTS if group in found.open]:
         _leave(found, group)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 
 from embodied.migrate.families import can_change_a_number
-from embodied.migrate.result import HOWS, Migration, Note
+from embodied.migrate.result import GROUPS, HOWS, Migration, Note
+from embodied.schema.compose import group_options
 from embodied.schema.foreign_values import as_overrides
 
 WEIGHTY = ("unknown", "refused")
@@ -33,13 +34,22 @@ def _line(note: Note) -> str:
 def to_do(found: Migration, system: str) -> list[str]:
     """Returns what a user has to do: decide what is open, give what is missing, look at what was left out and can
     change a number."""
-    decide = [f"{why}\n  fix: choose one: {key}=…" for key, why in found.open.items()]
+    decide = [f"{why}\n  fix: {_choice(key)}" for key, why in found.open.items()]
     left = [note for note in found.notes if note.how in WEIGHTY and can_change_a_number(system, note.key)]
+    left = [note for note in left if note.why not in found.open.values()]
     told = [f"  {note.key} = {_short(note.value)} ({_short(note.why)})" for note in left]
     look = (
         ["\n".join([f"{len(left)} keys are left out that can change a number; look at each:", *told])] if left else []
     )
     return [*decide, *filter(None, [found.remaining, found.elsewhere]), *look]
+
+
+def _choice(key: str) -> str:
+    """What to do about a key that is open; the file says ``???`` there."""
+    if key not in GROUPS:
+        return f"set {key} in the file, if something here does what is meant"
+    names = ", ".join(group_options(key.partition(".")[0]))
+    return f"name another one in the file, if that is meant; there are: {names}"
 
 
 def _short(value: object) -> str:

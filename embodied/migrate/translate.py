@@ -18,9 +18,10 @@ from embodied.migrate.fit import fit
 from embodied.migrate.result import Migration, Note
 from embodied.migrate.trial import attempt
 from embodied.migrate.usual import usual
-from embodied.schema.foreign import LEFT_OFF, Row, find
+from embodied.schema.foreign import LEFT_OFF, NAMES, Row, find
 from embodied.schema.foreign_rules import said_of
 from embodied.schema.foreign_said import Lookup, plain
+from embodied.schema.foreign_values import number_or_text
 from embodied.schema.table import keys
 
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
@@ -28,8 +29,10 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What a user calls a system → its names in the tables."""
 
-UNRESOLVED = re.compile(r"\$[({\w]|`")
-"""A reference, a name of the shell that their script does not set, or what a command would print."""
+UNRESOLVED = re.compile(r"\$[({\w]")
+"""A reference, or a name of the shell that their script does not set, or what a command would print."""
+COMMAND = "`"
+"""Stands around a command in a script, as verl has them; in a text of a configuration it says nothing."""
 
 
 def migrate(
@@ -45,7 +48,7 @@ def migrate(
     """
     chosen, notes = groups.of_defaults(mapping.get("defaults"))
     theirs = {str(name): inner for name, inner in mapping.items() if name != "defaults"}
-    flat = dict(sorted(_leaves("", theirs, SYSTEMS[system])))
+    flat = {key: number_or_text(value) for key, value in sorted(_leaves("", theirs, SYSTEMS[system]))}
     added = usual(system, flat, chosen)
     known = {**added, **flat}
     own = {key.name for key in keys()}
@@ -55,7 +58,7 @@ def migrate(
     found.notes += [note for note in settle(told, added) if note.how != "nothing" or note.key not in added]
     for number, note in enumerate(found.notes):
         if note.key in added:
-            found.notes[number] = replace(note, key=f"{note.key} (their default)")
+            found.notes[number] = replace(note, key=f"{note.key.removeprefix('=')} (their default)")
         found.settings |= {name: one for name, one in note.settings.items() if name not in groups.NAMES}
     groups.choose(found, chosen, any(_names_problems(key, SYSTEMS[system]) for key in flat))
     fit(found, system, flat, given)
@@ -84,15 +87,18 @@ def _lookup(known: Mapping[str, Any], system: str) -> Lookup:
 
 def note_of(key: str, value: Any, system: str, get: Lookup, own: set[str], found: Migration) -> Note:
     """Says what becomes of a key. What is trained, and has no answer here, becomes open in ``found``."""
-    if isinstance(value, str) and UNRESOLVED.search(value):
+    if isinstance(value, str) and (UNRESOLVED.search(value) or (system == "verl" and COMMAND in value)):
         return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
     if key.startswith("="):  # a key of ours, which says what is no key there
-        return Note(key[1:], value, "derived", {key[1:]: value}, f"as {system} has it")
+        return Note(key, value, "derived", {key[1:]: value}, f"as {NAMES[system]} has it")
+    family = family_of(system, key)
     if rows := find(key, SYSTEMS[system]):
-        return _of_row(key, value, rows[0], get)
+        note = _of_row(key, value, rows[0], get)
+        if note.how == "refused" and family is not None and family.opens:
+            found.open.setdefault(family.opens, f"{key} = {value}: {note.why}")
+        return note
     if key in own:
         return Note(key, value, "same", {key: value})
-    family = family_of(system, key)
     if family is None:
         return Note(key, value, "unknown", why="no document of theirs explains it")
     if family.harmless:

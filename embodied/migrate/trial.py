@@ -30,6 +30,10 @@ TRAINED = ("algorithm.loss_type", "algorithm.adv_type", "algorithm.loss_agg_func
 ROBOT = {"env": "libero_10", "env.eval": "libero_10", "model": "openvla_oft_tiny"}
 TEXT = {"env": "math", "env.eval": "math", "model": "causal_lm"}
 """Group that is open → what stands for it while the rest is tried."""
+UNKNOWN = {"unknown loss type": "algorithm.loss_type", "unknown advantage type": "algorithm.adv_type"}
+"""How an error begins that names a value, and not its key → the key."""
+NO_VALUE = re.compile(r"unknown (loss|advantage) type|input should be")
+"""What an error says of a value that a key cannot have."""
 PARTS = ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision")
 NODES, GPUS = "cluster.num_nodes", "cluster.num_gpus_per_node"
 
@@ -122,6 +126,10 @@ def _processes(found: Migration, devices: int | None) -> Group:
 
 def _left_out(found: Migration, error: EmbodiedError) -> bool:
     """Leaves out what an error is about. False: it names none of the settings."""
+    for start, key in UNKNOWN.items():
+        if error.message.startswith(start) and key in found.settings:
+            _leave_out(found, key, error.message.splitlines()[0], error.remedy)
+            return True
     if each := _lines(found, error):
         for key, line in each.items():
             _leave_out(found, key, line, error.remedy)
@@ -165,7 +173,7 @@ def _leave_out(found: Migration, key: str, why: str, remedy: str) -> None:
     )
     if rest := rest if rest != value else []:
         found.settings[key], why = rest, f"{why}; {remedy}"
-    elif key in TRAINED and not re.search(r"asks for nothing|has no effect|is for ", why):
+    elif key in TRAINED and NO_VALUE.search(why):
         found.open.setdefault(key, why)
     for number, note in enumerate(found.notes):
         if key in note.settings:

@@ -17,7 +17,9 @@ from embodied.schema.foreign_values import translated
 
 ROBOTS = ("data.task_suite_name", "actor_rollout_ref.model.vla")
 """Keys that SimpleVLA-RL has and verl has not."""
-SUPERVISED = ("model.path", "model.partial_pretrain")
+VLA = ("vla.vla_type", "vla.num_envs", "vla.unnorm_key")
+"""Keys that Cosmos-RL has of robots alone."""
+SUPERVISED = ("model.path", "model.partial_pretrain", "optim.lr")
 """Keys of verl's supervised training."""
 SLOTS = EnvSideConfig.model_fields["total_num_envs"].default
 GROUP = AlgorithmConfig.model_fields["group_size"].default
@@ -58,7 +60,7 @@ def prompts(row: Row, value: Any, get: Lookup) -> Said:
     n = number_of(get("actor_rollout_ref.rollout.n")) or (None if isinstance(get, Unknown) else 1)
     count = number_of(value)
     if count is not None and any(map(get, ROBOTS)):
-        why = "SimpleVLA-RL counts episodes, and here their chunks are counted: multiply it by the chunks of an episode"
+        why = "SimpleVLA-RL counts episodes, and here their chunks are counted"
         return Said({"actor.global_batch_size": int(count)}, "derived", why)
     if n is None or count is None:
         why = "verl counts prompts, and here their answers are counted: this times rollout.n"
@@ -89,9 +91,12 @@ def per_replica(row: Row, value: Any, get: Lookup) -> Said:
     if slots := get("vla.num_envs"):
         rounds, rest = divmod(int(value) * int(replicas), int(slots))
         why = f"{value} episodes · {replicas} replicas / {slots} env slots"
-        return Said(how="refused", why=f"{why} is no whole number of rounds") if rest else Said(
-            {"algorithm.rollout_epoch": rounds}, "derived", why
-        )  # fmt: skip
+        settings = {"algorithm.rollout_epoch": rounds}
+        if not number_of(get("train.train_policy.batch_size_per_optimize")):
+            settings["actor.global_batch_size"] = int(value) * int(replicas)  # one optimizer step takes them all
+        if rest:
+            return Said(how="refused", why=f"{why} is no whole number of rounds")
+        return Said(settings, "derived", why)
     samples = int(value) * int(replicas)
     settings = {"data.rollout_batch_size": max(1, samples // int(n))}
     if not number_of(get("train.train_policy.batch_size_per_optimize")):
@@ -118,6 +123,11 @@ def stages(row: Row, value: Any, get: Lookup) -> Said:
 
 def whole_length(row: Row, value: Any, get: Lookup) -> Said:
     """Cosmos-RL: prompt and answer together; what the answer leaves is the prompt's."""
+    if any(map(get, VLA)):
+        return Said(how="nothing", why="the length of an instruction is actor.model.max_prompt_length")
+    if get("train.train_policy.type") == "sft":
+        both = "data.max_prompt_length and algorithm.sampling_params.max_new_tokens"
+        return Said({}, "extra", f"prompt and answer have a length each here: share the {value} out to {both}")
     whole, answer = number_of(value), number_of(get("rollout.max_response_length"))
     if whole is None or answer is None or answer >= whole:
         return Said(translated(row.ours[0], value), "renamed")

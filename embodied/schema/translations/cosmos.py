@@ -30,11 +30,9 @@ def dataset(row: Row, value: Any, get: Lookup) -> Said:
             return Said(how="nothing", why="nothing is set")
         return Said(translated(row.ours[0], value), "renamed")
     if row.key.startswith("validation."):
-        other = last == "subset" and value not in (None, "", get(SUITE))
-        why = "evaluations have the env of the training"
-        return Said(
-            how="refused" if other else "nothing", why=f"{why}: give --with env@env.eval={value}" if other else why
-        )
+        if last == "subset" and value not in (None, "", get(SUITE)):
+            return Said({"env.eval" if get(SUITE) else "env": str(value)}, "derived", "the suite of evaluations")
+        return Said(how="nothing", why="evaluations have the env of the training")
     if last == "subset" or (last == "name" and not get(SUITE)):
         return Said({"env": str(value)}, "derived", "the suite of tasks")
     return Said(how="nothing", why=f"the suite says it ({SUITE})")
@@ -106,6 +104,27 @@ def advantage(row: Row, value: Any, get: Lookup) -> Said:
     return Said(how="nothing", why="Cosmos-RL bounds advantages of diffusion models alone")
 
 
+def adapters(row: Row, value: Any, get: Lookup) -> Said:
+    """A table of adapters is all that asks for them."""
+    return Said({row.ours[0]: value, "actor.model.is_lora": True}, "derived")
+
+
+def clipped(row: Row, value: Any, get: Lookup) -> Said:
+    """Below 0 there is no clip on that side."""
+    number = number_of(value)
+    if number is None or number >= 0:
+        return Said(translated(row.ours[0], value), "renamed")
+    none = 0.999 if row.key.endswith("_low") else 1.0e6
+    return Said({row.ours[0]: none}, "derived", f"no clip on this side; {none:g} is nearest to that")
+
+
+def no_limit(row: Row, value: Any, get: Lookup) -> Said:
+    """0 is no limit."""
+    if not number_of(value):
+        return Said(how="nothing", why="0 is no limit")
+    return Said({row.ours[0]: value}, "renamed")
+
+
 def length(row: Row, value: Any, get: Lookup) -> Said:
     """The longest answer; actions have no such length."""
     if robot(get):
@@ -121,7 +140,9 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     ("cosmos-rl", POLICY + "aipo_rho"): aipo, ("cosmos-rl", POLICY + "lower_bound_ratio"): dual_clip,
     ("cosmos-rl", POLICY + "loss_type"): aggregated, ("cosmos-rl", POLICY + "behav_imp_weight_cap"): capped,
     ("cosmos-rl", POLICY + "advantage_low"): advantage, ("cosmos-rl", POLICY + "advantage_high"): advantage,
+    ("cosmos-rl", POLICY + "epsilon_low"): clipped, ("cosmos-rl", POLICY + "epsilon_high"): clipped,
+    ("cosmos-rl", "train.optm_decay_ratio"): no_limit,
     ("cosmos-rl", "train.optm_warmup_start_factor"): start_factor,
     ("cosmos-rl", "vla.filter_lower_bound"): bound, ("cosmos-rl", "vla.filter_upper_bound"): bound,
-    ("cosmos-rl", "rollout.max_response_length"): length,
+    ("cosmos-rl", "rollout.max_response_length"): length, ("cosmos-rl", "policy.lora.r"): adapters,
 }  # fmt: skip

@@ -15,13 +15,15 @@ TRAIN = "actor_train."
 ARGS = TRAIN + "training_args."
 SPLIT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 """Degrees by which devices share one copy of the model."""
+_PLUS = "reinforce_plus_plus"
 RETURNS = {
-    # mean of, deviation of, whitened → estimator
-    (None, None, False): "raw", (None, None, True): "reinforce_plus_plus", ("batch", "batch", True): "reinforce_plus_plus",
-    ("batch", None, True): "reinforce_plus_plus", ("group", None, False): "dr_grpo", ("group", "group", False): "grpo",
-    ("group", None, True): "reinforce_plus_plus_baseline", ("group", "group", True): "grpo",
+    (None, None, False): "raw", (None, None, True): _PLUS,
+    ("batch", "batch", True): _PLUS, ("batch", None, True): _PLUS,
+    ("group", None, False): "dr_grpo", ("group", None, True): f"{_PLUS}_baseline",
+    ("group", "group", False): "grpo", ("group", "group", True): "grpo",
 }  # fmt: skip
-"""What ROLL's ``reinforce`` is, by how rewards and advantages are normalised."""
+"""What ROLL's ``reinforce`` is, by the mean that is taken from rewards, the deviation that divides them, and whether
+advantages are whitened."""
 
 
 def _on(value: Any) -> bool:

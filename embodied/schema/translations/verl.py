@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.schema.foreign import Row
-from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, betas, positive
+from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, betas, number_of, positive
 from embodied.schema.foreign_values import translated
 
 ACTOR = "actor_rollout_ref.actor."
 LOSS = ACTOR + "policy_loss.loss_mode"
+ROBOT = ("data.task_suite_name", "actor_rollout_ref.model.vla")
+"""Keys that SimpleVLA-RL has and verl has not."""
 GRPO = ("grpo", "grpo_vectorized")
 SAME = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 """Estimator → another that gives the same numbers."""
@@ -74,6 +76,34 @@ def shuffled(row: Row, value: Any, get: Lookup) -> Said:
     return Said({row.ours[0]: value in (True, "True", "true")}, "renamed")
 
 
+def family(row: Row, value: Any, get: Lookup) -> Said:
+    """A name beside the architecture, which comes before it."""
+    if get("actor_rollout_ref.model.vla") is not None:
+        return Said(how="nothing", why="actor_rollout_ref.model.vla says it")
+    return Said(translated(row.ours[0], value), "renamed")
+
+
+def of_texts(row: Row, value: Any, get: Lookup) -> Said:
+    """A length of texts, which SimpleVLA-RL's files have, too."""
+    if any(get(key) is not None for key in ROBOT):
+        return Said(how="nothing", why="the tokens of a chunk follow from the model")
+    return Said(translated(row.ours[0], value), "renamed")
+
+
+def low(row: Row, value: Any, get: Lookup) -> Said:
+    """1 or more is no lower clip, as ratios are above 0."""
+    number = number_of(value)
+    if number is not None and number >= 1:
+        return Said({row.ours[0]: 0.999}, "derived", "no lower clip; 0.999 is nearest to that")
+    return Said({row.ours[0]: value}, "renamed") if value is not None else Said(how="nothing", why="nothing is set")
+
+
+def example(row: Row, value: Any, get: Lookup) -> Said:
+    """Supervised: prompt and answer together."""
+    both = "data.max_prompt_length and algorithm.sampling_params.max_new_tokens"
+    return Said({}, "extra", f"prompt and answer have a length each here: share the {value} out to {both}")
+
+
 RULES: Mapping[str | tuple[str, str], Rule] = {
     ("verl", "algorithm.adv_estimator"): estimator, ("verl", "algorithm.norm_adv_by_std_in_grpo"): by_std,
     ("verl", ACTOR + "clip_ratio_c"): dual_clip, ("verl", ACTOR + "loss_agg_mode"): aggregated,
@@ -81,5 +111,9 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     ("verl", "critic.optim.lr"): critic, ("verl", "critic.cliprange_value"): critic,
     ("verl", ACTOR + "optim.betas"): betas, ("verl", "optim.betas"): betas,
     ("verl", "data.train_max_samples"): positive, ("verl", "data.val_max_samples"): positive,
-    ("verl", ACTOR + "shuffle"): shuffled,
+    ("verl", ACTOR + "shuffle"): shuffled, ("verl", "data.max_length"): example,
+    ("simplevla-rl", "actor_rollout_ref.rollout.model_family"): family,
+    ("verl", "data.max_prompt_length"): of_texts, ("verl", "data.max_response_length"): of_texts,
+    ("verl", "actor_rollout_ref.rollout.prompt_length"): of_texts,
+    ("verl", "actor_rollout_ref.rollout.response_length"): of_texts, ("verl", ACTOR + "clip_ratio_low"): low,
 }  # fmt: skip
