@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -17,6 +18,7 @@ from embodied.schema.foreign_said import number_of
 
 BATCH, PASS, VALUES = "actor.global_batch_size", "actor.micro_batch_size", "actor.model.value_head"
 ENGINE, LEVEL = "rollout.backend", "algorithm.reward_type"
+STEPS = "runner.max_steps"
 ADVANTAGE, WHITEN = "algorithm.adv_type", "algorithm.normalize_advantages"
 OF_TOKENS = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators that the others compute, or whiten, over the tokens of texts."""
@@ -27,6 +29,7 @@ def fit(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[
     _count_chunks(found, system)
     _fit_passes(found)
     _fit_data(found, system, flat, given)
+    _count_iterations(found)
     _give_values(found, system)
     _whiten_over_tokens(found)
 
@@ -48,12 +51,18 @@ def _count_chunks(found: Migration, system: str) -> None:
 
 def _chunks(found: Migration) -> int:
     """Chunks of an episode that nothing ends before the step limit."""
-    groups = [f"env={found.groups['env']}", f"model={found.groups['model']}", "actor.model.model_path=null"]
-    config = compose(groups, "train").config
-    own = (config.actor.model.model_extra or {}).get("num_action_chunks")
-    steps = number_of(found.settings.get("env.train.max_episode_steps")) or config.env.train.max_episode_steps
-    actions = number_of(found.settings.get("actor.model.num_action_chunks")) or number_of(own) or 1
-    return ceil((steps or 1) / actions)
+    steps, actions = _usual_lengths(found.groups["env"], found.groups["model"])
+    steps = number_of(found.settings.get("env.train.max_episode_steps")) or steps
+    actions = number_of(found.settings.get("actor.model.num_action_chunks")) or actions
+    return ceil(steps / actions)
+
+
+@cache
+def _usual_lengths(env: str, model: str) -> tuple[float, float]:
+    """Control steps of an episode, and actions of a chunk, as the groups have them."""
+    config = compose([f"env={env}", f"model={model}", "actor.model.model_path=null"], "train").config
+    actions = number_of((config.actor.model.model_extra or {}).get("num_action_chunks"))
+    return float(config.env.train.max_episode_steps or 1), actions or 1.0
 
 
 def _fit_passes(found: Migration) -> None:
@@ -72,7 +81,7 @@ def _fit_passes(found: Migration) -> None:
 
 def _fit_data(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
     """Adds what follows from the problems themselves: those of ``given`` if it names some."""
-    if texts.TRAIN not in found.settings:
+    if not isinstance(found.settings.get(texts.TRAIN), list):
         return
     mine = dict(one.split("=", 1) for one in given if one.startswith((f"{texts.TRAIN}=", f"{texts.VALIDATION}=")))
     known = {**found.settings, **{key: yaml.safe_load(value) for key, value in mine.items()}}
@@ -86,6 +95,17 @@ def _fit_data(found: Migration, system: str, flat: Mapping[str, Any], given: Seq
         for note in texts.of_data(known):
             found.settings |= note.settings
             found.notes.append(note)
+
+
+def _count_iterations(found: Migration) -> None:
+    """Makes a run as long as its cap where nothing else says how long it is: there the cap is the length."""
+    steps = found.settings.get(STEPS)
+    if isinstance(steps, int) and steps > 0 and texts.ITERATIONS not in found.settings:
+        found.settings[texts.ITERATIONS] = steps
+        for number, note in enumerate(found.notes):
+            if STEPS in note.settings:
+                settings = {**note.settings, texts.ITERATIONS: steps}
+                found.notes[number] = replace(note, how="derived", settings=settings, why="so many iterations")
 
 
 def _give_values(found: Migration, system: str) -> None:

@@ -64,6 +64,7 @@ def choose(found: Migration, chosen: Chosen, problems: bool) -> None:
         said.setdefault("model", "causal_lm")
     if said.get("env.eval", said.get("env")) == said.get("env"):
         said.pop("env.eval", None)
+    named = {*said, *found.open}
     for group, name in said.items():
         if name in group_options(group.partition(".")[0]):
             found.groups[group] = name
@@ -73,7 +74,7 @@ def choose(found: Migration, chosen: Chosen, problems: bool) -> None:
         for group in ("env", "model"):
             if group not in found.groups:
                 found.open.setdefault(group, f"their file names no {WHAT[group]} that is here")
-    for group in [group for group in PARTS if group in found.open]:
+    for group in [group for group in PARTS if group in found.open and group in named]:
         _leave(found, group)
 
 

@@ -20,8 +20,8 @@ HOWS = {
 }  # fmt: skip
 """What became of a key → how the report says it, in its order."""
 
-OPEN = "???"
-"""Stands in the file for what has to be decided: a run does not begin before it is."""
+OPEN, UNDECIDED = "???", "TO_BE_DECIDED"
+"""Stand in the file for a group, and for the value of a key, that have to be decided: a run does not begin before."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Migration:
         groups = dict(self.groups) | {name: OPEN for name in self.open if name in GROUPS}
         settings = dict(self.settings)
         if stand_ins is None:
-            settings |= {name: OPEN for name in self.open if name not in GROUPS}
+            settings |= {name: UNDECIDED for name in self.open if name not in GROUPS}
         else:
             groups |= {name: stand_ins[name] for name in self.open if name in GROUPS}
         lines = ["# @package _global_"]

@@ -17,7 +17,7 @@ from embodied.migrate.families import family_of
 from embodied.migrate.fit import fit
 from embodied.migrate.result import Migration, Note
 from embodied.migrate.trial import attempt
-from embodied.migrate.usual import usual
+from embodied.migrate.usual import kind_of, usual
 from embodied.schema.foreign import LEFT_OFF, NAMES, Row, find
 from embodied.schema.foreign_rules import said_of
 from embodied.schema.foreign_said import Lookup, plain
@@ -53,8 +53,8 @@ def migrate(
     known = {**added, **flat}
     own = {key.name for key in keys()}
     found = Migration({}, {}, notes)
-    look = _lookup(known, system)
-    told = [note_of(key, value, system, look, own, found) for key, value in known.items()]
+    look, systems = _lookup(known, system), _names_of(system, kind_of(system, flat, chosen))
+    told = [note_of(key, value, systems, look, own, found) for key, value in known.items()]
     found.notes += [note for note in settle(told, added) if note.how != "nothing" or note.key not in added]
     for number, note in enumerate(found.notes):
         if note.key in added:
@@ -85,20 +85,33 @@ def _lookup(known: Mapping[str, Any], system: str) -> Lookup:
     return look if first else known.get
 
 
-def note_of(key: str, value: Any, system: str, get: Lookup, own: set[str], found: Migration) -> Note:
-    """Says what becomes of a key. What is trained, and has no answer here, becomes open in ``found``."""
+def _names_of(system: str, kind: str) -> tuple[str, ...]:
+    """The names of a system in the tables; those come first whose keys count where several have the same."""
+    return SYSTEMS[system][::-1] if kind == "robot" and system == "verl" else SYSTEMS[system]
+
+
+def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[str], found: Migration) -> Note:
+    """Says what becomes of a key. What is trained, and has no answer here, becomes open in ``found``.
+
+    Args:
+        systems: names of one system in the tables; of rows with the same key that of the first counts.
+        get: their other keys.
+        own: keys of ours that every run has.
+    """
+    system = next(name for name, names in SYSTEMS.items() if systems[0] in names)
     if isinstance(value, str) and (UNRESOLVED.search(value) or (system == "verl" and COMMAND in value)):
         return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
     if key.startswith("="):  # a key of ours, which says what is no key there
         return Note(key, value, "derived", {key[1:]: value}, f"as {NAMES[system]} has it")
     family = family_of(system, key)
-    if rows := find(key, SYSTEMS[system]):
+    if rows := sorted(find(key, systems), key=lambda row: systems.index(row.system)):
         note = _of_row(key, value, rows[0], get)
         if note.how == "refused" and family is not None and family.opens:
             found.open.setdefault(family.opens, f"{key} = {value}: {note.why}")
         return note
     if key in own:
-        return Note(key, value, "same", {key: value})
+        empty = Note(key, value, "nothing", why="nothing is set")
+        return Note(key, value, "same", {key: value}) if value is not None else empty
     if family is None:
         return Note(key, value, "unknown", why="no document of theirs explains it")
     if family.harmless:

@@ -87,8 +87,9 @@ def _of_verl(flat: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
 
 
 def _of_roll(flat: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
-    texts = "rollout_batch_size" in flat and any(key.startswith("actor_train.") for key in flat)
-    return "text" if texts else ""
+    if any(key.startswith("train_env_manager.") for key in flat):
+        return ""  # an agent in an env of theirs
+    return "text" if "rollout_batch_size" in flat and any(key.startswith("actor_train.") for key in flat) else ""
 
 
 def _of_cosmos(flat: Mapping[str, Any], chosen: Mapping[str, str]) -> str:

@@ -86,6 +86,9 @@ def count(devices: Any) -> int:
 
 def per_replica(row: Row, value: Any, get: Lookup) -> Said:
     n, replicas = get("rollout.n_generation"), get("policy.parallelism.n_init_replicas") or 1
+    if get("train.train_policy.type") == "sft" and value:
+        examples = int(value) * int(replicas)
+        return Said({"actor.global_batch_size": examples}, "derived", f"{value} examples · {replicas} replicas")
     if not n or not value:
         return Said(how="derived", why="samples of an iteration divided by rollout.n_generation")
     if slots := get("vla.num_envs"):

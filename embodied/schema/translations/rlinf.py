@@ -116,12 +116,32 @@ def width(row: Row, value: Any, get: Lookup) -> Said:
     return Said(settings, "renamed" if len(settings) == 2 else "derived" if settings else "nothing")
 
 
+def simulator(row: Row, value: Any, get: Lookup) -> Said:
+    """Name of a simulator; of LIBERO, the suite is our env."""
+    name = str(value).lower()
+    side = "eval" if all(key.startswith("env.eval.") for key in row.ours) else "train"
+    suite = get(f"env.{side}.task_suite_name") or get("task_suite_name")
+    if name == "libero" and suite:
+        return Said({"env" if side == "train" else "env.eval": str(suite)}, "derived", "the suite of tasks")
+    if name in ("libero", "maniskill"):
+        return Said(how="nothing", why="the list of defaults names the env")
+    return Said({"env" if side == "train" else "env.eval": str(value)}, "renamed")
+
+
+def group(row: Row, value: Any, get: Lookup) -> Said:
+    """RLinf gives every env the size of the algorithm's groups; evaluations have no groups."""
+    if get("algorithm.group_size") is not None or all(key.startswith("env.eval.") for key in row.ours):
+        return Said(how="nothing", why="algorithm.group_size says it")
+    return Said({row.ours[0]: value}, "renamed")
+
+
 RULES: Mapping[str | tuple[str, str], Rule] = {
     ("rlinf", "rollout.sampling_params.temperature_eval"): eval_temperature,
     ("rlinf", "algorithm.sampling_params.temperature_eval"): eval_temperature,
     ("rlinf", "rollout.sampling_params.max_new_tokens"): tokens,
     ("rlinf", "algorithm.normalize_advantages"): whitened,
     ("rlinf", "algorithm.ratio_clip_eps"): width,
+    ("rlinf", "env_type"): simulator, ("rlinf", "group_size"): group,
     ("rlinf", "actor.optim.lr_scheduler"): style, ("rlinf", "actor.optim.warmup_style"): style,
     ("rlinf", "actor.optim.lr_warmup_steps"): warmup, ("rlinf", "actor.optim.lr_warmup_steps_ratio"): warmup,
     ("rlinf", "actor.optim.total_training_steps"): total,
