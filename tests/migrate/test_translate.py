@@ -77,7 +77,7 @@ def test_weights_of_a_policy_that_is_not_here_build_no_other_one(system, theirs,
 def test_an_env_that_is_not_here_is_no_other_one(name, tmp_path):
     theirs = {
         "defaults": [f"env/{name}@env.train", f"env/{name}@env.eval", OFT],
-        "env": {"train": {"total_num_envs": 4}},
+        "env": {"train": {"total_num_envs": 16}},
     }
     found = migrate(theirs, "rlinf", devices=0)
     assert (sorted(found.open), found.groups) == (["env"], {"model": "openvla_oft"})
