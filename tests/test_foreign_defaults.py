@@ -33,6 +33,7 @@ REFUSED: Mapping[str, str] = {
     "rlinf rollout.cuda_graph_max_bs": ALONE + "enforce_eager=false, which is RLinf's default for math",
     "rlinf actor.training_backend": "for math it is Megatron, which is not there",
     "rlinf actor.offload_weight": "it is for an engine beside, and without one the policy acts and learns in one copy",
+    "rlinf rollout.rollout_backend": "SGLang is not offered; the model itself generates, or vLLM",
     "roll actor_train.strategy_args.strategy_name": "Megatron is not there",
 }
 """Their key → why its default is refused."""

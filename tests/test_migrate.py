@@ -12,7 +12,8 @@ import yaml
 
 from embodied import cli
 from embodied.errors import ConfigError
-from embodied.run.migration import SYSTEMS, Migration, migrate
+from embodied.migrate import SYSTEMS, Migration, migrate
+from embodied.migrate.report import to_do
 from embodied.schema import AlgorithmConfig, episodes_per_iteration, foreign
 from embodied.schema.compose import compose
 from embodied.schema.foreign_rules import said_of
@@ -67,7 +68,7 @@ def test_rlinfs_math_with_what_only_megatron_does():
     assert (found.settings["algorithm.clip_ratio_low"], found.settings["algorithm.clip_ratio_high"]) == (0.2, 0.2)
     assert found.settings["actor.global_batch_size"] == 8
     assert "no file at train.jsonl" in found.elsewhere
-    assert "no file at train.jsonl" in tool.report(found)[-2] + tool.report(found)[-1]
+    assert "no file at train.jsonl" in "".join(to_do(found, "rlinf"))
     assert (
         "algorithm.sampling_params.top_k" not in found.settings
         or found.settings["algorithm.sampling_params.top_k"] == 0

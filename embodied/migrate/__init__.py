@@ -1,1 +1,10 @@
-"""Translates experiments of other systems into experiments of this project."""
+"""Configurations of RLinf, verl, SimpleVLA-RL, ROLL and Cosmos-RL as experiments of this project.
+
+their keys and values ─▶ usual: their defaults ─▶ schema.foreign_rules: what each says ─▶ settings ─▶ trial: the checks
+of a run ─▶ report
+"""
+
+from embodied.migrate.result import HOWS, Migration, Note
+from embodied.migrate.translate import SYSTEMS, migrate
+
+__all__ = ["HOWS", "SYSTEMS", "Migration", "Note", "migrate"]

@@ -17,6 +17,10 @@ from embodied.schema.foreign_values import translated
 
 ROBOTS = ("data.task_suite_name", "actor_rollout_ref.model.vla")
 """Keys that SimpleVLA-RL has and verl has not."""
+VLA = ("vla.vla_type", "vla.num_envs", "vla.unnorm_key")
+"""Keys that Cosmos-RL has of robots alone."""
+SUPERVISED = ("model.path", "model.partial_pretrain", "optim.lr")
+"""Keys of verl's supervised training."""
 SLOTS = EnvSideConfig.model_fields["total_num_envs"].default
 GROUP = AlgorithmConfig.model_fields["group_size"].default
 
@@ -25,6 +29,8 @@ def starts(row: Row, value: Any, get: Lookup) -> Said:
     """verl's prompts of an iteration; of robots the rounds over the default env slots that have as many starts. Where
     they do not come out even, a round is one group."""
     given = number_of(value)
+    if given is not None and any(map(get, SUPERVISED)):
+        return Said({"actor.global_batch_size": int(given)}, "derived", "supervised: examples of an optimizer step")
     if given is None or not any(map(get, ROBOTS)):
         return Said(translated(row.ours[0], value), "renamed")
     number, group, slots = int(given), int(number_of(get("data.n_samples")) or GROUP), SLOTS
@@ -55,7 +61,7 @@ def prompts(row: Row, value: Any, get: Lookup) -> Said:
     n = number_of(given) or (None if given is not None or isinstance(get, Unknown) else 1)
     count = number_of(value)
     if count is not None and any(map(get, ROBOTS)):
-        why = "SimpleVLA-RL counts episodes, and here their chunks are counted: multiply it by the chunks of an episode"
+        why = "SimpleVLA-RL counts episodes, and here their chunks are counted"
         return Said({"actor.global_batch_size": int(count)}, "derived", why)
     if n is None or count is None:
         why = "verl counts prompts, and here their answers are counted: this times rollout.n"
@@ -71,14 +77,6 @@ def passes(row: Row, value: Any, get: Lookup) -> Said:
     return Said(translated(row.ours[0], value), "renamed")
 
 
-def accumulated(row: Row, value: Any, get: Lookup) -> Said:
-    micro, devices = get("actor_train.training_args.per_device_train_batch_size"), get("actor_train.device_mapping")
-    why = "gradient_accumulation_steps · per_device_train_batch_size · devices"
-    if micro is None or value is None:
-        return Said(how="derived", why=why)
-    return Said({"actor.global_batch_size": int(value) * int(micro) * count(devices)}, "derived", why)
-
-
 def count(devices: Any) -> int:
     """Devices of ``list(range(0,16))`` or of a list."""
     if isinstance(devices, list):
@@ -89,16 +87,25 @@ def count(devices: Any) -> int:
 
 def per_replica(row: Row, value: Any, get: Lookup) -> Said:
     n, replicas = get("rollout.n_generation"), get("policy.parallelism.n_init_replicas") or 1
+    if get("train.train_policy.type") == "sft" and value:
+        examples = int(value) * int(replicas)
+        return Said({"actor.global_batch_size": examples}, "derived", f"{value} examples · {replicas} replicas")
     if not n or not value:
         return Said(how="derived", why="samples of an iteration divided by rollout.n_generation")
     if slots := get("vla.num_envs"):
         rounds, rest = divmod(int(value) * int(replicas), int(slots))
         why = f"{value} episodes · {replicas} replicas / {slots} env slots"
-        return Said(how="refused", why=f"{why} is no whole number of rounds") if rest else Said(
-            {"algorithm.rollout_epoch": rounds}, "derived", why
-        )  # fmt: skip
-    starts = max(1, int(value) * int(replicas) // int(n))
-    return Said({"data.rollout_batch_size": starts}, "derived", f"{value} samples · {replicas} replicas / {n}")
+        settings = {"algorithm.rollout_epoch": rounds}
+        if not number_of(get("train.train_policy.batch_size_per_optimize")):
+            settings["actor.global_batch_size"] = int(value) * int(replicas)  # one optimizer step takes them all
+        if rest:
+            return Said(how="refused", why=f"{why} is no whole number of rounds")
+        return Said(settings, "derived", why)
+    samples = int(value) * int(replicas)
+    settings = {"data.rollout_batch_size": max(1, samples // int(n))}
+    if not number_of(get("train.train_policy.batch_size_per_optimize")):
+        settings["actor.global_batch_size"] = samples  # one optimizer step takes them all
+    return Said(settings, "derived", f"{value} samples · {replicas} replicas / {n}")
 
 
 def groups(row: Row, value: Any, get: Lookup) -> Said:
@@ -120,6 +127,11 @@ def stages(row: Row, value: Any, get: Lookup) -> Said:
 
 def whole_length(row: Row, value: Any, get: Lookup) -> Said:
     """Cosmos-RL: prompt and answer together; what the answer leaves is the prompt's."""
+    if any(map(get, VLA)):
+        return Said(how="nothing", why="the length of an instruction is actor.model.max_prompt_length")
+    if get("train.train_policy.type") == "sft":
+        both = "data.max_prompt_length and algorithm.sampling_params.max_new_tokens"
+        return Said({}, "extra", f"prompt and answer have a length each here: share the {value} out to {both}")
     whole, answer = number_of(value), number_of(get("rollout.max_response_length"))
     if whole is None or answer is None or answer >= whole:
         return Said(translated(row.ours[0], value), "renamed")

@@ -13,6 +13,7 @@ from embodied.schema import foreign_said as say
 from embodied.schema.foreign import Row
 from embodied.schema.foreign_said import Lookup, Rule, Said
 from embodied.schema.foreign_values import translated
+from embodied.schema.translations import cosmos, rlinf, roll, verl
 
 _NUMBER_FORMAT = "the number format is actor.model.precision"
 _KEEP_ONE = {"runner.checkpoint.max_keep": 1}
@@ -26,15 +27,19 @@ CRITIC = (
     "critic.ppo_max_token_len_per_gpu",
 )  # fmt: skip
 """What verl says of a network that is a part of the policy here."""
+OVERLONG = tuple(
+    f"{section}.reward_kwargs.overlong_buffer_cfg.{name}"
+    for section in ("reward", "reward_model") for name in ("len", "penalty_factor")
+)  # fmt: skip
 _POLICY = "train.train_policy."
 
 RULES: Mapping[str | tuple[str, str], Rule] = {
+    **rlinf.RULES, **verl.RULES, **roll.RULES, **cosmos.RULES,
     "algorithm.n_minibatches": counts.steps,
     "algorithm.num_group_envs": counts.groups,
     "algorithm.use_valid_token_scale": say.nothing("losses are always averaged over elements that count"),
     "algorithm.length_params.max_length": say.positive,
     "algorithm.sampling_params.use_greedy": say.opposite,
-    "algorithm.sampling_params.temperature_eval": say.cold,
     "actor.model.do_sample": say.nothing("algorithm.sampling_params.do_sample is for training, val_… for evaluations"),
     "actor.model.use_wrist_image": say.wrist,
     "actor.model.attn_implementation": say.flash,
@@ -58,7 +63,6 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "actor_rollout_ref.actor.strategy": say.strategy,
     "actor_rollout_ref.actor.ppo_mini_batch_size": counts.prompts,
     "actor_rollout_ref.actor.use_kl_loss": say.kl_loss, "actor_rollout_ref.actor.kl_loss_coef": say.kl_loss,
-    "actor_rollout_ref.actor.kl_loss_type": say.kl_loss,
     "actor_rollout_ref.actor.clip_ratio": say.clip_ratio,
     "actor_rollout_ref.actor.data_loader_seed": say.positive,
     "actor_rollout_ref.actor.optim.lr_warmup_steps": say.warmup, "optim.lr_warmup_steps": say.warmup,
@@ -74,7 +78,6 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "trainer.total_epochs": counts.passes, "train.epoch": counts.passes,
     "reward_model.reward_manager": say.reward_manager,
     ("verl", "algorithm.kl_penalty"): say.kl_reward, "algorithm.kl_ctrl.kl_coef": say.kl_reward,
-    "algorithm.norm_adv_by_std_in_grpo": say.either({}, {"algorithm.adv_type": "dr_grpo"}),
     "trainer.logger": say.loggers, "logging.logger": say.loggers, "track_with": say.loggers,
     "trainer.save_freq": say.frequency, "trainer.test_freq": say.frequency, "eval_steps": say.frequency,
     "trainer.resume_mode": say.resume, "trainer.resume_from_path": say.resume, "train.resume": say.resume,
@@ -90,14 +93,11 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "custom": say.nothing("free keys of theirs"),
     _POLICY + "type": lambda row, value, get: Said({"runner.task_type": "sft"} if value == "sft" else {}, "derived"),
     _POLICY + "trainer_type": say.nothing("runner.task_type follows from the env"),
-    _POLICY + "variant": lambda row, value, get: Said(translated("algorithm.loss_type", value), "derived"),
     _POLICY + "bypass_reward": say.either({"reward.reward_type": "zero"}),
-    _POLICY + "unbiased_advantage": say.either({"algorithm.adv_type": "dr_grpo"}),
     _POLICY + "allowed_outdated_steps": say.staleness, _POLICY + "on_policy": say.staleness,
     _POLICY + "outdated_rollout_fetch_batch_size": say.staleness,
     _POLICY + "max_retry_for_on_policy": say.positive,
     _POLICY + "balance_dp_token": say.nothing("losses are always averaged over the elements of all processes"),
-    _POLICY + "use_decoupled_loss": say.either({"algorithm.loss_type": "tis"}),
     _POLICY + "rollout_as_token_ids": say.nothing("tokens are always recorded"),
     _POLICY + "collect_rollout_logprobs": say.nothing("log-probs are always recorded when a policy acts"),
     _POLICY + "use_rollout_logprobs_for_loss": say.either({"rollout.recompute_logprobs": False}),
@@ -118,12 +118,14 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "rollout.multi_turn_config.enable": say.turns, "rollout.multi_turn_config.max_assistant_turns": say.turns,
     ("cosmos-rl", "rollout.mode"): say.schedule, "vla.continuous": say.schedule,
     "actor_train.model_args.disable_gradient_checkpointing": say.opposite,
-    "actor_train.training_args.gradient_accumulation_steps": counts.accumulated,
     "actor_train.data_args.template": say.template,
     "actor_train.strategy_args.strategy_name": say.strategy, "reference.strategy_args.strategy_name": say.strategy,
     **dict.fromkeys(
         [f"{role}.device_mapping" for role in ("actor_train", "actor_infer", "reference", "critic")], _PLACEMENT
     ),
+    **dict.fromkeys(OVERLONG, say.positive),
+    "actor_train.training_args.num_train_epochs": say.nothing("max_steps says how long it trains"),
+    "actor_rollout_ref.model.lora.rank": say.adapters,
 }  # fmt: skip
 """Their key, with its system where another has the same → what it says."""
 

@@ -102,6 +102,8 @@ def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
         return Said(how="nothing", why="algorithm.kl_beta above 0 switches it on") if value else Said(
             {} if get(in_reward) else {"algorithm.kl_beta": 0.0}, "derived"
         )  # fmt: skip
+    if on and get(in_reward) and not isinstance(get, Unknown):
+        return Said(how="refused", why=f"{in_reward} is on, too, and here one KL stands in the loss or in the reward")
     if isinstance(get, Unknown) or on:
         return Said(translated(row.ours[0], value), "renamed")
     return Said(how="nothing", why="use_kl_loss is off")

@@ -50,6 +50,7 @@ VALUES: Mapping[str, Mapping[str, Settings]] = {
         "actor": _loss("ppo"), "math_actor": _loss("ppo"), "embodied_ppo": {**_loss("ppo"), **_GAE},
         "actor_critic": {**_loss("ppo"), **_GAE}, "embodied_actor_critic": {**_loss("ppo"), **_GAE},
         "decoupled": _loss("tis"), "decoupled_actor_critic": {**_loss("tis"), **_GAE}, "gpg": _loss("reinforce"),
+        "token": _loss("ppo"), "seq": _loss("gspo"), "pg": _loss("reinforce"),
     },
     "algorithm.adv_type": {
         "embodied_grpo": {"algorithm.adv_type": "grpo"}, "math_grpo": {"algorithm.adv_type": "grpo"},
@@ -92,7 +93,7 @@ def translated(key: str, value: Any) -> Settings:
     >>> translated("algorithm.loss_type", "embodied_grpo")
     {'algorithm.loss_type': 'ppo', 'algorithm.adv_type': 'grpo'}
     """
-    value = _number(value)
+    value = number_or_text(value)
     if key == "algorithm.loss_agg_func" and isinstance(value, str):
         return {key: value.replace("_", "-")}
     if key.endswith("sampling_params.top_k") and isinstance(value, int):
@@ -110,8 +111,9 @@ def _group(key: str, value: Any) -> Any:
     return (MODELS if key.startswith("actor.model") else ENVS).get(name, name)
 
 
-def _number(value: Any) -> Any:
-    """YAML takes 1e-6 for a text, and Python's True in a shell script is one."""
+def number_or_text(value: Any) -> Any:
+    """Returns the number or switch that a text stands for: YAML takes 1e-6 for a text, and Python's True is one in a
+    script of the shell."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
         return float(value)
     return {"True": True, "False": False, "None": None}.get(value, value) if isinstance(value, str) else value

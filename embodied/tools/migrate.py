@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _arguments().parse_args(argv)
     try:
         theirs, remarks = read_with_remarks(Path(given.file))
-        from embodied.run.migration import migrate
+        from embodied.migrate import migrate
+        from embodied.migrate.report import command, lines_of
 
         found = migrate(theirs, given.system, given.overrides)
         text = found.as_yaml()
@@ -38,15 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             file = Path(given.out) / "experiment" / f"{name_of(Path(given.file))}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-            folder = shlex.quote(given.out)
-            print(f"{file}\nrun it: python -m embodied.train --config-dir {folder} experiment={file.stem}")
+            print(f"{file}\nrun it: {command(found, given.out, file.stem)}")
     except EmbodiedError as error:
         print(told(error), file=sys.stderr)
         return 2
     except OSError as error:
         print(f"error: {error}\n  fix: name a file that can be read, and a folder that can be written", file=sys.stderr)
         return 2
-    print("\n".join([*(f"note: {one}" for one in remarks), *report(found)]), file=sys.stderr)
+    print("\n".join([*(f"note: {one}" for one in remarks), *lines_of(found, given.system)]), file=sys.stderr)
     return 0
 
 
@@ -59,30 +59,6 @@ def name_of(theirs: Path) -> str:
     name = re.sub(r"[^\w.-]+", "_", theirs.stem, flags=re.ASCII)
     taken = name in group_options("experiment") or not isinstance(yaml.safe_load(name), str)
     return name if name[0].isalpha() and not taken else f"my_{name}"
-
-
-def report(found: Any) -> list[str]:
-    """Returns the lines that say what became of each key, those that need a look last."""
-    from embodied.run.migration import HOWS
-    from embodied.schema.foreign_values import as_overrides
-
-    lines = []
-    for how, title in HOWS.items():
-        notes = [note for note in found.notes if note.how == how]
-        if not notes:
-            continue
-        lines.append(f"{title}: {len(notes)}")
-        for note in notes:
-            said = as_overrides(note.settings)
-            parts = [
-                f"  {note.key} = {note.value}",
-                *([f"→ {said}"] if said else []),
-                *([f"({note.why})"] if note.why else []),
-            ]
-            lines.append(" ".join(parts))
-    if left := found.remaining or found.elsewhere:
-        lines.append(f"still to do before a run begins: {left}")
-    return lines
 
 
 def read(file: Path) -> Mapping[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embodied.errors import EmbodiedError
-from embodied.rows.hub import source_of
+from embodied.migrate.result import Note
+from embodied.rows.hub import is_hub_name, source_of
 from embodied.rows.opening import open_source
 
 ITERATIONS, BATCH = "runner.max_epochs", "data.rollout_batch_size"
@@ -24,8 +25,8 @@ OF_SOURCES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """verl's ``data_source`` → the verifier that judges as its reward function for it."""
 
-Found = tuple[str, Any, str, Mapping[str, Any], str]
-"""Key, value, how (of migration.HOWS), settings, why."""
+SUPERVISED = ("model.partial_pretrain", "model.path")
+"""Keys of verl's supervised training, which has no verifier and no answers apart."""
 
 
 def iterations(passes: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
@@ -35,7 +36,7 @@ def iterations(passes: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
         settings: ours, as far as they are known.
     """
     batch, count = settings.get(BATCH), rows_in(settings.get(TRAIN))
-    if not isinstance(batch, int) or not isinstance(passes, int | float) or not count:
+    if not (isinstance(batch, int) and batch > 0 and isinstance(passes, int | float) and abs(passes) < 1e9 and count):
         why = (
             f"passes over the problems, which cannot be counted here: set {ITERATIONS} to {passes} · problems / {BATCH}"
         )
@@ -44,27 +45,27 @@ def iterations(passes: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
     return {ITERATIONS: int(passes * per)}, "derived", f"{passes} passes · ⌊{count} problems / {batch}⌋ iterations"
 
 
-def of_data(settings: Mapping[str, Any]) -> list[Found]:
+def of_data(settings: Mapping[str, Any]) -> list[Note]:
     """What verl's data say without a key: column of the answer, verifier, size of an evaluation.
 
     Args:
         settings: ours, as far as they are known.
     """
-    found: list[Found] = []
+    found: list[Note] = []
     first = first_row(settings.get(TRAIN))
     if first is None or isinstance(first.get("reward_model"), Mapping):
         columns = {"data.answer_key": "reward_model.ground_truth", "data.data_source_key": "data_source"}
         missing = {key: column for key, column in columns.items() if key not in settings}
-        found.append(("(columns of verl's data)", "reward_model, data_source", "derived", missing, ""))
+        found.append(Note("(columns of verl's data)", "reward_model, data_source", "derived", missing))
     if not any(key in settings for key in FUNCTIONS):
         found += _verifier(settings.get(TRAIN))
     if count := max((rows_in([path]) or 0 for path in settings.get(VALIDATION) or ()), default=0):
         said = {"env.eval.episodes_per_task": count, "env.eval.video_cfg.save_video": False}
-        found.append(("(size of a validation)", "all problems", "derived", said, ""))
+        found.append(Note("(size of a validation)", "all problems", "derived", said))
     return found
 
 
-def _verifier(paths: Any) -> list[Found]:
+def _verifier(paths: Any) -> list[Note]:
     what = "(verl's reward function)"
     rows = [first_row([path]) for path in paths or ()]
     sources = {str(row["data_source"]) for row in rows if row is not None and "data_source" in row}
@@ -73,18 +74,20 @@ def _verifier(paths: Any) -> list[Found]:
     judge = OF_SOURCES.get(next(iter(sources))) if len(sources) == 1 and None not in rows else None
     if judge is not None:
         said = {f"env.{side}.verifier": [dict(judge)] for side in ("train", "eval")}
-        return [(what, next(iter(sources)), "derived", said, "the one of this data_source")]
+        return [Note(what, next(iter(sources)), "derived", said, "the one of this data_source")]
     why = (
         "verl has one for each data_source, and here one verifier judges all problems, by default boxed: set "
         "reward.reward_type or reward.custom_reward_function"
     )
-    return [(what, ", ".join(sorted(sources)) or "by data_source", "extra", {}, why)]
+    return [Note(what, ", ".join(sorted(sources)) or "by data_source", "extra", {}, why)]
 
 
 def rows_in(paths: Any) -> int | None:
     """The number of rows of files; None if one cannot be read."""
     if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
         return None
+    if any(is_hub_name(str(path)) for path in paths):
+        return None  # nothing is downloaded to translate a file
     try:
         return sum(len(open_source(source_of(str(path), keep=False))) for path in paths)
     except (EmbodiedError, OSError):

@@ -1,0 +1,47 @@
+"""Which of several keys of theirs counts, where they say different things of the same key of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from embodied.migrate.result import Note
+
+BEFORE = (
+    "env.train.", "env.eval.", "rollout.sampling_params.", "rollout.sampling_config.", "actor.model.", "actor.optim.",
+    "actor_infer.", "data.", "critic.",
+)  # fmt: skip
+"""Beginnings of keys that count before others: what a part of theirs reads itself comes before what it is made from."""
+
+
+def settle(notes: Sequence[Note], defaults: Container[str]) -> list[Note]:
+    """Returns the notes without contradictions, whatever their order was.
+
+    Args:
+        defaults: keys that their file leaves out; what it says comes before them.
+    """
+    ordered = sorted(notes, key=lambda note: (note.key in defaults, _place(note.key), note.key))
+    taken: dict[str, Note] = {}
+    settled: dict[str, Note] = {}
+    for note in ordered:
+        clash = [name for name, one in note.settings.items() if name in taken and _value(taken[name], name) != one]
+        if clash and note.key in defaults:
+            kept = {name: one for name, one in note.settings.items() if name not in taken}
+            note = replace(note, settings=kept, how=note.how if kept else "nothing")
+        elif clash:
+            first = taken[clash[0]]
+            why = f"{first.key} says {clash[0]}={_value(first, clash[0])}, and comes before it"
+            note = replace(note, how="refused", settings={}, why=why)
+        for name in note.settings:
+            taken.setdefault(name, note)
+        settled[note.key] = note
+    return [settled[note.key] for note in notes]
+
+
+def _place(key: str) -> int:
+    places = [number for number, start in enumerate(BEFORE) if key.startswith(start)]
+    return places[0] if places else len(BEFORE)
+
+
+def _value(note: Note, name: str) -> object:
+    return note.settings[name]

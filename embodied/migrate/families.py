@@ -1,0 +1,65 @@
+"""Keys of theirs that no row of the tables has, in families: ``families.tsv``.
+
+A row says: system (``*`` = every), pattern, what becomes of its keys, values that ask for nothing, reason. What becomes
+of them: ``harmless`` = they cannot change a number; ``refused``; ``open KEY`` = refused, and it is a part of what is
+trained, so that KEY has to be decided. The first row that fits counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cache
+from importlib.resources import files
+
+TABLE = "families.tsv"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Keys of a system that have one answer."""
+
+    system: str
+    pattern: str
+    says: str  # harmless | refused | open KEY
+    neutral: tuple[str, ...]  # values that ask for nothing, as foreign_said.plain has them
+    why: str
+
+    @property
+    def harmless(self) -> bool:
+        """Whether its keys cannot change a number."""
+        return self.says == "harmless"
+
+    @property
+    def opens(self) -> str:
+        """The key, or group, of ours that has to be decided; empty if none."""
+        return self.says.removeprefix("open ") if self.says.startswith("open ") else ""
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Returns all rows."""
+    text = (files(__package__) / TABLE).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    return tuple(
+        Family(row["system"], row["pattern"], row["says"], tuple(row["neutral"].split("|")), row["why"]) for row in rows
+    )
+
+
+@cache
+def _compiled() -> tuple[tuple[Family, re.Pattern[str]], ...]:
+    return tuple((family, re.compile(translate(family.pattern))) for family in families())
+
+
+def family_of(system: str, key: str) -> Family | None:
+    """Returns the family of a key; None if it has none."""
+    return next((one for one, fits in _compiled() if one.system in ("*", system) and fits.match(key)), None)
+
+
+def can_change_a_number(system: str, key: str) -> bool:
+    """Whether a key might; False only of those that are known not to."""
+    family = family_of(system, key)
+    return family is None or not family.harmless

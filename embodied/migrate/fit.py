@@ -1,0 +1,145 @@
+"""What follows from several keys of theirs together, once each is translated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from math import ceil
+from typing import Any
+
+import yaml
+
+from embodied.migrate import texts
+from embodied.migrate.result import Migration
+from embodied.schema.actor import ActorConfig
+from embodied.schema.compose import compose
+from embodied.schema.foreign_said import number_of
+
+BATCH, PASS, VALUES = "actor.global_batch_size", "actor.micro_batch_size", "actor.model.value_head"
+ENGINE, LEVEL = "rollout.backend", "algorithm.reward_type"
+STEPS = "runner.max_steps"
+ADVANTAGE, WHITEN = "algorithm.adv_type", "algorithm.normalize_advantages"
+OF_TOKENS = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Estimators that the others compute, or whiten, over the tokens of texts."""
+
+
+def fit(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
+    """Adds what follows from several keys, and takes out what they leave no room for."""
+    _count_chunks(found, system)
+    _fit_passes(found)
+    _fit_data(found, system, flat, given)
+    _count_iterations(found)
+    _give_values(found, system)
+    _whiten_over_tokens(found)
+
+
+def _count_chunks(found: Migration, system: str) -> None:
+    """Makes records of episodes: SimpleVLA-RL and Cosmos-RL count a robot's batch in episodes, and here each has as
+    many records as it has chunks at most."""
+    if system not in ("verl", "cosmos-rl") or found.groups.get("env") in (None, "math") or "model" not in found.groups:
+        return
+    for number, note in enumerate(found.notes):
+        episodes = note.settings.get(BATCH)
+        if not isinstance(episodes, int):
+            continue
+        chunks = _chunks(found)
+        found.settings[BATCH] = records = episodes * chunks
+        why = f"{episodes} episodes · {chunks} chunks of the longest"
+        found.notes[number] = replace(note, how="derived", settings={**note.settings, BATCH: records}, why=why)
+
+
+def _chunks(found: Migration) -> int:
+    """Chunks of an episode that nothing ends before the step limit."""
+    steps, actions = _usual_lengths(found.groups["env"], found.groups["model"])
+    steps = number_of(found.settings.get("env.train.max_episode_steps")) or steps
+    actions = number_of(found.settings.get("actor.model.num_action_chunks")) or actions
+    return ceil(steps / actions)
+
+
+@cache
+def _usual_lengths(env: str, model: str) -> tuple[float, float]:
+    """Control steps of an episode, and actions of a chunk, as the groups have them."""
+    config = compose([f"env={env}", f"model={model}", "actor.model.model_path=null"], "train").config
+    actions = number_of((config.actor.model.model_extra or {}).get("num_action_chunks"))
+    return float(config.env.train.max_episode_steps or 1), actions or 1.0
+
+
+def _fit_passes(found: Migration) -> None:
+    """Makes a pass no larger than the optimizer batch, which others allow: there a batch may be one pass."""
+    batch, usual = found.settings.get(BATCH), ActorConfig.model_fields["micro_batch_size"].default
+    records = found.settings.get(PASS, usual)
+    if not isinstance(batch, int) or not isinstance(records, int) or records <= batch:
+        return
+    found.settings[PASS] = batch
+    for number, note in enumerate(found.notes):
+        if BATCH in note.settings:
+            why = f"{note.why}; " if note.why else ""
+            note = replace(note, settings={**note.settings, PASS: batch}, why=f"{why}a pass has no more records")
+        found.notes[number] = note
+
+
+def _fit_data(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
+    """Adds what follows from the problems themselves: those of ``given`` if it names some."""
+    if not isinstance(found.settings.get(texts.TRAIN), list):
+        return
+    mine = dict(one.split("=", 1) for one in given if one.startswith((f"{texts.TRAIN}=", f"{texts.VALIDATION}=")))
+    known = {**found.settings, **{key: yaml.safe_load(value) for key, value in mine.items()}}
+    for number, note in enumerate(found.notes):
+        if note.key.partition(" ")[0] in texts.PASSES and texts.ITERATIONS in note.settings:
+            del found.settings[texts.ITERATIONS]
+            said, how, why = texts.iterations(note.settings[texts.ITERATIONS], known)
+            found.settings |= said
+            found.notes[number] = replace(note, how=how, settings=said, why=why)
+    if system == "verl" and not any(key in flat for key in texts.SUPERVISED):
+        for note in texts.of_data(known):
+            found.settings |= note.settings
+            found.notes.append(note)
+
+
+def _count_iterations(found: Migration) -> None:
+    """Makes a run as long as its cap where nothing else says how long it is: there the cap is the length."""
+    steps = found.settings.get(STEPS)
+    if isinstance(steps, int) and steps > 0 and texts.ITERATIONS not in found.settings:
+        found.settings[texts.ITERATIONS] = steps
+        for number, note in enumerate(found.notes):
+            if STEPS in note.settings:
+                settings = {**note.settings, texts.ITERATIONS: steps}
+                found.notes[number] = replace(note, how="derived", settings=settings, why="so many iterations")
+
+
+def _give_values(found: Migration, system: str) -> None:
+    """Gives the policy a value head where advantages need one: others have a critic beside the policy. An engine gives
+    no values. verl always normalises what follows from them, and so does ROLL's critic learn from squares."""
+    if found.settings.get(ADVANTAGE) != "gae":
+        return
+    more: dict[str, Any] = {} if "model" in found.open else {VALUES: True}
+    if texts.TRAIN in found.settings:
+        more |= {WHITEN: True} if system == "verl" else {}
+        more |= {"algorithm.value_loss": "mse"} if system in ("verl", "roll") else {}
+    found.settings |= more
+    for number, note in enumerate(found.notes):
+        if note.settings.get(ADVANTAGE) == "gae":
+            why = "the policy gives the values, in the place of a critic"
+            found.notes[number] = replace(note, how="derived", settings={**note.settings, **more}, why=why)
+        if note.settings.get(ENGINE) == "vllm":
+            found.settings[ENGINE] = "native"
+            why = "vLLM gives no values, and algorithm.adv_type gae needs them"
+            found.notes[number] = replace(note, how="derived", settings={ENGINE: "native"}, why=why)
+
+
+def _whiten_over_tokens(found: Migration) -> None:
+    """Sets token-level rewards where the others whiten advantages of texts over tokens, in which a long answer counts
+    more; here the level of the rewards says over what they are whitened."""
+    advantage = found.settings.get(ADVANTAGE)
+    if texts.TRAIN not in found.settings or LEVEL in found.settings:
+        return
+    if advantage not in OF_TOKENS and found.settings.get(WHITEN) is not True:
+        return
+    found.settings[LEVEL] = "token_level"
+    says = WHITEN if advantage not in OF_TOKENS else ADVANTAGE
+    for number, note in enumerate(found.notes):
+        if says in note.settings:
+            why = "; ".join(filter(None, [note.why, "advantages are whitened over tokens"]))
+            settings = {**note.settings, LEVEL: "token_level"}
+            found.notes[number] = replace(note, how="derived", settings=settings, why=why)

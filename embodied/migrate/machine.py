@@ -1,0 +1,12 @@
+"""What this machine has."""
+
+from __future__ import annotations
+
+
+def gpus() -> int:
+    """Returns the number of GPUs that a run would find here; 0 where torch is not installed."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return 0
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,66 @@
+"""What is printed of a translation: what became of each key, what is still to do, and the command of a run."""
+
+from __future__ import annotations
+
+import shlex
+
+from embodied.migrate.families import can_change_a_number
+from embodied.migrate.result import GROUPS, HOWS, Migration, Note
+from embodied.schema.compose import group_options
+from embodied.schema.foreign_values import as_overrides
+
+WEIGHTY = ("unknown", "refused")
+"""What may have become of a key that the user should look at, if it can change a number."""
+
+
+def lines_of(found: Migration, system: str) -> list[str]:
+    """Returns the lines that say what became of each key, those that need a look last, and then what is to do."""
+    lines = []
+    for how, title in HOWS.items():
+        notes = [note for note in found.notes if note.how == how]
+        if notes:
+            lines += [f"{title}: {len(notes)}", *map(_line, notes)]
+    return lines + [f"still to do before a run begins: {one}" for one in to_do(found, system)]
+
+
+def _line(note: Note) -> str:
+    said = as_overrides(note.settings)
+    parts = [
+        f"  {note.key} = {note.value}", *([f"→ {said}"] if said else []), *([f"({note.why})"] if note.why else []),
+    ]  # fmt: skip
+    return " ".join(parts)
+
+
+def to_do(found: Migration, system: str) -> list[str]:
+    """Returns what a user has to do: decide what is open, give what is missing, look at what was left out and can
+    change a number."""
+    decide = [f"{why}\n  fix: {_choice(key)}" for key, why in found.open.items()]
+    left = [note for note in found.notes if note.how in WEIGHTY and can_change_a_number(system, note.key)]
+    left = [note for note in left if note.why not in found.open.values()]
+    told = [f"  {note.key} = {_short(note.value)} ({_short(note.why)})" for note in left]
+    look = (
+        ["\n".join([f"{len(left)} keys are left out that can change a number; look at each:", *told])] if left else []
+    )
+    return [*decide, *filter(None, [found.remaining, found.elsewhere]), *look]
+
+
+def _choice(key: str) -> str:
+    """What to do about a key that is open; the file says ``???`` there."""
+    if key not in GROUPS:
+        return f"set {key} in the file, if something here does what is meant"
+    names = ", ".join(group_options(key.partition(".")[0]))
+    return f"name another one in the file, if that is meant; there are: {names}"
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 160 else f"{text[:159]}…"
+
+
+def command(found: Migration, folder: str, name: str) -> str:
+    """Returns the command that runs an experiment: one process, or as many as their file asks for."""
+    nodes, here = (found.settings.get(f"cluster.{key}") or 1 for key in ("num_nodes", "num_gpus_per_node"))
+    rest = f"-m embodied.train --config-dir {shlex.quote(folder)} experiment={name}"
+    if nodes == here == 1:
+        return f"python {rest}"
+    return f"torchrun {'--standalone' if nodes == 1 else f'--nnodes={nodes}'} --nproc-per-node={here} {rest}"

@@ -1,0 +1,100 @@
+"""What a translation gives: groups, settings, what became of each key, and what a user has to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+Settings = dict[str, Any]
+
+GROUPS = {"env": ("/env@env.train", "/env@env.eval"), "env.eval": ("/env@env.eval",), "model": ("/model",)}
+"""Group → where its file is put; ``env.eval`` is there where evaluations have another env than the training."""
+
+HOWS = {
+    "same": "taken over", "renamed": "renamed", "derived": "derived", "extra": "needs something more",
+    "nothing": "said by something else, or asks for nothing", "refused": "refused",
+    "unknown": "not known, and can change a number", "harmless": "not known, and cannot change a number",
+}  # fmt: skip
+"""What became of a key → how the report says it, in its order."""
+
+OPEN, UNDECIDED = "???", "TO_BE_DECIDED"
+"""Stand in the file for a group, and for the value of a key, that have to be decided: a run does not begin before."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What became of a key of theirs."""
+
+    key: str
+    value: Any
+    how: str  # of HOWS
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass
+class Migration:
+    """A configuration of theirs as one of ours.
+
+    Args:
+        groups: of :data:`GROUPS`, where their file says them.
+        settings: our dotted keys and their values.
+        open: our key, or group, that says what is trained and has no answer here → the reason. The file says so, and a
+            run does not begin before the user has decided.
+        remaining: what is still wrong with it, as the error of a run says; empty if it is a whole configuration.
+        elsewhere: what a run would then find wrong with files, or with this machine.
+    """
+
+    groups: dict[str, str]
+    settings: Settings
+    notes: list[Note]
+    open: dict[str, str] = field(default_factory=dict)
+    remaining: str = ""
+    elsewhere: str = ""
+
+    def as_yaml(self, stand_ins: Mapping[str, str] | None = None) -> str:
+        """Returns the file of an experiment.
+
+        Args:
+            stand_ins: group → what stands for one that is open, to try the rest; None = it stays open.
+        """
+        groups = dict(self.groups) | {name: OPEN for name in self.open if name in GROUPS}
+        settings = dict(self.settings)
+        if stand_ins is None:
+            settings |= {name: UNDECIDED for name in self.open if name not in GROUPS}
+        else:
+            groups |= {name: stand_ins[name] for name in self.open if name in GROUPS}
+        lines = ["# @package _global_"]
+        places = {place: groups[group] for group in GROUPS if group in groups for place in GROUPS[group]}
+        if places:
+            entries = [{f"override {place}": name} for place, name in places.items()]
+            lines.append(yaml.safe_dump({"defaults": entries}, sort_keys=False).strip())
+        text = yaml.safe_dump(_nested(settings), sort_keys=False, allow_unicode=True).strip() if settings else ""
+        return "\n".join([*lines, *([text] if text else []), ""])
+
+    def keys_of(self, how: str) -> list[str]:
+        """Returns their keys of which this became."""
+        return [note.key for note in self.notes if note.how == how]
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Takes settings out, and out of what is said of their keys."""
+        gone = set(keys)
+        self.settings = {key: value for key, value in self.settings.items() if key not in gone}
+        self.notes = [
+            Note(n.key, n.value, n.how, {k: v for k, v in n.settings.items() if k not in gone}, n.why)
+            for n in self.notes
+        ]
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, name = key.split(".")
+        inner = nested
+        for part in path:
+            inner[part] = inner = inner[part] if isinstance(inner.get(part), dict) else {}
+        inner[name] = value
+    return nested

@@ -1,0 +1,148 @@
+"""Turns a configuration of RLinf, verl, ROLL or Cosmos-RL into one of ours, and says what became of each key.
+
+The order of their keys says nothing: they are taken in the order of their names, and where two contradict each other,
+:mod:`embodied.migrate.claims` says which one counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from embodied.migrate import groups
+from embodied.migrate.claims import settle
+from embodied.migrate.families import family_of
+from embodied.migrate.fit import fit
+from embodied.migrate.result import Migration, Note
+from embodied.migrate.trial import attempt
+from embodied.migrate.usual import kind_of, usual
+from embodied.schema.foreign import LEFT_OFF, NAMES, Row, find
+from embodied.schema.foreign_counts import ROBOTS
+from embodied.schema.foreign_rules import said_of
+from embodied.schema.foreign_said import Lookup, Unresolved, UnresolvedError, plain
+from embodied.schema.foreign_values import number_or_text
+from embodied.schema.table import keys
+
+SYSTEMS: Mapping[str, tuple[str, ...]] = {
+    "rlinf": ("rlinf", "rlinf-old"), "verl": ("verl", "simplevla-rl"), "roll": ("roll",), "cosmos-rl": ("cosmos-rl",),
+}  # fmt: skip
+"""What a user calls a system → its names in the tables."""
+
+UNRESOLVED = re.compile(r"\$[({\w]")
+"""A reference that their file does not resolve. What only a shell can know comes as an ``Unresolved``."""
+
+
+def migrate(
+    mapping: Mapping[str, Any], system: str, given: Sequence[str] = (), devices: int | None = None
+) -> Migration:
+    """Translates a configuration.
+
+    Args:
+        mapping: theirs, nested; references in it are resolved where they can be.
+        system: of :data:`SYSTEMS`.
+        given: overrides of ours, e.g. ``model=openvla_oft_tiny``, with which it is tried.
+        devices: GPUs of this machine; None = they are counted where their file asks for several.
+    """
+    chosen, notes = groups.of_defaults(mapping.get("defaults"))
+    theirs = {str(name): inner for name, inner in mapping.items() if name != "defaults"}
+    flat = {key: number_or_text(value) for key, value in sorted(_leaves("", theirs, SYSTEMS[system]))}
+    added = usual(system, flat, chosen)
+    known = {**added, **flat}
+    own = {key.name for key in keys()}
+    found = Migration({}, {}, notes)
+    look, systems = _lookup(known, system), _names_of(system, kind_of(system, flat, chosen))
+    told = [note_of(key, value, systems, look, own, found) for key, value in known.items()]
+    found.notes += [note for note in settle(told, added) if note.how != "nothing" or note.key not in added]
+    for number, note in enumerate(found.notes):
+        if note.key in added:
+            found.notes[number] = replace(note, key=f"{note.key.removeprefix('=')} (their default)")
+        found.settings |= {name: one for name, one in note.settings.items() if name not in groups.NAMES}
+    groups.choose(found, chosen, any(_names_problems(key, SYSTEMS[system]) for key in flat))
+    fit(found, system, flat, given)
+    attempt(found, given, devices)
+    return found
+
+
+def _leaves(path: str, value: Any, systems: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The keys in a mapping, with their values; a mapping that is one setting of theirs stays whole."""
+    if not isinstance(value, Mapping) or not value or (path and find(path, systems)):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{path}.{name}".lstrip("."), inner, systems)
+
+
+def _lookup(known: Mapping[str, Any], system: str) -> Lookup:
+    """Their key → its value, also where a user leaves out the first part of the key; raises :class:`UnresolvedError` for
+    a value that cannot be known, so that nothing is computed from it."""
+    first = LEFT_OFF.get(system, "")
+
+    def look(key: str) -> Any:
+        value = known[key] if key in known or not first else known.get(key.removeprefix(first))
+        if _is_open(value) and key not in ROBOTS:  # whether a key of a robot is there can be asked all the same
+            raise UnresolvedError(key)
+        return value
+
+    return look
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a value of theirs, or one within it, cannot be known here."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    is_reference = isinstance(value, str) and bool(UNRESOLVED.search(value))
+    return isinstance(value, Unresolved) or is_reference or any(map(_is_open, inner))
+
+
+def _names_of(system: str, kind: str) -> tuple[str, ...]:
+    """The names of a system in the tables; those come first whose keys count where several have the same."""
+    return SYSTEMS[system][::-1] if kind == "robot" and system == "verl" else SYSTEMS[system]
+
+
+def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[str], found: Migration) -> Note:
+    """Says what becomes of a key. What is trained, and has no answer here, becomes open in ``found``.
+
+    Args:
+        systems: names of one system in the tables; of rows with the same key that of the first counts.
+        get: their other keys.
+        own: keys of ours that every run has.
+    """
+    system = next(name for name, names in SYSTEMS.items() if systems[0] in names)
+    if _is_open(value):
+        return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
+    if key.startswith("="):  # a key of ours, which says what is no key there
+        return Note(key, value, "derived", {key[1:]: value}, f"as {NAMES[system]} has it")
+    family = family_of(system, key)
+    if rows := sorted(find(key, systems), key=lambda row: systems.index(row.system)):
+        note = _of_row(key, value, rows[0], get)
+        if note.how == "refused" and family is not None and family.opens:
+            found.open.setdefault(family.opens, f"{key} = {value}: {note.why}")
+        return note
+    if key in own:
+        empty = Note(key, value, "nothing", why="nothing is set")
+        return Note(key, value, "same", {key: value}) if value is not None else empty
+    if family is None:
+        return Note(key, value, "unknown", why="no document of theirs explains it")
+    if family.harmless:
+        return Note(key, value, "harmless", why=family.why)
+    if plain(value) in family.neutral:
+        return Note(key, value, "nothing", why="it is off, or as it is here")
+    if family.opens:
+        found.open.setdefault(family.opens, f"{key} = {value}: {family.why}")
+    return Note(key, value, "refused", why=family.why)
+
+
+def _of_row(key: str, value: Any, row: Row, get: Lookup) -> Note:
+    try:
+        said = said_of(row, value, get)
+    except UnresolvedError as error:
+        return Note(key, value, "refused", why=f"it needs {error.key}, which cannot be resolved here")
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
+        return Note(key, value, "refused", why=f"{row.meaning}: its value, or one beside it, is none that it can have")
+    return Note(key, value, said.how, said.settings, said.why)
+
+
+def _names_problems(key: str, systems: Sequence[str]) -> bool:
+    """Whether a key names files of problems; also where its value could not be taken over."""
+    return any("data.train_data_paths" in row.ours for row in find(key, systems))

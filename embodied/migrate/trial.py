@@ -1,0 +1,181 @@
+"""Tries a translation with the checks of a run, and leaves out what they refuse.
+
+The network is not asked: names of data sets on the hub are tried with one row of a file in their place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from embodied.errors import EmbodiedError
+from embodied.migrate import texts
+from embodied.migrate.machine import gpus
+from embodied.migrate.result import Migration
+from embodied.parallel.group import Group
+from embodied.rows.hub import is_hub_name
+from embodied.run.preflight import check
+from embodied.schema.compose import compose
+
+MOST_TRIES = 60
+NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")
+"""What an error says of a key that the user has to give; the rest is tried with something in its place."""
+TRAINED = ("algorithm.loss_type", "algorithm.adv_type", "algorithm.loss_agg_func", "runner.task_type")
+"""Keys that say what is trained: where a run knows no such value, the key stays open instead of at its default."""
+ROBOT = {"env": "libero_10", "env.eval": "libero_10", "model": "openvla_oft_tiny"}
+TEXT = {"env": "math", "env.eval": "math", "model": "causal_lm"}
+"""Group that is open → what stands for it while the rest is tried."""
+UNKNOWN = {"unknown loss type": "algorithm.loss_type", "unknown advantage type": "algorithm.adv_type"}
+"""How an error begins that names a value, and not its key → the key."""
+NO_VALUE = re.compile(r"unknown (loss|advantage) type|input should be")
+"""What an error says of a value that a key cannot have."""
+PARTS = ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision")
+NODES, GPUS = "cluster.num_nodes", "cluster.num_gpus_per_node"
+
+
+def attempt(found: Migration, given: Sequence[str], devices: int | None = None) -> None:
+    """Tries until a run would begin, or nothing more can be left out: then something is wrong with files or with this
+    machine.
+
+    Args:
+        given: overrides of ours with which it is tried.
+        devices: GPUs of this machine; None = they are counted where several are asked for.
+    """
+    missing: dict[str, str] = {}  # key → the error
+    processes = _processes(found, devices)
+    for _ in range(MOST_TRIES):
+        composed = False
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                config = _composed(found, folder, [*given, *(f"{key}=TO_BE_GIVEN" for key in missing)])
+                composed = True
+                check(config, processes)
+        except EmbodiedError as error:
+            if not_set := NOT_SET.match(error.message):
+                missing[not_set[1]] = str(error)
+            elif not _left_out(found, error):
+                found.remaining, found.elsewhere = ("", str(error)) if composed else (str(error), "")
+                break
+        else:
+            break
+    found.remaining = "\n".join([*missing.values(), *filter(None, [found.remaining])])
+    if hub := _on_the_hub(found, given):
+        names = ", ".join(name for names in hub.values() for name in names)
+        word = f"data sets of the hub, which a run loads: {names}; nothing is downloaded to translate a file"
+        found.elsewhere = "\n".join(filter(None, [found.elsewhere, word]))
+
+
+def _composed(found: Migration, folder: str, overrides: Sequence[str]) -> Any:
+    (Path(folder) / "experiment").mkdir()
+    problems = found.groups.get("env") == "math" or "data.train_data_paths" in found.settings
+    text = found.as_yaml(TEXT if problems else ROBOT)
+    (Path(folder) / "experiment" / "theirs.yaml").write_text(text, encoding="utf-8")
+    if hub := _on_the_hub(found, overrides):
+        file = Path(folder) / "problems.jsonl"
+        file.write_text(f"{json.dumps(_row(found.settings))}\n" * 8, encoding="utf-8")
+        overrides = [*overrides, *(f"{key}=[{file}]" for key in hub), *(f"data.{part}=null" for part in PARTS)]
+    return compose(["experiment=theirs", *overrides], "train", [folder])
+
+
+def _on_the_hub(found: Migration, given: Sequence[str]) -> dict[str, list[str]]:
+    """Our key → names of data sets that are on the hub, of keys that ``given`` does not give."""
+    named: dict[str, list[str]] = {}
+    for key in (texts.TRAIN, texts.VALIDATION):
+        paths = found.settings.get(key)
+        if isinstance(paths, list) and not any(one.startswith(f"{key}=") for one in given):
+            named[key] = [str(path) for path in paths if is_hub_name(str(path))]
+    return {key: names for key, names in named.items() if names}
+
+
+def _row(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One problem with the columns that the keys name."""
+    row: dict[str, Any] = {}
+    columns = {"prompt_key": "1+1=", "answer_key": "2", "data_source_key": "x"}
+    for key, value in columns.items():
+        default = {"prompt_key": "prompt", "answer_key": "answer"}.get(key)
+        *path, name = str(settings.get(f"data.{key}") or default or key).split(".")
+        inner = row
+        for part in path:
+            inner[part] = inner = inner[part] if isinstance(inner.get(part), dict) else {}
+        inner[name] = value
+    if column := settings.get("data.messages_key"):
+        row[str(column)] = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    return row
+
+
+def _processes(found: Migration, devices: int | None) -> Group:
+    """The processes that they ask for, if this machine has as many GPUs; else one, and the keys are left out."""
+    nodes, here = (found.settings.get(key) or 1 for key in (NODES, GPUS))
+    if not (isinstance(nodes, int) and isinstance(here, int) and nodes * here > 1 and here > 0):
+        return Group()
+    there = gpus() if devices is None else devices
+    if there >= here:
+        return Group(size=nodes * here, local_size=here)
+    start = f"torchrun --nnodes={nodes} --nproc-per-node={here} -m embodied.train …"
+    why = f"this machine has {there} GPUs; where there are {here}, set it again and start with {start}"
+    for key in (NODES, GPUS):
+        if found.settings.get(key) not in (None, 1):
+            _leave_out(found, key, why, "")
+    return Group()
+
+
+def _left_out(found: Migration, error: EmbodiedError) -> bool:
+    """Leaves out what an error is about. False: it names none of the settings."""
+    for start, key in UNKNOWN.items():
+        if error.message.startswith(start) and key in found.settings:
+            _leave_out(found, key, error.message.splitlines()[0], error.remedy)
+            return True
+    if each := _lines(found, error):
+        for key, line in each.items():
+            _leave_out(found, key, line, error.remedy)
+        return True
+    named = [key for key in found.settings if _names(error, key)]
+    named = named or [key for key in found.settings if key.count(".") > 1 and _names(error, _section(key))]
+    named = [key for key in named if f"set {key}=" not in error.remedy] or named
+    if not named:
+        return False
+    lines = error.message.splitlines()
+    _leave_out(found, named[0], next((line for line in lines if named[0] in line), lines[0]), error.remedy)
+    return True
+
+
+def _names(error: EmbodiedError, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", error.message) is not None
+
+
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _lines(found: Migration, error: EmbodiedError) -> dict[str, str]:
+    """The lines of an error that are each about one key of the result, where it has several."""
+    lines = error.message.splitlines()
+    told = {
+        key: line
+        for line in lines
+        for key in found.settings
+        if re.match(rf"(unknown key ')?{re.escape(key)}[ ']", line)
+    }
+    return told if len(lines) > 1 else {}
+
+
+def _leave_out(found: Migration, key: str, why: str, remedy: str) -> None:
+    """Takes a key out of the result, or of a list that element which the error is about. A key that says what is
+    trained becomes open."""
+    value = found.settings.pop(key)
+    rest = (
+        [one for one in value if not re.search(rf"\b{re.escape(str(one))}\b", why)] if isinstance(value, list) else []
+    )
+    if rest := rest if rest != value else []:
+        found.settings[key], why = rest, f"{why}; {remedy}"
+    elif key in TRAINED and NO_VALUE.search(why):
+        found.open.setdefault(key, why)
+    for number, note in enumerate(found.notes):
+        if key in note.settings:
+            kept = {name: one for name, one in note.settings.items() if name != key} | ({key: rest} if rest else {})
+            found.notes[number] = replace(note, how="extra" if rest else "refused", settings=kept, why=why)
