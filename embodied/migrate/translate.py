@@ -75,12 +75,12 @@ def _leaves(path: str, value: Any, systems: Sequence[str]) -> Iterator[tuple[str
 
 
 def _lookup(known: Mapping[str, Any], system: str) -> Lookup:
-    """Their key → its value, also where a user leaves out the first part of the key; raises :class:`UnresolvedError` for
-    a value that cannot be known, so that nothing is computed from it."""
+    """Their key → its value, also where a user leaves out the first part of the key. Raises :class:`UnresolvedError`
+    for a value that cannot be known, so that nothing is computed from it."""
     first = LEFT_OFF.get(system, "")
 
     def look(key: str) -> Any:
-        value = known[key] if key in known or not first else known.get(key.removeprefix(first))
+        value = known[key] if key in known else known.get(key.removeprefix(first))
         if _is_open(value) and key not in ROBOTS:  # whether a key of a robot is there can be asked all the same
             raise UnresolvedError(key)
         return value

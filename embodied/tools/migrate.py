@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

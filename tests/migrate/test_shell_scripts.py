@@ -9,7 +9,7 @@ import pytest
 
 from embodied.errors import ConfigError
 from embodied.migrate.shell.keys import read_script
-from embodied.run.migration import Migration, migrate
+from embodied.migrate import Migration, migrate
 from embodied.schema.foreign_said import Unresolved
 from embodied.tools import migrate as tool
 
