@@ -257,6 +257,7 @@ def test_defaults_are_given_once_each():
     assert len(same) == len(set(same))
 
 
+@pytest.mark.parametrize("value", ["$(date +%s)", "${UNSET}", "$UNSET", "${A:-b$(c)"])
 def test_what_a_shell_would_fill_in_is_left_out(value):
     found = migrate({"trainer": {"experiment_name": value}}, "verl", FAKE)
     assert (found.settings, note(found, "trainer.experiment_name").how) == ({}, "refused")
