@@ -23,7 +23,7 @@ from embodied.schema import foreign
 from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import compose
 from embodied.schema.table import keys
-from embodied.tools import docs, play
+from embodied.tools import docs, doctor, play
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -138,6 +138,9 @@ def test_the_commands_of_the_pages_compose(project: Path) -> None:
             words = play.overrides(play.arguments().parse_intermixed_args(words).words)
         if verb == "doctor" and words[:1] and words[0] in CONFIGS:
             verb, words = words[0], words[1:]
+        if verb == "doctor":
+            _, words = doctor.sampled(words)
+            verb = "sft" if any(word.startswith("data=") for word in words) else verb
         words, folders, _ = parse_argv(words, verb)
         assert folders in ([], ["my"])
         given.setdefault(CONFIGS.get(verb, "train"), []).append(tuple(words))

@@ -74,7 +74,10 @@ def numbers_of(column: Any, shape: Sequence[int], where: str, name: str) -> np.n
         per_step *= _length(column, per_step, where, name)
         column = column.flatten()
     if not (types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type)):
-        raise DatasetError(f"{where} has {column.type} as '{name}', expected numbers", "choose another column")
+        raise DatasetError(
+            f"{where} has {column.type} as '{name}', expected numbers",
+            "write that column as numbers, or restore the file",
+        )
     if per_step != math.prod(shape):
         raise DatasetError(
             f"{where} has {per_step} numbers a step as '{name}', and meta/info.json says the shape {list(shape)}",

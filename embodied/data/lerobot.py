@@ -101,7 +101,7 @@ def _columns(folder: Path, features: Mapping[str, Feature], wanted: Wanted) -> _
     plain: dict[str, tuple[str, ...]] = {
         name.removeprefix(FIELD): (name,) for name in numeric if name.startswith(FIELD)
     }
-    if wanted.state_keys is not None:
+    if wanted.state_keys:
         plain["state"] = tuple(wanted.state_keys)
     for name in [key for keys in plain.values() for key in keys if key not in numeric]:
         raise SpecMismatchError(f"{folder} has no '{name}'", f"choose data.state_keys from: {', '.join(numeric)}")

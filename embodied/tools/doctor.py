@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_machine = "--json" in given
     began = time.monotonic()
     try:
-        every, given = _sampled([word for word in given if word != "--json"])
+        every, given = sampled([word for word in given if word != "--json"])
         overrides, folders, _ = parse_argv(given, "tools.doctor")
     except EmbodiedError as error:
         print(told(error), file=sys.stderr)
@@ -71,7 +71,7 @@ def _composed(overrides: Sequence[str], command: str | None, folders: Sequence[s
     return command or "train", compose_unchecked(overrides, command or "train", folders)
 
 
-def _sampled(words: Sequence[str]) -> tuple[int, list[str]]:
+def sampled(words: Sequence[str]) -> tuple[int, list[str]]:
     """The number N of ``--every=N``, and the other words. Raises :class:`ConfigError`."""
     every, rest = 1, []
     for word in words:

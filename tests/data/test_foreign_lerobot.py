@@ -308,6 +308,11 @@ def test_as_many_names_of_cameras_as_cameras(folder):
         reading.read(folder, Wanted(SPEC.cameras, camera_keys=["camera0"]))
 
 
+def test_an_empty_list_of_arrays_is_the_layouts_own(recorded):
+    found = reading.read(recorded, Wanted(SPEC.cameras, state_keys=[]))
+    assert_equal(found, reading.read(recorded, WANTED))
+
+
 def test_an_action_that_is_no_choice_of_the_env_is_refused(tmp_path):
     spec = FakeEnv(num_actions=8).spec
     folder = tmp_path / "discrete"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied import instructions
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
 from embodied.errors import Stopped
@@ -18,6 +19,7 @@ from embodied.learn.cloning import Cloner
 from embodied.learn.watch import Passed, Watch
 from embodied.schema import bind
 from embodied.testing import FakeEnv, FakePolicy
+from embodied.types import EnvSpec
 
 CONFIG = {
     "runner": {"logger": {"log_path": "x"}, "seed": 11},
@@ -45,6 +47,24 @@ def demonstrations() -> tuple[list[Demonstration], list[Demonstration]]:
 def cloner() -> Cloner:
     train, held_out = demonstrations()
     return Cloner(FakePolicy(), FakeEnv().spec, bind(CONFIG), train, held_out, torch.device("cpu"))
+
+
+def test_the_policy_is_given_every_instruction_of_an_episode():
+    (first, *rest), held_out = demonstrations()
+    told = np.zeros((len(first), 8), np.uint8)
+    for t, row in enumerate(told):
+        instructions.write("push" if t < 3 else "pull", row)
+    changing = replace(first, instruction="push", fields={**first.fields, instructions.FIELD: told})
+    given: list[tuple[str, ...]] = []
+
+    class Policy(FakePolicy):
+        def bind(self, env: EnvSpec) -> None:
+            given.append(env.tasks)
+            super().bind(env)
+
+    cloner = Cloner(Policy(), FakeEnv().spec, bind(CONFIG), [changing, *rest], held_out, torch.device("cpu"))
+    assert given[-1] == ("push", "pull", FakeEnv().spec.tasks[0])
+    assert cloner.samples.instructions(np.array([2, 3, 6])) == ["push", "pull", FakeEnv().spec.tasks[0]]
 
 
 def test_the_steps_take_the_samples_in_their_order_one_batch_after_the_other(cloner, monkeypatch):
