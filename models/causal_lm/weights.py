@@ -22,7 +22,7 @@ from embodied.files import check_content, inside, read_json
 from embodied.weights.listing import INDEX, WHOLE, read_index
 
 from ..shared.files import read_pt
-from ..shared.weights.finite import check_numbers, extremes
+from ..shared.weights.finite import check_numbers, check_range, extremes
 from ..shared.weights.misfit import Misfit
 from ..shared.weights.stored import Stored, check_config, check_no_adapter
 from .source import TOKENIZER_FILES
@@ -145,20 +145,9 @@ class Weights:
             file, there = (self.folder, name) if place is None else place
             found = extremes(parameter)
             if found is not None and place is not None and not all(abs(one) < torch.inf for one in found):
-                _check_range(file, there, parameter.dtype)
+                with safe_open(file, framework="pt") as opened:
+                    check_range(opened.get_tensor(there), f"{file}: {there}", parameter.dtype)
             check_numbers(parameter, there, file)
-
-
-def _check_range(file: Path, name: str, dtype: torch.dtype) -> None:
-    """Raises CheckpointError if numbers are finite in a file and too large for ``dtype``."""
-    with safe_open(file, framework="pt") as opened:
-        tensor = opened.get_tensor(name)
-    found = extremes(tensor)
-    if found is not None and all(abs(one) < torch.inf for one in found):
-        largest = max(abs(one) for one in found)
-        raise CheckpointError(
-            f"{file}: {name} has numbers up to {largest:g}, too large for {dtype}", "set actor.model.precision=bf16"
-        )
 
 
 def check_tied(network: Any, folder: Path) -> None:

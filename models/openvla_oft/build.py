@@ -18,6 +18,7 @@ from ..shared.keys import bad
 from ..shared.lora import inject, load_adapter
 from ..shared.trained import choose_trained, lora_config
 from ..shared.weights.adapter import MERGE_OFT
+from ..shared.weights.finite import check_range
 from .action_tokenizer import ENTRIES
 from .checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
 from .config import NetConfig
@@ -134,8 +135,12 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
 def _set_precision(policy: nn.Module, precision: str) -> None:
     """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away. Codes
     stay codes."""
-    for parameter in filter(torch.is_floating_point, policy.parameters()):
-        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else FORMATS[precision])
+    for name, parameter in policy.named_parameters():
+        if parameter.is_floating_point():
+            dtype = torch.float32 if parameter.requires_grad else FORMATS[precision]
+            if dtype == torch.float16:
+                check_range(parameter, name, dtype)
+            parameter.data = parameter.data.to(dtype)
 
 
 def _enable_checkpointing(policy: OpenVLAOFTPolicy) -> None:

@@ -134,6 +134,15 @@ def test_broken_weights_are_named_with_a_fix_of_their_own(folder, case):
     assert fix in raised.value.remedy
 
 
+def test_numbers_that_a_format_cannot_hold(folder):
+    changed(folder, filled(UP, 1e6))
+    with pytest.raises(
+        CheckpointError, match=r"1\.mlp\.up_proj\.\S+ has numbers up to 1e.06, too large for torch.float16"
+    ):
+        build_policy(**KEYS, model_path=str(folder), is_lora=True, lora_rank=4, precision="fp16")
+    build_policy(**KEYS, model_path=str(folder), is_lora=True, lora_rank=4, precision="bf16")
+
+
 FILES = (
     "config.json",
     "policy.json",

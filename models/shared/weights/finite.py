@@ -47,3 +47,13 @@ def check_numbers(tensor: Tensor, name: str, file: Path) -> None:
         raise CheckpointError(f"{file}: {bad} of the {tensor.numel()} numbers of {name} are {kind}", FIX)
     if low == high == 0 and name.endswith(HEADS) and tensor.ndim == 2:
         raise CheckpointError(f"{file}: all numbers of {name} are 0: it was never filled", FIX)
+
+
+def check_range(tensor: Tensor, name: str, dtype: torch.dtype) -> None:
+    """Raises CheckpointError if numbers of a tensor are finite, and too large for ``dtype``."""
+    found = extremes(tensor)
+    largest = 0.0 if found is None else max(abs(end) for end in found)
+    if torch.finfo(dtype).max < largest < torch.inf:
+        raise CheckpointError(
+            f"{name} has numbers up to {largest:g}, too large for {dtype}", "set actor.model.precision=bf16"
+        )
