@@ -34,11 +34,11 @@ def prepare(making: Making) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             package = error.name or name
-            install = "pip install 'embodied-rl[gym]'" if package == "gymnasium" else f"pip install {package}"
+            other = f"pip install {package} (some packages have another name than their module)"
+            install = "pip install 'embodied-rl[gym]'" if package == "gymnasium" else other
             raise AssetsMissingError(
                 f"{KEY}.imports: cannot import '{name}': there is no module '{package}' here",
-                f"{install} (some packages have another name than their module), or set env.python to the Python of an "
-                "environment that has it",
+                f"{install}, or set env.python to the Python of an environment that has it",
             ) from error
 
 

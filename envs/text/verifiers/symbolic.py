@@ -15,6 +15,7 @@ from .answers import canonical, last_boxed, text_of
 from .failures import VerifierFailed
 
 PACKAGE = "math-verify==0.9.0"
+INSTALL = f"pip install {PACKAGE}, or 'embodied-rl[text]' which brings it along"
 
 
 class Symbolic:
@@ -56,7 +57,7 @@ class Symbolic:
         try:
             import math_verify
         except ImportError as error:
-            raise AssetsMissingError(f"math-verify cannot be imported: {error}", f"pip install {PACKAGE}") from error
+            raise AssetsMissingError(f"math-verify cannot be imported: {error}", INSTALL) from error
         logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it says that its time limits are off
         box_first = math_verify.LatexExtractionConfig(boxed_match_priority=0)
         sought = (box_first, math_verify.ExprExtractionConfig())
