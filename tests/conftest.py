@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from absent import ABSENT, absent_in
+from hypothesis import settings
 from rig import Rig, open_rig
 
 from embodied.run.build import reproducible_arithmetic
@@ -28,6 +29,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
         report.longrepr = (str(item.path), item.location[1], f"Skipped: {name} is not installed")
     return report
 
+
+settings.register_profile("any speed", deadline=None)  # a machine may be slow, or busy
+settings.load_profile("any speed")
 
 # What a run does before its policy's first product. Not in a fixture: a test module that computes something when it is
 # collected would come first. More threads are slower beside busy workers.
