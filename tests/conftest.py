@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from absent import ABSENT, absent_in
+from hypothesis import settings
 from rig import Rig, open_rig
 
 from embodied.run.build import reproducible_arithmetic
@@ -17,6 +19,19 @@ from embodied.runtime.fork_server import ForkServer
 
 CONFIG_DIR = Path(__file__).parent / "config"
 
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Skips a test that fails for a package of an extra which is not installed, and says which."""
+    report = yield
+    if report.failed and (name := absent_in(f"{report.longreprtext}\n{report.capstdout}\n{report.capstderr}", ABSENT)):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1], f"Skipped: {name} is not installed")
+    return report
+
+
+settings.register_profile("any speed", deadline=None)  # a machine may be slow, or busy
+settings.load_profile("any speed")
 
 # What a run does before its policy's first product. Not in a fixture: a test module that computes something when it is
 # collected would come first. More threads are slower beside busy workers.

@@ -34,11 +34,12 @@ def prepare(making: Making) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             package = error.name or name
-            install = "pip install 'embodied-rl[gym]'" if package == "gymnasium" else f"pip install {package}"
+            other = f"pip install {package} (some packages have another name than their module)"
+            install = "pip install 'embodied-rl[gym]'" if package == "gymnasium" else other
             raise AssetsMissingError(
                 f"{KEY}.imports: cannot import '{name}': there is no module '{package}' here",
                 f"if {package} is a file or folder of yours, start where it lies or put its folder into PYTHONPATH; "
-                f"else {install} (some packages have another name than their module), or set env.python to the Python "
+                f"else {install}, or set env.python to the Python "
                 "of an environment that has it",
             ) from error
 

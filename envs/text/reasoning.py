@@ -18,7 +18,7 @@ from .problems import Selection, of_numbers
 from .reading import Reading
 from .slot import TextEnv
 
-INSTALL = "pip install reasoning-gym==0.1.25"
+INSTALL = "pip install reasoning-gym==0.1.25, or 'embodied-rl[text]' which brings it along"
 SCORED = ({"name": "reasoning_gym"},)
 _EVAL_SEED = 2**30  # added to the seed of evaluation problems
 _UNKNOWN, _REFUSED, _MADE = "unknown ", "refused ", "made"

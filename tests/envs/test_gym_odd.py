@@ -9,8 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import small_gym_envs
 import torch
-from embodied.envs.gym import GymEnv, env, late, probe
+from embodied.envs.gym import GymEnv, env, late, probe, vector
 from embodied.envs.gym.calls import from_action, to_action
 from embodied.envs.gym.facts import GymFacts, alike
 from embodied.envs.gym.mapping import Wanted, mapping_of
@@ -313,3 +314,31 @@ def test_the_case_of_stable_baselines_trains(tmp_path, monkeypatch):
     assert train.main(run) == 0
     (row,) = map(json.loads, (tmp_path / "runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert row["rollout/success_rate"] == 1.0
+
+
+class LateTogether(small_gym_envs.Together):
+    """A vector env whose copies say at their end alone whether they are solved."""
+
+    def step(self, actions: Any) -> Any:
+        *more, info = super().step(actions)
+        ended = np.logical_or(more[2], more[3])
+        return *more, {"final_info": {"is_success": info["gap"] < 9}, "_final_info": ended} if ended.any() else {}
+
+
+def test_the_copies_of_a_vector_env_say_it_at_their_end():
+    made = {"max_episode_steps": 12}
+    more = {"vectorization": "vector_entry_point", "images": ["obs.top"], "state": ["obs.arm.place"]}
+    one = GymEnv(entry_point=f"{__name__}.LateTogether", make_kwargs=made, **more)
+    assert one.reads()["success"] == "info.final_info.is_success, which is there when an episode ends"
+    batch = one.batch(2)
+    batch.reset([0, 1], [Start(0, 0, 0), Start(0, 0, 1)])
+    still, both = np.zeros((2, 2), np.float32), np.ones(2, bool)
+    solved = [[result.success for result in batch.step(still, both)] for _ in range(12)]
+    assert solved == [[False, False]] * 11 + [[True, True]]
+    batch.close()
+
+
+def test_the_last_info_of_copies_may_stand_in_an_array_of_dicts():
+    info = {"final_info": np.array([{"is_success": True}, None], object), "_final_info": np.array([True, False])}
+    assert vector._info_of(info, 0, 2) == {"final_info": {"is_success": True}}
+    assert vector._info_of(info, 1, 2) == {}

@@ -21,6 +21,8 @@ TEXT_IF_TOLD = {"NamedTemporaryFile": 0, "TemporaryFile": 0, "SpooledTemporaryFi
 PROCESSES = {"run", "Popen", "check_output", "check_call", "call", "getoutput"}
 BINARY_OPENERS = {"tarfile", "zipfile", "gzip", "lzma", "bz2", "Image", "imageio", "webbrowser", "wave", "av", "h5py"}
 """Modules whose ``open`` reads bytes unless a mode has a ``t``."""
+GIVES_BYTES = {("formats.py", "self._file.open()"), ("formats.py", "file.open()")}
+"""Methods of ours: ``embodied.rows.files.SourceFile.open``."""
 
 
 def without_encoding(tree: ast.AST) -> Iterator[ast.Call]:
@@ -111,6 +113,7 @@ def test_every_text_is_opened_with_its_encoding(folder):
     for file in sorted((ROOT / folder).rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         calls = [call for one in (tree, *programs(tree)) for call in without_encoding(one)]
+        calls = [call for call in calls if (file.name, ast.unparse(call)) not in GIVES_BYTES]
         found += [f"{file.relative_to(ROOT)}:{call.lineno} {ast.unparse(call)[:80]}" for call in calls]
     assert found == []
 

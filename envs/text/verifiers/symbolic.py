@@ -17,6 +17,7 @@ from .answers import Answer, equal, gold_of, last_boxed, read, spelling_beside
 from .failures import VerifierFailed
 
 PACKAGE = "math-verify==0.9.0"
+INSTALL = f"pip install {PACKAGE}, or 'embodied-rl[text]' which brings it along"
 _HOPED = re.compile(r"final answer is:?\s{0,9}(.{1,1000}?)\s{0,9}I hope it is correct", re.IGNORECASE | re.DOTALL)
 _VALUES = frozenset(("number", "expression", "relation", "tuple", "matrix"))
 _COMPARABLE = (
@@ -73,7 +74,7 @@ class Symbolic:
         try:
             import math_verify
         except ImportError as error:
-            raise AssetsMissingError(f"math-verify cannot be imported: {error}", f"pip install {PACKAGE}") from error
+            raise AssetsMissingError(f"math-verify cannot be imported: {error}", INSTALL) from error
         logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it says that its time limits are off
         box_first = math_verify.LatexExtractionConfig(boxed_match_priority=0)
         sought = (box_first, math_verify.ExprExtractionConfig())
