@@ -74,7 +74,8 @@ def test_the_limits_of_shipped_env_files_are_the_env_s_own(name):
 
 
 def test_the_plan_of_an_evaluation_has_the_numbers_of_its_side(capsys):
-    options = ("env.train.num_tasks=3", "env.train.horizon=7777", "env.eval.episodes_per_task=3")
+    others = ("env.train.num_tasks=3", "env.train.horizon=7777")
+    options = (*others, "env.eval.num_tasks=2", "env.eval.horizon=24", "env.eval.episodes_per_task=3")
     assert run(*FAKE, *options, "env.eval.total_num_envs=1", "runner.dry_run=true", entry="eval") == 0
     said = capsys.readouterr().out
     for part in (

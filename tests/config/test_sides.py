@@ -151,6 +151,12 @@ def test_what_a_file_has_given_evaluation_on_purpose_stays():
     assert train["data_args"]["digits"] == [3, 9] != evaluation["data_args"]["digits"]
 
 
+def test_beside_the_key_of_both_sides_it_is_of_one():
+    train, evaluation = sides("env=math", "data.system_prompt=both", "env.train.system_prompt=one")
+    assert (train["system_prompt"], evaluation["system_prompt"]) == ("one", "both")
+    assert sides("env=math", "env.train.system_prompt=one")[1]["system_prompt"] == "one"
+
+
 def test_another_class_or_another_data_set_does_not_follow():
     _, evaluation = sides(
         "env@env.train=gym", "env@env.eval=math", "env.train.instruction=x", "data.val_data_paths=[p.jsonl]"

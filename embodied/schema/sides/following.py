@@ -12,6 +12,7 @@ from embodied.targets import load_target
 
 TRAIN, EVAL = "env.train.", "env.eval."
 _PROBLEMS = "evaluations have problems of their own"
+_COLUMNS = "the files of evaluations have columns of their own"
 _MANY = "how many problems training has"
 _ORDER = "order and seed of training's starts"
 _SLOTS = "how the slots of one side are run"
@@ -21,7 +22,8 @@ _REWARD = "evaluations report success, whatever training is paid for"
 OWN_OF_A_SIDE: Mapping[str, str] = {
     "data": _PROBLEMS, "subset": _PROBLEMS, "split": _PROBLEMS, "revision": _PROBLEMS, "part": _PROBLEMS,
     "weights": _PROBLEMS, "token_limit": _PROBLEMS, "filter_overlong_prompts": _PROBLEMS,
-    "count": _MANY, "data_args.count": _MANY, "max_samples": _MANY,
+    "prompt_key": _COLUMNS, "answer_key": _COLUMNS, "messages_key": _COLUMNS, "data_source_key": _COLUMNS,
+    "image_key": _COLUMNS, "count": _MANY, "data_args.count": _MANY, "max_samples": _MANY,
     "data_args.seed": _ORDER, "dataset_seed": _ORDER, "shuffle": _ORDER, "shuffle_seed": _ORDER, "seed": _ORDER,
     "use_fixed_reset_state_ids": _ORDER,
     "total_num_envs": _SLOTS, "auto_reset": _SLOTS, "max_cached_simulators": _SLOTS, "enable_dataset_cache": _SLOTS,
@@ -36,13 +38,15 @@ ALONGSIDE: Mapping[str, str] = {"data_args": "data"}
 
 
 def followers(given: Collection[str]) -> list[str]:
-    """Returns the keys, without ``env.train.``, that ``env.eval`` follows, of those on the command line.
+    """Returns the keys, without ``env.train.``, that ``env.eval`` follows, of those on the command line. Beside
+    ``data.KEY``, which is of both sides, ``env.train.KEY`` is of one.
 
     Args:
         given: all keys on the command line, with dots.
     """
     evaluation = [key for key in given if key == "env.eval" or key.startswith(EVAL)]
     wanted = [key.removeprefix(TRAIN) for key in given if key.startswith(TRAIN)]
+    wanted = [key for key in wanted if f"data.{key}" not in given]
     return [key for key in wanted if _describes(key) and not any(_touches(EVAL + key, one) for one in evaluation)]
 
 
