@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import threading
 from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -14,6 +18,7 @@ from embodied.runtime.exit_status import how_it_ended
 from embodied.selftest import large, learning, policies
 from embodied.selftest.measured import NotRun
 from embodied.selftest.parts import PARTS, attention, checkpoints, memory, numbers, offload, rendering, shards
+from embodied.selftest.parts.engine import against_lanes
 from embodied.selftest.place import Place
 
 SLOW = ("offload", "compiled", "rendering", "resume", "simulation", "memory", "throughput")
@@ -135,8 +140,6 @@ def test_a_checkpoint_that_is_written_late_fails(place, monkeypatch):
             late.waits.wait(60)
         write(saving, snapshot)
 
-    import threading
-
     late.waits = threading.Event()
     learn, calls = learning.learn, []
 
@@ -219,8 +222,6 @@ def test_a_count_that_is_too_small_fails(place, monkeypatch):
     ],
 )
 def test_another_picture_fails(place, monkeypatch, picture, failed):
-    import numpy as np
-
     def ask(module, name, file):
         images = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
         if name == "egl":
@@ -239,3 +240,25 @@ def test_how_a_second_process_ended_is_said(tmp_path):
         rendering.apart.ask("no_such_module", "egl", tmp_path / "file.npz")
     assert "No module named no_such_module" in str(raised.value)
     assert how_it_ended(1) in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "failed"),
+    [
+        ("none", []),
+        ("other", ["other texts than the lanes write"]),
+        ("scaled", ["log-probs from those of evaluate, mean"]),
+    ],
+)
+def test_an_engines_texts_are_held_against_the_lanes(fault, failed, place):
+    """With transformers' own Llama in the place of vLLM, which no machine of the tests has."""
+    python = place.folder / "python"
+    engine = Path(__file__).with_name("llama_engine.py")
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nexec {sys.executable} {engine} {fault} "$3"\n', encoding="utf-8"
+    )
+    python.chmod(0o755)
+    measured = [*against_lanes(place, f"rollout.python={python}")]
+    assert wrong(measured) == failed
+    assert len(measured) == 3

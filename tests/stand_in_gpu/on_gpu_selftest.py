@@ -7,8 +7,6 @@ import importlib
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from embodied.selftest import learning, policies
-from embodied.selftest.large import built
 from embodied.selftest.parts import PARTS
 from embodied.selftest.place import Place
 
@@ -20,10 +18,3 @@ def test_a_part_holds(gpu, name, tmp_path):
         measured = [*getattr(importlib.import_module(module), function)(Place("cuda", tmp_path))]
     assert [one for one in measured if not one.holds] == []
     assert sum(bool(one.allowed) for one in measured) > 1
-
-
-def test_random_weights_are_drawn_there(gpu, tmp_path):
-    one = built(Place("cuda", tmp_path), policies.OFT)
-    assert {p.device.type for p in one.module.parameters()} == {"cuda"}
-    found = learning.decide(one, policies.question(one, 2))
-    assert found["logprobs"].isfinite().all()
