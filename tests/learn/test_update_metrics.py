@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from embodied.learn.update_metrics import UpdateMetrics
 MADE = Outcome.MADE
 
 
-def share(**found: dict[str, float]) -> Share:
+def share(**found: dict[str, Any]) -> Share:
     """What a term has measured; means are (sum, count)."""
     tensors: dict[str, Any] = {
         kind: {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items()}
@@ -30,8 +31,6 @@ class Ranks:
         self.size, self._other = 2, other
 
     def gather(self, own: Any) -> list[Any]:
-        import numpy as np
-
         one = self._other
         sums = np.array([one.samples, one.records, one.flops])
         return [own, (one.stats, sums, one.means, one.largest, one.per_batch)]

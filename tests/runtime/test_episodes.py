@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from embodied.instructions import FAILURES
 from embodied.random import Stream
 from embodied.runtime.channel import Completion, Kind
 from embodied.runtime.episodes import Episodes, Job
 from embodied.runtime.records import RecordStore
-from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.slab import INFO, Slab, info_fields, runtime_fields
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import Episode, Sampling, Start
 
@@ -21,7 +22,8 @@ PLAN = [Episode(number, number // 2, Start(number % 2, number, 7)) for number in
 
 @pytest.fixture
 def store() -> Iterator[RecordStore]:
-    slab = Slab.create({**FakeEnv().spec.obs, **FakePolicy().spec.decision, **runtime_fields(K)}, 16)
+    told = info_fields({FAILURES: "verdicts that failed"})
+    slab = Slab.create({**FakeEnv().spec.obs, **FakePolicy().spec.decision, **runtime_fields(K), **told}, 16)
     yield RecordStore(slab)
     slab.close()
 
@@ -113,3 +115,16 @@ def test_the_rewards_of_an_evaluation_are_asked_for_by_its_noise(store):
     for stream, asked in ((Stream.TRAIN_NOISE, False), (Stream.EVAL_NOISE, True)):
         command, _, _ = books(store, stream=stream, keep_records=False).start(0, 0)
         assert command.evaluation is asked
+
+
+def test_verdicts_that_failed_are_counted_of_attempts_that_ran_to_their_end(store):
+    episodes = books(store)
+    store.arrays[f"{INFO}{FAILURES}"][:] = 1
+    begin(episodes)
+    chunk(episodes, [0.0] * K)
+    episodes.requeue(0)
+    assert episodes.stats.failures == 0
+    begin(episodes)
+    chunk(episodes, [0.0] * K)
+    result = chunk(episodes, [0.0] * K, ended=True)
+    assert (episodes.stats.failures, result.info) == (2, {FAILURES: 1})
