@@ -41,7 +41,7 @@ RUN python -m venv "$VENV"
 # torch comes first and by name, so that a CPU build is taken where pip knows one (--build-arg PIP_EXTRA_INDEX_URL=…).
 FROM environment AS environment-cpu
 ARG TORCH=torch==2.13.0
-ARG EXTRAS=libero,maniskill,data,text,smollm,serve,client,export,plot,report
+ARG EXTRAS=libero,maniskill,data,text,smollm,serve,client,export,plot,report,migrate
 ARG PIP_EXTRA_INDEX_URL
 RUN "$VENV/bin/python" -m pip install --no-cache-dir "$TORCH" \
     && "$VENV/bin/python" -m pip install --no-cache-dir "$(ls "$WHEELS"/*.whl)[$EXTRAS]"
@@ -49,7 +49,7 @@ RUN "$VENV/bin/python" -m pip install --no-cache-dir "$TORCH" \
 # The default build of torch brings its GPU libraries along; the driver comes from the host.
 FROM environment AS environment-gpu
 ARG TORCH=torch>=2.7
-ARG EXTRAS=libero,maniskill,data,text,smollm,serve,client,export,plot,report
+ARG EXTRAS=libero,maniskill,data,text,smollm,serve,client,export,plot,report,migrate
 RUN "$VENV/bin/python" -m pip install --no-cache-dir "$TORCH" \
     && "$VENV/bin/python" -m pip install --no-cache-dir "$(ls "$WHEELS"/*.whl)[$EXTRAS]"
 

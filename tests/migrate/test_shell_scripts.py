@@ -231,6 +231,13 @@ def test_a_key_and_one_within_it_are_no_traceback():
     assert keys("main a.b.c=2 a.b=1") == {"a.b": 1}
 
 
+@pytest.mark.parametrize("words", ["engine=fsdp engine.tp=2", "engine.tp=2 engine=fsdp"])
+def test_a_group_of_hydra_beside_its_keys_keeps_them_and_is_said(words):
+    found = read_script(f"python -m x.y {words}", "run.sh")
+    assert found.keys == {"engine": {"tp": 2}}
+    assert "engine=fsdp chooses a file of theirs" in "\n".join(found.remarks)
+
+
 @pytest.mark.parametrize(
     ("script", "said", "fix"),
     [

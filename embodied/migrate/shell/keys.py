@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -185,24 +186,36 @@ def _put(found: Script, key: str, value: Any) -> None:
         return
     *path, name = key.split(".")
     inner = found.keys
-    for part in path:
-        if not isinstance(inner.setdefault(part, {}), dict):
-            found.remarks.append(f"{key}: the script gives {part} a value of its own too, which is left out")
+    for at, part in enumerate(path):
+        if not isinstance(own := inner.setdefault(part, {}), dict):
+            found.remarks.append(_has_value_too(part, own) if not at else f"{key}: {part} has a value of its own too")
             inner[part] = {}
         inner = inner[part]
-    inner[name] = value
+    if not path and isinstance(inner.get(name), dict) and not isinstance(value, dict):
+        found.remarks.append(_has_value_too(name, value))
+    else:
+        inner[name] = value
+
+
+def _has_value_too(name: str, value: Any) -> str:
+    return f"{name}={value} chooses a file of theirs beside keys of {name}; what that file sets is not known here"
 
 
 def _say_what_is_open(found: Script, states: Iterable[State], runs: Sequence[Sequence[Text]]) -> None:
     """Says what else may give keys: words that nobody knows, files of a shell, files of a configuration."""
     words = [word for run in runs for word in run]
-    opened = dict.fromkeys(word.shown for word in words if word.parts and not word.parts[0].known)
-    if opened:
+    named = [word.shown for before, word in pairwise(words) if not before.shown.startswith("-") and _may_be_keys(word)]
+    if opened := dict.fromkeys(named):
         found.remarks.append(f"what these words add is not known here, give it as overrides: {', '.join(opened)}")
     if files := dict.fromkeys(file for state in states for file in state.sources):
         found.remarks.append(f"what these files set is not known here: {', '.join(files)}")
     if named := _configurations(words):
         found.remarks.append(f"the program reads a configuration too, migrate it as well: {', '.join(named)}")
+
+
+def _may_be_keys(word: Text) -> bool:
+    """Whether a word may stand for words with keys: nothing but a name, of which nobody knows what it is."""
+    return len(word.parts) == 1 and not word.parts[0].known and not word.shown.startswith(("$(", "`"))
 
 
 def _configurations(words: Sequence[Text]) -> list[str]:
