@@ -70,7 +70,7 @@ def prompts(row: Row, value: Any, get: Lookup) -> Said:
 
 
 def passes(row: Row, value: Any, get: Lookup) -> Said:
-    """Passes over the problems; :mod:`embodied.run.migration_texts` makes iterations of them."""
+    """Passes over the problems; :mod:`embodied.migrate.texts` makes iterations of them."""
     if isinstance(get, Unknown):
         return Said(how="derived", why=f"{row.name} counts passes over the data, and here iterations are counted")
     return Said(translated(row.ours[0], value), "renamed")
