@@ -99,7 +99,7 @@ def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[
         own: keys of ours that every run has.
     """
     system = next(name for name, names in SYSTEMS.items() if systems[0] in names)
-    if isinstance(value, str) and (UNRESOLVED.search(value) or (system == "verl" and COMMAND in value)):
+    if _unresolved(value, system):
         return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
     if key.startswith("="):  # a key of ours, which says what is no key there
         return Note(key, value, "derived", {key[1:]: value}, f"as {NAMES[system]} has it")
@@ -112,6 +112,8 @@ def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[
     if key in own:
         empty = Note(key, value, "nothing", why="nothing is set")
         return Note(key, value, "same", {key: value}) if value is not None else empty
+    if value in ({}, []):
+        return Note(key, value, "nothing", why="nothing is set")
     if family is None:
         return Note(key, value, "unknown", why="no document of theirs explains it")
     if family.harmless:
@@ -121,6 +123,15 @@ def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[
     if family.opens:
         found.open.setdefault(family.opens, f"{key} = {value}: {family.why}")
     return Note(key, value, "refused", why=family.why)
+
+
+def _unresolved(value: Any, system: str) -> bool:
+    """Whether a text, or one of a list, has a part that cannot be known here."""
+    if isinstance(value, list):
+        return any(_unresolved(one, system) for one in value)
+    if not isinstance(value, str):
+        return False
+    return UNRESOLVED.search(value) is not None or (system == "verl" and COMMAND in value)
 
 
 def _of_row(key: str, value: Any, row: Row, get: Lookup) -> Note:
