@@ -122,6 +122,8 @@ def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[
     if key in own:
         empty = Note(key, value, "nothing", why="nothing is set")
         return Note(key, value, "same", {key: value}) if value is not None else empty
+    if value in ({}, []):
+        return Note(key, value, "nothing", why="nothing is set")
     if family is None:
         return Note(key, value, "unknown", why="no document of theirs explains it")
     if family.harmless:

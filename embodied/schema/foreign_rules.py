@@ -91,7 +91,6 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "data.task_suite_name": say.suite, "actor_rollout_ref.rollout.task_suite_name": say.suite,
     "actor_rollout_ref.rollout.micro_batch_size": say.nothing("rollout.policy_batch follows from the env slots"),
     "custom": say.nothing("free keys of theirs"),
-    _POLICY + "type": lambda row, value, get: Said({"runner.task_type": "sft"} if value == "sft" else {}, "derived"),
     _POLICY + "trainer_type": say.nothing("runner.task_type follows from the env"),
     _POLICY + "bypass_reward": say.either({"reward.reward_type": "zero"}),
     _POLICY + "allowed_outdated_steps": say.staleness, _POLICY + "on_policy": say.staleness,

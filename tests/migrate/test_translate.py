@@ -110,11 +110,47 @@ def test_a_teacher_makes_another_algorithm():
     assert migrate(verl("distillation.enabled=false"), "verl", devices=0).open == {}
 
 
+def test_a_trainer_that_is_not_here_is_not_the_usual_one():
+    policy = {"type": "dpo", "dataset": {"name": "owner/pairs"}}
+    theirs = {"train": {"train_policy": policy}, "policy": {"model_name_or_path": "m"}}
+    assert list(migrate(theirs, "cosmos-rl", devices=0).open) == ["runner.task_type"]
+
+
+@pytest.mark.parametrize(
+    ("words", "adv_type"),
+    [
+        (("adv_estimator=grpo", "norm_adv_by_std_in_grpo=false"), "dr_grpo"),
+        (("norm_adv_by_std_in_grpo=false", "adv_estimator=grpo"), "dr_grpo"),
+        (("adv_estimator=grpo_vectorized", "norm_adv_by_std_in_grpo=false"), "dr_grpo"),
+        (("norm_adv_by_std_in_grpo=false", "adv_estimator=rloo"), "rloo"),
+        (("adv_estimator=rloo_vectorized",), "rloo"),
+        (("adv_estimator=opo",), None),
+    ],
+)
+def test_verls_estimators(words, adv_type):
+    given = [f"algorithm.{word}" for word in words]
+    found = migrate(verl(*given, "actor_rollout_ref.rollout.n=4"), "verl", devices=0)
+    assert found.settings.get("algorithm.adv_type") == adv_type
+    assert ("algorithm.adv_type" in found.open) == (adv_type is None)
+
+
+def test_of_two_places_that_of_today_counts():
+    params = {"temperature_train": 1.0, "top_k": 5}
+    theirs = {"algorithm": {"sampling_params": params}, "rollout": {"sampling_params": {"temperature_train": 1.6}}}
+    found = migrate({"defaults": [*LIBERO, OFT], **theirs}, "rlinf", devices=0)
+    assert found.settings["algorithm.sampling_params.temperature"] == 1.6
+    assert note(found, "algorithm.sampling_params.temperature_train").how == "refused"
+    assert "comes before it" in "\n".join(to_do(found, "rlinf"))
+
+
 def test_names_on_the_hub_are_not_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
+    asked: list[Any] = []
+
     def absent(*given: Any) -> Any:
-        raise AssertionError("the network was asked")
+        asked.append(given)
+        raise OSError("there is no network")
 
     monkeypatch.setattr(socket, "getaddrinfo", absent)
     monkeypatch.setattr(socket.socket, "connect", absent)
@@ -127,6 +163,7 @@ def test_names_on_the_hub_are_not_asked_for(tmp_path, monkeypatch):
         "validation": {"dataset": {"name": "owner/others"}},
     }  # fmt: skip
     found = migrate(theirs, "cosmos-rl", devices=0)
+    assert asked == []
     assert found.settings["data.train_data_paths"] == ["owner/problems"]
     assert found.settings["data.train_subset"] == "main"
     assert "owner/problems" in found.elsewhere
@@ -257,7 +294,7 @@ def test_defaults_are_given_once_each():
     assert len(same) == len(set(same))
 
 
-@pytest.mark.parametrize("value", ["$(date +%s)", "${UNSET}", "$UNSET", "${A:-b$(c)"])
+@pytest.mark.parametrize("value", ["$(date +%s)", "${UNSET}", "$UNSET", "${A:-b$(c)", ["a", "$B"]])
 def test_what_a_shell_would_fill_in_is_left_out(value):
     found = migrate({"trainer": {"experiment_name": value}}, "verl", FAKE)
     assert (found.settings, note(found, "trainer.experiment_name").how) == ({}, "refused")

@@ -38,6 +38,11 @@ def dataset(row: Row, value: Any, get: Lookup) -> Said:
     return Said(how="nothing", why=f"the suite says it ({SUITE})")
 
 
+def kind(row: Row, value: Any, get: Lookup) -> Said:
+    """Supervised training or GRPO; of another kind there is none here, which the checks of a run say."""
+    return Said({} if value == "grpo" else {"runner.task_type": value}, "derived")
+
+
 def variant(row: Row, value: Any, get: Lookup) -> Said:
     """The loss, which other keys change: a decoupled one, AIPO's; and Dr. GRPO's advantage."""
     name = str(value).lower()
@@ -134,7 +139,7 @@ def length(row: Row, value: Any, get: Lookup) -> Said:
 
 RULES: Mapping[str | tuple[str, str], Rule] = {
     **{("cosmos-rl", f"{start}dataset.{name}"): dataset for start in (POLICY, "validation.") for name in DATA},
-    ("cosmos-rl", POLICY + "variant"): variant,
+    ("cosmos-rl", POLICY + "type"): kind, ("cosmos-rl", POLICY + "variant"): variant,
     ("cosmos-rl", POLICY + "unbiased_advantage"): part_of_variant({"algorithm.adv_type": "dr_grpo"}),
     ("cosmos-rl", POLICY + "use_decoupled_loss"): part_of_variant({"algorithm.loss_type": "tis"}),
     ("cosmos-rl", POLICY + "aipo_rho"): aipo, ("cosmos-rl", POLICY + "lower_bound_ratio"): dual_clip,
