@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from embodied.errors import ConfigError
-from embodied.migrate.shell.keys import read_script
 from embodied.migrate import Migration, migrate
+from embodied.migrate.shell.keys import read_script
 from embodied.schema.foreign_said import Unresolved
 from embodied.tools import migrate as tool
 
