@@ -48,8 +48,9 @@ def _told(source: Source, facts: GymFacts, layout: str | None, numbers: tuple[fl
     shape, dtype = known(in_each(source, key, facts), key, facts)
     form = "no picture" if dtype == TEXT else told_form(shape, dtype, facts.bounds.get(source.name), layout, numbers)
     clear = form_at(source.name, facts) if source.name in facts.entries else None
-    if isinstance(form, Form) or isinstance(clear, Form):  # what is said is about those that are not clear
-        return form if isinstance(form, Form) else clear
+    for found in (form, clear):  # what is said is about those that are not clear
+        if isinstance(found, Form):
+            return found
     raise ConfigError(
         f"{key} names {source.name}, which is {dtype} {shape}, expected uint8 (H, W, 3): it is {form}",
         f"name some of: {_pictures(facts)}; or say what it is by {KEY}.image_layout ({', '.join(LAYOUTS)}) and "
