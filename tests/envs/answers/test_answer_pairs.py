@@ -197,8 +197,8 @@ def test_a_comparison_of_usual_answers_takes_little_time():
 
 PIECES = (
     r"\frac", r"\sqrt", "{", "}", "(", ")", "[", "]", "1", "12", "x", r"\text{", "cm", "^", "_", "-", "+", ",", "=",
-    "<", r"\pm", r"\%", "$", r"\$", " ", "/", "*", "pm", "3:00", r"\begin{pmatrix}", r"\end{pmatrix}", "&", r"\\", r"\{",
-    r"\}", "!", "|", "and", "to", r"\boxed", "0.", r"\overline", r"\cup", "½", "per", "B", ".", ":", r"\left",
+    "<", r"\pm", r"\%", "$", r"\$", " ", "/", "*", "pm", "3:00", r"\begin{pmatrix}", r"\end{pmatrix}", "&", r"\\",
+    r"\{", r"\}", "!", "|", "and", "to", r"\boxed", "0.", r"\overline", r"\cup", "½", "per", "B", ".", ":", r"\left",
     "million", "two", "e5", "²", "个", "\\", r"\ln", "answer", "**", "is",
 )  # fmt: skip
 

@@ -235,8 +235,8 @@ def quantity(given: Sequence[Token]) -> Answer:
         NotUnderstood: it is none, or what follows it is no unit.
     """
     given, currency = _without_money(given)
-    if len(given) > 1 and given[0].kind == "word" and (value := in_words(given[0].text.casefold())) is not None:
-        given = [Token("number", str(value)), *given[1:]]
+    if len(given) > 1 and given[0].kind == "word" and (counted := in_words(given[0].text.casefold())) is not None:
+        given = [Token("number", str(counted)), *given[1:]]
     depths = _depths(given)
     at = next((at for at, (token, depth) in enumerate(zip(given, depths, strict=True))
                if at > 0 and depth == 0 and _ends_value(token)), len(given))  # fmt: skip
