@@ -6,7 +6,7 @@ import torch
 
 from embodied.run.build import device_of, make_policy, sampling
 from embodied.selftest.place import Place
-from embodied.selftest.policies import Made, checked_for, exact_arithmetic
+from embodied.selftest.policies import Made, checked_for, exact_arithmetic, use
 
 LARGE = (
     "env=selftest_large", "env.train.max_episode_steps=8", "env.eval.max_episode_steps=8", "model=openvla_oft",
@@ -20,6 +20,7 @@ def lacks_room(place: Place) -> str:
     """Says why the device cannot hold the policy and learn; empty if it can."""
     if not place.on_gpu:
         return "a network of 7B parameters is for a GPU, and the device is cpu"
+    torch.cuda.empty_cache()  # what this process has freed
     free, total = torch.cuda.mem_get_info(torch.device(place.device))
     if free < LEAST:
         return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, and it takes {LEAST / 2**30:.0f}"
@@ -29,6 +30,7 @@ def lacks_room(place: Place) -> str:
 def built(place: Place, keys: tuple[str, ...]) -> Made:
     """Builds a policy whose random weights are drawn where they stay."""
     exact_arithmetic()
+    use(place.device)
     checked = checked_for(place.device, *keys)
     device = device_of(checked)
     with torch.device(device):

@@ -72,10 +72,17 @@ def checked_for(device: str, *overrides: str) -> Checked:
 def made(device: str, *overrides: str) -> Made:
     """Builds a policy. Equal overrides give equal weights on every device: they are drawn on the CPU."""
     exact_arithmetic()
+    use(device)
     checked = checked_for(device, *overrides)
     policy, found = build_policy(checked)
     algorithm = checked.config.algorithm
     return Made(checked, policy, found, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
+
+
+def use(device: str) -> None:
+    """Makes one of several GPUs that of all calls that name none, such as the capture of a graph."""
+    if (index := torch.device(device).index) is not None:
+        torch.cuda.set_device(index)
 
 
 def exact_arithmetic() -> None:

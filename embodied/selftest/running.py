@@ -30,6 +30,7 @@ MOST_PRINTED = 16 * 2**20  # bytes of a log, of which then the end is kept
 KEPT = 64 * 2**10  # bytes of that end
 TAIL = 4000  # characters of it in the result
 SAID = 300  # of its last line in the reason
+MOST_SAID = 2**20  # bytes of what a part has measured
 OTHER_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 """Colours and movements of a terminal, and characters that none shows."""
 
@@ -169,9 +170,14 @@ def read(file: Path) -> Lines:
 
 
 def _complete(file: Path) -> Iterator[str]:
-    if file.exists():
-        *lines, _ = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    """Yields whole lines, of a file that is too long the first, and then why there are no more."""
+    if not file.exists():
+        return
+    with file.open("rb") as opened:
+        *lines, _ = opened.read(MOST_SAID).decode("utf-8", errors="replace").split("\n")
         yield from filter(None, lines)
+        if opened.read(1):
+            yield f"more than {MOST_SAID:,} bytes"
 
 
 def judged(lines: Lines, code: int | None, limit_s: float, last: bool) -> tuple[Status, str]:

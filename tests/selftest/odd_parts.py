@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -129,3 +131,36 @@ def out_of_memory(place):
 def exits(place):
     yield at_most("before", 0.5, 1.0)
     raise SystemExit(5)
+
+
+def stops(place):
+    yield at_most("before", 0.5, 1.0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def thread_stays(place):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    yield at_most("before", 0.5, 1.0)
+
+
+def closes_its_output(place):
+    os.close(1)
+    os.close(2)
+    yield at_most("gap", 0.5, 1.0)
+
+
+def deletes_its_folder(place):
+    os.chdir(place.folder)
+    shutil.rmtree(place.folder)
+    yield at_most("gap", 0.5, 1.0)
+
+
+def floods(place):
+    for number in range(50_000):
+        yield figure(f"number {number}", number)
+
+
+def no_utf8(place):
+    os.write(1, b"\xff\xfe\x00 bytes\n")
+    print("\ud800".encode("utf-8", "surrogatepass"))
+    raise ValueError("\ud800 caf\u00e9")

@@ -17,7 +17,17 @@ from embodied.learn import resting
 from embodied.runtime.exit_status import how_it_ended
 from embodied.selftest import large, learning, policies
 from embodied.selftest.measured import NotRun
-from embodied.selftest.parts import PARTS, attention, checkpoints, memory, numbers, offload, rendering, shards
+from embodied.selftest.parts import (
+    PARTS,
+    attention,
+    checkpoints,
+    memory,
+    numbers,
+    offload,
+    rendering,
+    shards,
+    throughput,
+)
 from embodied.selftest.parts.engine import against_lanes
 from embodied.selftest.place import Place
 
@@ -262,3 +272,13 @@ def test_an_engines_texts_are_held_against_the_lanes(fault, failed, place):
     measured = [*against_lanes(place, f"rollout.python={python}")]
     assert wrong(measured) == failed
     assert len(measured) == 3
+
+
+def test_rows_for_which_there_is_no_memory_are_left_out(place):
+    def opened(one, rows):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    one = policies.made("cpu", *policies.MLP)
+    (measured,) = throughput._timed("act, 32 rows", one, 32, opened, False, 1e12, place)
+    assert measured.skipped
+    assert "too little memory" in str(measured.found)

@@ -97,6 +97,33 @@ def test_a_part_that_hangs_is_ended_at_its_limit_and_the_others_run():
     assert not with_label()
 
 
+@pytest.mark.parametrize("name", ["stops", "thread_stays"])
+def test_a_process_that_does_not_end_is_ended(name):
+    found = one(name, limit_s=5)
+    assert (found.status, found.reason) == ("failed", "it did not end within 5 s")
+    assert [m.what for m in found.measured] == ["before"]
+    assert not with_label()
+
+
+@pytest.mark.parametrize("name", ["closes_its_output", "deletes_its_folder"])
+def test_what_a_part_does_to_its_own_files_is_no_fault(name):
+    assert one(name).status == "passed"
+
+
+def test_a_flood_of_results_is_cut(monkeypatch):
+    monkeypatch.setattr(running, "MOST_SAID", 50_000)
+    found = one("floods")
+    assert (found.status, found.reason) == ("failed", "it wrote what is no result: more than 50,000 bytes")
+    assert 100 < len(found.measured) < 1000
+
+
+def test_output_that_is_no_text_is_shown_as_far_as_it_is():
+    found = one("no_utf8")
+    assert found.status == "failed"
+    assert "bytes" in found.tail
+    record.as_text({"tail": found.tail}).encode("utf-8")
+
+
 def test_megabytes_are_not_kept(monkeypatch):
     monkeypatch.setattr(running, "MOST_PRINTED", 2 * 2**20)
     most, shorten = [0], running._shorten

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 
 from embodied.parallel.group import Group
@@ -17,7 +16,7 @@ from embodied.schema import FsdpConfig
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, at_most, few_of, figure
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, TEXT, Made, made, question
+from embodied.selftest.policies import OFT, TEXT, Made, made, question, use
 
 ROWS = 4
 EXACT = 2e-4  # nats
@@ -64,8 +63,7 @@ def share(one: Made) -> Shards:
 def one_rank(place: Place) -> Iterator[str]:
     """Connects this process with itself; yields which library does the device's collectives."""
     backend = "nccl" if place.on_gpu else "gloo"
-    if place.on_gpu:
-        torch.cuda.set_device(torch.device(place.device))
+    use(place.device)
     store = dist.HashStore()
     dist.init_process_group("cpu:gloo,cuda:nccl" if place.on_gpu else "gloo", store=store, rank=0, world_size=1)
     try:

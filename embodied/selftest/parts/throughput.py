@@ -36,15 +36,22 @@ def throughput(place: Place) -> Iterator[Measured]:
     rate = measure(one.device, number_format(one.policy))
     yield figure(f"matrix product, {number_format(one.policy)}", rate / 1e12, "TFLOP/s")
     for rows in ACT:
-        yield from _timed(f"{name}: act, {rows} rows", one, rows, _acts(one, rows), False, rate, place)
+        yield from _timed(f"{name}: act, {rows} rows", one, rows, _acts, False, rate, place)
     for rows in LEARN:
-        yield from _timed(f"{name}: training step, {rows} rows", one, rows, _learns(one, rows), True, rate, place)
+        yield from _timed(f"{name}: training step, {rows} rows", one, rows, _learns, True, rate, place)
 
 
 def _timed(
-    what: str, one: Made, rows: int, call: Callable[[], Any], training: bool, rate: float, place: Place
+    what: str,
+    one: Made,
+    rows: int,
+    opened: Callable[[Made, int], Callable[[], Any]],
+    training: bool,
+    rate: float,
+    place: Place,
 ) -> Iterator[Measured]:
     try:
+        call = opened(one, rows)
         with peak_memory(one.device) as peak:
             call()
             once = seconds_of(call, 1, one.device)
