@@ -113,6 +113,9 @@ A=abc; R=${A:+${A}x}
 A=x.y.z; R=${A%%.*}${A#*.}${A/./}
 A=0; R=$((A)); [ "$A" ] && R=${R}t
 A=08; R=$((10#$A+1))
+A=(1 2 3); IFS=,; R="${A[*]}"
+IFS=:; A=a:b:c; for x in $A; do R=$R-$x; done
+f() { local IFS=,; R="$*"; }; f 1 2; A="x y"; for x in $A; do R=$R-$x; done
 """
 """Each gives R a value; a snippet ends where bash takes it for whole and it has said R."""
 UNFINISHED = ("\\", "<<EOF >/dev/null", "A=1 B=2")

@@ -186,6 +186,8 @@ def test_a_value_that_the_script_says_is_taken(script, value):
         ("main a.b=${UNSET:?needed}", "${UNSET:?needed}"),
         ("main a.b=$((1/0))", "$((1/0))"),
         ("main a.b=$((08))", "$((08))"),
+        ("i=0\nwhile true; do main a.b=$i; i=$((i+1)); done", "0 or 1 or 2 or 3 or …"),
+        ("main a.b=\"$(cat <<EOF\nit's\nEOF\n)\" c.d=1", "$(cat <<EOF it's EOF )"),
         ("main 'a.b=${c.d}'", "${c.d}"),
     ],
 )  # fmt: skip

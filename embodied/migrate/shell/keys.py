@@ -25,6 +25,7 @@ QUIET = ("printf", "git", "sed", "awk", "grep", "cat", "tee", "curl", "wget", "p
 """Commands that start no training, whatever their words look like."""
 CONFIGURATION = re.compile(r"--?(?:config[-_]?name|config[-_]?path|config|cn|cp)(?:=(.+))?")
 UNSET = "nothing"
+MOST_VALUES = 4
 
 
 @dataclass
@@ -104,7 +105,7 @@ def _chosen(states: Sequence[State], remarks: list[str], lines: Sequence[str]) -
         return []
     size = {site: max(len(_keyed(one.words)) for run in each for one in run if one.site == site) for site in every}
     best = max(every, key=lambda site: (size[site], -site))
-    runs, used = [], set()
+    runs, used = list[Sequence[Text]](), set[int]()
     for commands in each:
         mine = [one for one in commands if one.site == best]
         same = [one for one in commands if _program(one) == _program(every[best])]
@@ -146,7 +147,8 @@ def _merged(runs: Sequence[Mapping[str, Text]]) -> dict[str, Any]:
         if only is not None:
             found[key] = value_of(key, only.shown) if only.known else Unresolved(only.shown)
         elif values != [None]:
-            found[key] = Unresolved(" or ".join(UNSET if one is None else one.shown or "''" for one in values))
+            shown = [UNSET if one is None else one.shown or "''" for one in values]
+            found[key] = Unresolved(" or ".join(shown[:MOST_VALUES] + ["…"] * (len(shown) > MOST_VALUES)))
     return found
 
 

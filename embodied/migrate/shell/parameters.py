@@ -137,15 +137,15 @@ def _all(name: str, star: str, rest: str, reader: Reader, in_quotes: bool) -> li
     elif rest:
         words = tuple(known(_changed(_sure(word), rest, reader)) for word in words)
     if star == "*" and in_quotes:
-        return [Piece(joined(words), True)]
-    return [Piece(Words(words), True)] if in_quotes else _apart(words)
+        return [Piece(joined(words, reader.state.blanks[:1]), True)]
+    return [Piece(Words(words), True)] if in_quotes else _apart(words, reader.state.blanks[:1])
 
 
-def _apart(words: tuple[Text, ...]) -> list[Piece]:
+def _apart(words: tuple[Text, ...], blank: str) -> list[Piece]:
     """Words that are not quoted: each is split again."""
     found = []
     for number, word in enumerate(words):
-        found += [*([Piece(known(" "))] if number else []), Piece(word)]
+        found += [*([Piece(known(blank))] if number else []), Piece(word)]
     return found
 
 

@@ -38,6 +38,8 @@ def skip(raw: str, at: int, in_quotes: bool = False) -> int:
     return at + 1
 
 
+HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?:.*?\n)??[ \t]*\2(?=[\n)]|$)", re.DOTALL)
+"""A text within a command, to the line with its name alone: quotes in it are none."""
 CLOSERS = {"$(": ")", "${": "}", "$[": "]", "<(": ")", ">(": ")"}
 
 
@@ -55,6 +57,8 @@ def _until(raw: str, at: int, closer: str, in_quotes: bool = False, plain: bool 
             return at + 1
         if plain:
             at += 2 if char == "\\" else 1
+        elif closer == ")" and (text := HEREDOC.match(raw, at)):
+            at = text.end()
         elif char == "#" and closer == ")" and raw[at - 1] in BLANKS:
             at = _line_end(raw, at)
         elif char == "(" and closer == ")":

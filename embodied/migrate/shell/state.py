@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.migrate.shell.sums import Sum, UnknowableError
-from embodied.migrate.shell.text import EMPTY, Text, Words, known
+from embodied.migrate.shell.text import BLANKS, EMPTY, Text, Words, known
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,12 @@ class State:
             return None if texts is None else Array({str(number): text for number, text in enumerate(texts)})
         value = self.values.get(name)
         return Array({"0": value}) if isinstance(value, Text) else value
+
+    @property
+    def blanks(self) -> str:
+        """What divides words that are not quoted (``IFS``)."""
+        value = self.values.get("IFS", known(BLANKS))
+        return value.shown if isinstance(value, Text) and value.known else BLANKS
 
     def words(self, name: str) -> Words | None:
         array = self.array(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -80,6 +81,7 @@ def unknown(source: str, given: bool = False) -> Text:
 
 
 EMPTY = Text()
+BLANKS = " \t\n"
 
 
 def joined(texts: Iterable[Text], between: str = " ") -> Text:
@@ -97,11 +99,15 @@ def as_text(pieces: Iterable[Piece]) -> Text:
     return found
 
 
-def as_words(pieces: Iterable[Piece]) -> list[Text]:
-    """The words of a command: what is not quoted is split at its blanks, and vanishes if it is empty."""
+def as_words(pieces: Iterable[Piece], blanks: str = BLANKS) -> list[Text]:
+    """The words of a command: what is not quoted is split at its blanks, and vanishes if it is empty.
+
+    Args:
+        blanks: what ``IFS`` says is one.
+    """
     words: list[Text | None] = [None]
     for piece in pieces:
-        for number, text in enumerate(_split(piece)):
+        for number, text in enumerate(_split(piece, blanks)):
             if number:
                 words.append(None)
             if text is not None:
@@ -109,23 +115,23 @@ def as_words(pieces: Iterable[Piece]) -> list[Text]:
     return [word for word in words if word is not None]
 
 
-def _split(piece: Piece) -> Iterator[Text | None]:
+def _split(piece: Piece, blanks: str) -> Iterator[Text | None]:
     """What is added to a word, and to each further word; null where nothing stands."""
     if isinstance(piece.value, Words):
         yield from piece.value.words or [None]
     elif piece.quoted:
         yield piece.value
     else:
-        yield from _at_blanks(piece.value.parts)
+        yield from _at_blanks(piece.value.parts, blanks)
 
 
-def _at_blanks(parts: Sequence[Part]) -> Iterator[Text | None]:
+def _at_blanks(parts: Sequence[Part], blanks: str) -> Iterator[Text | None]:
     now: Text | None = None
     for part in parts:
         if not part.known:
             now = (now or EMPTY) + Text((part,))
             continue
-        for number, text in enumerate(part.text.replace("\n", " ").replace("\t", " ").split(" ")):
+        for number, text in enumerate(re.split(f"[{re.escape(blanks)}]", part.text) if blanks else [part.text]):
             if number:
                 yield now
                 now = None

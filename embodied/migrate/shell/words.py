@@ -26,7 +26,7 @@ def words(raw: str, state: State) -> list[Text]:
     """
     found = []
     for one in _braces(raw):
-        found += as_words(pieces(_home(one), state))
+        found += as_words(pieces(_home(one), state), state.blanks)
     return found
 
 
