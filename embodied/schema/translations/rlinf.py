@@ -118,6 +118,8 @@ def width(row: Row, value: Any, get: Lookup) -> Said:
 
 def simulator(row: Row, value: Any, get: Lookup) -> Said:
     """Name of a simulator; of LIBERO, the suite is our env."""
+    if isinstance(get, Unknown):
+        return Said({"env": str(value)}, "renamed")
     name = str(value).lower()
     side = "eval" if all(key.startswith("env.eval.") for key in row.ours) else "train"
     suite = get(f"env.{side}.task_suite_name") or get("task_suite_name")
