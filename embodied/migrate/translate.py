@@ -109,8 +109,16 @@ def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[
         own: keys of ours that every run has.
     """
     system = next(name for name, names in SYSTEMS.items() if systems[0] in names)
-    if _is_open(value):
+    note = _known(key, value, systems, system, get, own, found)
+    if _is_open(value) and note.how not in ("nothing", "harmless"):
         return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
+    return note
+
+
+def _known(
+    key: str, value: Any, systems: Sequence[str], system: str, get: Lookup, own: set[str], found: Migration
+) -> Note:
+    """Says what becomes of a key whose value is known."""
     if key.startswith("="):  # a key of ours, which says what is no key there
         return Note(key, value, "derived", {key[1:]: value}, f"as {NAMES[system]} has it")
     family = family_of(system, key)

@@ -200,7 +200,12 @@ def test_several_machines_are_said_too():
 
 def test_gpus_are_counted_only_where_several_are_asked_for(monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr("embodied.migrate.trial.gpus", lambda: asked.append(1) or 0)
+
+    def none() -> int:
+        asked.append(1)
+        return 0
+
+    monkeypatch.setattr("embodied.migrate.trial.gpus", none)
     migrate({"runner": {"max_epochs": 1}}, "rlinf", FAKE)
     assert asked == []
     migrate({"cluster": {"num_gpus_per_node": 2}}, "rlinf", FAKE)

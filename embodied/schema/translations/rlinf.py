@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.schema.foreign import Row
-from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, number_of, only_if
+from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, nothing, number_of, only_if
 from embodied.schema.foreign_values import translated
 
 OPTIM = "actor.optim."
@@ -118,6 +118,8 @@ def width(row: Row, value: Any, get: Lookup) -> Said:
 
 def simulator(row: Row, value: Any, get: Lookup) -> Said:
     """Name of a simulator; of LIBERO, the suite is our env."""
+    if isinstance(get, Unknown):
+        return Said({"env": str(value)}, "renamed")
     name = str(value).lower()
     side = "eval" if all(key.startswith("env.eval.") for key in row.ours) else "train"
     suite = get(f"env.{side}.task_suite_name") or get("task_suite_name")
@@ -135,11 +137,37 @@ def group(row: Row, value: Any, get: Lookup) -> Said:
     return Said({row.ours[0]: value}, "renamed")
 
 
+def estimator(row: Row, value: Any, get: Lookup) -> Said:
+    """REINFORCE++ may begin with the mean of the group."""
+    if str(value).lower() == "reinpp" and get("algorithm.use_reinpp_baseline") in (True, "True"):
+        return Said({row.ours[0]: "reinforce_plus_plus_baseline"}, "derived", "use_reinpp_baseline is on")
+    settings = translated(row.ours[0], value)
+    return Said(settings, "same" if settings == {row.key: value} else "renamed")
+
+
+def kl_in_reward(row: Row, value: Any, get: Lookup) -> Said:
+    """REINFORCE++ has a KL in the reward, beside the one in the loss."""
+    if not number_of(value):
+        return Said(how="nothing", why="there is none")
+    if number_of(get("algorithm.kl_beta")):
+        return Said(how="refused", why="kl_beta is above 0, too, and here one KL stands in the loss or in the reward")
+    return Said({"algorithm.kl_beta": value, "algorithm.use_kl_in_reward": True}, "derived")
+
+
+def kl_in_loss(row: Row, value: Any, get: Lookup) -> Said:
+    if not number_of(value) and number_of(get("algorithm.reinpp_kl_beta")):
+        return Said(how="nothing", why="the KL stands in the reward (reinpp_kl_beta)")
+    return Said({row.ours[0]: value}, "same") if value is not None else Said(how="nothing", why="nothing is set")
+
+
 RULES: Mapping[str | tuple[str, str], Rule] = {
     ("rlinf", "rollout.sampling_params.temperature_eval"): eval_temperature,
     ("rlinf", "algorithm.sampling_params.temperature_eval"): eval_temperature,
     ("rlinf", "rollout.sampling_params.max_new_tokens"): tokens,
     ("rlinf", "algorithm.normalize_advantages"): whitened,
+    ("rlinf", "algorithm.adv_type"): estimator, ("rlinf", "algorithm.kl_beta"): kl_in_loss,
+    ("rlinf", "algorithm.reinpp_kl_beta"): kl_in_reward,
+    ("rlinf", "algorithm.use_reinpp_baseline"): nothing("adv_type says it"),
     ("rlinf", "algorithm.ratio_clip_eps"): width,
     ("rlinf", "env_type"): simulator, ("rlinf", "group_size"): group,
     ("rlinf", "actor.optim.lr_scheduler"): style, ("rlinf", "actor.optim.warmup_style"): style,
