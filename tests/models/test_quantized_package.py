@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from embodied.models.causal_lm import build_policy as build_text
 from embodied.models.openvla_oft import build_policy
 from environments import python_with
+from safetensors.torch import save_file
 from torch import nn
 
 from embodied.errors import AssetsMissingError, ConfigError
@@ -40,9 +42,6 @@ def test_compiled_blocks_are_refused() -> None:
 
 
 def test_fsdp2_is_refused() -> None:
-    import torch
-from safetensors.torch import save_file
-
     policy = nn.Linear(4, 4)
     policy.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ConfigError, match="strategy=replicate"):
