@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import struct
 import subprocess
@@ -239,9 +240,19 @@ def test_memory_of_a_gpu(tmp_path):
     assert found["disk of checkpoints"].status in ("warn", "fail", "ok")
 
 
+def write_header(file: Path, **shapes: list[int]) -> None:
+    """A file whose tensors take no room on the disk."""
+    header, end = {"__metadata__": {}}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(file, 8 + len(text) + end)
+
+
 def test_weights_of_a_large_checkpoint_are_counted_without_reading_them(tmp_path):
-    header = json.dumps({"__metadata__": {}, "a": {"shape": [2**20, 2**10]}, "b": {"shape": [8]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    write_header(tmp_path / "model.safetensors", a=[2**20, 2**10], b=[8])
     kwargs = {"model_path": str(tmp_path), "precision": "bf16"}
     assert sizes.of_files(kwargs) == sizes.Weights(2 * (2**30 + 8), 2 * (2**30 + 8))
     assert sizes.of_files({**kwargs, "is_lora": True}).trained is None
@@ -360,8 +371,7 @@ def test_a_refused_run_says_where_all_is_told(tmp_path, capsys, command, wrong):
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_a_large_checkpoint_that_cannot_fit_is_refused_as_the_doctor_fails_it(tmp_path, capsys, command):
     """By the headers of its files: nothing is built, and nothing is left."""
-    header = json.dumps({"a": {"shape": [2**20, 2**20]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    write_header(tmp_path / "model.safetensors", a=[2**18, 2**20])
     more = ["model=openvla_oft", f"actor.model.model_path={tmp_path}", f"runner.output_dir={tmp_path}/runs"]
     (finding,) = [f for f in sizes.sizes([*FAKE, *more], [FOLDER], command) if f.name == sizes.NAME]
     assert finding.status == "fail"

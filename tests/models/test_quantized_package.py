@@ -3,16 +3,16 @@ environment of their own that has it."""
 
 from __future__ import annotations
 
-import json
-import struct
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from embodied.models.causal_lm import build_policy as build_text
 from embodied.models.openvla_oft import build_policy
 from environments import python_with
+from safetensors.torch import save_file
 from torch import nn
 
 from embodied.errors import AssetsMissingError, ConfigError
@@ -42,8 +42,6 @@ def test_compiled_blocks_are_refused() -> None:
 
 
 def test_fsdp2_is_refused() -> None:
-    import torch
-
     policy = nn.Linear(4, 4)
     policy.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ConfigError, match="strategy=replicate"):
@@ -53,8 +51,8 @@ def test_fsdp2_is_refused() -> None:
 @pytest.mark.parametrize(("bits", "each"), [(None, 2), (8, 1), (4, 0.5 + 1 / 64 + 4 / 64 / 256)])
 def test_the_size_of_files_is_reckoned_in_these_bits(tmp_path, monkeypatch, bits, each) -> None:
     shapes = {"language_model.model.layers.0.mlp.up_proj.weight": [256, 64], "lm_head.weight": [100, 8]}
-    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    weights = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
     monkeypatch.setattr(footprint, "LARGE", 1)
     found = footprint.of_files({"model_path": str(tmp_path), "precision": "bf16", "quantization_bit": bits})
     assert found is not None
