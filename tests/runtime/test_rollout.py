@@ -11,8 +11,8 @@ from rig import records
 
 from embodied.errors import ConfigError
 from embodied.random import Stream
-from embodied.runtime.channel import Kind
 from embodied.runtime import rollout
+from embodied.runtime.channel import Kind
 from embodied.runtime.plan import noise, train_plan
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import RolloutStats
