@@ -106,3 +106,14 @@ def test_workers_that_stay_are_used_again_and_end_with_the_evaluator(checked, tm
     with contextlib.ExitStack() as one:
         make(False)._fitting(None, one)
     assert closed == ["closed"] * 2, "others end with the evaluation"
+
+
+def test_answers_of_a_file_have_their_own_numbers_in_the_conditions(checked, under, tmp_path):
+    """Seven problems of two tasks are up to four of each; what would be sampled says nothing of them."""
+    simulators: Any = SimpleNamespace(processes=checked.processes, model=SimpleNamespace(policy=FakePolicy()))
+    answers: Any = SimpleNamespace(counts=SimpleNamespace(problems=7, most=3))
+    reporter: Any = SimpleNamespace()
+    found = Evaluator(checked, simulators, tmp_path, reporter, answers=answers)._conditions(0)
+    assert found == replace(under, episodes_per_task=4, group_size=3, sampling={})
+    without = Evaluator(checked, simulators, tmp_path, reporter)._conditions(0)
+    assert without == under

@@ -11,6 +11,7 @@ from rig import records
 
 from embodied.errors import ConfigError
 from embodied.random import Stream
+from embodied.runtime import rollout
 from embodied.runtime.channel import Kind
 from embodied.runtime.plan import noise, train_plan
 from embodied.runtime.reward import ShapedReward
@@ -323,3 +324,11 @@ def test_a_recorded_episode_leaves_a_video(make_rig, tmp_path):
     assert made == sorted(str(r.episode.video).rpartition("/")[2] for r in results if r.episode.video)
     assert len(made) == 2
     assert stats.video_s > 0
+
+
+def test_the_share_that_is_done_is_told_while_it_goes_on(rig, monkeypatch):
+    monkeypatch.setattr(rollout, "SHARE_INTERVAL_S", 0.0)
+    shares: list[float] = []
+    rig.rollout().collect(make_plan(rig), rig.job(), on_share=shares.append)
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < 0.5 < shares[-1] <= 1
