@@ -13,7 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from embodied.errors import ConfigError
-from embodied.migrate.shell.run import TooManyWaysError, ways
+from embodied.migrate.shell.merging import TooManyWaysError
+from embodied.migrate.shell.run import ways
 from embodied.migrate.shell.state import Command, State
 from embodied.migrate.shell.syntax import prepared
 from embodied.migrate.shell.text import Text, known

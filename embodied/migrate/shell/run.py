@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from embodied.migrate.shell.builtins import ASSIGNMENT, BUILTINS, DECLARING, assign, declare
 from embodied.migrate.shell.conditions import asks_whether_empty, asks_whether_same, holds
+from embodied.migrate.shell.loops import counting, for_each, while_or_until
+from embodied.migrate.shell.merging import after_own_shell, both_ways, different
 from embodied.migrate.shell.nodes import (
     fits_one_of,
     literal_of,
-    names_assigned,
     names_set,
-    parts_of_for,
     parts_of_if,
     rest_of,
     script_in,
@@ -24,21 +24,13 @@ from embodied.migrate.shell.syntax import KEY, Node, broken, raw, tree
 from embodied.migrate.shell.text import Text, joined, known, unknown
 from embodied.migrate.shell.words import text, words
 
-MOST_STATES = 64
-MOST_ROUNDS = 1000
 DEEPEST = 20
-BEFORE = ("exec", "command", "builtin", "nohup", "time")
-"""What stands before a command and changes nothing of what it is given."""
 BEFORE = ("exec", "command", "builtin", "nohup", "time")
 """What stands before a command and changes nothing of what it is given."""
 COUNTS = re.compile(rf"{KEY.pattern}|~\w|--?(?:config|cn|cp)")
 """Words for which a command is kept: keys, and the name of a configuration."""
 SIMPLE = ("command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command")
 SHELLS = ("bash", "sh", "zsh", "dash", "sbatch", "ssh")
-
-
-class TooManyWaysError(Exception):
-    """A script may go more ways than can be followed."""
 
 
 def ways(text: str, name: str) -> list[State]:
@@ -66,9 +58,9 @@ class _Run:
         for node in [one for one in nodes if one.is_named and not one.is_error and one.type != "comment"]:
             if node.start_byte < reached:
                 continue
-            states = _different(states)  # how the one before ended does not count any more
+            states = different(states)  # how the one before ended does not count any more
             after = [one for now in states for one in ([now] if now.ended else self.node(node, now))]
-            states = _different(after, also_status=True)
+            states = different(after, also_status=True)
             if node.type in SIMPLE:
                 reached = self.reached
         return states
@@ -130,7 +122,7 @@ class _Run:
             return [state]
         inner = script_in(given)
         if inner is not None:
-            return [self.alone(state, one) for one in self.script(inner, state.copy())]
+            return [after_own_shell(state, one) for one in self.script(inner, state.copy())]
         command = Command(tuple(given), site, line)
         if command not in state.commands and any(COUNTS.match(word.shown) for word in given):
             state.commands = (*state.commands, command)
@@ -164,14 +156,8 @@ class _Run:
         self.depth -= 1
         return states
 
-    def alone(self, before: State, after: State) -> State:
-        """What stays of a shell of its own: the commands that it ran."""
-        state = before.copy()
-        state.commands, state.status, state.sources = after.commands, after.status, after.sources
-        return state
-
     def subshell(self, node: Node, state: State) -> list[State]:
-        return _different(self.alone(state, one) for one in self.sequence(node.children, state.copy()))
+        return different(after_own_shell(state, one) for one in self.sequence(node.children, state.copy()))
 
     def group(self, node: Node, state: State) -> list[State]:
         if node.children and node.children[0].type == "((":
@@ -191,8 +177,8 @@ class _Run:
     def pipeline(self, node: Node, state: State) -> list[State]:
         states = [state]
         for child in node.named_children:
-            states = [self.alone(now, one) for now in states for one in self.node(child, now.copy())]
-        return _different(states)
+            states = [after_own_shell(now, one) for now in states for one in self.node(child, now.copy())]
+        return different(states)
 
     def redirected(self, node: Node, state: State) -> list[State]:
         """A command with a text as its input, which a shell reads as a script; and what stands behind such a text's
@@ -202,7 +188,7 @@ class _Run:
         body = node.child_by_field_name("body")
         if texts and body is not None and simple(raw(body))[0][:1] in [[shell] for shell in SHELLS]:
             inner = known(raw(texts[0]))
-            return [self.alone(state, one) for one in self.script(inner, state.copy())]
+            return [after_own_shell(state, one) for one in self.script(inner, state.copy())]
         states = [state] if body is None else self.sequence([body], state)
         for child in behind:
             more = [inner for inner in child.named_children if inner.type in KINDS]
@@ -216,9 +202,9 @@ class _Run:
             if one.ended:
                 found.append(one)
                 continue
-            for status, now in _known(one):
+            for status, now in both_ways(one):
                 found += self.node(right, now) if status == (sign == "&&") else [now]
-        return _different(found, also_status=True)
+        return different(found, also_status=True)
 
     def negated(self, node: Node, state: State) -> list[State]:
         states = self.node(node.named_children[0], state)
@@ -253,7 +239,7 @@ class _Run:
 
     def decided(self, nodes: Sequence[Node], state: State) -> list[tuple[bool, State]]:
         """The ways behind a condition, and whether it holds there."""
-        return [pair for one in self.sequence(nodes, state) for pair in _known(one)]
+        return [pair for one in self.sequence(nodes, state) for pair in both_ways(one)]
 
     def if_(self, node: Node, state: State) -> list[State]:
         tests, bodies, others = parts_of_if(node)
@@ -265,7 +251,7 @@ class _Run:
                 found += self.sequence(bodies, one)
             else:
                 found += self._else(others, one)
-        return _different(found)
+        return different(found)
 
     def _else(self, others: Sequence[Node], state: State) -> list[State]:
         if not others:
@@ -303,77 +289,7 @@ class _Run:
             found += after if end not in (";&", ";;&") else []
             through += after if end == ";&" else []
             waiting = [*waiting, *(after if end == ";;&" else [])]
-        return _different([*found, *waiting, *through])
-
-    def for_(self, node: Node, state: State) -> list[State]:
-        name, body = raw(node.child_by_field_name("variable")), node.child_by_field_name("body")
-        named = next(iter(node.children_by_field_name("value")), None)
-        written = self.words_of(rest_of(named), node)[0] if named is not None else ['"$@"']
-        each = [word for one in written for word in words(one, state)]
-        if node.children[0].type == "select":
-            return self.perhaps(body, state, name)
-        if state.arguments is None and any(word.shown in ("$@", "$*") for word in each):
-            return [state]  # as the script runs without arguments
-        if len(each) > MOST_ROUNDS or not all(word.known or word.is_surely_some for word in each):
-            return self.perhaps(body, state, name)
-        states = [state]
-        for word in each:
-            for one in states:
-                if not one.ended:
-                    one.set(name, word)
-            states = self.round(body, states)
-        return _out_of_loop(states)
-
-    def round(self, body: Node, states: Sequence[State]) -> list[State]:
-        found = _different(one for now in states for one in ([now] if now.ended else self.node(body, now)))
-        for one in found:
-            one.ended = "" if one.ended == "continue" else one.ended
-        return found
-
-    def perhaps(self, body: Node, state: State, *more: str) -> list[State]:
-        """A loop of which nobody knows how often it is gone through."""
-        state.status = True
-        unsure = state.copy()
-        for name in (*more, *names_assigned(body)):
-            unsure.values[name] = unknown(f"${name}")
-        return _different([state, *_out_of_loop(self.round(body, [unsure]))])
-
-    def while_(self, node: Node, state: State) -> list[State]:
-        body = node.child_by_field_name("body")
-        tests = [child for child in node.named_children if child.start_byte < body.start_byte]
-        asked = " ".join(map(raw, tests))
-        if state.arguments is None and any(sign in asked for sign in ("$#", "$1", "${1", "$@", "getopt")):
-            return [state]  # as the script runs without arguments
-        return self.loop(tests, body, None, state, node.children[0].type == "while")
-
-    def counting(self, node: Node, state: State) -> list[State]:
-        begin, test, step = parts_of_for(raw(node))
-        state = self.counted(begin or "0", state)[0]
-        return self.loop(test or "1", node.child_by_field_name("body"), step or "0", state, True)
-
-    def loop(
-        self, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, wanted: bool
-    ) -> list[State]:
-        states, out = [state], list[State]()
-        for _ in range(MOST_ROUNDS):
-            going = []
-            for now in states:
-                before = now.copy()
-                after = self.counted(tests, now) if isinstance(tests, str) else self.sequence(tests, now)
-                if len(after) > 1 or after[0].status is None:
-                    out += self.perhaps(body, before)
-                elif after[0].status == wanted:
-                    going.append(after[0])
-                else:
-                    out.append(after[0])
-            states = self.round(body, going)
-            out += [one for one in states if one.ended]
-            states = [one for one in states if not one.ended]
-            if step is not None:
-                states = [self.counted(step, one)[0] for one in states]
-            if not states:
-                return _out_of_loop(_different(out))
-        return _out_of_loop(_different([*out, *states]))
+        return different([*found, *waiting, *through])
 
     def define(self, node: Node, state: State) -> list[State]:
         state.functions[raw(node.child_by_field_name("name"))] = node.child_by_field_name("body")
@@ -384,48 +300,6 @@ KINDS: Mapping[str, Callable[[_Run, Node, State], list[State]]] = {
     **dict.fromkeys(SIMPLE, _Run.simple), "subshell": _Run.subshell,
     "compound_statement": _Run.group, "do_group": _Run.group, "pipeline": _Run.pipeline,
     "redirected_statement": _Run.redirected, "list": _Run.listed, "negated_command": _Run.negated,
-    "test_command": _Run.test, "if_statement": _Run.if_, "case_statement": _Run.case, "for_statement": _Run.for_,
-    "while_statement": _Run.while_, "c_style_for_statement": _Run.counting, "function_definition": _Run.define,
+    "test_command": _Run.test, "if_statement": _Run.if_, "case_statement": _Run.case, "for_statement": for_each,
+    "while_statement": while_or_until, "c_style_for_statement": counting, "function_definition": _Run.define,
 }  # fmt: skip
-
-
-def _different(states: Iterable[State], also_status: bool = False) -> list[State]:
-    found: list[State] = []
-    for state in states:
-        if not any(state.same_as(one) and (not also_status or one.status == state.status) for one in found):
-            found.append(state)
-    return found if len(found) <= MOST_STATES else _together(found)
-
-
-def _together(states: Iterable[State]) -> list[State]:
-    """One state for all that have run the same commands: what they do not agree on, nobody knows."""
-    found: list[State] = []
-    for state in states:
-        same = [one for one in found if (one.commands, one.ended) == (state.commands, state.ended)]
-        if not same:
-            found.append(state)
-            continue
-        (one,) = same
-        for name in {**one.values, **state.values}:
-            if name not in one.values or one.values[name] != state.values.get(name):
-                one.values[name] = unknown(f"${name}")
-        one.arguments = one.arguments if one.arguments == state.arguments else None
-    if len(found) > MOST_STATES:
-        raise TooManyWaysError
-    return found
-
-
-def _known(state: State) -> list[tuple[bool, State]]:
-    """Both ways where nobody knows how a command ended."""
-    if state.status is not None:
-        return [(state.status, state)]
-    other = state.copy()
-    state.status, other.status = True, False
-    return [(True, state), (False, other)]
-
-
-def _out_of_loop(states: Iterable[State]) -> list[State]:
-    found = list(states)
-    for one in found:
-        one.ended = "" if one.ended in ("break", "continue") else one.ended
-    return _different(found)
