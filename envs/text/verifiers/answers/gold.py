@@ -15,6 +15,8 @@ from .reading import read
 from .values import Answer
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\*?\}|\\(?:[a-zA-Z]+|.)|[$&{}]")
+_WORDS = re.compile(r"(?<!\S)[^\s=<>+*/^|()\[\]]+(?!\S)")
 _SOLVES = re.compile(r"\b(?:answer is|therefore|hence|thus|so the|which gives|we get|we have)\b", re.IGNORECASE)
 _MOST_WORDS, _LEAST_WORDS = 8, 4
 """A text of more words is a worked solution, and one of as many as the second that ends like a sentence."""
@@ -82,8 +84,14 @@ def _no_answer(text: str) -> str | None:
     found = read(text)
     if all(item.kind != "text" for item in (found.items or (found,))):
         return None
-    words = len(text.split())
+    words = len(_WORDS.findall(_COMMANDS.sub(" ", text)))
+    table = text.lstrip("\\[$ ").startswith("begin{")
     ends = words >= _LEAST_WORDS and text.rstrip()[-1] in ".!?"
-    if words > _MOST_WORDS or ends or "\n" in text.strip() or (words >= _LEAST_WORDS and _SOLVES.search(text)):
+    if (
+        words > _MOST_WORDS
+        or ends
+        or ("\n" in text.strip() and not table)
+        or (words >= _LEAST_WORDS and _SOLVES.search(text))
+    ):
         return "is a text of several words, and has no box"
     return None

@@ -11,6 +11,7 @@ from functools import lru_cache
 from .characters import plain
 from .expression import RELATIONS, Node, Parser
 from .number import MULTIPLES, in_words, spelled
+from .spellings import replaced
 from .tokens import CLOSING, OPENING, Token, tokens
 from .units import KNOWN, is_unit, money, unit_of
 from .values import Answer, NotUnderstood, Unit
@@ -25,7 +26,6 @@ _NAMES = frozenset("fghpqrFGHPQVTC")
 """Letters that are names of functions: f(x)=5 says what f(x) is, x(x+1)=6 is an equation."""
 _ENDINGS = frozenset((".", ",", ";", ":", r"\\", "\\"))
 _WRAPPED = re.compile(r"(\*\*|`|\"|__)(.*)\1", re.DOTALL)
-_SPEED = re.compile(r"(?<=[0-9])\s+(m/s|km/s|g/L|g/mL)(?![a-zA-Z])")
 _PHRASE = frozenset(("the", "final", "correct", "answer", "is"))
 _MIRRORED = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
 _MIRROR = _MIRRORED | {less: more for more, less in _MIRRORED.items()}
@@ -44,7 +44,7 @@ def _read(text: str) -> Answer:
     text = plain(text.strip())
     if wrapped := _WRAPPED.fullmatch(text):
         text = wrapped[2].strip()
-    text = _SPEED.sub(r"\\text{ \1}", text.replace("per cent", "percent"))
+    text = replaced(text)
     if text.replace(r"\$", "").count("$") % 2:
         text = _DOLLAR.sub(r"\1\\$\2", text, count=1)
     try:
@@ -266,7 +266,7 @@ def _ends_value(token: Token) -> bool:
 
 def _multiple(token: Token) -> int | None:
     """What a number is taken times: million, millions."""
-    return MULTIPLES.get(token.text.casefold().removesuffix("s")) if token.kind == "word" else None
+    return MULTIPLES.get(token.text.casefold().removesuffix("s")) if token.kind in ("word", "letter") else None
 
 
 def _measured(found: Answer, unit: Unit) -> Answer:
@@ -317,4 +317,6 @@ def _answer(node: Node) -> Answer:
         return of_items("set", [_answer(item) for item in node.items])
     if node.value is not None:
         return Answer("number", spelled(node.value), node.value)
+    if node.key.replace(" ", "") == r"(-\infty,\infty)":
+        return Answer("expression", r"\mathbb{R}")
     return Answer(node.kind if node.kind in ("tuple", "matrix") else "expression", node.key.strip())

@@ -28,12 +28,13 @@ _SAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "geq": "ge", "leqslant": "le", "geqslant": "ge",
     "neq": "ne", "varnothing": "emptyset", "infin": "infty", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots",
     "cong": "cong", "rightarrow": "to", "land": "wedge", "lor": "vee", "bar": "overline",
+    "dbinom": "binom", "tbinom": "binom", "tg": "tan", "ctg": "cot", "arctg": "arctan",
 }  # fmt: skip
 _SIGNS = {
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lt": "<",
     "gt": ">", "colon": ":", "prime": "'", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]",
     "lparen": "(", "rparen": ")", "$": r"\$", "%": "%", "#": r"\#", "&": r"\&", "_": r"\_", "{": r"\{", "}": r"\}",
-    "|": r"\|", "\\": r"\\", "newline": r"\\", "textdollar": r"\$",
+    "|": r"\|", "\\": r"\\", "newline": r"\\", "cr": r"\\", "textdollar": r"\$",
 }  # fmt: skip
 _PLAIN = {
     "<=": r"\le", ">=": r"\ge", "!=": r"\ne", "**": "^", "+-": r"\pm", "...": r"\ldots", "==": "=",
@@ -54,6 +55,8 @@ _NEXT = re.compile(
     r"|(?P<sign><=|>=|!=|\*\*|\+-|\.\.\.|==|.)",
     re.DOTALL,
 )
+_ROW = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|ex|em|cm|mm|in)\s*\]")
+_PRIMES = re.compile(r"\^\s*(?:\\prime(?![a-zA-Z])|\{(?:(?:\s*\\prime(?![a-zA-Z]))+)\s*\})")
 _BEGIN = re.compile(r"\\(begin|end)\s*\{([a-zA-Z]+\*?)\}")
 OPENING, CLOSING = ("(", "[", r"\{", "{"), (")", "]", r"\}", "}")
 
@@ -93,6 +96,11 @@ class _Tokeniser:
             self._add("word", "degrees", degrees.end())
         elif ordinal := _ORDINAL.match(text, at):
             self._add("word", ordinal[1] or ordinal[2], ordinal.end())
+        elif primes := _PRIMES.match(text, at):
+            for _ in range(max(1, primes[0].count("prime"))):
+                self._add("sign", "'", primes.end())
+        elif row := _ROW.match(text, at):
+            self._add("sign", r"\\", row.end())
         elif color := _COLOR.match(text, at):
             self._at = color.end()
         elif accent := _ARGUMENT.match(text, at):
@@ -101,7 +109,7 @@ class _Tokeniser:
                 self._add(kind, part, accent.end())
         elif environment := _BEGIN.match(text, at):
             self._add("command", rf"\{environment[1]}", environment.end())
-            self._add("word", environment[2], environment.end())
+            self._add("environment", environment[2], environment.end())
         else:
             self._other()
 
