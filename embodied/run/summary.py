@@ -130,6 +130,7 @@ def of_answers(checked: Checked, counts: object, sizes: Sizes, folder: Path) -> 
     config, side = checked.config, checked.eval
     return [
         ["evaluated", f"{config.runner.answers}: {counts}"],
+        *_followed(checked),
         *_slot_lines(checked, sizes, side, slots_of(config, checked.processes)),
         ["run folder", str(folder)],
     ]

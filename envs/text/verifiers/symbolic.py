@@ -15,7 +15,7 @@ from embodied.errors import AssetsMissingError
 
 from ..verdict import Problem, Verdict
 from .answers import Answer, equal, gold_of, last_boxed, read, spelling_beside
-from .answers.tokens import FUNCTIONS
+from .answers.tokens import FUNCTIONS, GREEK
 from .failures import VerifierFailed
 
 PACKAGE = "math-verify==0.9.0"
@@ -36,11 +36,6 @@ _ALGEBRA = FUNCTIONS | frozenset((
 ))  # fmt: skip
 """Commands that math-verify understands, or that an equal answer may be written without."""
 _NAMES = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
-_SMALL_GREEK = (
-    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
-    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega",
-)  # fmt: skip
-_GREEK = frozenset(f"\\{name}" for small in _SMALL_GREEK for name in (small, small.capitalize()))
 
 
 class Symbolic:
@@ -170,12 +165,12 @@ def _are_tables(gold: Answer, said: Answer) -> bool:
 def _variables(answer: Answer) -> frozenset[str]:
     """The variables of an answer. math-verify takes some for units, and capital for small ones."""
     found = _NAMES.findall(answer.key)
-    return frozenset(name for name in found if (name in _GREEK if name.startswith("\\") else name not in "ei"))
+    return frozenset(name for name in found if (name in GREEK if name.startswith("\\") else name not in "ei"))
 
 
 def _marks(answer: Answer) -> Counter[str]:
     """Primes, and commands that are no algebra. math-verify reads many as if they were not there."""
-    return Counter(one for one in _MARKS.findall(answer.key) if one[1:] not in _ALGEBRA and one not in _GREEK)
+    return Counter(one for one in _MARKS.findall(answer.key) if one[1:] not in _ALGEBRA and one not in GREEK)
 
 
 def _is_equation(answer: Answer, other: Answer) -> bool:

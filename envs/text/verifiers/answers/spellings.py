@@ -13,6 +13,8 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
     (r"(?<![a-zA-Z])(?:US|CA|AU)\s?\\?\$", r"\\$"),
     (r"(?<![a-zA-Z\\])Rs\.?\s*(?=[0-9])", "\u20b9"),
     (r"\\pounds(?![a-zA-Z])\s*", "\u00a3"),
+    (r"\\not\s*=", r"\\ne "),
+    (r"\\not\s*\\in(?![a-zA-Z])", r"\\notin "),
     (r"\{\s*([^{}\\]{1,20}?)\s*\\choose\s*([^{}\\]{1,20}?)\s*\}", r"\\binom{\1}{\2}"),
     (rf"\(\s*(?:{_STYLE}\s*\{{\s*mod\s*\}}|\\?b?mod(?![a-zA-Z]))\s*([0-9]+|[a-z])\s*\)", r"\\pmod{\1}"),
     (rf"{_STYLE}\s*\{{\s*([kM]?)\s*\\Omega\s*\}}", r"\\text{ \1ohm}"),

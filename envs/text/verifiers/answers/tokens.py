@@ -43,6 +43,13 @@ FUNCTIONS = frozenset((
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
     "gcd", "lcm", "max", "min", "det", "lim",
 ))  # fmt: skip
+_SMALL_GREEK = (
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
+    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega",
+)  # fmt: skip
+GREEK = frozenset(f"\\{name}" for small in _SMALL_GREEK for name in (small, small.capitalize()))
+_UPRIGHT = frozenset(("sin", "cos", "log", "ln", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "gcd", "lcm"))
+"""Functions that are no words or units, so that they are functions in ``\\text{…}`` too."""
 _PLAIN_NAMES = FUNCTIONS | {"sqrt", "pi", "infinity", "infty"}
 _ORDINAL = re.compile(
     r"\^\s*(?:\{\s*(?:\\(?:text|mathrm)\s*\{\s*)?(st|nd|rd|th)\s*\}(?:\s*\})?|\\(?:text|mathrm)\s*\{\s*(st|nd|rd|th)\s*\})"
@@ -121,7 +128,7 @@ class _Tokeniser:
             self._spaced, self._at = True, end
         elif kind == "command":
             self._command(text[1:], end)
-        elif kind == "word" and text.casefold() in _PLAIN_NAMES and not self._worded:
+        elif kind == "word" and text.casefold() in (_UPRIGHT if self._worded else _PLAIN_NAMES):
             name = text.casefold()
             self._add("command", "\\" + {"infinity": "infty"}.get(name, name), end)
         elif kind == "sign":
