@@ -56,6 +56,7 @@ def of_training(
         ],
         *_randomised(train),
         *_evaluations(checked, model, folder),
+        *_followed(checked),
         *_process_lines(checked, model),
         *_slot_lines(checked, sizes, train, slots),
         *_policy_lines(config, model.policy),
@@ -85,6 +86,7 @@ def of_cloning(checked: Checked, model: Model, cloner: Cloner, folder: Path) -> 
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *_process_lines(checked, model),
         *(note.split(": ", 1) for note in cloner.notes),
+        *_followed(checked),
         *_policy_lines(config, model.policy),
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
@@ -107,6 +109,7 @@ def of_evaluation(checked: Checked, model: Model, sizes: Sizes, folder: Path) ->
         ],
         ["episodes", f"{episodes} = {tasks} tasks × {under.episodes_per_task}, {under.starts}"],
         *_perturbed(side, episodes),
+        *_followed(checked),
         ["steps of an episode", f"{under.limit}; {-(-under.max_steps // chunk)} chunks of {chunk}"],
         ["steps in all", f"at most {episodes * (1 + len(side.conditions)) * under.max_steps:,} control steps"],
         ["reward", f"{under.reward_mode} × {under.reward_coef:g}{', changes of it' if under.use_rel_reward else ''}"],
@@ -127,6 +130,7 @@ def of_answers(checked: Checked, counts: object, sizes: Sizes, folder: Path) -> 
     config, side = checked.config, checked.eval
     return [
         ["evaluated", f"{config.runner.answers}: {counts}"],
+        *_followed(checked),
         *_slot_lines(checked, sizes, side, slots_of(config, checked.processes)),
         ["run folder", str(folder)],
     ]
@@ -206,6 +210,12 @@ def _randomised(side: EnvSide) -> list[list[str]]:
     if perturb is None:
         return []
     return [["perturbations", f"each group has one of {count} conditions, {perturb.unperturbed:.0%} of them none"]]
+
+
+def _followed(checked: Checked) -> list[list[str]]:
+    """Returns which keys of env.eval have the value that the command line gave env.train."""
+    keys = checked.composed.follows
+    return [["env.eval as env.train", f"{', '.join(keys)} (env.eval.KEY=VALUE sets another)"]] if keys else []
 
 
 def _slot_lines(checked: Checked, sizes: Sizes, side: EnvSide, slots: int) -> list[list[str]]:

@@ -33,7 +33,7 @@ from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
 from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, expand_user, record
 from embodied.schema.protocol import as_named, asked, named, not_given, without_foreign_name
-from embodied.schema.sides import followed, followers
+from embodied.schema.sides import followed, followed_still, followers, keys_of, without_keys
 
 
 def _first(*values: Any) -> Any:
@@ -65,6 +65,7 @@ class Composed:
     resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume
     record: Record | None = None  # what hydra.output_subdir asks to be written into the run's folder
     command: str = ""  # that composed it, as the user would type it again
+    follows: tuple[str, ...] = ()  # keys of env.eval that env.train gave their value on the command line
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
@@ -142,15 +143,17 @@ def _composed(
     if (name := mapping["protocol"]["name"]) in files:
         mapping["protocol"] = as_named(mapping["protocol"], _protocol_file(f"protocol={name}", (), config_dirs))
     given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides) if key not in nothing]
-    if keys := followers(given):
-        told = {f"env.train.{key}" for key in keys}
-        rest = [one for one in expanded if one.lstrip("+~").partition("=")[0] not in told]
-        mapping = with_changes(mapping, followed(mapping, _hydra(rest, config_name, config_dirs), keys))
+    found: dict[str, Any] = {}
+    if keys := followers(key for key in keys_of(overrides) if key not in nothing):
+        rest = without_keys(expanded, keys)
+        found = followed(mapping, _hydra(rest, config_name, config_dirs), keys)
+        mapping = with_changes(mapping, found)
     mapping = with_changes(mapping, not_given(asked(mapping), given))
     config = schema.bind(mapping)
     if changes := derived(config, [SHORT.get(key, key) for key in given]):
         config = schema.bind(with_changes(mapping, changes))
-    return Composed(config, config.model_dump(by_alias=True, mode="json"), written)
+    resolved = config.model_dump(by_alias=True, mode="json")
+    return Composed(config, resolved, written, follows=followed_still(resolved, found))
 
 
 def _protocol_file(choice: str, own: Sequence[str], config_dirs: Sequence[str]) -> dict[str, Any]:

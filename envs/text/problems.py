@@ -33,7 +33,7 @@ from .selection import Selection, shuffled
 from .survey import Survey, Unreadable, too_long
 from .verdict import Problem
 
-_READING = 2  # raised where verifiers come to read other answers: surveys that were kept before are made anew
+_READING = 3  # raised where verifiers come to read other answers: surveys that were kept before are made anew
 EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here (embodied.runtime.plan)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from embodied.run import summary
 from embodied.schema.compose import compose_unchecked, group_options
 from embodied.schema.env import EnvTrainConfig
 from embodied.schema.sides import ALONGSIDE, OWN_OF_A_SIDE
@@ -176,3 +178,33 @@ def test_a_key_that_does_not_exist_is_an_error_of_the_side_it_was_given_for():
 
 def test_a_key_that_no_file_has_follows_if_the_class_takes_it():
     assert sides("env=arithmetic", "env.train.template='{prompt}!'")[1]["template"] == "{prompt}!"
+
+
+def test_a_side_given_as_a_whole_follows_key_by_key():
+    _, evaluation = sides("env=libero_10", "env.train={wait_steps: 3, total_num_envs: 8}")
+    assert evaluation["wait_steps"] == 3
+    assert evaluation["total_num_envs"] != 8
+    _, evaluation = sides("env=libero_10", "env.train.wait_steps=3", "env.eval={episodes_per_task: 5}")
+    assert (evaluation["wait_steps"], evaluation["episodes_per_task"]) == (3, 5)
+    _, evaluation = sides("env=libero_10", "env.train={wait_steps: 3}", "env.eval={wait_steps: 4}")
+    assert evaluation["wait_steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "follows"),
+    [
+        (["env.train.wait_steps=3", "env.train.total_num_envs=8"], ("wait_steps",)),
+        (["env.train.wait_steps=3", "env.eval.wait_steps=4"], ()),
+        (["env.train.wait_steps=3", "protocol=openvla_oft"], ()),
+        (["env.train.wait_stepss=3"], ()),
+        ([], ()),
+    ],
+)
+def test_what_follows_is_known_to_the_runs_header(overrides, follows):
+    assert compose_unchecked(["env=libero_10", *overrides]).follows == follows
+
+
+def test_the_header_names_what_follows():
+    checked = SimpleNamespace(composed=compose_unchecked(["env=libero_10", "env.train.wait_steps=3"]))
+    assert summary._followed(checked) == [["env.eval as env.train", "wait_steps (env.eval.KEY=VALUE sets another)"]]
+    assert summary._followed(SimpleNamespace(composed=compose_unchecked(["env=libero_10"]))) == []

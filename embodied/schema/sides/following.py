@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.schema.links import MISSING, at
+from embodied.schema.sides.given import keys_of
 from embodied.targets import load_target
 
 TRAIN, EVAL = "env.train.", "env.eval."
@@ -37,13 +38,14 @@ ALONGSIDE: Mapping[str, str] = {"data_args": "data"}
 """Key → another one, with whose value alone it means the same on both sides."""
 
 
-def followers(given: Collection[str]) -> list[str]:
+def followers(given: Iterable[str]) -> list[str]:
     """Returns the keys, without ``env.train.``, that ``env.eval`` follows, of those on the command line. Beside
     ``data.KEY``, which is of both sides, ``env.train.KEY`` is of one.
 
     Args:
         given: all keys on the command line, with dots.
     """
+    given = list(given)
     evaluation = [key for key in given if key == "env.eval" or key.startswith(EVAL)]
     wanted = [key.removeprefix(TRAIN) for key in given if key.startswith(TRAIN)]
     wanted = [key for key in wanted if f"data.{key}" not in given]
@@ -67,6 +69,19 @@ def followed(mapping: Mapping[str, Any], before: Mapping[str, Any], keys: Sequen
     same = [key for key in keys if key.partition(".")[0] not in alone and at(sides[0], key) == at(sides[1], key)]
     found = {key: at(train, key) for key in same if key.partition(".")[0] in sides[1] or _takes(evaluation, key)}
     return {EVAL + key: value for key, value in found.items() if value is not MISSING}
+
+
+def followed_still(resolved: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the keys of :func:`followed`, without ``env.eval.``, that are alike in the end: a protocol, or a reward
+    of both sides, may have given evaluations another value."""
+    sides, keys = resolved["env"], [key.removeprefix(EVAL) for key in found]
+    return tuple(sorted(key for key in keys if at(sides["train"], key) == at(sides["eval"], key)))
+
+
+def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Returns the overrides that set none of these keys of ``env.train``."""
+    told = {TRAIN + key for key in keys}
+    return [one for one in overrides if told.isdisjoint(keys_of([one]))]
 
 
 def _takes(side: Mapping[str, Any], key: str) -> bool:

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -14,6 +15,7 @@ from embodied.errors import AssetsMissingError
 
 from ..verdict import Problem, Verdict
 from .answers import Answer, equal, gold_of, last_boxed, read, spelling_beside
+from .answers.tokens import FUNCTIONS, GREEK
 from .failures import VerifierFailed
 
 PACKAGE = "math-verify==0.9.0"
@@ -25,13 +27,15 @@ _COMPARABLE = (
     {"tuple"}, {"matrix"}, {"list"}, {"set"}, {"list", "set"}, {"list", "expression"},
 )  # fmt: skip
 """Kinds that algebra can find equal though they are written differently. Two numbers are exact."""
-_BASE = re.compile(r"[0-9]_\{")  # of a number
+_NOT_ALGEBRA = re.compile(r":|[0-9]_\{|\\begin\{(?!pmatrix\})")  # a ratio, a base, cases of which it compares the first
+_MARKS = re.compile(r"\\[a-zA-Z]+|'")
+_ALGEBRA = FUNCTIONS | frozenset((
+    "frac", "sqrt", "pi", "infty", "binom", "cdot", "emptyset", "mathbb", "cup", "cap", "setminus", "in", "le", "ge",
+    "ne", "lt", "gt", "pm", "mp", "langle", "rangle", "lfloor", "rfloor", "lceil", "rceil", "begin", "end", "sum",
+    "prod", "int", "infin", "approx", "mathrm", "to", "Rightarrow", "log", "circ",
+))  # fmt: skip
+"""Commands that math-verify understands, or that an equal answer may be written without."""
 _NAMES = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
-_SMALL_GREEK = (
-    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
-    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega",
-)  # fmt: skip
-_GREEK = frozenset(f"\\{name}" for small in _SMALL_GREEK for name in (small, small.capitalize()))
 
 
 class Symbolic:
@@ -144,7 +148,9 @@ def _comparable(gold: Answer, said: Answer) -> bool:
         return False
     if gold.label is not None and said.label is not None and gold.label != said.label:
         return False
-    if ":" in gold.key + said.key or _BASE.search(gold.key + " " + said.key):
+    if _NOT_ALGEBRA.search(gold.key + " " + said.key):
+        return False
+    if _marks(gold) != _marks(said):
         return False
     if _variables(gold) != _variables(said) and "relation" not in (gold.kind, said.kind):
         return False
@@ -159,7 +165,12 @@ def _are_tables(gold: Answer, said: Answer) -> bool:
 def _variables(answer: Answer) -> frozenset[str]:
     """The variables of an answer. math-verify takes some for units, and capital for small ones."""
     found = _NAMES.findall(answer.key)
-    return frozenset(name for name in found if (name in _GREEK if name.startswith("\\") else name not in "ei"))
+    return frozenset(name for name in found if (name in GREEK if name.startswith("\\") else name not in "ei"))
+
+
+def _marks(answer: Answer) -> Counter[str]:
+    """Primes, and commands that are no algebra. math-verify reads many as if they were not there."""
+    return Counter(one for one in _MARKS.findall(answer.key) if one[1:] not in _ALGEBRA and one not in GREEK)
 
 
 def _is_equation(answer: Answer, other: Answer) -> bool:

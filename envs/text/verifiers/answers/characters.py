@@ -16,6 +16,7 @@ _SIGNS = {
     "\N{ALMOST EQUAL TO}": r"\approx ", "\N{IDENTICAL TO}": r"\equiv ", "\N{ELEMENT OF}": r"\in ",
     "\N{UNION}": r"\cup ", "\N{INTERSECTION}": r"\cap ", "\N{EMPTY SET}": r"\emptyset ",
     "\N{INFINITY}": r"\infty ", "\N{SQUARE ROOT}": r"\sqrt ", "\N{DEGREE SIGN}": r"\degree ",
+    "\N{MASCULINE ORDINAL INDICATOR}": r"\degree ", "\N{RING ABOVE}": r"\degree ", "\N{DOUBLE PRIME}": "''",
     "\N{DEGREE CELSIUS}": r"\degree C", "\N{DEGREE FAHRENHEIT}": r"\degree F", "\N{RATIO}": ":",
     "\N{PRIME}": "'", "\N{RIGHT SINGLE QUOTATION MARK}": "'", "\N{HORIZONTAL ELLIPSIS}": r"\ldots ",
     "\N{MICRO SIGN}": r"\mu ", "\N{OHM SIGN}": r"\Omega ", "\N{ANGLE}": r"\angle ", "\N{TRIANGULAR BULLET}": "",

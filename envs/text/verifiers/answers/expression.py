@@ -172,6 +172,8 @@ class Parser:
             raise NotUnderstood
         if name[1:] in FUNCTIONS:
             return Node(f"{name} ", "function")
+        if name == r"\pmod" and self._peek() != "{":
+            return Node(f"{name}{{{self._argument(whole_number=True).key}}}", "other")
         groups = ""
         while self._peek() == "{":
             groups += f"{{{self._argument().key}}}"

@@ -15,6 +15,14 @@ from .reading import read
 from .values import Answer
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_TABLE = re.compile(
+    r"[\s$]*(?:\\\[)?(?:[^\n\\]{1,20}=\s*)?\\begin\{(cases|array|[pbvBV]?matrix)\}.*\\end\{\1\}(?:\\\])?[\s$.]*",
+    re.DOTALL,
+)
+"""Cases and matrices, whose cells may hold words."""
+_COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\*?\}|\\(?:[a-zA-Z]+|.)|[$&{}]")
+_WORDS = re.compile(r"(?<!\S)[^\s=<>+*/^|()\[\]]+(?!\S)")
+_HAN = re.compile("[\u4e00-\u9fff]")  # characters of which some two make a word, without spaces between
 _SOLVES = re.compile(r"\b(?:answer is|therefore|hence|thus|so the|which gives|we get|we have)\b", re.IGNORECASE)
 _MOST_WORDS, _LEAST_WORDS = 8, 4
 """A text of more words is a worked solution, and one of as many as the second that ends like a sentence."""
@@ -80,10 +88,10 @@ def _no_answer(text: str) -> str | None:
     if "####" in text:
         return "is a worked solution with ####, which the verifier gsm8k reads"
     found = read(text)
-    if all(item.kind != "text" for item in (found.items or (found,))):
+    if _TABLE.fullmatch(text) or all(item.kind != "text" for item in (found.items or (found,))):
         return None
-    words = len(text.split())
-    ends = words >= _LEAST_WORDS and text.rstrip()[-1] in ".!?"
+    words = len(_WORDS.findall(_COMMANDS.sub(" ", text))) + len(_HAN.findall(text)) // 2
+    ends = words >= _LEAST_WORDS and text.rstrip()[-1] in ".!?\u3002\uff01"
     if words > _MOST_WORDS or ends or "\n" in text.strip() or (words >= _LEAST_WORDS and _SOLVES.search(text)):
         return "is a text of several words, and has no box"
     return None

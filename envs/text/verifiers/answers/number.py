@@ -3,12 +3,13 @@ r"""Numbers as they are written: ``1,234.5``, ``1{,}234``, ``1.5e3``, ``0.1\over
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 MAX_DIGITS = 1000
 """Characters of a number. Longer ones are compared as text, because reading them takes time that grows faster."""
-_GAP = r"(?:\{,\}|\\,|,\\!|\\!|,)"
-_LONE_GAP = r"(?:\{,\}|\\,|,\\!|\\!)"
+_GAP = r"(?:\{,\}|\\,|,\\!\s?|\\!|,)"
+_LONE_GAP = r"(?:\{,\}|\\,|,\\!\s?|\\!)"
 _POWER = r"(?:[eE][+-]?[0-9]+(?![a-zA-Z0-9]))?"
 WRITTEN, WRITTEN_IN_BRACKETS = (
     re.compile(
@@ -32,7 +33,8 @@ _TENS = {
     word: 10 * ten
     for ten, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)
 }
-MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+             "\u4e07": 10**4, "\u4ebf": 10**8}  # fmt: skip
 
 
 def decimal(written: str) -> Fraction | None:
@@ -60,15 +62,29 @@ def repeating(before: str, period: str) -> Fraction | None:
 
 
 def in_words(text: str) -> int | None:
-    """The value of a number below 100 that is written in words: ``forty-two``; None if it is none."""
-    if text in _SMALL:
-        return _SMALL.index(text)
-    tens, _, ones = text.replace("-", " ").partition(" ")
-    if tens not in _TENS:
-        return None
-    if not ones:
-        return _TENS[tens]
-    return _TENS[tens] + _SMALL.index(ones) if ones in _SMALL[1:10] else None
+    """The value of a number that is written in words: ``forty-two``, ``one hundred and five``; None if it is none."""
+    words = text.replace("-", " ").split()
+    return _large(words) if words and words[-1] != "and" else None
+
+
+def _large(words: Sequence[str]) -> int | None:
+    for name in ("trillion", "billion", "million", "thousand", "hundred"):
+        if name not in words:
+            continue
+        at, multiple = words.index(name), MULTIPLES[name]
+        rest = words[at + 2 :] if words[at + 1 : at + 2] == ["and"] else words[at + 1 :]
+        count, more = _large(words[:at]), _large(rest) if rest else 0
+        fits = count is not None and more is not None and 0 < count < 1000 and more < multiple
+        return count * multiple + more if fits else None  # type: ignore[operator]
+    return _below_100(words)
+
+
+def _below_100(words: Sequence[str]) -> int | None:
+    if len(words) == 1:
+        return _SMALL.index(words[0]) if words[0] in _SMALL else _TENS.get(words[0])
+    if len(words) == 2 and words[0] in _TENS and words[1] in _SMALL[1:10]:
+        return _TENS[words[0]] + _SMALL.index(words[1])
+    return None
 
 
 def spelled(value: Fraction) -> str:

@@ -11,7 +11,8 @@ from functools import lru_cache
 from .characters import plain
 from .expression import RELATIONS, Node, Parser
 from .number import MULTIPLES, in_words, spelled
-from .tokens import CLOSING, OPENING, Token, tokens
+from .spellings import replaced
+from .tokens import CLOSING, GREEK, OPENING, Token, tokens
 from .units import KNOWN, is_unit, money, unit_of
 from .values import Answer, NotUnderstood, Unit
 from .words import as_text, of_fixed_form
@@ -25,7 +26,6 @@ _NAMES = frozenset("fghpqrFGHPQVTC")
 """Letters that are names of functions: f(x)=5 says what f(x) is, x(x+1)=6 is an equation."""
 _ENDINGS = frozenset((".", ",", ";", ":", r"\\", "\\"))
 _WRAPPED = re.compile(r"(\*\*|`|\"|__)(.*)\1", re.DOTALL)
-_SPEED = re.compile(r"(?<=[0-9])\s+(m/s|km/s|g/L|g/mL)(?![a-zA-Z])")
 _PHRASE = frozenset(("the", "final", "correct", "answer", "is"))
 _MIRRORED = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
 _MIRROR = _MIRRORED | {less: more for more, less in _MIRRORED.items()}
@@ -44,7 +44,7 @@ def _read(text: str) -> Answer:
     text = plain(text.strip())
     if wrapped := _WRAPPED.fullmatch(text):
         text = wrapped[2].strip()
-    text = _SPEED.sub(r"\\text{ \1}", text.replace("per cent", "percent"))
+    text = replaced(text)
     if text.replace(r"\$", "").count("$") % 2:
         text = _DOLLAR.sub(r"\1\\$\2", text, count=1)
     try:
@@ -207,16 +207,21 @@ def _is_mirrored(sides: Sequence[Sequence[Token]], relations: Sequence[str]) -> 
 def _is_name(side: Sequence[Token]) -> bool:
     """Whether it names what is asked for: ``x``, ``x_1``, ``f(x)``, ``AB``, ``Area``."""
     first, *others = side
-    named = first.kind == "letter" or (first.kind == "command" and first.text[1:].isalpha() and len(first.text) > 2)
+    if first.text == "m" and others and others[0].text == r"\angle":  # the measure of an angle
+        first, *others = others
+    named = first.kind == "letter" or first.text in GREEK
     if first.kind == "word":
         return not others and (len(first.text) > 3 or first.worded or first.text[0].isupper())
     if first.text == "(" and len(others) > 3 and others[-1].text == ")":
         return all(t.kind == "letter" if at % 2 == 0 else t.text == "," for at, t in enumerate(others[:-1]))
     if first.text in (r"\angle", r"\triangle"):
         return len(others) == 1 and others[0].kind in ("letter", "word")
-    if not named or first.text in (r"\frac", r"\sqrt", r"\infty", r"\emptyset", r"\pi"):
+    if not named or first.text == r"\pi":
         return False
-    texts = [token.text for token in others]
+    texts = _without_order([token.text for token in others])
+    others = others[len(others) - len(texts) :]
+    if first.text == "P" and texts[:1] == ["("] and texts.count("(") == 1 and texts[-1] == ")":
+        return True  # a probability, of anything
     if texts[:1] == ["_"]:
         return len(texts) == 2 or (texts[1:2] == ["{"] and texts.index("}") == len(texts) - 1)
     if texts[:1] == ["("] and first.text in _NAMES:
@@ -224,8 +229,16 @@ def _is_name(side: Sequence[Token]) -> bool:
     return not texts
 
 
+def _without_order(texts: list[str]) -> list[str]:
+    """What follows the name of a function, without primes and the sign of an inverse: of ``f'(x)``, ``f^{-1}(x)``."""
+    for order in (["^", "{", "-", "1", "}"], ["^", "-", "1"]):
+        if texts[: len(order)] == order and texts[len(order) : len(order) + 1] == ["("]:
+            return texts[len(order) :]
+    return texts[next((at for at, text in enumerate(texts) if text != "'"), len(texts)) :]
+
+
 def _named(side: Sequence[Token]) -> str:
-    return "".join(token.text for token in side if token.text not in "{}")
+    return "".join(token.text for token in side if token.text not in "{}").removeprefix("m" if len(side) > 1 else "")
 
 
 def quantity(given: Sequence[Token]) -> Answer:
@@ -266,7 +279,7 @@ def _ends_value(token: Token) -> bool:
 
 def _multiple(token: Token) -> int | None:
     """What a number is taken times: million, millions."""
-    return MULTIPLES.get(token.text.casefold().removesuffix("s")) if token.kind == "word" else None
+    return MULTIPLES.get(token.text.casefold().removesuffix("s")) if token.kind in ("word", "letter") else None
 
 
 def _measured(found: Answer, unit: Unit) -> Answer:
@@ -317,4 +330,6 @@ def _answer(node: Node) -> Answer:
         return of_items("set", [_answer(item) for item in node.items])
     if node.value is not None:
         return Answer("number", spelled(node.value), node.value)
+    if node.key.replace(" ", "") == r"(-\infty,\infty)":
+        return Answer("expression", r"\mathbb{R}")
     return Answer(node.kind if node.kind in ("tuple", "matrix") else "expression", node.key.strip())

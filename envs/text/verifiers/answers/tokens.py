@@ -28,12 +28,13 @@ _SAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "geq": "ge", "leqslant": "le", "geqslant": "ge",
     "neq": "ne", "varnothing": "emptyset", "infin": "infty", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots",
     "cong": "cong", "rightarrow": "to", "land": "wedge", "lor": "vee", "bar": "overline",
+    "dbinom": "binom", "tbinom": "binom", "tg": "tan", "ctg": "cot", "arctg": "arctan",
 }  # fmt: skip
 _SIGNS = {
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "lt": "<",
     "gt": ">", "colon": ":", "prime": "'", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]",
     "lparen": "(", "rparen": ")", "$": r"\$", "%": "%", "#": r"\#", "&": r"\&", "_": r"\_", "{": r"\{", "}": r"\}",
-    "|": r"\|", "\\": r"\\", "newline": r"\\", "textdollar": r"\$",
+    "|": r"\|", "\\": r"\\", "newline": r"\\", "cr": r"\\", "textdollar": r"\$",
 }  # fmt: skip
 _PLAIN = {
     "<=": r"\le", ">=": r"\ge", "!=": r"\ne", "**": "^", "+-": r"\pm", "...": r"\ldots", "==": "=",
@@ -42,6 +43,13 @@ FUNCTIONS = frozenset((
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
     "gcd", "lcm", "max", "min", "det", "lim",
 ))  # fmt: skip
+_SMALL_GREEK = (
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
+    "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega",
+)  # fmt: skip
+GREEK = frozenset(f"\\{name}" for small in _SMALL_GREEK for name in (small, small.capitalize()))
+_UPRIGHT = frozenset(("sin", "cos", "log", "ln", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "gcd", "lcm"))
+"""Functions that are no words or units, so that they are functions in ``\\text{…}`` too."""
 _PLAIN_NAMES = FUNCTIONS | {"sqrt", "pi", "infinity", "infty"}
 _ORDINAL = re.compile(
     r"\^\s*(?:\{\s*(?:\\(?:text|mathrm)\s*\{\s*)?(st|nd|rd|th)\s*\}(?:\s*\})?|\\(?:text|mathrm)\s*\{\s*(st|nd|rd|th)\s*\})"
@@ -54,6 +62,8 @@ _NEXT = re.compile(
     r"|(?P<sign><=|>=|!=|\*\*|\+-|\.\.\.|==|.)",
     re.DOTALL,
 )
+_ROW = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|ex|em|cm|mm|in)\s*\]")
+_PRIMES = re.compile(r"\^\s*(?:\\prime(?![a-zA-Z])|\{(?:(?:\s*\\prime(?![a-zA-Z]))+)\s*\})")
 _BEGIN = re.compile(r"\\(begin|end)\s*\{([a-zA-Z]+\*?)\}")
 OPENING, CLOSING = ("(", "[", r"\{", "{"), (")", "]", r"\}", "}")
 
@@ -93,6 +103,11 @@ class _Tokeniser:
             self._add("word", "degrees", degrees.end())
         elif ordinal := _ORDINAL.match(text, at):
             self._add("word", ordinal[1] or ordinal[2], ordinal.end())
+        elif primes := _PRIMES.match(text, at):
+            for _ in range(max(1, primes[0].count("prime"))):
+                self._add("sign", "'", primes.end())
+        elif row := _ROW.match(text, at):
+            self._add("sign", r"\\", row.end())
         elif color := _COLOR.match(text, at):
             self._at = color.end()
         elif accent := _ARGUMENT.match(text, at):
@@ -101,7 +116,7 @@ class _Tokeniser:
                 self._add(kind, part, accent.end())
         elif environment := _BEGIN.match(text, at):
             self._add("command", rf"\{environment[1]}", environment.end())
-            self._add("word", environment[2], environment.end())
+            self._add("environment", environment[2], environment.end())
         else:
             self._other()
 
@@ -113,7 +128,7 @@ class _Tokeniser:
             self._spaced, self._at = True, end
         elif kind == "command":
             self._command(text[1:], end)
-        elif kind == "word" and text.casefold() in _PLAIN_NAMES and not self._worded:
+        elif kind == "word" and text.casefold() in (_UPRIGHT if self._worded else _PLAIN_NAMES):
             name = text.casefold()
             self._add("command", "\\" + {"infinity": "infty"}.get(name, name), end)
         elif kind == "sign":

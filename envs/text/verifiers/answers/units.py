@@ -12,12 +12,14 @@ from .values import NotUnderstood, Unit
 _TABLE = """
 length: m 1 meter meters metre metres 米; km 1000 kilometer kilometers kilometre kilometres 千米 公里;
  cm 1/100 centimeter centimeters centimetre centimetres 厘米;
- mm 1/1000 millimeter millimeters millimetre millimetres 毫米;
+ mm 1/1000 millimeter millimeters millimetre millimetres 毫米; nm 1/1000000000; microm 1/1000000; Mm 1000000;
  in 127/5000 inch inches; ft 381/1250 foot feet; yd 1143/1250 yard yards; mi 201168/125 mile miles
 time: s 1 sec secs second seconds 秒; min 60 mins minute minutes 分钟; h 3600 hr hrs hour hours 小时; day 86400 days 天;
- week 604800 weeks; ms 1/1000 millisecond milliseconds
+ week 604800 weeks; ms 1/1000 millisecond milliseconds;
+ micros 1/1000000 microsecond microseconds; ns 1/1000000000
 months: month 1 months; yr 12 year years 年; decade 120 decades; century 1200 centuries
 mass: g 1 gram grams 克; kg 1000 kilogram kilograms 千克 公斤; mg 1/1000 milligram milligrams;
+ microg 1/1000000; Mg 1000000;
  lb 45359237/100000 lbs pound pounds;
  oz 45359237/1600000 ounce ounces; ton 1000000 tons tonne tonnes
 volume: L 1 l liter liters litre litres 升; mL 1/1000 ml milliliter milliliters millilitre millilitres
@@ -36,9 +38,16 @@ fahrenheit: °F 1 fahrenheit
 kelvin: K 1 kelvin kelvins
 force: N 1 newton newtons
 energy: J 1 joule joules; kJ 1000 kilojoule kilojoules
-power: W 1 watt watts; kW 1000 kilowatt kilowatts
+power: W 1 watt watts; kW 1000 kilowatt kilowatts; MW 1000000 megawatts; mW 1/1000 milliwatts
 voltage: V 1 volt volts
 current: A 1 amp amps ampere amperes
+electronvolt: eV 1; keV 1000; MeV 1000000; GeV 1000000000
+resistance: ohm 1 ohms 欧; kohm 1000; Mohm 1000000
+induction: T 1 tesla
+sound: dB 1 decibel decibels
+share of a million: ppm 1
+area: acre 1 acres
+hectares: hectare 1 hectares ha
 frequency: Hz 1 hertz; kHz 1000 kilohertz
 charge: C 1 coulomb coulombs
 amount: mol 1 mole moles
@@ -58,7 +67,7 @@ geese: geese 1 goose
 dice: dice 1 die
 """
 _NOT_COUNTED = frozenset((
-    "halves", "thirds", "quarters",
+    "halves", "thirds", "quarters", "tens",
     "plus", "minus", "less", "versus", "is", "was", "this", "has", "his", "its", "always", "perhaps",
     "afterwards", "besides", "thus", "does", "yes", "across", "towards", "downwards", "upwards", "backwards",
     "forwards", "sideways", "as", "us", "others", "sometimes",
@@ -103,7 +112,8 @@ def _unit(word: str) -> Unit | None:
     if word in KNOWN:
         return KNOWN[word]
     lower = word.casefold()
-    if len(word) > 1 and lower in KNOWN:
+    mega = len(word) == 2 and word[0] == "M" and word[1].islower()  # Mm is not mm
+    if len(word) > 1 and lower in KNOWN and not mega:
         return KNOWN[lower]
     counted = len(lower) > 2 and lower.endswith("s") and not lower.endswith(("ss", "ths")) and lower.isascii()
     if counted and lower.isalpha() and lower not in _NOT_COUNTED and not word.isupper():

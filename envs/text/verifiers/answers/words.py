@@ -30,6 +30,12 @@ _NAMED = re.compile(r"(?i:option|choice|answer)\s?:?\s?\(?([A-Za-z])\)?[.:]?")
 _WITH_TEXT = re.compile(r"(?:\(([A-J])\)\s?|([A-J])(?:\)\s?|[.:]\s))(?!and\b|or\b)(?=[^\W_]|\\)(.+)", re.DOTALL)
 _OPTION = re.compile(r"(?<![a-z])[A-J][).:]", re.IGNORECASE)
 _NONE = re.compile(r"(?:there (?:is|are) )?no solutions?(?: exists?)?")
+_SAID = {
+    "infinity": Answer("expression", r"\infty"), "positive infinity": Answer("expression", r"\infty"),
+    "negative infinity": Answer("expression", r"-\infty"),
+    "all real numbers": Answer("expression", r"\mathbb{R}"), "all reals": Answer("expression", r"\mathbb{R}"),
+    "does not exist": Answer("text", "dne"), "doesn't exist": Answer("text", "dne"),
+}  # fmt: skip
 _SHORT_WORDS = frozenset((
     "no", "on", "up", "in", "am", "pm", "or", "of", "to", "by", "is", "at", "it",
 ))  # fmt: skip
@@ -48,7 +54,7 @@ def _cased(token: Token) -> str:
     if token.kind != "word":
         return token.text
     lower = token.text.casefold()
-    counts = len(lower) < 3 and not token.worded and lower not in _SHORT_WORDS
+    counts = len(lower) < 3 and lower not in _SHORT_WORDS and (not token.worded or token.text.isupper())
     return token.text if counts else lower
 
 
@@ -59,6 +65,8 @@ def of_fixed_form(given: Sequence[Token]) -> Answer | None:
         return None
     if _NONE.fullmatch(line):
         return Answer("expression", r"\emptyset")
+    if line in _SAID:
+        return _SAID[line]
     if (value := in_words(line)) is not None:
         return Answer("number", spelled(Fraction(value)), Fraction(value))
     return _letter(line) or _clock(line) or _date(line)
