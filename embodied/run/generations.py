@@ -116,8 +116,18 @@ def write(file: Path, kept: list[dict[str, Any]], protocol: Mapping[str, str | N
     """Writes answers of all processes, in the plan's order, each with name and hash of the evaluation's protocol."""
     file.parent.mkdir(exist_ok=True)
     ordered = sorted(kept, key=lambda one: one["episode"])
-    lines = [json.dumps({**one, "protocol": protocol}, ensure_ascii=False) for one in ordered]
+    lines = [_line({**one, "protocol": protocol}) for one in ordered]
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _line(answer: Mapping[str, Any]) -> str:
+    """An answer as JSON. One with half of a surrogate pair, which UTF-8 does not have, is in ASCII."""
+    line = json.dumps(answer, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return json.dumps(answer)
+    return line
 
 
 def generations_table(kept: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:

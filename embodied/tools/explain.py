@@ -4,12 +4,14 @@ embodied explain algorithm.clip_ratio_c
 embodied explain env.eval.wait_steps   an argument of the env's class
 embodied explain train/approx_kl
 embodied explain WorkerHungError       as the last line of an error says it
+embodied explain ppo                   a file of config/, which algorithm=ppo chooses
 embodied explain clip                  everything with these letters in its name
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from embodied.observe.metrics import METRICS, STAGES
 from embodied.schema import foreign, of_hydra
 from embodied.schema.foreign_hints import elsewhere, hint
 from embodied.schema.table import keys
-from embodied.tools.sources import GROUPS, Argument, arguments, relative, settings
+from embodied.tools.sources import GROUPS, Argument, arguments, choices_called, relative, settings
 
 SECTIONS = ("env.eval", "actor.model")
 """Sections whose classes have arguments; those of env.train are those of env.eval."""
@@ -42,6 +44,7 @@ SAID_HERE: Mapping[str, Sequence[str]] = {
     "max_grad_norm": ("actor.optim.clip_grad",),
 }
 """Words of TRL's trainers → keys here."""
+SHORT = 3
 MOST = 40
 """Names that a part of a name finds at most."""
 
@@ -108,7 +111,10 @@ def explain(name: str) -> list[Entry]:
         return found
     if told := hint(wanted).strip():
         return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
-    found = _of_short_name(wanted, known) or [one for one in known.values() if wanted.lower() in one.name.lower()]
+    choices = [Entry(one.name, "choice", [one.meaning], [one.file]) for one in choices_called(wanted)]
+    found = _of_short_name(wanted, known) or [one for one in known.values() if _has(one.name, wanted)]
+    if choices:
+        return [*choices, *found] if len(found) <= MOST else choices
     if not found or not wanted:
         names = [*known, *(f"{section}.{one.name}" for one in others)]
         raise ConfigError(
@@ -136,9 +142,17 @@ def _of_short_name(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
     if told := elsewhere(wanted).strip():
         return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
     return [
-        *(entry for entry in known.values() if wanted.lower() in entry.name.lower()),
-        *(entry for entry in every if wanted.lower() in entry.name.rpartition(".")[2].lower()),
+        *(entry for entry in known.values() if _has(entry.name, wanted)),
+        *(entry for entry in every if _has(entry.name.rpartition(".")[2], wanted)),
     ]
+
+
+def _has(name: str, wanted: str) -> bool:
+    """Whether a name has a part of one; up to three letters, as ``tp`` and ``ent``, begin a word of it."""
+    place = name.lower().find(wanted.lower())
+    if len(wanted) > SHORT or place < 0:
+        return place >= 0
+    return any(word.startswith(wanted.lower()) for word in re.split(r"[._/]", name.lower()))
 
 
 def _of_argument(name: str, one: Argument) -> Entry:

@@ -87,6 +87,32 @@ def relative(file: str | Path) -> str:
     return str(Path(file).resolve().relative_to(root.resolve()))
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A file of a group of the configuration."""
+
+    name: str  # as a command line chooses it: GROUP=NAME
+    meaning: str
+    file: str
+
+
+def choices_called(name: str) -> list[Choice]:
+    """Returns the files of the groups that are called so.
+
+    >>> [choice.name for choice in choices_called("ppo")]
+    ['algorithm=ppo']
+    """
+    roots = [Path(root) for root in embodied.config.__path__]
+    files = [file for root in roots for file in sorted(root.glob("*/*.yaml")) if file.stem == name]
+    return [Choice(f"{file.parent.name}={name}", _first_comment(file), relative(file)) for file in files]
+
+
+def _first_comment(file: Path) -> str:
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
+    said = " ".join(line[1:].strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    return said or "its keys stand in the file"
+
+
 @cache
 def _files() -> list[tuple[Path, tuple[str, ...], dict[str, Any]]]:
     """Returns the YAML files of the configuration, where their keys stand, and what is in them."""

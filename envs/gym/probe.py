@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import AssetsMissingError, ConfigError, EmbodiedError
 
-from ..shared.supervised import ANSWER, PHASE, supervise, written
+from ..shared.supervised import ANSWER, PHASE, closed, supervise, written
 from .calls import action_facts, to_action
 from .facts import GymFacts
 from .late import Played, play_on, silent_of
@@ -27,6 +27,7 @@ from .sources import bounds_of, copied, difference, entries, listed
 from .vector_probe import describe_vector
 
 _STEPS = 4
+CLOSE_S = 5.0  # an env whose close() takes longer was tried all the same
 Doing = Callable[[str], None]  # is told which call of the env comes next
 _TRIAL = "import mujoco; c = mujoco.GLContext(64, 64); c.make_current(); print('works', flush=True)"
 
@@ -83,6 +84,11 @@ def _named(task: Task) -> Iterator[None]:
         yield
     except EmbodiedError:
         raise
+    except ModuleNotFoundError as error:
+        raise AssetsMissingError(
+            f"{task.name} was tried and needs a package that is not installed here: {error}",
+            "install it, or set env.python to the Python of an environment that has it",
+        ) from error
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(f"{type(error).__name__}: {error}".split())
@@ -160,7 +166,8 @@ def _describe(
         simulator = Simulator(one, render, remake=remake, doing=doing)
         found = _tried(simulator, task)
         if tried is None:
-            simulator.close()
+            doing("close()")
+            closed(simulator.close, CLOSE_S)
         else:
             tried.append(Played(simulator, partial(simulator.reset, 0, 0), partial(_drawn, simulator)))
         return found
@@ -203,7 +210,7 @@ def _makes_pictures(making: Making, doing: Doing) -> bool:
     try:
         env = make(making.tasks[0], making, render=True)
         doing("close()")
-        env.close()
+        closed(env.close, CLOSE_S)
     except Exception:  # noqa: BLE001 (without pictures it is made again, and raises if that was not it)
         return False
     return True

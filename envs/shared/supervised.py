@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,34 @@ def supervise(work: Callable[[], str], finish: Callable[[], None], folder: Path,
     _end_descendants()
     written(folder / ENDED, status)
     return 0
+
+
+def closed(close: Callable[[], None], limit_s: float) -> None:
+    """Calls ``close``, which others wrote, and goes on without it after a time.
+
+    Args:
+        limit_s: seconds. Native code that never comes back to Python is not interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals are handled there alone
+        return close()
+    before = signal.signal(signal.SIGALRM, _leave)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        close()
+    except _Left:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+    return None
+
+
+class _Left(BaseException):
+    """A call took too long. No ``except Exception`` of the callee keeps it."""
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    raise _Left
 
 
 def written(file: Path, text: str) -> None:

@@ -105,3 +105,16 @@ class Odd(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         if self._hangs_in == "close":
             time.sleep(400)
+
+
+class Shown(Odd):
+    """The same with pictures, which are tried with an env that is closed before there is an answer."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (as Gymnasium has it)
+
+    def __init__(self, render_mode: str | None = None, **kwargs: str) -> None:
+        super().__init__(**kwargs)
+        self.render_mode = render_mode
+
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        return np.zeros((16, 16, 3), np.uint8)

@@ -8,7 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 from embodied.envs.gym import GymEnv, env, probe
+from embodied.envs.gym.facts import GymFacts
+from embodied.envs.gym.mapping.images import _ways
 from embodied.envs.gym.pictures import form_of, rendered
+from embodied.envs.gym.sources import TEXT
 
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.types import Start
@@ -215,3 +218,14 @@ def test_what_is_rendered_becomes_a_picture(drawn):
 def test_what_is_rendered_and_no_picture_is_refused(drawn):
     with pytest.raises(ConfigError, match=r"render\(\) is"):
         rendered(drawn)
+
+
+def test_what_is_said_of_one_entry_keeps_the_others():
+    """Both keys leave out what they do not name: a fix that named the depth alone would lose camera and joints."""
+    entries = {"obs.rgb": ((H, W, 3), "uint8"), "obs.depth": ((H, W), "uint16"), "obs.q": ((3,), "float32"),
+               "obs.task": ((), TEXT), "info.is_success": ((), "bool")}  # fmt: skip
+    facts = GymFacts(entries, {}, 9, 10.0, None, None, "", "", {}, "1", bounds={"obs.rgb": (0.0, 255.0)})
+    said = _ways("obs.depth", facts)
+    assert "images=[obs.rgb,obs.depth] env.train.state=[obs.q] with" in said
+    assert "as numbers: env.train.images=[obs.rgb] env.train.state=[obs.q,obs.depth];" in said
+    assert said.endswith("without it: env.train.images=[obs.rgb] env.train.state=[obs.q]")

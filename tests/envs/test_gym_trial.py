@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,31 @@ def test_what_fails_after_the_answer_does_not_take_it_back(monkeypatch, kwargs):
     assert answer["entries"]["info.success"] == [[], "bool"]
     assert answer["whole"] == ("hangs_in" in kwargs)
 
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_close_that_hangs_before_the_answer_is_left(count):
+    """An env with pictures is made twice, and all tasks but the last are closed before there is an answer."""
+    tasks = [{"instruction": f"task {number}"} for number in range(count)]
+    making = making_of(None, "odd_processes.Shown", {"hangs_in": "close"}, None, tasks, [], [], {})
+    code = AT_ONCE.format(here=str(HERE), root=str(ROOT), making=json.dumps(asdict(making)))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["frame"] == [16, 16, 3]
+    assert answer["entries"]["info.success"] == [[], "bool"]
+
+
+AT_ONCE = """
+import json, sys
+sys.path[:0] = [{here!r}, {root!r}]
+from embodied.envs.gym import probe
+probe.CLOSE_S = 0.2
+answer = probe.answer(json.loads({making!r}), False)
+answer["bounds"] = {{}}
+print(json.dumps(answer), flush=True)
+import os
+os._exit(0)
+"""
 
 ASK = """
 import sys

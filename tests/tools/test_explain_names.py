@@ -29,6 +29,11 @@ def test_no_explanation_shows_an_object_or_a_sentinel():
         ("num_generations", "algorithm.group_size"),
         ("learning_rate", "actor.optim.lr"),
         ("max_completion_length", "algorithm.sampling_params.max_new_tokens"),
+        ("ppo", "algorithm=ppo"),
+        ("rloo", "algorithm=rloo"),
+        ("wandb", "tracker=wandb"),
+        ("simplevla_rl", "protocol=simplevla_rl"),
+        ("ent", "algorithm.entropy_bonus"),
     ],
 )
 def test_a_short_name_finds_the_keys_that_end_so(name, found, capsys):
@@ -45,3 +50,17 @@ def test_words_of_trl_are_keys_here(word):
 def test_a_name_that_nothing_has_is_an_error(name, capsys):
     assert explain.main([name]) == 2
     assert "fix:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "never"), [("ent", "runner.experiment_name"), ("tp", "runner.output_dir")])
+def test_a_few_letters_begin_a_word(name, never, capsys):
+    explain.main([name])
+    assert never not in capsys.readouterr().out
+
+
+def test_what_a_choice_is_for_is_said(capsys):
+    assert explain.main(["grpo", "gym", "mlp"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("(choice)") >= 3
+    assert "# " not in out
+    assert "@package" not in out

@@ -67,10 +67,22 @@ def _check_clear(wanted: Wanted, facts: GymFacts, named: Sequence[str]) -> None:
         if isinstance(why, str):
             raise ConfigError(
                 f"{name} is {dtype} {shape}, {why}",
-                f"as a picture: {KEY}.images=[{name}] with {KEY}.image_layout (one of {', '.join(LAYOUTS)}) and, where "
-                f"its numbers are neither 0 to 255 nor 0 to 1, {KEY}.image_range; as numbers: {KEY}.images=[] "
-                f"{KEY}.state=[{name}]; both keys take lists of entries",
+                _ways(name, facts),
             )
+
+
+def _ways(name: str, facts: GymFacts) -> str:
+    """What to set for an entry that is not clear. The other entries stay: both keys leave out what they do not name."""
+    forms = {one: form_at(one, facts) for one, (_, dtype) in facts.entries.items()
+             if one.split(".")[0] == "obs" and dtype != TEXT}  # fmt: skip
+    images = [one for one, form in forms.items() if isinstance(form, Form)]
+    state = [one for one, form in forms.items() if form is None]
+    listed, plain = f"{KEY}.images=[{','.join(images)}]", f"{KEY}.state=[{','.join(state)}]"
+    return (
+        f"as a picture: {KEY}.images=[{','.join([*images, name])}] {plain} with {KEY}.image_layout (one of "
+        f"{', '.join(LAYOUTS)}) and, where its numbers are neither 0 to 255 nor 0 to 1, {KEY}.image_range; as numbers: "
+        f"{listed} {KEY}.state=[{','.join([*state, name])}]; without it: {listed} {plain}"
+    )
 
 
 def form_at(name: str, facts: GymFacts) -> Form | str | None:
