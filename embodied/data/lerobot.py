@@ -224,7 +224,7 @@ class _File:
         tasks = _whole(part["task_index"], where, "task_index")
         for number in np.unique(tasks).tolist():
             said, step = self.meta.tasks.get(number), int(np.argmax(tasks == number))
-            if said not in row.tasks:
+            if said is None or said.strip() not in [task.strip() for task in row.tasks]:
                 shown = "no task of meta/tasks" if said is None else f"'{said}'"
                 raise DatasetError(
                     f"{where}, step {step}: task_index {number} is {shown}, and meta/episodes says "

@@ -230,7 +230,7 @@ def _tasks(folder: Path, new: bool) -> dict[int, str]:
 def read_lines(path: Path) -> list[Any]:
     """Read a file of one JSON value a line. Raises :class:`DatasetError` with the line that is none."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may have other ends of lines within
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be read: {error}", RESTORE) from error
     found = []

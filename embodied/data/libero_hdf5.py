@@ -109,7 +109,10 @@ class _File:
             return {}  # a look at whatever is there
         if missing:
             known = [name for name in hdf5.arrays(obs) if obs[name].ndim < 4]
-            raise SpecMismatchError(f"{where} has no {missing[0]}", f"choose data.state_keys from: {', '.join(known)}")
+            remedy = "use demonstrations that keep the robot's state: this file has pictures and actions alone"
+            if known:
+                remedy = f"choose data.state_keys from: {', '.join(known)}"
+            raise SpecMismatchError(f"{where} has no {missing[0]}", remedy)
         return {"state": hdf5.flat([hdf5.numbers(obs, key, where) for key in keys], keys, where)}
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from embodied.data import lerobot, libero_hdf5, maniskill_h5
+from embodied.data import hdf5, lerobot, libero_hdf5, maniskill_h5
 from embodied.data.checking.values import check_alike, check_values
 from embodied.data.demonstrations import Demonstration, Demonstrations, Opened, Pending, Wanted
 from embodied.errors import DatasetError, EmbodiedError
@@ -59,16 +59,39 @@ def _open(path: Path, wanted: Wanted) -> Opened:
             + (f": it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""),
             "give data=PATH that exists, or make some: python -m embodied.tools.demos env=NAME",
         )
-    if (path / "meta" / "info.json").is_file():
+    if _is_lerobot(path):
         return lerobot.open_set(path, wanted)
-    if path.suffix in (".hdf5", ".hdf") or (path.is_dir() and list(path.glob("*.hdf5"))):
+    if _is_hdf5(path):
         return libero_hdf5.open_set(path, wanted)
-    if path.suffix == ".h5":
+    if path.suffix.lower() == ".h5":
         return maniskill_h5.open_set(path, wanted)
-    raise DatasetError(
-        f"{path} holds no demonstrations of a known layout",
-        "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill",
-    )
+    remedy = "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill"
+    if near := _near(path):
+        remedy = f"give {' or '.join(map(str, near[:3]))}; several are given as data=[A,B]"
+    raise DatasetError(f"{path} holds no demonstrations of a known layout", remedy)
+
+
+def _is_lerobot(path: Path) -> bool:
+    return (path / "meta" / "info.json").is_file()
+
+
+def _is_hdf5(path: Path) -> bool:
+    """Whether it is in robomimic's layout, by its name; a file .h5 by its group: ManiSkill's have that ending too."""
+    if path.is_dir():
+        return bool(list(path.glob("*.hdf5")))
+    if path.suffix.lower() in (".hdf5", ".hdf"):
+        return True
+    if path.suffix.lower() != ".h5" or path.with_suffix(".json").exists():
+        return False
+    with hdf5.open_hdf5(path, "demonstrations") as file:
+        return hdf5.group_of(file, "data") is not None
+
+
+def _near(path: Path) -> list[Path]:
+    """Data sets that hold the path, or lie in it."""
+    inner = [one for form in ("*", "*/*") for one in sorted(path.glob(form)) if one.is_dir()] if path.is_dir() else []
+    around = [one for one in path.absolute().parents[:3] if _is_lerobot(one)]
+    return around + [one for one in inner if _is_lerobot(one) or _is_hdf5(one)]
 
 
 def _checked(one: Pending) -> Demonstration:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from embodied import schema
+from embodied import instructions, schema
 from embodied.data.demonstrations import Demonstration, Wanted, check_fit
 from embodied.data.reading import read
 from embodied.data.samples import hold_out
@@ -39,12 +39,18 @@ def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
         found = [read(Path(path), wanted) for path in paths]
         for one in found:
             check_fit(one, spec, side.kwargs)
-        return [episode for one in found for episode in one.episodes]
+        return [_asked_of(episode, spec) for one in found for episode in one.episodes]
 
     given = episodes(data.train_data_paths)
     if data.val_data_paths:
         return Demonstrated(given, episodes(data.val_data_paths))
     return Demonstrated(*hold_out(given, data.test_size, config.data_seed))
+
+
+def _asked_of(episode: Demonstration, env: EnvSpec) -> Demonstration:
+    """An episode with the fields of the env alone: those of several data sets are stacked, and each may have more."""
+    kept = {name: values for name, values in episode.fields.items() if name in env.obs or name == instructions.FIELD}
+    return replace(episode, fields=kept)
 
 
 def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> Wanted:

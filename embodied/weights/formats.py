@@ -8,6 +8,7 @@ from typing import Any
 
 from embodied.errors import CheckpointError
 from embodied.weights.header import Entry
+from embodied.weights.naming import BUFFERS
 
 CODES = {
     "qweight": "GPTQ or AWQ", "qzeros": "GPTQ or AWQ", "weight_packed": "compressed-tensors",
@@ -25,6 +26,8 @@ def check_formats(headers: Mapping[Path, Mapping[str, Entry]]) -> None:
     """Raises CheckpointError if weights are stored as codes, or in fewer than 16 bits."""
     for file, header in headers.items():
         for name, entry in header.items():
+            if BUFFERS.search(name):
+                continue
             leaf = name.rsplit(".", 1)[-1]
             if leaf in CODES:
                 raise CheckpointError(f"{file} holds quantised weights ({CODES[leaf]}): it has {name}", FIX)

@@ -16,6 +16,7 @@ any class around the network    the same in front of every name              not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -28,6 +29,10 @@ LEADING = (("module",), ("base_model", "model"))
 ADAPTED = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "modules_to_save")
 """Parts of names that only a peft model has whose adapters were not merged."""
 FLAT = ("_flat_param", "flat_param")
+BUFFERS = re.compile(
+    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|causal_mask|(self_attn|attn|attention)\.(masked_)?bias)$"
+)
+"""Tensors that are no weights: older programs saved with them what a network computes anew."""
 MERGE = (
     "merge them with peft where the network was trained: `model = model.merge_and_unload()` and then "
     "`model.save_pretrained('DIR')`; or save the adapters alone (`model.save_pretrained('DIR')` of the PeftModel) and "

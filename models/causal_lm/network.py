@@ -31,7 +31,7 @@ from ..shared.quantized import quantized_layers
 from ..shared.weights.finite import check_numbers
 from .characters import character_tokenizer
 from .own_code import may_run, network_code, own_tokenizer, tokenizer_code
-from .pictures import Pictures, processors_template
+from .pictures import KINDS, REFUSED, Pictures, kind_of, processors_template
 from .settings import Settings
 from .vision import Vision, taken_apart
 from .weights import Weights, check_jsons, check_tied
@@ -190,14 +190,26 @@ def _loaded(settings: Settings, tokenizer: Any, dtype: torch.dtype) -> tuple[Any
     try:
         found, loaded = weights.load(maker, runs, settings.override_config, dtype)
         weights.check_loaded(loaded, found.config)
+        if pictures is None and found.config.get_text_config() is not found.config:
+            raise _reads_pictures(folder, found.config.model_type)
         if pictures is not None:
             found, vision = taken_apart(folder, pictures, found)
     except UNREADABLE as error:
+        if (kind := kind_of(folder)) in REFUSED:
+            raise _reads_pictures(folder, kind) from error
         fix = "give a folder with config.json and model.safetensors (model.safetensors.index.json) of a causal LM"
         raise CheckpointError(f"{folder} cannot be loaded: {short(error)}", fix) from error
     weights.check_numbers({**_by_name(found), **({} if vision is None else _by_name(vision.tower, "model."))})
     check_tied(found, folder)
     return found, vision
+
+
+def _reads_pictures(folder: Path, kind: str) -> CheckpointError:
+    why = REFUSED.get(kind, "how it does so is not known here")
+    return CheckpointError(
+        f"{folder} is a network of {kind} that reads pictures, which cannot be run here: {why}",
+        f"choose a checkpoint of {', '.join(KINDS)}, or of a language model alone",
+    )
 
 
 def _by_name(module: nn.Module, prefix: str = "") -> dict[str, Tensor]:

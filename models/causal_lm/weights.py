@@ -20,17 +20,19 @@ from transformers import AutoConfig, GenerationConfig
 from embodied.errors import CheckpointError
 from embodied.files import check_content, inside, read_json
 from embodied.weights.listing import INDEX, WHOLE, read_index
+from embodied.weights.naming import BUFFERS
 
 from ..shared.files import read_pt
 from ..shared.weights.finite import check_numbers, check_range, extremes
-from ..shared.weights.misfit import Misfit
+from ..shared.weights.misfit import LAYER, Misfit
 from ..shared.weights.stored import Stored, check_config, check_no_adapter
 from .source import TOKENIZER_FILES
 
 PARTS = ("", "model.language_model.", "language_model.model.", "language_model.", "model.text_model.", "model.")
 ANCHORS = tuple(f"{part}embed_tokens.weight" for part in sorted(PARTS[1:], key=len, reverse=True))
-UNUSED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(v_head|value_head)\.")
-"""Tensors that a folder may have besides: what is computed anew, and value heads of other programs."""
+UNUSED = re.compile(rf"{BUFFERS.pattern}|(^|\.)(v_head|value_head|mtp|mtp_layers)\.")
+"""Tensors that a folder may have besides: what is computed anew, value heads of other programs, and layers that guess
+further tokens."""
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
@@ -121,7 +123,7 @@ class Weights:
         Raises:
             CheckpointError: weights are missing, unknown or of other shapes.
         """
-        unknown = [name for name in loaded["unexpected_keys"] if not UNUSED.search(name)]
+        unknown = [name for name in loaded["unexpected_keys"] if not _is_unused(name, config.get_text_config())]
         shapes = {name: (tuple(there), tuple(wanted)) for name, there, wanted in loaded["mismatched_keys"]}
         missing = [name for name in loaded["missing_keys"] if name not in shapes]
         Misfit(sorted(missing), sorted(unknown), shapes).check(self.folder, config.get_text_config(), self.key)
@@ -148,6 +150,15 @@ class Weights:
                 with safe_open(file, framework="pt") as opened:
                     check_range(opened.get_tensor(there), f"{file}: {there}", parameter.dtype)
             check_numbers(parameter, there, file)
+
+
+def _is_unused(name: str, config: Any) -> bool:
+    """Whether a network may lack a tensor of its folder. Layers that guess further tokens may stand behind its own."""
+    if UNUSED.search(name):
+        return True
+    found, own = LAYER.search(name), config.num_hidden_layers
+    more = getattr(config, "num_nextn_predict_layers", None) or 0
+    return found is not None and own <= int(found[1]) < own + more
 
 
 def check_tied(network: Any, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, ClassVar
 
 import numpy as np
@@ -94,13 +95,87 @@ def own_line(logprobs: Tensor, old: Tensor, advantages: Tensor) -> Any:
     return logprobs @ old
 
 
+@torch.jit.script
+def compiled(logprobs: Tensor, old: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    ratio = (logprobs - old).exp()
+    return -ratio * advantages, ratio.detach(), ratio > 2
+
+
+def of_torchscript(*given: Tensor) -> Any:
+    return PolicyLoss(*compiled(*given))
+
+
+def within_64_bits(*given: Tensor) -> Any:
+    found = right(*(tensor.double() for tensor in given))
+    return PolicyLoss(found.per_token.float(), found.ratio.float(), found.clipped)
+
+
+def by_index(logprobs: Tensor, old: Tensor, advantages: Tensor) -> Any:
+    found, out = right(logprobs, old, advantages), torch.zeros_like(logprobs)
+    counts = advantages > 0
+    out[counts] = found.per_token[counts]
+    return found._replace(per_token=out, clipped=~counts)
+
+
+def only(counts: Any) -> Any:
+    """A loss whose gradient is left out of all elements but some."""
+
+    def loss(logprobs: Tensor, old: Tensor, advantages: Tensor) -> Any:
+        found = right(logprobs, old, advantages)
+        kept = counts(logprobs.detach(), found.ratio, advantages)
+        return found._replace(per_token=torch.where(kept, found.per_token, 0.0 * logprobs), clipped=~kept)
+
+    return loss
+
+
+def noisy(noise: Any) -> Any:
+    return lambda *given: per_token(lambda x: x * noise(x))(*given)
+
+
+OWN = torch.Generator().manual_seed(0)
+GOOD: dict[str, Any] = {
+    "a function of TorchScript": of_torchscript,
+    "64 bits within": within_64_bits,
+    "16 bits within": lambda *t: right(*(x.bfloat16().float() for x in t)),
+    "a mask as index": by_index,
+    "only large advantages": only(lambda logprobs, ratio, advantages: advantages.abs() > 1.5),
+    "only rare tokens": only(lambda logprobs, ratio, advantages: logprobs < -3),
+    "only likely tokens": only(lambda logprobs, ratio, advantages: logprobs > -0.05),
+    "only far ratios": only(lambda logprobs, ratio, advantages: (ratio - 1).abs() > 0.5),
+    "elements left out at random": noisy(lambda x: torch.rand_like(x) < 0.7),
+    "noise of numpy": noisy(lambda x: torch.from_numpy(np.random.rand(*x.shape)).float()),
+    "noise of a generator of its own": noisy(lambda x: torch.rand(x.shape, generator=OWN)),
+}
+
+
 def constant(logprobs: Tensor, old: Tensor, advantages: Tensor) -> Any:
     return right(logprobs, old, advantages)._replace(per_token=-advantages + 0 * logprobs)
+
+
+def _after(found: PolicyLoss) -> PolicyLoss:
+    found.per_token.sum().backward()
+    return found
+
+
+def _raises(said: str) -> Any:
+    raise ValueError(said)
 
 
 BAD: dict[str, tuple[Any, str, str]] = {
     "a plain tensor": (lambda *t: right(*t).per_token, r"gives a Tensor, expected PolicyLoss", "PolicyLoss"),
     "a tuple": (lambda *t: tuple(right(*t)), r"gives a tuple, expected PolicyLoss", r"PolicyLoss(*result)"),
+    "a tuple of a result and metrics": (lambda *t: (right(*t), {}), r"gives a tuple", "clipped) alone, each [N, M]"),
+    "not finite at a ratio of 2": (
+        lambda lp, old, a: per_token(lambda x: x - torch.log(1.2 - (lp - old).exp()))(lp, old, a),
+        r"not finite at ratios between 0\.14 and 7\.39", "logarithm",
+    ),
+    "a mean of noise": (
+        per_token(lambda x: (torch.rand_like(x) * x).mean().expand_as(x)), "when other records", "first axis",
+    ),
+    "it went backward": (lambda *t: _after(right(*t)), "that cannot be differentiated", ".backward()"),
+    "sparse": (per_token(Tensor.to_sparse), "per_token as torch.sparse_coo on cpu", "to_sparse"),
+    "elsewhere": (per_token(lambda x: x.to("meta")), "on meta, expected a dense tensor on cpu", "logprobs.device"),
+    "it raises lines": (lambda *t: _raises("one\n  two"), r"raises ValueError: one two \(", "mend that line"),
     "nothing": (lambda *t: None, r"gives a NoneType", "PolicyLoss"),
     "a number": (lambda *t: 0.5, r"gives a float", "PolicyLoss"),
     "a table": (lambda *t: right(*t)._asdict(), r"gives a dict", "PolicyLoss"),
@@ -157,6 +232,90 @@ def test_what_would_train_wrongly_is_refused(monkeypatch, case):
 @pytest.mark.parametrize("elements", [1, 2, 7, 5000])
 def test_what_is_right_passes(function, elements):
     check_loss(Loss(function), elements)
+
+
+@pytest.mark.parametrize("case", GOOD)
+@pytest.mark.parametrize("elements", [6, 56])
+def test_what_is_unusual_and_right_passes(monkeypatch, case, elements):
+    monkeypatch.setitem(globals(), "tried", GOOD[case])
+    check_loss(Loss("tried"), elements)
+
+
+@dataclass
+class Fades(Loss):
+    """It grows with each call, from 0."""
+
+    calls: int = 0
+
+    def __call__(self, *given: Tensor) -> Any:
+        self.calls += 1
+        return per_token(lambda x: x * min(1.0, (self.calls - 1) / 10))(*given)
+
+
+@dataclass
+class FadesInItsClass(Loss):
+    calls: ClassVar[int] = 0
+
+    def __call__(self, *given: Tensor) -> Any:
+        FadesInItsClass.calls += 1
+        return per_token(lambda x: x * min(1.0, FadesInItsClass.calls / 10))(*given)
+
+
+@dataclass
+class NoCopy(Loss):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise PicklingError("no")
+
+
+class Learned(torch.nn.Module):
+    anchor = Anchor.ACTING
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, *given: Tensor) -> Any:
+        return per_token(lambda x: x * self.weight)(*given)
+
+
+@dataclass
+class WithDefaults(Loss):
+    """More parameters, which have defaults."""
+
+    def __call__(
+        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, scale: float = 1.0, **more: Any
+    ) -> Any:
+        return right(logprobs, old_logprobs, advantages)
+
+
+@pytest.mark.parametrize("kind", [Fades, FadesInItsClass, NoCopy, Learned, WithDefaults])
+@pytest.mark.parametrize("elements", [1, 6, 56])
+def test_a_loss_with_a_state_passes(kind, elements):
+    check_loss(kind(), elements)
+
+
+@dataclass
+class ByKeyword(Loss):
+    def __call__(self, *, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Any:
+        return right(logprobs, old_logprobs, advantages)
+
+
+@dataclass
+class InAnotherOrder(Loss):
+    def __call__(self, advantages: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Any:
+        return right(logprobs, old_logprobs, advantages)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(ByKeyword, "takes logprobs, old_logprobs, advantages by keyword alone"),
+     (InAnotherOrder, "has advantages as parameter 1")],
+)  # fmt: skip
+def test_tensors_are_given_in_the_order_of_the_protocol(kind, message):
+    """A loss that takes advantages for log-probs would train on numbers that mean something else."""
+    with pytest.raises(ConfigError, match=message) as raised:
+        check_loss(kind())
+    assert "def __call__(self, logprobs, old_logprobs, advantages)" in raised.value.remedy
 
 
 @pytest.mark.parametrize("name", names())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,3 +135,12 @@ def expected_logprobs(network: Any, prompt: Tensor, response: Tensor, sampling: 
         for step, token in enumerate(response)
     ]
     return torch.stack(rows)
+
+
+def check_same(folder: Path, source: Path, **keys: Any) -> None:
+    found, wanted = (make(model_path=str(path), **keys) for path in (folder, source))
+    other = wanted.network.state_dict()
+    assert found.network.state_dict().keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in found.network.state_dict().items())
+    assert found.tokenizer.ends == wanted.tokenizer.ends
+    assert found.network.generation_config.to_dict() == wanted.network.generation_config.to_dict()

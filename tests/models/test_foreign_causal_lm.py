@@ -12,7 +12,7 @@ from typing import Any
 import foreign
 import pytest
 import torch
-from causal_lm_texts import make
+from causal_lm_texts import check_same, make
 from embodied.models.causal_lm import build_reward_model
 from foreign import PREFIXES, WITHIN, as_bin, changed, config, filled, in_shards, renamed
 from safetensors.torch import load_file
@@ -42,15 +42,6 @@ def folder(sources, tmp_path) -> Path:
 @pytest.fixture
 def tied(sources, tmp_path) -> Path:
     return Path(shutil.copytree(sources["qwen2"], tmp_path / "qwen2"))
-
-
-def check_same(folder: Path, source: Path, **keys: Any) -> None:
-    found, wanted = (make(model_path=str(path), **keys) for path in (folder, source))
-    other = wanted.network.state_dict()
-    assert found.network.state_dict().keys() == other.keys()
-    assert all(torch.equal(value, other[name]) for name, value in found.network.state_dict().items())
-    assert found.tokenizer.ends == wanted.tokenizer.ends
-    assert found.network.generation_config.to_dict() == wanted.network.generation_config.to_dict()
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)

@@ -7,10 +7,10 @@ are spread over the elements by broadcasting, and the loss curve looks like any 
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,26 +18,16 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.conformance.blame import blame
+from embodied.algorithms.conformance.inputs import LITTLE, MOST_ELEMENTS, RECORDS, STEPS, Inputs, made_up, where
 from embodied.algorithms.importance import sequence_level
 from embodied.algorithms.policy_loss import Anchor, Loss, PolicyLoss
 from embodied.errors import ConfigError, EmbodiedError
 
-RECORDS = 4  # N of the made-up batch
-MOST_ELEMENTS = 512  # of a record; a text may have more, and an element is like any other
 TOLERANCE = 1e-4
 FIELDS = "PolicyLoss(per_token, ratio, clipped)"
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Log-probs now and of the old policy, and advantages: float32 [N, M] each."""
-
-    logprobs: Tensor
-    old: Tensor
-    advantages: Tensor
-
-    def part(self, rows: slice, elements: slice) -> Inputs:
-        return Inputs(*(t[rows, elements] for t in (self.logprobs, self.old, self.advantages)))
+ORDER = ("logprobs", "old_logprobs", "advantages")
+CALL = f"__call__(self, {', '.join(ORDER)})"
+REPEATS = 4
 
 
 def check_loss(
@@ -45,10 +35,11 @@ def check_loss(
 ) -> None:  # fmt: skip
     """Check that a policy loss keeps to :class:`embodied.algorithms.policy_loss.Loss`.
 
-    It is called on a copy of ``loss`` and a few made-up records: log-probs that are those of the old policy, and others
-    that differ. Checks: it gives a ``PolicyLoss`` of [N, M]; its numbers and gradients are finite; the loss depends on
-    the log-probs; a record's loss does not depend on other records, nor on elements that do not count; it does not
-    change its inputs. Random generators are left as they are.
+    Copies of ``loss`` are called on a few made-up records: log-probs that are those of the old policy, and others that
+    differ little or much. Checks: it gives a ``PolicyLoss`` of [N, M]; its numbers and gradients are finite; the loss
+    depends on the log-probs; a record's loss does not depend on other records, nor on elements that do not count; it
+    does not change its inputs. Of a loss that differs from call to call (it draws numbers, or counts calls in its
+    class) the gradients alone say whether records are mixed. Random generators are left as they are.
 
     Args:
         elements: M, elements of a record.
@@ -59,15 +50,16 @@ def check_loss(
         ConfigError: what was got and expected, with the line of the loss where it has raised.
     """
     with _random_state_kept():
-        check = _Check(_copied(loss), name, torch.device(device))
+        check = _Check(loss, name, torch.device(device))
         check.anchor()
-        for inputs in (_made_up(elements, False), _made_up(elements, True)):
-            check.result(inputs)
+        check.parameters()
+        for step in STEPS:
+            check.result(made_up(elements, step))
         check.gradients(elements)
-        check.records_alone(_made_up(elements, True))
+        check.records_alone(made_up(elements, LITTLE))
         check.padding(elements)
         if loss.anchor is Anchor.PROXIMAL:
-            check.importance(_made_up(elements, True))
+            check.importance(made_up(elements, LITTLE))
 
 
 class _Check:
@@ -85,6 +77,18 @@ class _Check:
                 "has Anchor.PROXIMAL and no method importance", "importance(proximal, acting) -> Tensor [N, M]",
                 "write the method (see losses/tis.py), or choose Anchor.ACTING",
             )  # fmt: skip
+
+    def parameters(self) -> None:
+        """The tensors are given in the order of the protocol, whatever the parameters are called."""
+        try:
+            given = list(inspect.signature(self._loss).parameters.values())
+        except (TypeError, ValueError):  # it is no code of Python
+            return
+        if named := [one.name for one in given if one.kind is one.KEYWORD_ONLY and one.default is one.empty]:
+            raise self._wrong(f"takes {', '.join(named)} by keyword alone", f"{CALL}, by place", f"write def {CALL}")
+        for place, one in enumerate(given):
+            if one.name in ORDER and ORDER.index(one.name) != place:
+                raise self._wrong(f"has {one.name} as parameter {place + 1}", CALL, f"write def {CALL}")
 
     def result(self, inputs: Inputs) -> None:
         """Type, shape, number format and numbers of what is given."""
@@ -105,34 +109,39 @@ class _Check:
     def gradients(self, elements: int) -> None:
         """Gradients are finite, and not zero everywhere."""
         moved = False
-        for inputs in (_made_up(elements, False), _made_up(elements, True)):
-            leaf = inputs.logprobs.to(self._device).requires_grad_()
-            per_token = self._call(Inputs(leaf.clone(), inputs.old, inputs.advantages)).per_token
-            (grad,) = torch.autograd.grad(per_token.sum(), leaf, allow_unused=True)
+        for inputs in (made_up(elements, step) for step in STEPS):
+            grad = self._gradient(inputs, slice(None))
             if grad is None:
                 break
             if not bool(grad.isfinite().all()):
                 raise self._wrong(
-                    f"has a gradient that is not finite {_where(inputs)}", "finite gradients",
+                    f"has a gradient that is not finite {where(inputs)}", "finite gradients",
                     "look for a root, a logarithm or a quotient at 0, and for torch.where around what is not finite",
                 )  # fmt: skip
             moved |= bool(grad.any())
-        if not moved:
+        if not moved and not self._moves_later(elements):
             raise self._wrong(
                 "does not depend on logprobs: its gradient is 0 everywhere", "a gradient where an advantage is not 0",
                 "compute per_token from logprobs, not from a detached ratio alone",
             )  # fmt: skip
+
+    def _moves_later(self, elements: int) -> bool:
+        """Whether the second call has a gradient, as where the loss is faded in."""
+        grads = []
+        for inputs in (made_up(elements, step) for step in STEPS):
+            used = _copied(self._loss)
+            for _ in range(2):
+                grads.append(self._gradient(inputs, slice(None), used))
+        return any(grad is not None and bool(grad.any()) for grad in grads)
 
     def records_alone(self, inputs: Inputs) -> None:
         """The loss of a record is the same whatever else is in the batch, and so is its gradient."""
         whole, everything = self._call(inputs).per_token.detach(), slice(None)
         for row in range(RECORDS):
             part = self._call(inputs.part(slice(row, row + 1), everything)).per_token.detach()
-            if not torch.allclose(part, whole[row : row + 1], atol=TOLERANCE, rtol=TOLERANCE):
+            if not _close(part, whole[row : row + 1]) and self._repeats(inputs, whole):
                 raise self._mixes()
-        leaf = inputs.logprobs.to(self._device).requires_grad_()
-        per_token = self._call(Inputs(leaf.clone(), inputs.old, inputs.advantages)).per_token
-        (grad,) = torch.autograd.grad(per_token[0].sum(), leaf, allow_unused=True)
+        grad = self._gradient(inputs, slice(1))
         if grad is not None and bool(grad[1:].any()):
             raise self._mixes()
 
@@ -140,7 +149,7 @@ class _Check:
         """Elements that do not count, behind those of a record, change nothing. All of their values are 0."""
         if elements < 2:
             return
-        inputs, half = _made_up(elements, True), (min(elements, MOST_ELEMENTS) + 1) // 2
+        inputs, half = made_up(elements, LITTLE), (min(elements, MOST_ELEMENTS) + 1) // 2
         for values in (inputs.logprobs, inputs.old, inputs.advantages):
             values[:, half:] = 0
         whole = self._call(inputs).per_token.detach()
@@ -148,7 +157,7 @@ class _Check:
             alone = self._call(inputs.part(slice(None), slice(half))).per_token.detach()
         except ConfigError:  # it is made for this number of elements
             return
-        if not torch.allclose(alone, whole[:, :half], atol=TOLERANCE, rtol=TOLERANCE):
+        if not _close(alone, whole[:, :half]) and self._repeats(inputs, whole):
             raise self._wrong(
                 "changes with the number of elements behind a record that do not count", "a loss of each element",
                 "leave out means over elements: algorithm.loss_agg_func weighs them and knows which count "
@@ -158,7 +167,7 @@ class _Check:
     def importance(self, inputs: Inputs) -> None:
         """Shape and numbers of the importance weights."""
         proximal, acting = inputs.logprobs.to(self._device), inputs.old.to(self._device)
-        weights = self._guarded(lambda: self._loss.importance(proximal, acting))
+        weights = self._guarded(lambda: _copied(self._loss).importance(proximal, acting))
         self._tensor(weights, "importance()", inputs, torch.float32)
         self._finite(weights, "importance()", inputs)
 
@@ -176,16 +185,36 @@ class _Check:
                 )  # fmt: skip
         return found
 
-    def _call(self, inputs: Inputs) -> PolicyLoss:
+    def _repeats(self, inputs: Inputs, found: Tensor) -> bool:
+        """Whether equal calls give again what was ``found``. One could do so by chance, where few numbers are drawn."""
+        return all(_close(found, self._call(inputs, seed).per_token.detach()) for seed in range(1, 1 + REPEATS))
+
+    def _gradient(self, inputs: Inputs, rows: slice, loss: Any = None) -> Tensor | None:
+        """Gradient [N, M] of the loss of some rows; None if it does not depend on the log-probs."""
+        leaf = inputs.logprobs.to(self._device).requires_grad_()
+        per_token = self._call(Inputs(leaf.clone(), inputs.old, inputs.advantages), loss=loss).per_token
+        try:
+            (grad,) = torch.autograd.grad(per_token[rows].sum(), leaf, allow_unused=True)
+        except RuntimeError as error:
+            raise self._wrong(
+                f"gives a per_token that cannot be differentiated ({_line(error)})", "one that depends on logprobs",
+                "leave out .backward(), torch.autograd.grad and in-place changes of what per_token is computed from",
+            ) from error  # fmt: skip
+        return grad
+
+    def _call(self, inputs: Inputs, seed: int = 0, loss: Any = None) -> PolicyLoss:
+        """Calls ``loss``, else a copy of its own, as a loss may count its calls. Numbers are drawn from ``seed``."""
         logprobs = inputs.logprobs.to(self._device)
         if not logprobs.requires_grad:
             logprobs = logprobs.clone().requires_grad_().clone()
         old, advantages = inputs.old.to(self._device), inputs.advantages.to(self._device)
         if self._loss.anchor is Anchor.SEQUENCE:
             old = sequence_level(logprobs, (logprobs.detach() - old)[:, :1])
-        found = self._guarded(lambda: self._loss(logprobs, old, advantages))
+        called = _copied(self._loss) if loss is None else loss
+        _seed(seed)
+        found = self._guarded(lambda: called(logprobs, old, advantages))
         if not isinstance(found, PolicyLoss):
-            fix = "give PolicyLoss(*result)" if isinstance(found, tuple) else f"give {FIELDS}, each [N, M]"
+            fix = "give PolicyLoss(*result)" if _is_three(found) else f"give {FIELDS} alone, each [N, M]"
             raise self._wrong(f"gives a {type(found).__name__}", FIELDS, fix)
         return found
 
@@ -197,7 +226,7 @@ class _Check:
         except Exception as error:
             place = blame(error, type(self._loss))
             raise ConfigError(
-                f"{self._name} raises {type(error).__name__}: {error} ({place})",
+                f"{self._name} raises {type(error).__name__}: {_line(error)} ({place})",
                 "mend that line; all tensors are float32 [N, M], and logprobs need a gradient "
                 "(docs/how_to/add_a_loss.md)",
             ) from error
@@ -214,6 +243,11 @@ class _Check:
                 f"gives {what} of shape {list(found.shape)}", f"{wanted}, one number an element",
                 "leave out .mean() and .sum(): algorithm.loss_agg_func adds the elements up",
             )  # fmt: skip
+        if found.layout != torch.strided or found.device.type != self._device.type:
+            raise self._wrong(
+                f"gives {what} as {found.layout} on {found.device}", f"a dense tensor on {self._device}",
+                "leave out .to_sparse(), and make tensors on logprobs.device",
+            )  # fmt: skip
         if found.dtype != dtype:
             kind = str(dtype).removeprefix("torch.")
             shown = str(found.dtype).removeprefix("torch.")
@@ -223,7 +257,7 @@ class _Check:
         if not bool(found.isfinite().all()):
             bad = int((~found.isfinite()).sum())
             raise self._wrong(
-                f"gives {what} with {bad} of {found.numel()} numbers that are not finite {_where(inputs)}",
+                f"gives {what} with {bad} of {found.numel()} numbers that are not finite {where(inputs)}",
                 "finite numbers", "look for a root, a logarithm or a quotient at 0",
             )  # fmt: skip
 
@@ -239,34 +273,34 @@ class _Check:
         return ConfigError(f"{self._name} {got}, expected {expected}", f"{fix} (docs/how_to/add_a_loss.md)")
 
 
-def _made_up(elements: int, moved: bool) -> Inputs:
-    """Advantages of both signs and 0, and log-probs.
-
-    Args:
-        moved: the log-probs differ from the old ones, by at most 0.1 nats; else all ratios are 1.
-    """
-    count = min(elements, MOST_ELEMENTS)
-    steps = torch.arange(RECORDS * count, dtype=torch.float32).view(RECORDS, count)
-    old = -0.2 - 1.5 * torch.sin(steps).abs()
-    step = 0.1 * torch.cos(2.3 * steps) * torch.where(steps % 3 == 0, 0.1, 1.0)
-    advantages = torch.where(steps % 5 == 4, 0.0, torch.cos(1.7 * steps + 0.3))
-    return Inputs(old + step if moved else old.clone(), old, advantages)
-
-
 def _values(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     return inputs.logprobs.detach(), inputs.old, inputs.advantages
 
 
-def _where(inputs: Inputs) -> str:
-    return "where all ratios are 1" if torch.equal(inputs.logprobs, inputs.old) else "at ratios between 0.9 and 1.11"
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def _is_three(found: Any) -> bool:
+    return isinstance(found, tuple) and len(found) == 3 and all(isinstance(one, Tensor) for one in found)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _copied(loss: Any) -> Any:
     """A loss may count its calls, and these are none of the run's."""
     try:
         return copy.deepcopy(loss)
-    except (TypeError, ValueError, RuntimeError, AttributeError):  # what cannot be copied, say a handle of a file
+    except Exception:  # noqa: BLE001 (what cannot be copied raises what it likes)
         return loss
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 @contextmanager
