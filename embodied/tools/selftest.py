@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -29,6 +31,7 @@ from embodied.selftest.running import Result, Runner
 
 COMMAND = ("embodied", "selftest")
 MACHINE = Part("machine", "versions and devices", 120, "embodied.selftest.machine:machine")
+ALONE = "alone"  # folder within that of the results, for a part that is repeated
 STOPPED = 130  # exit status after Ctrl-C
 WITHOUT = "embodied selftest --gpu --device cpu runs all parts that a CPU can run; embodied doctor says what CUDA lacks"
 
@@ -64,6 +67,7 @@ class _Test:
         if not (math.isfinite(given.minutes) and given.minutes > 0):
             raise ConfigError(f"--minutes is {given.minutes:g}", "give the minutes of all parts together, e.g. 20")
         self.minutes, self.out = given.minutes, Path(given.out)
+        self.vllm_python = python_of(given.vllm_python)
         self.began, self.results = time.monotonic(), list[Result]()
         self.facts: dict[str, Any] = {}
 
@@ -71,10 +75,11 @@ class _Test:
         """Runs all parts; returns the exit status."""
         if self.device != "cpu" and not machine.shows_gpu():
             raise ConfigError("no driver shows a GPU on this machine", WITHOUT)
-        alone = [*COMMAND, "--gpu", "--device", self.device, "--parts"]
+        more = ["--vllm-python", self.vllm_python] if self.vllm_python else []
+        alone = [*COMMAND, "--gpu", "--device", self.device, *more, "--out", str(self.out / ALONE), "--parts"]
         self.facts = machine.of_command()
         self._write("running")
-        runner = Runner(self.device, self.minutes, alone)
+        runner = Runner(self.device, self.minutes, alone, self.vllm_python)
         self.facts |= self._asked(runner)
         print(f"self-test of {self.facts.get('GPU', self.device)}: {len(self.parts)} parts", flush=True)
         try:
@@ -120,6 +125,17 @@ def device_of(asked: str | None, gpu: bool) -> str:
     return name
 
 
+def python_of(asked: str | None) -> str:
+    """Returns the interpreter that is named, as an absolute path; empty if none is. Raises :class:`ConfigError`."""
+    if asked is None:
+        return ""
+    if (found := shutil.which(os.path.expanduser(asked))) is None:
+        raise ConfigError(
+            f"--vllm-python is {asked!r}, which is no program", "name an interpreter, e.g. --vllm-python ENV/bin/python"
+        )
+    return os.path.abspath(found)
+
+
 def parts_of(asked: str | None) -> list[Part]:
     """Returns the parts that are named, with commas between them, in their own order; all without names.
 
@@ -147,6 +163,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cpu, cuda or cuda:1; wins over --gpu")
     parser.add_argument("--out", default="selftest", help="folder of the results (default: selftest)")
     parser.add_argument("--parts", help="some parts alone, e.g. numbers,graphs")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help="of an environment that has vLLM, e.g. ENV/bin/python")
     parser.add_argument("--minutes", type=float, default=20.0, help="for all parts together (default: 20)")
     return parser
 
