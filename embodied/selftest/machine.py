@@ -83,7 +83,8 @@ def machine(place: Place) -> Iterator[Measured]:
         raise NotRun(f"torch {torch.__version__} finds no GPU")
     device = torch.device(place.device)
     if (device.index or 0) >= torch.cuda.device_count():
-        raise NotRun(f"torch finds {torch.cuda.device_count()} GPUs, numbered from 0, and --device is {place.device}")
+        last = torch.cuda.device_count() - 1
+        raise NotRun(f"--device is {place.device}, and the last GPU that torch finds is cuda:{last}")
     about = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     yield figure("GPU", about.name)

@@ -33,7 +33,8 @@ COMMAND = ("embodied", "selftest")
 MACHINE = Part("machine", "versions and devices", 120, "embodied.selftest.machine:machine")
 ALONE = "alone"  # folder within that of the results, for a part that is repeated
 STOPPED = 130  # exit status after Ctrl-C
-WITHOUT = "embodied selftest --gpu --device cpu runs all parts that a CPU can run; embodied doctor says what CUDA lacks"
+WITHOUT = "embodied selftest, without --gpu, runs all parts that a CPU can run; embodied doctor says what CUDA lacks"
+LEAST = 1.0  # minutes: torch alone takes some seconds to start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,8 +65,11 @@ class _Test:
     def __init__(self, given: argparse.Namespace) -> None:
         self.device = device_of(given.device, given.gpu)
         self.parts = parts_of(given.parts)
-        if not (math.isfinite(given.minutes) and given.minutes > 0):
-            raise ConfigError(f"--minutes is {given.minutes:g}", "give the minutes of all parts together, e.g. 20")
+        if not (math.isfinite(given.minutes) and given.minutes >= LEAST):
+            raise ConfigError(
+                f"--minutes is {given.minutes:g}, expected {LEAST:g} or more",
+                "give the minutes of all parts together, e.g. 20",
+            )
         self.minutes, self.out = given.minutes, Path(given.out)
         self.vllm_python = python_of(given.vllm_python)
         self.began, self.results = time.monotonic(), list[Result]()
@@ -80,7 +84,11 @@ class _Test:
         self.facts = machine.of_command()
         self._write("running")
         runner = Runner(self.device, self.minutes, alone, self.vllm_python)
-        self.facts |= self._asked(runner)
+        try:
+            self.facts |= self._asked(runner)
+        except (EmbodiedError, KeyboardInterrupt) as error:
+            self._write("interrupted" if isinstance(error, KeyboardInterrupt) else "refused")
+            raise
         print(f"self-test of {self.facts.get('GPU', self.device)}: {len(self.parts)} parts", flush=True)
         try:
             runner.run_all(self.parts, self._done)
@@ -120,7 +128,7 @@ class _Test:
 def device_of(asked: str | None, gpu: bool) -> str:
     """Returns the device: that which is named, else a GPU if one is asked for. Raises :class:`ConfigError`."""
     name = asked if asked is not None else "cuda" if gpu else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,2}))?", name):
         raise ConfigError(f"--device is {name}, expected cpu, cuda or cuda:1", "name one of these")
     return name
 

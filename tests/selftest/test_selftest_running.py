@@ -239,6 +239,9 @@ def test_some_parts_alone_in_their_order(parts, tmp_path):
         (["--minutes", "nan"], "--minutes is nan"),
         (["--minutes", "-3"], "--minutes is -3"),
         (["--device", "gpu"], "--device is gpu, expected cpu, cuda or cuda:1"),
+        (["--minutes", "0.5"], "--minutes is 0.5, expected 1 or more"),
+        (["--device", "cuda:01"], "--device is cuda:01"),
+        (["--device", "cuda:\u0663"], "--device is cuda:"),
         (["--device", "cuda:x"], "--device is cuda:x"),
         (["--device", ""], "--device is , expected"),
         (["--vllm-python", "no/such/python"], "--vllm-python is 'no/such/python', which is no program"),
@@ -311,6 +314,8 @@ def test_a_torch_that_crashes_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "MACHINE", part("raises"))
     assert selftest.main(["--out", str(tmp_path)]) == 2
     assert "ZeroDivisionError: no such thing" in capsys.readouterr().err
+    found = json.loads((tmp_path / "selftest.json").read_text(encoding="utf-8"))
+    assert (found["ended"], found["parts"]) == ("refused", [])
 
 
 def test_a_folder_that_cannot_be_written_is_said_at_once(parts, tmp_path, monkeypatch, capsys):
