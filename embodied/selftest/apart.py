@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,19 +12,23 @@ from pathlib import Path
 
 from embodied.errors import AssetsMissingError, EmbodiedError, RendererUnavailableError, WorkerDiedError
 from embodied.runtime.exit_status import how_it_ended
+from embodied.runtime.placement import egl_indices, render_environment, visible_gpus
 
 REFUSED = 3  # exit status: the last line of what was printed is an error as JSON
 
 
-def ask(module: str, what: str, file: Path) -> None:
+def ask(module: str, what: str, file: Path, device: str) -> None:
     """Runs ``python -m MODULE WHAT FILE``, which is to write the file (:func:`answer`).
+
+    Args:
+        device: that is tested: what draws or simulates on a GPU takes this one.
 
     Raises:
         EmbodiedError: what was refused there, or how the process ended; what it printed goes to standard error.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, what, str(file)], capture_output=True, text=True, encoding="utf-8",
-        errors="replace",
+        errors="replace", env={**os.environ, **placed(device, visible_gpus())},
     )  # fmt: skip
     lines = done.stderr.strip().splitlines()
     if done.returncode == REFUSED:
@@ -37,6 +42,18 @@ def ask(module: str, what: str, file: Path) -> None:
             f"the process for {what} {how_it_ended(done.returncode)}: {lines[-1] if lines else 'no word'}",
             f"see all that it says: python -m {module} {what} /tmp/{file.name}",
         )
+
+
+def placed(device: str, gpus: Sequence[int]) -> dict[str, str]:
+    """Returns the variables by which an env's process finds a GPU (:mod:`embodied.runtime.placement`).
+
+    Args:
+        gpus: those that this process may use, as nvidia-smi counts.
+    """
+    index = int(device.partition(":")[2] or 0)
+    if device == "cpu" or index >= len(gpus):
+        return {}
+    return render_environment(gpus[index], egl_indices(), os.environ)
 
 
 def answer(work: Callable[[str, Path], None], argv: Sequence[str]) -> int:

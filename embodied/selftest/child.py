@@ -1,4 +1,4 @@
-"""A part in a process of its own: ``python -m embodied.selftest.child MODULE:FUNCTION DEVICE FOLDER FILE``.
+"""A part in a process of its own: ``python -m embodied.selftest.child MODULE:FUNCTION DEVICE PYTHON FOLDER FILE``.
 
 Each line is written as soon as it is there, so that those before a crash or a hang are kept. The last says that the
 part came to its end: a library that ends the process is then no success.
@@ -25,13 +25,13 @@ PR_SET_PDEATHSIG = 1
 
 def main(argv: Sequence[str]) -> int:
     """Runs a part and writes a line of JSON for each thing that it says; returns the exit status."""
-    place, device, folder, file = argv
+    place, device, vllm_python, folder, file = argv
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     module, _, name = place.partition(":")
     function: Callable[[Place], Iterable[Measured]] = getattr(importlib.import_module(module), name)
     with open(file, "a", encoding="utf-8") as out:
         try:
-            for one in function(Place(device, Path(folder))):
+            for one in function(Place(device, Path(folder), vllm_python)):
                 _write(out, measured=asdict(one))
         except NotRun as reason:
             _write(out, not_run=str(reason))

@@ -56,8 +56,12 @@ def learn(made: Made, records: Mapping[str, Tensor], engine: Engine | None = Non
         return True
 
     loss = step(made, there(records, made.device), engine or engine_of(made), look)
-    weights = {n: _whole(p.detach()).clone() for n, p in made.policy.named_parameters() if p.requires_grad}
-    return Learned(loss, gradients, weights, evaluate(made, records))
+    return Learned(loss, gradients, trained(made), evaluate(made, records))
+
+
+def trained(made: Made) -> dict[str, Tensor]:
+    """Copies the weights that are trained to the CPU, by name."""
+    return {n: _whole(p.detach()).clone() for n, p in made.policy.named_parameters() if p.requires_grad}
 
 
 def step(

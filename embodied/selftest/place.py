@@ -14,6 +14,7 @@ class Place:
 
     device: str  # cpu, cuda or cuda:1
     folder: Path
+    vllm_python: str = ""  # the interpreter of an environment that has vLLM; empty: that of this process
 
     @property
     def on_gpu(self) -> bool:

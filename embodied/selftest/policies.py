@@ -34,6 +34,11 @@ TEXT = (
 )  # fmt: skip
 SMALL: Mapping[str, tuple[str, ...]] = {"mlp": MLP, "openvla_oft": OFT, "causal_lm": TEXT}
 """Overrides of each small policy. Adapters are random and weights large, so that each of them counts."""
+WIDE = (
+    *TEXT, "actor.model.override_config.hidden_size=1024", "actor.model.override_config.intermediate_size=4096",
+    "actor.model.override_config.num_hidden_layers=4", "actor.model.override_config.num_attention_heads=8",
+)  # fmt: skip
+"""A language model that takes a GiB when it learns: beside it what libraries take is little."""
 SUMS = ("7+2-9=", "3-3+8+1=", "12=", "5+5-1+4-2+6=")
 
 

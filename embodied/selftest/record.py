@@ -25,7 +25,7 @@ def as_plain(
 
     Args:
         asked: device, minutes, parts.
-        ended: ``complete``, ``running`` or ``interrupted``.
+        ended: ``complete``, ``running``, ``interrupted``, or ``refused``: no part began.
     """
     parts = [{**asdict(one), "meaning": PARTS[one.name].meaning} for one in results]
     counts = {status: sum(one.status == status for one in results) for status in ("passed", "failed", "not run")}

@@ -31,6 +31,8 @@ KEPT = 64 * 2**10  # bytes of that end
 TAIL = 4000  # characters of it in the result
 SAID = 300  # of its last line in the reason
 MOST_SAID = 2**20  # bytes of what a part has measured
+ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "WORLD_SIZE": "1"}
+"""Of parts. A machine of a cluster may say how many processes a job has; parts would wait for the others."""
 OTHER_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 """Colours and movements of a terminal, and characters that none shows."""
 
@@ -66,10 +68,12 @@ class Runner:
     Args:
         minutes: for all of them.
         command: runs one of them alone if its name is put behind.
+        vllm_python: see :class:`embodied.selftest.place.Place`.
     """
 
-    def __init__(self, device: str, minutes: float, command: Sequence[str]) -> None:
+    def __init__(self, device: str, minutes: float, command: Sequence[str], vllm_python: str = "") -> None:
         self._device, self._minutes, self._command = device, minutes, command
+        self._vllm_python = vllm_python
         self._until = time.monotonic() + 60 * minutes
         self._processes, self._label = Processes(), uuid.uuid4().hex
 
@@ -109,8 +113,9 @@ class Runner:
         """Returns fields of the result. ``last``: at the limit the time of all parts is over, too."""
         log, file, own = folder / "log", folder / "lines", folder / "files"
         own.mkdir()
-        child = [sys.executable, "-m", "embodied.selftest.child", part.place, self._device, str(own), str(file)]
-        process = self._processes.start(child, log, {LABEL: self._label, "PYTHONFAULTHANDLER": "1"})
+        asked = [part.place, self._device, self._vllm_python, str(own), str(file)]
+        child = [sys.executable, "-m", "embodied.selftest.child", *asked]
+        process = self._processes.start(child, log, {LABEL: self._label, **ENVIRONMENT})
         if process is None:
             return {"status": "not run", "reason": "it was interrupted"}
         try:

@@ -2,7 +2,7 @@
 
 Takes the same overrides as ``embodied.train``. Runs one env worker and the policy at a few batch sizes; trains nothing
 and leaves no files. The worker runs alone: neighbours that share memory bandwidth or a GPU are not measured. How sizes
-follow from the seconds says :mod:`embodied.tools.sizes`. What needs torch is imported when it is used, so that
+follow from the seconds says :mod:`embodied.tools.library.sizes`. What needs torch is imported when it is used, so that
 ``--help`` and a refused key answer at once.
 """
 
@@ -34,7 +34,7 @@ from embodied.runtime.slab import Slab, available_memory, info_fields, runtime_f
 from embodied.schema import Config
 from embodied.schema.arguments import parse_argv
 from embodied.schema.compose import compose
-from embodied.tools.sizes import EnvCost, Machine, Proposal, call_s, filled_up, propose
+from embodied.tools.library.sizes import EnvCost, Machine, Proposal, call_s, filled_up, propose
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ from embodied.observe.metrics import METRICS, STAGES
 from embodied.schema import foreign, of_hydra
 from embodied.schema.foreign_hints import elsewhere, hint
 from embodied.schema.table import keys
-from embodied.tools.sources import GROUPS, Argument, arguments, choices_called, relative, settings
+from embodied.tools.library.sources import GROUPS, Argument, arguments, choices_called, relative, settings
 
 SECTIONS = ("env.eval", "actor.model")
 """Sections whose classes have arguments; those of env.train are those of env.eval."""

@@ -32,7 +32,7 @@ from embodied.observe.console import Console, make_console
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
 from embodied.run.trainings import NOTED, noted
 from embodied.spec_json import to_json
-from embodied.tools.card import card, evaluations_of, run_of, verification
+from embodied.tools.library.card import card, evaluations_of, run_of, verification
 from embodied.types import EnvSpec, TextAction
 
 if TYPE_CHECKING:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -29,8 +31,10 @@ from embodied.selftest.running import Result, Runner
 
 COMMAND = ("embodied", "selftest")
 MACHINE = Part("machine", "versions and devices", 120, "embodied.selftest.machine:machine")
+ALONE = "alone"  # folder within that of the results, for a part that is repeated
 STOPPED = 130  # exit status after Ctrl-C
-WITHOUT = "embodied selftest --gpu --device cpu runs all parts that a CPU can run; embodied doctor says what CUDA lacks"
+WITHOUT = "embodied selftest, without --gpu, runs all parts that a CPU can run; embodied doctor says what CUDA lacks"
+LEAST = 1.0  # minutes: torch alone takes some seconds to start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,9 +65,13 @@ class _Test:
     def __init__(self, given: argparse.Namespace) -> None:
         self.device = device_of(given.device, given.gpu)
         self.parts = parts_of(given.parts)
-        if not (math.isfinite(given.minutes) and given.minutes > 0):
-            raise ConfigError(f"--minutes is {given.minutes:g}", "give the minutes of all parts together, e.g. 20")
+        if not (math.isfinite(given.minutes) and given.minutes >= LEAST):
+            raise ConfigError(
+                f"--minutes is {given.minutes:g}, expected {LEAST:g} or more",
+                "give the minutes of all parts together, e.g. 20",
+            )
         self.minutes, self.out = given.minutes, Path(given.out)
+        self.vllm_python = python_of(given.vllm_python)
         self.began, self.results = time.monotonic(), list[Result]()
         self.facts: dict[str, Any] = {}
 
@@ -71,11 +79,16 @@ class _Test:
         """Runs all parts; returns the exit status."""
         if self.device != "cpu" and not machine.shows_gpu():
             raise ConfigError("no driver shows a GPU on this machine", WITHOUT)
-        alone = [*COMMAND, "--gpu", "--device", self.device, "--parts"]
+        more = ["--vllm-python", self.vllm_python] if self.vllm_python else []
+        alone = [*COMMAND, "--gpu", "--device", self.device, *more, "--out", str(self.out / ALONE), "--parts"]
         self.facts = machine.of_command()
         self._write("running")
-        runner = Runner(self.device, self.minutes, alone)
-        self.facts |= self._asked(runner)
+        runner = Runner(self.device, self.minutes, alone, self.vllm_python)
+        try:
+            self.facts |= self._asked(runner)
+        except (EmbodiedError, KeyboardInterrupt) as error:
+            self._write("interrupted" if isinstance(error, KeyboardInterrupt) else "refused")
+            raise
         print(f"self-test of {self.facts.get('GPU', self.device)}: {len(self.parts)} parts", flush=True)
         try:
             runner.run_all(self.parts, self._done)
@@ -115,9 +128,20 @@ class _Test:
 def device_of(asked: str | None, gpu: bool) -> str:
     """Returns the device: that which is named, else a GPU if one is asked for. Raises :class:`ConfigError`."""
     name = asked if asked is not None else "cuda" if gpu else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,2}))?", name):
         raise ConfigError(f"--device is {name}, expected cpu, cuda or cuda:1", "name one of these")
     return name
+
+
+def python_of(asked: str | None) -> str:
+    """Returns the interpreter that is named, as an absolute path; empty if none is. Raises :class:`ConfigError`."""
+    if asked is None:
+        return ""
+    if (found := shutil.which(os.path.expanduser(asked))) is None:
+        raise ConfigError(
+            f"--vllm-python is {asked!r}, which is no program", "name an interpreter, e.g. --vllm-python ENV/bin/python"
+        )
+    return os.path.abspath(found)
 
 
 def parts_of(asked: str | None) -> list[Part]:
@@ -147,6 +171,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cpu, cuda or cuda:1; wins over --gpu")
     parser.add_argument("--out", default="selftest", help="folder of the results (default: selftest)")
     parser.add_argument("--parts", help="some parts alone, e.g. numbers,graphs")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help="of an environment that has vLLM, e.g. ENV/bin/python")
     parser.add_argument("--minutes", type=float, default=20.0, help="for all parts together (default: 20)")
     return parser
 

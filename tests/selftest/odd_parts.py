@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from embodied.errors import ConfigError
+from embodied.parallel.group import Group
 from embodied.selftest.measured import NotRun, at_least, at_most, figure, none_of, skipped
 
 MEGABYTES = 64
@@ -22,6 +23,11 @@ def good(place):
     yield at_most("gap", 0.5, 1.0, "nats")
     yield figure("device", place.device)
     (place.folder / "a file").write_text("of its own", encoding="utf-8")
+
+
+def alone_in_its_job(place):
+    yield none_of("others", Group.from_environment().size - 1, 1)
+    yield figure("vLLM", place.vllm_python)
 
 
 def raises(place):

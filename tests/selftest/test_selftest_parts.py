@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import threading
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,12 +17,15 @@ from torch.distributed.fsdp import FSDPModule
 
 from embodied.learn import resting
 from embodied.runtime.exit_status import how_it_ended
-from embodied.selftest import large, learning, policies
+from embodied.selftest import apart, large, learning, policies, twice
 from embodied.selftest.measured import NotRun
 from embodied.selftest.parts import (
     PARTS,
     attention,
     checkpoints,
+    compiled,
+    determinism,
+    engine,
     memory,
     numbers,
     offload,
@@ -56,7 +61,7 @@ def test_a_part_holds_on_a_cpu(name, place):
         pytest.skip(f"{NEEDS[name]} is not installed")
     measured = found(name, place)
     assert not wrong(measured)
-    assert sum(bool(one.allowed) for one in measured) > 1
+    assert any(one.allowed for one in measured)
 
 
 @pytest.mark.parametrize("name", ["graphs", "engine"])
@@ -125,6 +130,100 @@ def test_noise_that_is_drawn_anew_fails_determinism(place, monkeypatch):
 
     monkeypatch.setattr(learning, "decide", decide)
     assert "openvla_oft: act, tensors that differ" in wrong(found("determinism", place))
+
+
+@pytest.mark.parametrize(
+    ("by", "failed"),
+    [
+        (0.0, []),
+        (1e-7, []),
+        (1e-2, ["gradient, apart, share of their norm"]),
+    ],
+)
+def test_a_gpu_may_add_up_gradients_in_any_order_and_no_more(by, failed, tmp_path, monkeypatch):
+    usual, learn, calls = policies.made, learning.learn, iter(range(1, 100))
+
+    def learned(one, records):
+        step, share = learn(one, records), by * next(calls)
+        return replace(step, gradients={n: (1 + share) * v for n, v in step.gradients.items()})
+
+    monkeypatch.setattr(determinism, "made", lambda device, *keys: usual("cpu", *keys))
+    monkeypatch.setattr(determinism, "SMALL", {"mlp": policies.MLP})
+    monkeypatch.setattr(learning, "learn", learned)
+    measured = [*determinism.determinism(Place("cuda", tmp_path))]
+    assert wrong(measured) == [f"mlp: {what}" for what in failed]
+    shown = {one.what: one.found for one in measured}
+    assert (shown["mlp: gradient, tensors that differ in a bit"] > 0) == (by > 0)
+    assert shown["mlp: act, tensors that differ"] == 0
+
+
+def test_weights_that_were_not_learned_alike_fail_on_a_gpu():
+    began = {"a": torch.zeros(100)}
+    one, other = {"a": torch.ones(100)}, {"a": torch.ones(100)}
+    assert not wrong(twice.weights("w", one, other, began, on_gpu=True))
+    other["a"][:10] = -1
+    assert wrong(twice.weights("w", one, other, began, on_gpu=True)) == ["w, apart, share of what was learned"]
+    assert wrong(twice.weights("w", began, began, began, on_gpu=True)), "nothing was learned"
+    assert wrong(twice.weights("w", one, {**one, "b": one["a"]}, {**began, "b": began["a"]}, on_gpu=True))
+
+
+def test_flash_attn_is_asked_of_gpus_that_can(place, monkeypatch):
+    capability = {"cuda": (7, 5), "cuda:1": (8, 0)}
+    monkeypatch.setattr(attention, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[str(device)])
+    assert "7.5" in attention._lacks_flash(Place("cuda", place.folder))
+    assert attention._lacks_flash(Place("cuda:1", place.folder)) == ""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert attention._lacks_flash(Place("cuda", place.folder)) == "", "AMD counts otherwise"
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "said"),
+    [
+        ("cuda", {"CC": None}, "C, and gcc or clang is not installed"),
+        ("cuda", {"CC": "no-such-cc"}, "no-such-cc is not installed (CC is set)"),
+        ("cpu", {"CXX": None}, "C++, and g++ is not installed"),
+        ("cpu", {"CXX": "no-such-cxx"}, "no-such-cxx is not installed (CXX is set)"),
+    ],
+)
+def test_a_compiler_that_is_missing_is_named(device, there, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, value in there.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(NotRun, match=re.escape(said)):
+        compiled.need_compiler(Place(device, tmp_path))
+    (tmp_path / "clang").touch(mode=0o755)
+    if there == {"CC": None}:
+        compiled.need_compiler(Place(device, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "wanted"),
+    [
+        ("cpu", (0, 1), {}),
+        ("cuda", (2, 3), {"EMBODIED_RENDER_GPU": "2", "MUJOCO_EGL_DEVICE_ID": "5"}),
+        ("cuda:1", (2, 3), {"EMBODIED_RENDER_GPU": "3"}),
+        ("cuda:2", (2, 3), {}),
+        ("cuda", (), {}),
+    ],
+)
+def test_what_draws_and_simulates_gets_the_gpu_that_is_tested(device, gpus, wanted, monkeypatch):
+    for name in ("EMBODIED_RENDER_GPU", "MUJOCO_EGL_DEVICE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(apart, "egl_indices", lambda: {2: 5})
+    assert apart.placed(device, gpus) == wanted
+
+
+def test_a_gpu_is_asked_for_memory_that_libraries_do_not_hide(place):
+    keys = (*policies.WIDE, *memory.PASS)
+    assert memory.counted(place, keys) > 10 * memory.LIBRARIES
+
+
+def test_a_python_without_vllm_is_no_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "made", lambda device, *keys: policies.made("cpu", *keys))
+    with pytest.raises(NotRun, match=r"has no package vllm; name the Python .*--vllm-python"):
+        [*engine.engine(Place("cuda", tmp_path, sys.executable))]
 
 
 def test_attention_that_sees_too_much_fails(place, monkeypatch):
@@ -232,7 +331,7 @@ def test_a_count_that_is_too_small_fails(place, monkeypatch):
     ],
 )
 def test_another_picture_fails(place, monkeypatch, picture, failed):
-    def ask(module, name, file):
+    def ask(module, name, file, device):
         images = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
         if name == "egl":
             images = np.zeros_like(images) if picture == "empty" else np.roll(images, 5, axis=2)
@@ -247,7 +346,7 @@ def test_another_picture_fails(place, monkeypatch, picture, failed):
 
 def test_how_a_second_process_ended_is_said(tmp_path):
     with pytest.raises(Exception, match="ended with status 1") as raised:
-        rendering.apart.ask("no_such_module", "egl", tmp_path / "file.npz")
+        rendering.apart.ask("no_such_module", "egl", tmp_path / "file.npz", "cpu")
     assert "No module named no_such_module" in str(raised.value)
     assert how_it_ended(1) in str(raised.value)
 

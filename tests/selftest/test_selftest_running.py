@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -207,7 +208,8 @@ def test_the_record_and_the_page_say_all(parts, tmp_path, capsys):
         ("good", "passed"), ("raises", "failed"), ("killed", "failed"), ("nan", "failed"), ("not_here", "not run"),
     ]  # fmt: skip
     assert found["machine"].keys() >= {"python", "torch", "CUDA of torch", "date", "commit", "packages", "embodied"}
-    assert found["parts"][1]["command"] == "embodied selftest --gpu --device cpu --parts raises"
+    alone = f"embodied selftest --gpu --device cpu --out {tmp_path / 'a' / 'b' / 'alone'} --parts"
+    assert found["parts"][1]["command"] == f"{alone} raises"
     text = (tmp_path / "a" / "b" / "selftest.html").read_text(encoding="utf-8")
     assert "<script" not in text
     assert "http" not in text
@@ -216,7 +218,7 @@ def test_the_record_and_the_page_say_all(parts, tmp_path, capsys):
         assert said in text
     shown = capsys.readouterr().out
     assert "WRONG NaN: nan nats (allowed: at most 1)" in shown
-    assert "alone: embodied selftest --gpu --device cpu --parts killed" in shown
+    assert f"alone: {alone} killed" in shown
     assert "complete: 1 passed, 3 failed, 1 not run" in shown
 
 
@@ -237,8 +239,14 @@ def test_some_parts_alone_in_their_order(parts, tmp_path):
         (["--minutes", "nan"], "--minutes is nan"),
         (["--minutes", "-3"], "--minutes is -3"),
         (["--device", "gpu"], "--device is gpu, expected cpu, cuda or cuda:1"),
+        (["--minutes", "0.5"], "--minutes is 0.5, expected 1 or more"),
+        (["--device", "cuda:01"], "--device is cuda:01"),
+        (["--device", "cuda:\u0663"], "--device is cuda:"),
         (["--device", "cuda:x"], "--device is cuda:x"),
         (["--device", ""], "--device is , expected"),
+        (["--vllm-python", "no/such/python"], "--vllm-python is 'no/such/python', which is no program"),
+        (["--vllm-python", ""], "--vllm-python is ''"),
+        (["--vllm-python", "/etc"], "--vllm-python is '/etc'"),
     ],
 )
 def test_wrong_usage(arguments, said, tmp_path, capsys):
@@ -263,6 +271,38 @@ def test_without_a_gpu_it_says_what_to_do_and_asks_no_torch(tmp_path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "device", ["nvidia0", "nvidia3", "nvidiactl", "nvmap", "kfd", "dxg"],
+)  # fmt: skip
+def test_any_device_of_a_driver_shows_a_gpu(device, tmp_path, monkeypatch):
+    here = [sign.replace("/dev/", f"{tmp_path}/") for sign in selftest.machine.SIGNS if sign.startswith("/dev/")]
+    monkeypatch.setattr(selftest.machine, "SIGNS", here)
+    (tmp_path / "nvidia-modeset").touch()
+    assert not selftest.machine.shows_gpu()
+    (tmp_path / device).touch()
+    assert selftest.machine.shows_gpu()
+
+
+def test_a_part_repeated_alone_leaves_the_results_of_all(parts, tmp_path):
+    assert selftest.main(["--out", str(tmp_path), "--parts", "good,nan"]) == 1
+    before = (tmp_path / "selftest.json").read_bytes()
+    (failed,) = [one for one in json.loads(before)["parts"] if one["name"] == "nan"]
+    assert selftest.main(shlex.split(failed["command"])[2:]) == 1
+    assert (tmp_path / "selftest.json").read_bytes() == before
+    assert (tmp_path / "alone" / "selftest.html").exists()
+
+
+def test_a_part_is_alone_whatever_the_cluster_says_and_knows_the_python_of_vllm(parts, tmp_path, monkeypatch):
+    for name, value in {"WORLD_SIZE": "8", "RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    parts["alone_in_its_job"] = part("alone_in_its_job")
+    arguments = ["--parts", "alone_in_its_job", "--vllm-python", sys.executable, "--out", str(tmp_path)]
+    assert selftest.main(arguments) == 0
+    (found,) = json.loads((tmp_path / "selftest.json").read_text(encoding="utf-8"))["parts"]
+    assert found["measured"][1]["found"] == os.path.abspath(sys.executable)
+    assert f"--vllm-python {os.path.abspath(sys.executable)}" in found["command"]
+
+
 def test_a_gpu_that_torch_does_not_find_is_no_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(selftest.machine, "SIGNS", (str(tmp_path),))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -274,6 +314,8 @@ def test_a_torch_that_crashes_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "MACHINE", part("raises"))
     assert selftest.main(["--out", str(tmp_path)]) == 2
     assert "ZeroDivisionError: no such thing" in capsys.readouterr().err
+    found = json.loads((tmp_path / "selftest.json").read_text(encoding="utf-8"))
+    assert (found["ended"], found["parts"]) == ("refused", [])
 
 
 def test_a_folder_that_cannot_be_written_is_said_at_once(parts, tmp_path, monkeypatch, capsys):

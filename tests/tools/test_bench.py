@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from embodied.schema.compose import compose
-from embodied.tools import bench, sizes
-from embodied.tools.sizes import EnvCost, Machine, propose
+from embodied.tools import bench
+from embodied.tools.library import sizes
+from embodied.tools.library.sizes import EnvCost, Machine, propose
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 FAKE = ("env=fake", "model=fake")

@@ -18,8 +18,9 @@ import pytest
 from embodied import cli, errors
 from embodied.observe.metrics import METRICS
 from embodied.schema.table import keys
-from embodied.tools import explain, sources
+from embodied.tools import explain
 from embodied.tools.completion import SCRIPTS, candidates
+from embodied.tools.library import sources
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embodied.tools import explain
-from embodied.tools.sources import GROUPS, arguments
+from embodied.tools.library.sources import GROUPS, arguments
 
 
 def test_no_explanation_shows_an_object_or_a_sentinel():

@@ -22,7 +22,8 @@ from embodied.learn.exported import read_export
 from embodied.learn.origin import restore
 from embodied.protocols import EXPORT_DTYPES, Exported
 from embodied.run.protocol import short_hash
-from embodied.tools import card, export
+from embodied.tools import export
+from embodied.tools.library import card
 from embodied.types import Sampling
 
 COMMON = (

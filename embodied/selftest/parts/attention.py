@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from embodied.selftest import learning
@@ -13,6 +14,7 @@ from embodied.selftest.place import Place
 from embodied.selftest.policies import OFT, Made, made, question
 
 ROWS = 8
+AMPERE = 8  # major number of the capability of NVIDIA's GPUs from 2020 on
 EXACT = 2e-4  # nats, in fp32
 ROUNDED = 3.0  # times as far from fp32 as the attention that is written out, in bf16
 
@@ -43,7 +45,12 @@ def _lacks_flash(place: Place) -> str:
     """Why flash-attn cannot be measured; empty if it can."""
     if not place.on_gpu:
         return "it computes on a GPU alone"
-    return "" if find_spec("flash_attn") is not None else "the package flash-attn is not installed"
+    if find_spec("flash_attn") is None:
+        return "the package flash-attn is not installed"
+    major, minor = torch.cuda.get_device_capability(torch.device(place.device))
+    if torch.version.cuda is not None and major < AMPERE:
+        return f"flash-attn needs a GPU of capability {AMPERE}.0, and this one has {major}.{minor}"
+    return ""
 
 
 def _made(place: Place, implementation: str, precision: str) -> Made:

@@ -13,15 +13,14 @@ from embodied.selftest.place import Place
 from embodied.selftest.policies import OFT, made, question
 
 ROWS = 4
+COMPILERS = {"CXX": ("C++", ("g++",)), "CC": ("C", ("gcc", "clang"))}
 EXACT = 5e-4  # nats: one kernel adds up what several did
 GRADIENT = 5e-3  # of the gradient's norm
 
 
 def compiled(place: Place) -> Iterator[Measured]:
     """Yields how far the compiled small OpenVLA-OFT is from itself, and what compiling takes."""
-    compiler = os.environ.get("CXX", "g++")
-    if not place.on_gpu and shutil.which(compiler) is None:
-        raise NotRun(f"there is neither a GPU nor the C++ compiler {compiler}")
+    need_compiler(place)
     plain, fast = made(place.device, *OFT), made(place.device, *OFT, "actor.model.torch_compile=true")
     asked, spec = question(plain, ROWS), plain.policy.spec
     wanted = learning.decide(plain, asked)
@@ -40,3 +39,14 @@ def compiled(place: Place) -> Iterator[Measured]:
     yield figure("the first update", time.monotonic() - began, "s")
     yield at_most("update: loss", abs(step.loss - usual.loss), EXACT, "nats")
     yield at_most("update: gradient", learning.relative(step.gradients, usual.gradients), GRADIENT)
+
+
+def need_compiler(place: Place) -> None:
+    """Raises :class:`NotRun` without the compiler that torch's own one calls: on a CPU for C++ (the kernels), on a GPU
+    for C (what starts Triton's kernels)."""
+    variable = "CC" if place.on_gpu else "CXX"
+    language, usual = COMPILERS[variable]
+    names = (os.environ[variable],) if variable in os.environ else usual
+    if not any(map(shutil.which, names)):
+        told = f" ({variable} is set)" if variable in os.environ else ""
+        raise NotRun(f"torch.compile needs a compiler of {language}, and {' or '.join(names)} is not installed{told}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from embodied.errors import EngineError
+from embodied.errors import AssetsMissingError, EngineError
 from embodied.observe.console import NullConsole
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
@@ -35,8 +36,14 @@ WAIT_S = 120.0  # for all texts, once it is ready
 def engine(place: Place) -> Iterator[Measured]:
     """Yields how many texts differ, and how far the engine's log-probs are from the policy's own."""
     place.need_gpu("vLLM")
+    if place.vllm_python:
+        try:
+            yield from against_lanes(place, f"rollout.python={json.dumps(place.vllm_python)}")
+        except AssetsMissingError as error:
+            raise NotRun(f"{error.message}; name the Python of an environment that has it: --vllm-python") from error
+        return
     if find_spec("vllm") is None:
-        raise NotRun("vLLM is not installed: pip install vllm, in an environment of its own if it needs another torch")
+        raise NotRun("vLLM is not installed here; name the Python of an environment that has it: --vllm-python")
     yield from against_lanes(place)
 
 

@@ -12,7 +12,7 @@ from embodied.selftest import learning
 from embodied.selftest.large import LARGE, built, lacks_room
 from embodied.selftest.measured import Measured, at_most, figure, skipped
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, Made, checked_for, made, question
+from embodied.selftest.policies import OFT, WIDE, Made, checked_for, made, question
 
 PASS = ("actor.global_batch_size=2", "actor.micro_batch_size=2", "rollout.policy_batch=2", "runner.max_epochs=2")
 LARGE_PASS = ("actor.global_batch_size=1", "actor.micro_batch_size=1", "rollout.policy_batch=1", "runner.max_epochs=2")
@@ -23,7 +23,7 @@ GIB = 2**30
 
 def memory(place: Place) -> Iterator[Measured]:
     """Yields count and peak of a small network, and of one of 7B parameters where it fits."""
-    keys: tuple[str, ...] = (*OFT, *PASS)
+    keys: tuple[str, ...] = (*(WIDE if place.on_gpu else OFT), *PASS)
     count = counted(place, keys)
     if place.on_gpu:
         yield from _measured("small", made(place.device, *keys), count)

@@ -36,7 +36,7 @@ def rendering(place: Place) -> Iterator[Measured]:
     for name in RENDERERS:
         file = place.folder / f"{name}.npz"
         try:
-            apart.ask(__name__, name, file)
+            apart.ask(__name__, name, file, place.device)
         except RendererUnavailableError as error:
             if name == "egl":
                 raise

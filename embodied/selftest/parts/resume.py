@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from embodied.runtime.exit_status import how_it_ended
-from embodied.selftest import learning
-from embodied.selftest.measured import Measured, at_most, figure, none_of
+from embodied.selftest import learning, twice
+from embodied.selftest.measured import Measured, none_of
 from embodied.selftest.place import Place
 from embodied.selftest.policies import COMMON, FOLDER, MLP, OFT
 
@@ -26,7 +26,6 @@ STEPS = (
     "env.train.reward_mode=dense", "actor.global_batch_size=8", "actor.micro_batch_size=4", "env.num_workers=1",
     "runner.experiment_name=run",
 )  # fmt: skip
-CLOSE = 1e-3  # of the norm of what was learned, where kernels may add up in any order
 
 
 def resume(place: Place) -> Iterator[Measured]:
@@ -50,13 +49,7 @@ def _compared(
 ) -> Iterator[Measured]:
     moved = learning.unequal(began, wanted)
     yield none_of(f"{name}: whether the later iterations learned nothing", int(moved == 0), 1)
-    differ = learning.unequal(found, wanted)
-    if not place.on_gpu:
-        yield none_of(f"{name}: tensors of the last checkpoint that differ", differ, len(wanted))
-        return
-    yield figure(f"{name}: tensors of the last checkpoint that differ in a bit", differ, f"of {len(wanted)}")
-    gap = learning.relative({n: found[n] - began[n] for n in found}, {n: wanted[n] - began[n] for n in wanted})
-    yield at_most(f"{name}: what was learned, apart", gap, CLOSE)
+    yield from twice.weights(f"{name}: last checkpoint", found, wanted, began, place.on_gpu)
 
 
 def train(folder: Path, device: str, keys: Sequence[str]) -> None:

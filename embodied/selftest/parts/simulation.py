@@ -35,14 +35,14 @@ def simulation(place: Place) -> Iterator[Measured]:
     absent = [package for package in ("mani_skill", "sapien") if find_spec(package) is None]
     if absent:
         raise NotRun(f"ManiSkill is not installed, {absent[0]} is missing: pip install 'embodied-rl[maniskill]'")
-    cpu = _apart("cpu", place.folder / "cpu.npz")
+    cpu = _apart("cpu", place, "cpu")
     yield from _sound("CPU", cpu)
     if not place.on_gpu:
-        again = _apart("cpu", place.folder / "again.npz")
+        again = _apart("cpu", place, "again")
         differ = sum(not np.array_equal(cpu[name], again[name]) for name in ("states", "rewards", "images"))
         yield none_of("CPU: states, rewards and pictures that differ the second time", differ, 3)
         return
-    gpu = _apart("gpu", place.folder / "gpu.npz")
+    gpu = _apart("gpu", place, "gpu")
     yield from _sound("GPU", gpu)
     yield figure("GPU: control steps of all copies", float(gpu["steps_per_s"]), "a second")
     gap = np.abs(gpu["states"].mean(1) - cpu["states"].mean(1))
@@ -63,9 +63,10 @@ def _sound(side: str, found: dict[str, np.ndarray]) -> Iterator[Measured]:
     yield at_least(f"{side}: largest motion", moved, 0.01, "rad or m")
 
 
-def _apart(backend: str, file: Path) -> dict[str, np.ndarray]:
+def _apart(backend: str, place: Place, name: str) -> dict[str, np.ndarray]:
     """Simulates in a process of its own: PhysX begins on a GPU, or not, once in a process."""
-    apart.ask(__name__, backend, file)
+    file = place.folder / f"{name}.npz"
+    apart.ask(__name__, backend, file, place.device)
     with np.load(file) as found:
         return dict(found)
 

@@ -1,0 +1,39 @@
+"""What must come out the same twice, and does so to the bit where sums have one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from embodied.selftest import learning
+from embodied.selftest.measured import Measured, at_most, figure, none_of
+
+GRADIENT = 1e-4  # of its norm: float32 that is added up in another order
+MOVED = 0.05  # of the norm of what was learned: Adam's first step takes the sign also of a gradient that is rounding
+
+
+def gradients(what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], on_gpu: bool) -> Iterator[Measured]:
+    """Yields whether two backward passes are one: on a CPU bit by bit, on a GPU, whose attention adds up gradients in
+    any order, within rounding."""
+    yield from _same(what, one, other, on_gpu)
+    if on_gpu:
+        yield at_most(f"{what}, apart, share of their norm", learning.relative(one, other), GRADIENT)
+
+
+def weights(
+    what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], began: Mapping[str, Tensor], on_gpu: bool
+) -> Iterator[Measured]:
+    """Yields whether two trainings that began alike are one, as :func:`gradients` does."""
+    yield from _same(what, one, other, on_gpu)
+    if on_gpu:
+        gap = learning.relative(*({name: v - began[name] for name, v in side.items()} for side in (one, other)))
+        yield at_most(f"{what}, apart, share of what was learned", gap, MOVED)
+
+
+def _same(what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], on_gpu: bool) -> Iterator[Measured]:
+    differ = learning.unequal(one, other)
+    if on_gpu:
+        yield figure(f"{what}, tensors that differ in a bit", differ, f"of {len(other)}")
+    else:
+        yield none_of(f"{what}, tensors that differ", differ, len(other))
