@@ -69,7 +69,9 @@ def test_weights_of_a_policy_that_is_not_here_build_no_other_one(system, theirs,
     with pytest.raises(ConfigError, match="must specify 'model'"):
         composed(found, tmp_path)
     (tmp_path / "again").mkdir()
-    config = composed(found, tmp_path / "again", "model=openvla_oft_tiny", "env=libero_10")
+    config = composed(
+        found, tmp_path / "again", "model=openvla_oft_tiny", "env=libero_10", "actor.global_batch_size=32"
+    )
     assert config.actor.model.model_extra.get("model_path") is None
 
 
