@@ -10,7 +10,7 @@ from embodied.migrate.translate import SYSTEMS
 from embodied.schema.foreign import find, leaves
 
 FEWEST, TIMES = 3, 3
-"""Keys of another system at least, and how many times more than of the one that was named."""
+"""Keys of another system at least, and how many times more than of the one that was named; they are half of all, too."""
 
 
 def check_origin(theirs: Mapping[str, Any], system: str) -> None:
@@ -26,7 +26,8 @@ def check_origin(theirs: Mapping[str, Any], system: str) -> None:
     named = [key for key, _ in leaves("", theirs)]
     counts = {one: sum(bool(find(key, names)) for key in named) for one, names in SYSTEMS.items()}
     most = max(counts, key=lambda one: counts[one])
-    if counts[most] >= max(FEWEST, TIMES * counts[system]) and most != system:
+    is_most = counts[most] >= max(FEWEST, TIMES * counts[system], len(named) / 2)
+    if is_most and most != system:
         raise ConfigError(
             f"{counts[most]} of the {len(named)} keys are of {most}, and {counts[system]} of {system}",
             f"if it is a file of {most}, give --from {most}",

@@ -1,4 +1,4 @@
-"""A value that cannot be resolved: nothing is computed from it, no default stands for it, and the report asks for it."""
+"""A value that cannot be resolved: nothing is computed from it, no default stands for it, and the report names it."""
 
 from __future__ import annotations
 
