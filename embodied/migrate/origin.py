@@ -10,7 +10,7 @@ from embodied.migrate.translate import SYSTEMS
 from embodied.schema.foreign import find, leaves
 
 FEWEST, TIMES = 3, 3
-"""Keys of another system at least, and how many times more than of the one that was named; they are half of all, too."""
+"""Keys of another system at least, and how many times more than of the one that was named; half of all are its."""
 
 
 def check_origin(theirs: Mapping[str, Any], system: str) -> None:
