@@ -286,8 +286,8 @@ def test_verls_width_of_one_side_comes_before_that_of_both(theirs, low, high, ho
     ("name", "text", "said"),
     [
         ("a.ini", "a=1", "what kind of file is this"),
-        ("a.yaml", "a: [1", "is no YAML"),
-        ("a.yaml", "- 1", "has no keys"),
+        ("a.yaml", "a: [1", "a.yaml, line 1: expected"),
+        ("a.yaml", "- 1", "KEY: VALUE is expected"),
         ("a.toml", "a = ", "is no TOML"),
     ],
 )

@@ -21,18 +21,19 @@ def settle(notes: Sequence[Note], defaults: Container[str]) -> list[Note]:
         defaults: keys that their file leaves out; what it says comes before them.
     """
     ordered = sorted(notes, key=lambda note: (note.key in defaults, _place(note.key), note.key))
-    taken: dict[str, Note] = {}
+    taken: dict[str, Note] = {}  # also what is withheld: nothing else takes the place of a value that is not known
     settled: dict[str, Note] = {}
     for note in ordered:
-        clash = [name for name, one in note.settings.items() if name in taken and _value(taken[name], name) != one]
+        clash = [name for name, one in note.settings.items() if name in taken and _other(taken[name], name, one)]
         if clash and note.key in defaults:
             kept = {name: one for name, one in note.settings.items() if name not in taken}
             note = replace(note, settings=kept, how=note.how if kept else "nothing")
         elif clash:
             first = taken[clash[0]]
-            why = f"{first.key} says {clash[0]}={_value(first, clash[0])}, and comes before it"
+            said = f"={first.settings[clash[0]]}" if clash[0] in first.settings else ", which cannot be known here"
+            why = f"{first.key} says {clash[0]}{said}, and comes before it"
             note = replace(note, how="refused", settings={}, why=why)
-        for name in note.settings:
+        for name in (*note.settings, *note.withholds):
             taken.setdefault(name, note)
         settled[note.key] = note
     return [settled[note.key] for note in notes]
@@ -43,5 +44,6 @@ def _place(key: str) -> int:
     return places[0] if places else len(BEFORE)
 
 
-def _value(note: Note, name: str) -> object:
-    return note.settings[name]
+def _other(note: Note, name: str, value: object) -> bool:
+    """Whether a note says something else of a key, or withholds it."""
+    return name not in note.settings or note.settings[name] != value

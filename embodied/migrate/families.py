@@ -14,7 +14,14 @@ from fnmatch import translate
 from functools import cache
 from importlib.resources import files
 
+from embodied.schema.foreign import find
+
 TABLE = "families.tsv"
+TRAINING = (
+    "algorithm.", "actor.optim.", "actor.lr_sched.", "actor.global_batch_size", "data.rollout_batch_size",
+    "data.max_prompt_length", "runner.max_epochs", "runner.max_steps", "runner.seed",
+)  # fmt: skip
+"""Beginnings of keys of ours that change numbers, in whichever family the key of theirs is."""
 
 
 @dataclass(frozen=True)
@@ -61,5 +68,7 @@ def family_of(system: str, key: str) -> Family | None:
 
 def can_change_a_number(system: str, key: str) -> bool:
     """Whether a key might; False only of those that are known not to."""
+    if any(name.startswith(TRAINING) for row in find(key) for name in row.ours):
+        return True
     family = family_of(system, key)
     return family is None or not family.harmless

@@ -19,14 +19,21 @@ from embodied.schema.foreign_said import number_of
 BATCH, PASS, VALUES = "actor.global_batch_size", "actor.micro_batch_size", "actor.model.value_head"
 ENGINE, LEVEL = "rollout.backend", "algorithm.reward_type"
 STEPS = "runner.max_steps"
+LIMIT, ACTIONS = "env.train.max_episode_steps", "actor.model.num_action_chunks"
+LENGTHS = {LIMIT, ACTIONS}
 ADVANTAGE, WHITEN = "algorithm.adv_type", "algorithm.normalize_advantages"
 OF_TOKENS = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators that the others compute, or whiten, over the tokens of texts."""
 
 
-def fit(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
-    """Adds what follows from several keys, and takes out what they leave no room for."""
-    _count_chunks(found, system)
+def fit(found: Migration, system: str, kind: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
+    """Adds what follows from several keys, and takes out what they leave no room for.
+
+    Args:
+        kind: text, robot or supervised.
+    """
+    if kind == "robot" and system in ("verl", "cosmos-rl"):
+        _count_chunks(found)
     _fit_passes(found)
     _fit_data(found, system, flat, given)
     _count_iterations(found)
@@ -34,26 +41,32 @@ def fit(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[
     _whiten_over_tokens(found)
 
 
-def _count_chunks(found: Migration, system: str) -> None:
+def _count_chunks(found: Migration) -> None:
     """Makes records of episodes: SimpleVLA-RL and Cosmos-RL count a robot's batch in episodes, and here each has as
     many records as it has chunks at most."""
-    if system not in ("verl", "cosmos-rl") or found.groups.get("env") in (None, "math") or "model" not in found.groups:
-        return
     for number, note in enumerate(found.notes):
         episodes = note.settings.get(BATCH)
         if not isinstance(episodes, int):
             continue
-        chunks = _chunks(found)
+        if (chunks := _chunks(found)) is None:
+            kept = {name: one for name, one in note.settings.items() if name != BATCH}
+            why = f"{episodes} episodes, whose chunks cannot be counted here: set {BATCH} to {episodes} · chunks of one"
+            found.notes[number] = replace(note, how="extra", settings=kept, why=why)
+            del found.settings[BATCH]
+            found.open.setdefault(BATCH, f"{note.key} = {note.value}: {why}")
+            continue
         found.settings[BATCH] = records = episodes * chunks
         why = f"{episodes} episodes · {chunks} chunks of the longest"
         found.notes[number] = replace(note, how="derived", settings={**note.settings, BATCH: records}, why=why)
 
 
-def _chunks(found: Migration) -> int:
-    """Chunks of an episode that nothing ends before the step limit."""
+def _chunks(found: Migration) -> int | None:
+    """Chunks of an episode that nothing ends before the step limit; None if nobody knows them."""
+    if not {"env", "model"} <= set(found.groups) or LENGTHS & found.withheld():
+        return None
     steps, actions = _usual_lengths(found.groups["env"], found.groups["model"])
-    steps = number_of(found.settings.get("env.train.max_episode_steps")) or steps
-    actions = number_of(found.settings.get("actor.model.num_action_chunks")) or actions
+    steps = number_of(found.settings.get(LIMIT)) or steps
+    actions = number_of(found.settings.get(ACTIONS)) or actions
     return ceil(steps / actions)
 
 
@@ -81,7 +94,7 @@ def _fit_passes(found: Migration) -> None:
 
 def _fit_data(found: Migration, system: str, flat: Mapping[str, Any], given: Sequence[str]) -> None:
     """Adds what follows from the problems themselves: those of ``given`` if it names some."""
-    if not isinstance(found.settings.get(texts.TRAIN), list):
+    if not isinstance(found.settings.get(texts.TRAIN), list) and texts.TRAIN not in found.withheld():
         return
     mine = dict(one.split("=", 1) for one in given if one.startswith((f"{texts.TRAIN}=", f"{texts.VALIDATION}=")))
     known = {**found.settings, **{key: yaml.safe_load(value) for key, value in mine.items()}}

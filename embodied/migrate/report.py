@@ -6,6 +6,7 @@ import shlex
 
 from embodied.migrate.families import can_change_a_number
 from embodied.migrate.result import GROUPS, HOWS, Migration, Note
+from embodied.migrate.trial import TRAINED
 from embodied.schema.compose import group_options
 from embodied.schema.foreign_values import as_overrides
 
@@ -47,7 +48,7 @@ def to_do(found: Migration, system: str) -> list[str]:
 def _choice(key: str) -> str:
     """What to do about a key that is open; the file says ``???`` there."""
     if key not in GROUPS:
-        return f"set {key} in the file, if something here does what is meant"
+        return f"set {key} in the file{', if something here does what is meant' if key in TRAINED else ''}"
     names = ", ".join(group_options(key.partition(".")[0]))
     return f"name another one in the file, if that is meant; there are: {names}"
 

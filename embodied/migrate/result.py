@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -33,6 +33,7 @@ class Note:
     how: str  # of HOWS
     settings: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    withholds: tuple[str, ...] = ()  # our keys that it says, with a value that cannot be known
 
 
 @dataclass
@@ -79,13 +80,17 @@ class Migration:
         """Returns their keys of which this became."""
         return [note.key for note in self.notes if note.how == how]
 
+    def withheld(self) -> set[str]:
+        """Returns our keys whose values their file says, and cannot be known here."""
+        return {name for note in self.notes for name in note.withholds} - set(self.settings)
+
     def drop(self, keys: Iterable[str]) -> None:
         """Takes settings out, and out of what is said of their keys."""
         gone = set(keys)
         self.settings = {key: value for key, value in self.settings.items() if key not in gone}
         self.notes = [
-            Note(n.key, n.value, n.how, {k: v for k, v in n.settings.items() if k not in gone}, n.why)
-            for n in self.notes
+            replace(note, settings={name: one for name, one in note.settings.items() if name not in gone})
+            for note in self.notes
         ]
 
 

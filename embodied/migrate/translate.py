@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,9 @@ from embodied.migrate.claims import settle
 from embodied.migrate.families import family_of
 from embodied.migrate.fit import fit
 from embodied.migrate.result import Migration, Note
-from embodied.migrate.trial import attempt
+from embodied.migrate.trial import TRAINED, attempt
 from embodied.migrate.usual import kind_of, usual
 from embodied.schema.foreign import LEFT_OFF, NAMES, Row, find
-from embodied.schema.foreign_counts import ROBOTS
 from embodied.schema.foreign_rules import said_of
 from embodied.schema.foreign_said import Lookup, Unresolved, UnresolvedError, plain
 from embodied.schema.foreign_values import number_or_text
@@ -30,8 +30,17 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What a user calls a system → its names in the tables."""
 
-UNRESOLVED = re.compile(r"\$[({\w]")
-"""A reference that their file does not resolve. What only a shell can know comes as an ``Unresolved``."""
+UNRESOLVED = re.compile(r"\$[({\w]|^\?\?\?$")
+"""A reference that their file does not resolve, or YAML's sign of a value that has to be given. What only a shell can
+know comes as an ``Unresolved``."""
+PROBES = (True, False, 0.5, 2, "x")
+"""Values of each kind, to see which of our keys one of theirs says whatever its value is."""
+DECIDES = (
+    *TRAINED, "algorithm.group_size", "algorithm.kl_beta", "algorithm.use_kl_in_reward", "algorithm.clip_ratio_low",
+    "algorithm.clip_ratio_high", "actor.optim.lr", "actor.model.model_path", "actor.model.is_lora",
+    "actor.global_batch_size", "data.rollout_batch_size", *groups.NAMES,
+)  # fmt: skip
+"""Keys and groups of ours that say what is trained: no default stands for a value of theirs that cannot be known."""
 
 
 def migrate(
@@ -59,8 +68,9 @@ def migrate(
         if note.key in added:
             found.notes[number] = replace(note, key=f"{note.key.removeprefix('=')} (their default)")
         found.settings |= {name: one for name, one in note.settings.items() if name not in groups.NAMES}
+    _leave_open(found, chosen)
     groups.choose(found, chosen, any(_names_problems(key, SYSTEMS[system]) for key in flat))
-    fit(found, system, flat, given)
+    fit(found, system, kind_of(system, flat, chosen), flat, given)
     attempt(found, given, devices)
     return found
 
@@ -81,7 +91,7 @@ def _lookup(known: Mapping[str, Any], system: str) -> Lookup:
 
     def look(key: str) -> Any:
         value = known[key] if key in known else known.get(key.removeprefix(first))
-        if _is_open(value) and key not in ROBOTS:  # whether a key of a robot is there can be asked all the same
+        if _is_open(value):
             raise UnresolvedError(key)
         return value
 
@@ -93,6 +103,15 @@ def _is_open(value: Any) -> bool:
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     is_reference = isinstance(value, str) and bool(UNRESOLVED.search(value))
     return isinstance(value, Unresolved) or is_reference or any(map(_is_open, inner))
+
+
+def _leave_open(found: Migration, chosen: groups.Chosen) -> None:
+    """Opens what is trained where their file says it with a value that cannot be known."""
+    said = {*found.settings, *chosen, *(name for note in found.notes for name in note.settings)}
+    for note in found.notes:
+        for name in note.withholds:
+            if name in DECIDES and name not in said:
+                found.open.setdefault(name, f"{note.key} = {note.value} ({note.why}), and says {name}")
 
 
 def _names_of(system: str, kind: str) -> tuple[str, ...]:
@@ -110,9 +129,23 @@ def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[
     """
     system = next(name for name, names in SYSTEMS.items() if systems[0] in names)
     note = _known(key, value, systems, system, get, own, found)
-    if _is_open(value) and note.how not in ("nothing", "harmless"):
-        return Note(key, value, "refused", why="the reference cannot be resolved here: write its value")
-    return note
+    if not _is_open(value) or note.how == "harmless":
+        return note
+    withheld = _could_say(key, systems, get, own)
+    if note.how == "nothing" and not withheld:
+        return note
+    why = "it is not set there" if plain(value) == "???" else "the reference cannot be resolved here"
+    return Note(key, value, "refused", why=f"{why}: write its value", withholds=withheld)
+
+
+def _could_say(key: str, systems: Sequence[str], get: Lookup, own: set[str]) -> tuple[str, ...]:
+    """Our keys that a key of theirs may set, whatever its value is."""
+    rows = sorted(find(key, systems), key=lambda row: systems.index(row.system))
+    if not rows:
+        return (key,) if key in own else ()
+    notes = [_of_row(key, probe, rows[0], get) for probe in PROBES]
+    more = rows[0].ours if any(note.how in ("refused", "extra") for note in notes) else ()
+    return tuple(dict.fromkeys([*(name for note in notes for name in (*note.settings, *note.withholds)), *more]))
 
 
 def _known(
@@ -147,10 +180,32 @@ def _of_row(key: str, value: Any, row: Row, get: Lookup) -> Note:
     try:
         said = said_of(row, value, get)
     except UnresolvedError as error:
-        return Note(key, value, "refused", why=f"it needs {error.key}, which cannot be resolved here")
+        return Note(
+            key,
+            value,
+            "refused",
+            why=f"it needs {error.key}, which cannot be resolved here",
+            withholds=_follows(row, value, get),
+        )
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
         return Note(key, value, "refused", why=f"{row.meaning}: its value, or one beside it, is none that it can have")
     return Note(key, value, said.how, said.settings, said.why)
+
+
+def _follows(row: Row, value: Any, get: Lookup) -> tuple[str, ...]:
+    """Our keys that follow from a key of theirs and from others, of which one cannot be resolved."""
+    found: dict[str, Any] = {}
+    for probe in PROBES:
+
+        def guess(key: str, probe: Any = probe) -> Any:
+            try:
+                return get(key)
+            except UnresolvedError:
+                return probe
+
+        with suppress(TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
+            found |= said_of(row, value, guess).settings
+    return tuple(found) or row.ours
 
 
 def _names_problems(key: str, systems: Sequence[str]) -> bool:

@@ -34,6 +34,8 @@ from embodied.schema.nulls import silent
 from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, expand_user, record
 from embodied.schema.protocol import as_named, asked, named, not_given, without_foreign_name
 from embodied.schema.sides import followed, followed_still, followers, keys_of, without_keys
+from embodied.schema.userfiles.given import check_chosen
+from embodied.schema.userfiles.yaml_text import check_folders
 
 
 def _first(*values: Any) -> Any:
@@ -285,10 +287,14 @@ def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -
         overrides = [o for o in overrides if o not in own]
         told = [o.partition("=")[2].strip().removeprefix("[").removesuffix("]") for o in own]
         search = [f"{SEARCH}=[{','.join([*filter(None, told), *map(_search_path, config_dirs)])}]"]
+    check_chosen(overrides, config_dirs)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("embodied.config", version_base="1.3"):
             config = hydra_compose(config_name, overrides + search, return_hydra_config=True)
+    except (yaml.YAMLError, RecursionError) as error:  # of a file that another one names
+        check_folders(config_dirs)
+        raise _composition_error(error, overrides, config_dirs) from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _composition_error(error, overrides, config_dirs) from None
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 from embodied.schema.algorithm import AlgorithmConfig
 from embodied.schema.env import EnvSideConfig
 from embodied.schema.foreign import Row
-from embodied.schema.foreign_said import Lookup, Said, Unknown, number_of
+from embodied.schema.foreign_said import Lookup, Said, Unknown, has, number_of
 from embodied.schema.foreign_values import translated
 
 ROBOTS = ("data.task_suite_name", "actor_rollout_ref.model.vla")
@@ -29,11 +29,12 @@ def starts(row: Row, value: Any, get: Lookup) -> Said:
     """verl's prompts of an iteration; of robots the rounds over the default env slots that have as many starts. Where
     they do not come out even, a round is one group."""
     given = number_of(value)
-    if given is not None and any(map(get, SUPERVISED)):
+    if given is not None and any(has(get, key) for key in SUPERVISED):
         return Said({"actor.global_batch_size": int(given)}, "derived", "supervised: examples of an optimizer step")
-    if given is None or not any(map(get, ROBOTS)):
+    if given is None or not any(has(get, key) for key in ROBOTS):
         return Said(translated(row.ours[0], value), "renamed")
-    number, group, slots = int(given), int(number_of(get("data.n_samples")) or GROUP), SLOTS
+    samples = get("data.n_samples")
+    number, group, slots = int(given), int(GROUP if samples is None else float(samples)), SLOTS
     rounds, rest = divmod(number * group, slots)
     if rest:
         rounds, slots = number, group
@@ -60,7 +61,7 @@ def prompts(row: Row, value: Any, get: Lookup) -> Said:
     given = get("actor_rollout_ref.rollout.n")
     n = number_of(given) or (None if given is not None or isinstance(get, Unknown) else 1)
     count = number_of(value)
-    if count is not None and any(map(get, ROBOTS)):
+    if count is not None and any(has(get, key) for key in ROBOTS):
         why = "SimpleVLA-RL counts episodes, and here their chunks are counted"
         return Said({"actor.global_batch_size": int(count)}, "derived", why)
     if n is None or count is None:
@@ -127,7 +128,7 @@ def stages(row: Row, value: Any, get: Lookup) -> Said:
 
 def whole_length(row: Row, value: Any, get: Lookup) -> Said:
     """Cosmos-RL: prompt and answer together; what the answer leaves is the prompt's."""
-    if any(map(get, VLA)):
+    if any(has(get, key) for key in VLA):
         return Said(how="nothing", why="the length of an instruction is actor.model.max_prompt_length")
     if get("train.train_policy.type") == "sft":
         both = "data.max_prompt_length and algorithm.sampling_params.max_new_tokens"

@@ -136,10 +136,11 @@ def said_of(row: Row, value: Any, get: Lookup | None = None) -> Said:
         value: as it stands in their file.
         get: the other keys there; None = they are not known, so that what follows from several is said in words.
     """
-    if not row.ours:
+    rule = RULES.get((row.system, row.key)) or RULES.get(row.key)
+    if not row.ours and not rule:
         neutral = say.plain(value) == say.plain(row.default) or value in (None, False, "", [], {})
         return Said(how="nothing" if neutral else "refused", why=row.meaning)
-    if rule := RULES.get((row.system, row.key)) or RULES.get(row.key):
+    if rule:
         return rule(row, value, get or say.unknown)
     if value is None or value == "":
         return Said(how="nothing", why="nothing is set")

@@ -65,6 +65,14 @@ class UnresolvedError(Exception):
         self.key = key
 
 
+def has(get: Lookup, key: str) -> bool:
+    """Whether their file has a key, also with a value that cannot be resolved."""
+    try:
+        return get(key) not in (None, "")
+    except UnresolvedError:
+        return True
+
+
 def number_of(value: Any) -> float | None:
     try:
         return float(value)

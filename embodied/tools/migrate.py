@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         theirs, remarks = read_with_remarks(Path(given.file))
         from embodied.migrate import migrate
+        from embodied.migrate.origin import check_origin
         from embodied.migrate.report import command, lines_of
 
+        check_origin(theirs, given.system)
         found = migrate(theirs, given.system, given.overrides)
         text = found.as_yaml()
         if given.out is None:
@@ -72,21 +74,23 @@ def read(file: Path) -> Mapping[str, Any]:
 
 def read_with_remarks(file: Path) -> tuple[Mapping[str, Any], list[str]]:
     """Returns what :func:`read` does, and what a reader should know of how it was found."""
-    if file.suffix not in SUFFIXES:
+    suffix = file.suffix.lower()
+    if suffix not in SUFFIXES:
         kinds = ", ".join(f"{suffix} ({kind})" for suffix, kind in SUFFIXES.items())
         raise ConfigError(f"{file}: what kind of file is this?", f"give one of: {kinds}")
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is no text in UTF-8: {error.reason}", "save it as UTF-8") from None
-    if file.suffix == ".toml":
-        return _toml(file, text), []
-    if file.suffix in (".sh", ".txt"):
-        from embodied.migrate.shell.keys import read_script
+    if suffix in (".toml", ".yaml", ".yml"):
+        keys = _toml(file, text) if suffix == ".toml" else _yaml(file, text)
+        if not keys:
+            raise ConfigError(f"{file} has no keys", "give the file of a configuration")
+        return keys, []
+    from embodied.migrate.shell.keys import read_script
 
-        script = read_script(text, str(file))
-        return script.keys, script.remarks
-    return _yaml(file, text), []
+    script = read_script(text, str(file))
+    return script.keys, script.remarks
 
 
 def _toml(file: Path, text: str) -> dict[str, Any]:
@@ -95,7 +99,7 @@ def _toml(file: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is no TOML: {error}", "correct it") from None
+        raise ConfigError(f"{file} is no TOML: {error}", "correct the line that is named") from None
 
 
 def _yaml(file: Path, text: str) -> dict[str, Any]:
@@ -103,12 +107,16 @@ def _yaml(file: Path, text: str) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from embodied.schema.userfiles.yaml_text import check_text
+
+    if not check_text(text, str(file)):
+        return {}
     try:
         config = OmegaConf.create(text)
     except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}", "correct it") from None
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"{file} has no keys", "give the file of a configuration")
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{file} cannot be read: {what}", "correct the value or the ${…} that it names") from None
+    assert isinstance(config, DictConfig)
 
     def resolved(node: Any, plain: Any) -> Any:
         if not isinstance(plain, dict):

@@ -69,7 +69,9 @@ def test_weights_of_a_policy_that_is_not_here_build_no_other_one(system, theirs,
     with pytest.raises(ConfigError, match="must specify 'model'"):
         composed(found, tmp_path)
     (tmp_path / "again").mkdir()
-    config = composed(found, tmp_path / "again", "model=openvla_oft_tiny", "env=libero_10")
+    config = composed(
+        found, tmp_path / "again", "model=openvla_oft_tiny", "env=libero_10", "actor.global_batch_size=32"
+    )
     assert config.actor.model.model_extra.get("model_path") is None
 
 
@@ -337,3 +339,15 @@ def test_the_command_prints_what_is_to_do(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr()
     assert "still to do before a run begins: there is no policy pi0 here" in said.err
     assert "override /model: ???" in Path("mine/experiment/pi.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "how", "said"), [(80, 80, "nothing", "one episode"), (160, 80, "refused", "160 / 80 steps")]
+)
+def test_several_episodes_of_a_slot_in_a_round_are_said(steps, limit, how, said):
+    side = {"max_steps_per_rollout_epoch": steps, "max_episode_steps": limit}
+    found = migrate({"defaults": [*LIBERO, OFT], "env": {"train": side}}, "rlinf", FAKE, devices=0)
+    told = note(found, "env.train.max_steps_per_rollout_epoch")
+    assert told.how == how
+    assert said in told.why
+    assert ("max_steps_per_rollout_epoch" in "\n".join(to_do(found, "rlinf"))) is (how == "refused")

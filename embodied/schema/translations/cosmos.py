@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.schema.foreign import Row
-from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, number_of, only_if
+from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, has, number_of, only_if
 from embodied.schema.foreign_values import translated
 
 POLICY = "train.train_policy."
@@ -19,7 +19,7 @@ LOSSES = {"grpo": "ppo", "dapo": "ppo", "gspo": "gspo"}
 
 def robot(get: Lookup) -> bool:
     """Whether a file is for a robot: it then has a table ``vla``."""
-    return any(get(key) is not None for key in OF_VLA)
+    return any(has(get, key) for key in OF_VLA)
 
 
 def dataset(row: Row, value: Any, get: Lookup) -> Said:

@@ -137,6 +137,18 @@ def group(row: Row, value: Any, get: Lookup) -> Said:
     return Said({row.ours[0]: value}, "renamed")
 
 
+def steps_of_round(row: Row, value: Any, get: Lookup) -> Said:
+    """Control steps of a slot in a round, which may be those of several episodes there."""
+    steps, limit = number_of(value), number_of(get(f"{row.key.rpartition('.')[0]}.max_episode_steps"))
+    if steps is None or steps == limit:
+        return Said(how="nothing", why="a slot has one episode in a round" if steps else "nothing is set")
+    if limit is None:
+        return Said(how="refused", why=row.meaning)
+    rounds = "algorithm.rollout_epoch" if row.key.startswith("env.train") else "env.eval.episodes_per_task"
+    why = f"there a slot has {steps:g} / {limit:g} steps of an episode in a round, and here one episode: raise {rounds}"
+    return Said(how="refused", why=why if steps > limit else row.meaning)
+
+
 def estimator(row: Row, value: Any, get: Lookup) -> Said:
     """REINFORCE++ may begin with the mean of the group."""
     if str(value).lower() == "reinpp" and get("algorithm.use_reinpp_baseline") in (True, "True"):
@@ -161,6 +173,7 @@ def kl_in_loss(row: Row, value: Any, get: Lookup) -> Said:
 
 
 RULES: Mapping[str | tuple[str, str], Rule] = {
+    **{("rlinf", f"env.{side}.max_steps_per_rollout_epoch"): steps_of_round for side in ("train", "eval")},
     ("rlinf", "rollout.sampling_params.temperature_eval"): eval_temperature,
     ("rlinf", "algorithm.sampling_params.temperature_eval"): eval_temperature,
     ("rlinf", "rollout.sampling_params.max_new_tokens"): tokens,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.schema.foreign import Row
-from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, betas, number_of, positive
+from embodied.schema.foreign_said import Lookup, Rule, Said, Unknown, betas, has, number_of, positive
 from embodied.schema.foreign_values import translated
 
 ACTOR = "actor_rollout_ref.actor."
@@ -78,14 +78,14 @@ def shuffled(row: Row, value: Any, get: Lookup) -> Said:
 
 def family(row: Row, value: Any, get: Lookup) -> Said:
     """A name beside the architecture, which comes before it."""
-    if get("actor_rollout_ref.model.vla") is not None:
+    if has(get, "actor_rollout_ref.model.vla"):
         return Said(how="nothing", why="actor_rollout_ref.model.vla says it")
     return Said(translated(row.ours[0], value), "renamed")
 
 
 def of_texts(row: Row, value: Any, get: Lookup) -> Said:
     """A length of texts, which SimpleVLA-RL's files have, too."""
-    if any(get(key) is not None for key in ROBOT):
+    if any(has(get, key) for key in ROBOT):
         return Said(how="nothing", why="the tokens of a chunk follow from the model")
     return Said(translated(row.ours[0], value), "renamed")
 
