@@ -125,7 +125,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, ca
     assert (held_to["name"], held_to["held_out_in_training"]) == ("held_out", None)
     assert held_to["changed"] == {
         "env.eval.max_episode_steps": 8, "env.eval.episodes_per_task": 3,
-        "algorithm.val_sampling_params.do_sample": True,
+        "algorithm.val_sampling_params.do_sample": True, "protocol.held_out_states": 2,
     }  # fmt: skip
     assert held_to["hash"] == short_hash(held_to["keys"])
     assert held_to["keys"]["simulator"] == {"renderer": "none"}

@@ -20,6 +20,8 @@ ALLOWED = {  # file → how often it makes a generator of its own, which is no p
     "testing/decoder.py": 1,  # how long a made-up answer takes
     "testing/checks.py": 2,  # actions that drive a new env in its conformance check
     "observe/statistics.py": 1,  # the bootstrap: which tasks are drawn
+    "selftest/parts/simulation.py": 1,  # actions that drive an env which is tested
+    "selftest/policies.py": 1,  # observations and noise of a test
     "tools/bench.py": 1,  # actions that drive an env while it is timed
 }
 

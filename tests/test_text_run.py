@@ -151,7 +151,7 @@ def test_an_env_without_texts_is_no_math():
         ({"question": "1+1", "response": "2"}, "no column 'prompt'.*it has question, response"),
         ({"prompt": "1+1", "response": 2}, "int '2' in column 'response'"),
         ({"messages": [{"role": "robot", "content": "2"}]}, "the message"),
-        ({"messages": [{"role": "user", "content": "2"}]}, "no demonstrated answer"),
+        ({"messages": [{"role": "user", "content": "2"}]}, "a conversation of 1 messages without one of the assistant"),
     ],
 )
 def test_rows_that_teach_nothing_are_refused(capsys, row, said):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from embodied.errors import EmbodiedError
+from embodied.observe import streams
 from embodied.selftest.measured import Measured, NotRun
 from embodied.selftest.place import Place
 
@@ -25,6 +26,7 @@ PR_SET_PDEATHSIG = 1
 
 def main(argv: Sequence[str]) -> int:
     """Runs a part and writes a line of JSON for each thing that it says; returns the exit status."""
+    streams.for_log()
     place, device, vllm_python, folder, file = argv
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     module, _, name = place.partition(":")

@@ -7,6 +7,8 @@ import pytest
 import torch
 from embodied.models.openvla_oft.action_tokenizer import ActionTokenizer, Range, gripper_from_env, gripper_to_env
 
+from embodied.errors import CheckpointError
+
 LLAMA = ActionTokenizer(32000)
 
 # digitize counts the edges −1 + 2i/255 that are ≤ the action: −1 → 1, +1 → 256, 0 (between edges 127 and 128) → 128.
@@ -76,7 +78,7 @@ def test_statistics_without_a_mask_normalise_everything() -> None:
 @pytest.mark.parametrize(("kind", "low", "high"), [("bounds_q99", "q01", "q99"), ("bounds", "min", "max")])
 def test_a_range_that_is_upside_down_is_refused(kind: str, low: str, high: str) -> None:
     """It would turn the sign of an action."""
-    with pytest.raises(ValueError, match=f"action statistics have {low} 2 above {high} 1 in dimension 1"):
+    with pytest.raises(CheckpointError, match=rf"action {low}\[1\] is 2, above {high}\[1\], 1"):
         Range.from_statistics({low: [0, 2], high: [1, 1]}, "action", kind)
     assert Range.from_statistics({low: [0, 2], high: [1, 1], "mask": [True, False]}, "action", kind).low == (0, 2)
 

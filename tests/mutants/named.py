@@ -174,7 +174,7 @@ MUTANTS = [
         "embodied/learn/score.py",
         "positive=(task.returns > 0)",
         "positive=(experience.returns > 0)",
-        ("tests/learn/test_penalties.py::test_whether_an_episode_paid_is_asked_before_penalties",),
+        ("tests/learn/test_reward_penalties.py::test_whether_an_episode_paid_is_asked_before_penalties",),
         "a long right answer would not be imitated, and a wrong one with a lucky KL would",
     ),
     Mutant(
@@ -182,7 +182,9 @@ MUTANTS = [
         "embodied/learn/reward_penalties.py",
         "return max_steps * min(room, most or room)",
         "return min(room, most or room)",
-        ("tests/learn/test_penalties.py::test_the_longest_episode_of_texts_has_its_longest_answer_at_every_turn",),
+        (
+            "tests/learn/test_reward_penalties.py::test_the_longest_episode_of_texts_has_its_longest_answer_at_every_turn",
+        ),
         "texts of several turns would be penalised from their second answer on",
     ),
     Mutant(

@@ -50,7 +50,7 @@ def alive(pid):
     """Whether a process runs; a zombie that nobody has reaped yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends while its file is read
         return False
 
 

@@ -49,7 +49,7 @@ def check_loss(
     Raises:
         ConfigError: what was got and expected, with the line of the loss where it has raised.
     """
-    with _random_state_kept():
+    with _random_state_kept(), torch.enable_grad():
         check = _Check(loss, name, torch.device(device))
         check.anchor()
         check.parameters()
