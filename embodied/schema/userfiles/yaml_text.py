@@ -59,15 +59,15 @@ def check_text(text: str, name: str) -> bool:
 
 
 def check_file(file: Path) -> None:
-    """Checks a file as :func:`check_text` does its text, and that it begins with no mark of an encoding, behind which
-    hydra does not find ``# @package``."""
+    """Checks a file as :func:`check_text` does its text, and that no mark of an encoding hides ``# @package`` from
+    hydra."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is no text in UTF-8: {error.reason}", "save it as UTF-8") from None
-    if text.startswith("\ufeff"):
+    if text.startswith("\ufeff") and "@package" in text.partition("\n")[0]:
         raise _wrong(str(file), 1, "it begins with a byte-order mark", "save it as UTF-8 without BOM")
-    check_text(text, str(file))
+    check_text(text.removeprefix("\ufeff"), str(file))
 
 
 def check_folders(folders: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied.errors import RendererUnavailableError
+from embodied.observe import streams
 from embodied.protocols import Env
 from embodied.schema import target_kwargs
 from embodied.schema.compose import compose
@@ -68,4 +69,5 @@ def draw(renderer: str, file: Path) -> None:
 
 
 if __name__ == "__main__":
+    streams.for_log()
     sys.exit(apart.answer(draw, sys.argv[1:]))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embodied.observe import streams
 from embodied.protocols import Batched, Env
 from embodied.schema import target_kwargs
 from embodied.schema.compose import compose
@@ -130,4 +131,5 @@ def _out(spec: EnvSpec) -> Obs:
 
 
 if __name__ == "__main__":
+    streams.for_log()
     sys.exit(apart.answer(simulate, sys.argv[1:]))

@@ -31,7 +31,7 @@ def read_range(
         if all(name in block for name in pair):
             _check_order(block, what, pair)
     low, high = (_numbers(block[name], what, name) for name in names)
-    return low, high, _mask(block.get("mask"), what, len(low))
+    return low, high, _mask_of(block, what, len(low))
 
 
 def check_constant(block: Mapping[str, Any], what: str, names: tuple[str, str]) -> None:
@@ -72,8 +72,9 @@ def _check_order(block: Mapping[str, Any], what: str, pair: tuple[str, str]) -> 
     low, high = (_numbers(block[name], what, name) for name in pair)
     if len(low) != len(high):
         raise CheckpointError(f"{what} {pair[0]} has {len(low)} dimensions and {pair[1]} {len(high)}", FIX)
+    scaled = _mask_of(block, what, len(low))  # what is not scaled is not read
     for dimension, (a, b) in enumerate(zip(low, high, strict=True)):
-        if a > b:
+        if scaled[dimension] and a > b:
             raise CheckpointError(f"{what} {pair[0]}[{dimension}] is {a:g}, above {pair[1]}[{dimension}], {b:g}", FIX)
 
 
@@ -88,8 +89,9 @@ def _numbers(values: Any, what: str, name: str) -> list[float]:
     return [float(value) for value in values]
 
 
-def _mask(values: Any, what: str, dimensions: int) -> list[bool]:
+def _mask_of(block: Mapping[str, Any], what: str, dimensions: int) -> list[bool]:
     """All dimensions are scaled where there is no mask."""
+    values = block.get("mask")
     if values is None:
         return [True] * dimensions
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != dimensions:
