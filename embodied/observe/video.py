@@ -7,7 +7,7 @@ import subprocess
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,10 @@ class Video:
     file: str
     info: bool = True  # instruction, step, return and decision stand below the pictures
     frame_interval: int | None = 1  # control steps between two pictures; None = those that the policy sees
+
+    def absolute(self) -> Video:
+        """The same where a simulator changes its process's folder."""
+        return replace(self, file=os.path.abspath(self.file))
 
 
 class VideoWriter:

@@ -8,10 +8,9 @@ tensors without memory, so that 7 B parameters are counted on any machine, in mi
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from embodied import instructions, schema
 from embodied.errors import DeviceMemoryError, EmbodiedError
 from embodied.learn.checkpoint_load import load
-from embodied.learn.live_bytes import LiveBytes, TooLargeError
+from embodied.learn.live_bytes import LiveBytes, TooLargeError, highest, reset_highest, resident
 from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run import build
 from embodied.run.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
@@ -178,7 +177,7 @@ class _Counter:
 
         A pass is repeated, because the C library cuts its memory to pieces only by and by, as in a run.
         """
-        _reset_highest()
+        reset_highest()
         decision, passes = self._main()
         if self._mode is not nullcontext:
             return self._with_other_switch(passes, decision), 0
@@ -343,23 +342,3 @@ def _switched_off(modules: list[nn.Module]) -> Iterator[None]:
     finally:
         for module in modules:
             setattr(module, SWITCH, True)
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory, once the C library has given back what it only keeps."""
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm", encoding="utf-8") as file:
-        return int(file.read().split()[1]) * 4096
-
-
-def _reset_highest() -> None:
-    """Forgets the highest value of this process's memory."""
-    ctypes.CDLL(None).malloc_trim(0)
-    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
-        file.write("5")
-
-
-def highest() -> int:
-    """Bytes of this process at its fullest moment."""
-    with open("/proc/self/status", encoding="utf-8") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -9,10 +9,11 @@ import torch
 
 from embodied import schema
 from embodied.errors import DeviceMemoryError
+from embodied.learn.live_bytes import resident
 from embodied.observe.console import Console
 from embodied.protocols import Policy
 from embodied.run.build import device_of
-from embodied.run.counting import Counted, count, resident
+from embodied.run.counting import Counted, count
 from embodied.run.device_memory import Phase, remedies
 from embodied.run.footprint import Footprint, Pass, Weights, footprint, in_files, readable
 from embodied.run.preflight import Checked

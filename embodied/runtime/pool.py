@@ -13,7 +13,6 @@ import select
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 from embodied.errors import SafeStopError
 from embodied.observe.video import Video
@@ -185,9 +184,7 @@ class Pool:
         if worker.batch or len(worker.pending) == 1:
             self._look_at = min(self._look_at, worker.deadline(self._config.deadlines))
         worker.channel.commands.put(command, announce=False)
-        if video is not None:  # the worker's simulator may change its folder
-            video = replace(video, file=os.path.abspath(video.file))
-        worker.outbox.put(*(message for message in (video, draws) if message is not None))
+        worker.outbox.put(*(message for message in (video and video.absolute(), draws) if message is not None))
         self._to_wake[worker.index] = worker
 
     def flush(self) -> None:

@@ -22,9 +22,9 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied import schema
-from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.errors import ConfigError, UnknownKeyError
 from embodied.schema.groups import GROUPS as GROUPS
-from embodied.schema.groups import check_names
+from embodied.schema.groups import check_names, wrong_choice
 from embodied.schema.groups import group_options as group_options
 from embodied.schema.hub_cache import with_cached_model
 from embodied.schema.links import derived, with_changes, without
@@ -198,7 +198,7 @@ OF_GROUP = {"env": ("env.",), "model": ("actor.model.",), "experiment": ("env.",
 def _with_rest(error: WrongChoice, overrides: Sequence[str], config_name: str, folders: Sequence[str]) -> ConfigError:
     """Adds the unknown keys of what can be looked at without the files that are not there."""
     wrong = [
-        one for one in overrides if any(_wrong_choice(own, folders) for own in _expand([one], config_name, folders))
+        one for one in overrides if any(wrong_choice(own, folders) for own in _expand([one], config_name, folders))
     ]
     left_out = tuple(key for one in wrong for key in OF_GROUP.get(one.lstrip("+~").partition("=")[0].split("@")[0], ()))
     rest = [one for one in overrides if one not in wrong and not one.lstrip("+~").startswith(left_out or ("~",))]
@@ -342,7 +342,7 @@ def _quoted(text: str) -> str:
 
 def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
     """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
-    wrong = [one for one in (_wrong_choice(override, folders) for override in overrides) if one is not None]
+    wrong = [one for one in (wrong_choice(override, folders) for override in overrides) if one is not None]
     if not wrong:
         said = str(error).partition("See https://hydra.cc")[0].removeprefix("LexerNoViableAltException: ")
         plain = " ".join(said.removesuffix("^").split())
@@ -352,22 +352,6 @@ def _composition_error(error: Exception, overrides: list[str], folders: Sequence
         )
     told = {one.message: one.remedy for one in wrong}  # env=NAME is of both sides
     return WrongChoice("\n".join(told), "; ".join(told.values()))
-
-
-def _wrong_choice(override: str, folders: Sequence[str]) -> ConfigError | None:
-    """What is wrong with an override's group, or with the file that it names."""
-    key, _, value = override.lstrip("+~").partition("=")
-    group = key.split("@")[0]
-    if "." in group or group == "hydra":
-        return None
-    if group not in GROUPS:
-        hint = did_you_mean(group, GROUPS)
-        return ConfigError(f"unknown group or section '{group}'.{hint}", f"groups: {', '.join(GROUPS)}")
-    options = group_options(group, folders)
-    if value in ("", *options):
-        return None
-    hint = did_you_mean(value, options)
-    return ConfigError(f"unknown {group} '{value}'.{hint}", f"set {group}= to one of: {', '.join(options)}")
 
 
 def as_yaml(composed: Composed) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, did_you_mean
 
 GROUPS = ("env", "model", "algorithm", "runtime", "tracker", "experiment", "perturb", "protocol")
 
@@ -40,3 +40,19 @@ def check_names(folders: Sequence[str]) -> None:
                     f"{file} would not be read: {whose} comes first",
                     f"give it another name, e.g. {file.with_stem(name)}, and choose {group}={name}",
                 )
+
+
+def wrong_choice(override: str, folders: Sequence[str]) -> ConfigError | None:
+    """What is wrong with an override's group, or with the file that it names."""
+    key, _, value = override.lstrip("+~").partition("=")
+    group = key.split("@")[0]
+    if "." in group or group == "hydra":
+        return None
+    if group not in GROUPS:
+        hint = did_you_mean(group, GROUPS)
+        return ConfigError(f"unknown group or section '{group}'.{hint}", f"groups: {', '.join(GROUPS)}")
+    options = group_options(group, folders)
+    if value in ("", *options):
+        return None
+    hint = did_you_mean(value, options)
+    return ConfigError(f"unknown {group} '{value}'.{hint}", f"set {group}= to one of: {', '.join(options)}")
