@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 ROWS, COLUMNS = 40, 100
+_SHOWN_AS_NOTHING = b"\x03"  # how a terminal repeats Ctrl-C where it is set to show no ``^C``
 _PIECE = re.compile(r"\x1b\[(\?25)?([0-9;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
 
@@ -71,23 +72,20 @@ def run_on_terminal(
     pid = os.fork()
     if pid == 0:
         os.close(ours)
-        os.login_tty(theirs) if hasattr(os, "login_tty") else _become_owner(theirs)
+        os.login_tty(theirs) if hasattr(os, "login_tty") else become_owner(theirs)
         os.execve(command[0], list(command), dict(environment))
     screen, seen, output, until = Screen(), "", "", time.monotonic() + limit_s
-    waiting, echo = b"", b""
+    waiting = b""
     status: int | None = None
     while status is None or select.select([ours], [], [], 0)[0]:
         if select.select([ours], [], [], 0.1)[0]:
-            waiting += os.read(ours, 1 << 16)
-            if echo and echo in waiting:
-                waiting, echo = waiting.replace(echo, b"", 1), b""
+            waiting += os.read(ours, 1 << 16).replace(_SHOWN_AS_NOTHING, b"")
             whole, waiting = _whole(waiting)
             output += whole
             screen.take(whole)
             if not seen and interrupt(screen.text):
                 seen = screen.text
                 os.write(ours, b"\x03")
-                echo = b"^C"  # the terminal writes it at once, where it may stand inside a character or a code
         elif status is None:
             done, code = os.waitpid(pid, os.WNOHANG)
             status = os.waitstatus_to_exitcode(code) if done else None
@@ -100,7 +98,7 @@ def run_on_terminal(
     return Shown(status, screen, seen, same, output)
 
 
-def _become_owner(terminal: int) -> None:
+def become_owner(terminal: int) -> None:
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
     for number in range(3):

@@ -21,6 +21,7 @@ from rich.table import Table
 from embodied.observe.panel import Panel
 from embodied.observe.progress import Phase, duration, shown_number
 from embodied.observe.screen import Look, Screen, Terminal
+from embodied.observe.settings import drawing
 
 PLAIN_INTERVAL_S = 30.0
 """Seconds between two lines of progress in a log file."""
@@ -153,7 +154,7 @@ class TerminalConsole:
             yield self._display
             return
         try:
-            with self._bars() as self._display:
+            with drawing(self._rich.file), self._bars() as self._display:
                 yield self._display
         finally:
             self._display = None
@@ -173,6 +174,7 @@ class TerminalConsole:
             yield
             return
         with ExitStack() as opened:
+            opened.enter_context(drawing(self._rich.file))
             try:
                 panel, bars = Panel(title, earlier), self._bars()
                 opened.enter_context(Screen(self._rich, panel, bars, look))

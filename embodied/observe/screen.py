@@ -3,7 +3,7 @@
     run:     print, phases ─▶ rich ─▶ Outlet: a queue ─▶ thread: the terminal, which may be slow or stopped (Ctrl-S)
     thread:  every half second, at most 1 % of a core ─▶ the panel is drawn anew
 
-The cursor is never hidden, so that a terminal is as it was after any end, also by SIGKILL.
+The cursor is never hidden, so that a terminal can be used as before after any end, also by SIGKILL.
 """
 
 from __future__ import annotations

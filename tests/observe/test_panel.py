@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import math
 import os
 import pty
 import re
+import select
 import sys
+import termios
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from terminals import Screen, run_on_terminal
+from terminals import Screen, become_owner, run_on_terminal
 
 from embodied.observe import screen as screens
 from embodied.observe.console import PlainConsole, TerminalConsole, make_console
@@ -182,6 +185,61 @@ def test_a_terminal_that_takes_no_text_holds_nothing_up(terminal, monkeypatch):
     os.close(ours)
     with suppress(OSError):
         stream.close()
+
+
+DRAWS = """
+import signal, sys, threading
+from embodied.observe.console import make_console
+pressed = threading.Event()
+signal.signal(signal.SIGINT, lambda *_: pressed.set())
+console = make_console()
+with console.panel("run", dict) if sys.argv[1] == "panel" else console.progress("phase"):
+    for number in range(60):
+        console.say(f"line {number:03d} " + 80 * "-")
+    pressed.wait(60)
+print("the end")
+"""
+
+
+@pytest.mark.parametrize("display", ["panel", "phase"])
+def test_ctrl_c_drops_no_text_that_is_on_its_way(display):
+    """A terminal drops all that it has not shown yet, unless it is told to keep it: here nobody has read a line."""
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+    pid = os.fork()
+    if pid == 0:
+        os.close(ours)
+        become_owner(theirs)
+        os.execve(sys.executable, [sys.executable, "-c", DRAWS, display], environment)
+    until = time.monotonic() + 60
+    while waiting_bytes(ours) < 4000 and time.monotonic() < until:  # of 4095 that the reader's side takes
+        time.sleep(0.05)
+    time.sleep(0.2)  # the rest stands in the terminal
+    assert termios.tcgetattr(theirs) != before
+    os.write(ours, b"\x03")
+    text = b""
+    while b"the end" not in text and select.select([ours], [], [], 60)[0]:
+        text += os.read(ours, 1 << 16)
+    os.waitpid(pid, 0)
+    assert re.findall(rb"line (\d+)", text) == [b"%03d" % number for number in range(60)]
+    assert b"^C" not in text
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+
+
+def waiting_bytes(terminal: int) -> int:
+    return int.from_bytes(fcntl.ioctl(terminal, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_a_process_in_the_background_leaves_the_terminal_alone(terminal):
+    """It would be stopped by the shell when it changes a setting."""
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream, make_console(stream).panel("run", dict):
+        assert termios.tcgetattr(theirs) == before
+    os.close(ours)
 
 
 def test_the_newest_files_are_whole_ones(tmp_path):
