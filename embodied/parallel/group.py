@@ -72,9 +72,9 @@ class Group:
         """All processes of a run, as torchrun describes them; a group of one where it says nothing.
 
         Raises:
-            ConfigError: the description is incomplete.
+            ConfigError: the description is incomplete, or a number in it is none or out of range.
         """
-        size = int(environment.get("WORLD_SIZE", "1"))
+        size = _number(environment, "WORLD_SIZE", "1")
         if size == 1:
             return cls()
         missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]
@@ -83,8 +83,9 @@ class Group:
                 f"WORLD_SIZE is {size} and {', '.join(missing)} is not set",
                 "start several processes with torchrun, or unset WORLD_SIZE for a run of one process",
             )
-        local_size = int(environment.get("LOCAL_WORLD_SIZE", str(size)))
-        return cls(int(environment["RANK"]), size, int(environment["LOCAL_RANK"]), local_size)
+        local_size = _number(environment, "LOCAL_WORLD_SIZE", str(size), most=size)
+        rank = _number(environment, "RANK", least=0, most=size - 1)
+        return cls(rank, size, _number(environment, "LOCAL_RANK", least=0, most=local_size - 1), local_size)
 
     def of(self, role: Role) -> Group:
         """The group of the processes that have ``role``. All processes of a run have the same roles, so it is this one.
@@ -276,6 +277,18 @@ class Group:
             count = int(self._store.get(key))
             text = b"".join(self._store.get(f"{key}/{index}") for index in range(count))
         return pickle.loads(base64.b64decode(text))
+
+
+def _number(environment: Mapping[str, str], name: str, default: str = "", least: int = 1, most: int = 1 << 30) -> int:
+    """Reads a whole number from ``least`` to ``most``. Raises :class:`ConfigError` with the variable's name."""
+    text = environment.get(name) or default
+    if not text.strip().isdecimal() or not least <= int(text) <= most:
+        raise ConfigError(
+            f"the environment variable {name} is '{text}', expected a whole number from {least}"
+            + (f" to {most}" if most < 1 << 30 else ""),
+            "start several processes with torchrun, which sets it, or unset WORLD_SIZE for a run of one process",
+        )
+    return int(text)
 
 
 @contextmanager

@@ -46,6 +46,23 @@ def test_an_incomplete_description_is_refused():
         Group.from_environment({"WORLD_SIZE": "4", "RANK": "0"})
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("WORLD_SIZE", "abc"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "-4"), ("WORLD_SIZE", "4.0"), ("WORLD_SIZE", "²"),
+        ("RANK", "4"), ("RANK", "-1"), ("RANK", ""), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "5"),
+    ],
+)  # fmt: skip
+def test_numbers_of_the_environment_that_are_none_or_out_of_range_are_refused(name, text):
+    with pytest.raises(ConfigError, match=rf"the environment variable {name} is '{text}', expected a whole number"):
+        Group.from_environment(TORCHRUN | {name: text})
+
+
+def test_an_empty_variable_is_an_unset_one():
+    assert Group.from_environment({"WORLD_SIZE": ""}).size == 1
+    assert Group.from_environment(TORCHRUN | {"LOCAL_WORLD_SIZE": ""}).local_size == 4
+
+
 def test_the_group_of_a_role_is_asked_for():
     group = Group(1, 2)
     assert group.of("rollout") is group.of("train") is group
