@@ -14,8 +14,8 @@ from typing import IO
 
 from embodied.errors import AssetsMissingError
 
-WAIT_S = 60.0  # for another process that works the same out
-LOOK_S = 0.1  # between two looks at whether it has ended
+WAIT_S = 60.0  # time limit for another process that makes the same
+LOOK_S = 0.1  # pause between two looks at whether it has ended
 
 
 def cache_folder(name: str) -> Path:

@@ -28,7 +28,7 @@ from typing import Any
 
 from embodied.errors import AssetsMissingError, CheckpointError, DamagedCheckpointError
 
-EXPORT_FILE = "embodied.json"  # in a folder that embodied.tools.export has written
+EXPORT_FILE = "embodied.json"  # every folder of embodied.tools.export has it
 PACKAGE = "package:"
 """Begins a ``model_path`` that lies in an installed package."""
 MOST_JSON_BYTES = 1 << 28  # the largest known, an index or a tokenizer, has some 10 MB

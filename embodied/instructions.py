@@ -26,9 +26,9 @@ from embodied.errors import SpecMismatchError
 from embodied.types import EnvSpec
 
 FIELD = "instruction"
-FAILURES = "failures"  # in EnvSpec.info: verdicts on the response that failed
-ANSWER = "answer"  # in EnvSpec.info: what was answered, as answer_code says
-SAYS_NOTHING, NONE_FOUND = 0, 1  # of answer_code
+FAILURES = "failures"  # key of EnvSpec.info: number of failed verdicts on the response
+ANSWER = "answer"  # key of EnvSpec.info: code of the answer, see answer_code
+SAYS_NOTHING, NONE_FOUND = 0, 1  # values of answer_code
 PICTURES = "pictures"
 PICTURE = "<image>"  # verl's
 CONVERSATION = "\x1e"  # a text that begins with it (ASCII's record separator) is a list of messages as JSON

@@ -77,5 +77,5 @@ class Draws:
 
     by: Perturbation
     seed: int
-    stream: int  # of embodied.random.Stream
+    stream: int  # number in embodied.random.Stream
     place: int

@@ -14,14 +14,14 @@ from enum import IntEnum
 
 import numpy as np
 
-LIMIT = 1 << 64  # above every seed and every number of a place
-HELD_OUT_SEED = 1  # of the rows of texts that are held out: no stream, because it is the same in all runs
+LIMIT = 1 << 64  # seeds and numbers of a place are smaller
+HELD_OUT_SEED = 1  # chooses held-out rows of texts; all runs share it, so it is no stream
 
 
 class Stream(IntEnum):
     """What the numbers are for. A value, once released, is never given to another purpose."""
 
-    TRAIN_NOISE = 0  # of a decision; place: index of the record in its episode, episode id
+    TRAIN_NOISE = 0  # noise of a decision; place: index of the record in its episode, episode id
     EVAL_NOISE = 1  # the same in an evaluation
     TRAIN_STARTS = 2  # order of the starts; place: passes through all starts so far, sampling round
     EVAL_STARTS = 3  # initial states of an evaluation; place: task
@@ -30,15 +30,15 @@ class Stream(IntEnum):
     SAMPLES = 6  # order of the demonstrations' samples; place: passes through all samples so far
     AUGMENTATION = 7  # crop and brightness of a sample; place: its number in the run
     DROPOUT = 8  # seed of torch's generator in an optimizer step; place: the step
-    EXPERT_NOISE = 9  # what disturbs an expert's actions; place: number of the attempt
-    EVAL_VOTES = 10  # which answers of a problem vote; place: number of its answers, number of the voters
-    CONDITIONS = 11  # which perturbation a group of training episodes has; place: its number
-    # of a perturbed episode; place: control step or observation, use (embodied.runtime.perturb), number of its group
+    EXPERT_NOISE = 9  # noise on an expert's actions; place: number of the attempt
+    EVAL_VOTES = 10  # choice of the answers that vote; place: number of a problem's answers, number of the voters
+    CONDITIONS = 11  # perturbation of a group of training episodes; place: its number
+    # noise of a perturbed episode; place: control step or observation, use, number of its group
     TRAIN_PERTURBATION = 12
     EVAL_PERTURBATION = 13  # the same in an evaluation, with the id of the unperturbed episode of the same start
-    SERVED_NOISE = 14  # of a decision of a policy server; place: requests of the session before it, the session
+    SERVED_NOISE = 14  # noise of a policy server; place: earlier requests of the session, the session
     RANDOM_ACTIONS = 15  # played in place of a policy's (embodied.tools.play); place: record of the episode, episode id
-    EXPERT_MISTAKES = 16  # whether the expert does another thing than what is asked for; place: number of the attempt
+    EXPERT_MISTAKES = 16  # choice to do something else than asked; place: number of the attempt
 
     @property
     def coordinates(self) -> int:

@@ -62,7 +62,7 @@ def from_json(data: Any) -> EnvSpec:
             f"an env's spec has version {version!r}, expected {VERSION}",
             "read it with the version of embodied that wrote it, or a newer one",
         )
-    later: dict[str, Any] = {"info": []}  # which specs of earlier versions do not have
+    later: dict[str, Any] = {"info": []}  # specs of earlier versions lack these
     got = _fields("an env's spec", {**later, **data}, {"version", *(field.name for field in fields(EnvSpec))})
     return EnvSpec(
         obs=dict(_list("obs", got["obs"], _obs_field)),

@@ -42,8 +42,8 @@ class Start:
     """Identifies an initial condition. Equal starts give equal episodes under equal actions."""
 
     task_id: int  # index into EnvSpec.tasks
-    init_state_id: int  # in [0, EnvSpec.num_init_states[task_id])
-    seed: int  # for envs that randomise beyond the initial state; ≥ 0
+    init_state_id: int  # range: [0, EnvSpec.num_init_states[task_id])
+    seed: int  # ≥ 0, for envs that randomise beyond the initial state
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class ChunkResult(NamedTuple):
     terminated: bool
     truncated: bool  # the step limit was reached without termination
     success: bool
-    info: Mapping[str, int] = NO_INFO  # of the last control step
+    info: Mapping[str, int] = NO_INFO  # EnvSpec.info of the last control step
     progress: float = 0.0  # largest reward of the env's own in the episode so far
     solved_at: int = 0  # control step of the episode with its first success; 0 = none yet
 
@@ -209,7 +209,7 @@ class Episode:
     group_id: int  # episodes whose returns are compared share it
     start: Start
     video: str | None = None  # file to record to, or None
-    perturbed: Perturbed | None = None  # what happens to it between env and policy; None = nothing
+    perturbed: Perturbed | None = None  # changes between env and policy; None: none
 
 
 class Lease(NamedTuple):
@@ -237,8 +237,8 @@ class EpisodeResult:
     leases: tuple[Lease, ...] = ()  # leases of those rows and of the final one; they hold until they are given back
     written: int | None = None  # tokens of its texts; None if the policy's decisions have no length of their own
     last_row: int = -1  # slab row of its last record; others may be given it once on_episode has returned
-    info: Mapping[str, int] = field(default_factory=dict)  # what its last control step told (EnvSpec.info)
-    model_score: float | None = None  # of its last answer, by a reward model; None if there is none
+    info: Mapping[str, int] = field(default_factory=dict)  # EnvSpec.info of the last control step
+    model_score: float | None = None  # a reward model's score of the last answer; None: no such model
     progress: float = 0.0  # how far it got: the largest reward of the env's own, whatever reward_mode is
     solved_at: int = 0  # control step of its first success; 0 = none
     not_run: str = ""  # why it could not be run (evaluations alone); then it has no other result
@@ -251,7 +251,7 @@ class Elements:
 
     shape: tuple[int, ...]  # shape of one decision's log-probs; they are stored in row-major order
     action_axis: int | None = None  # the axis over the K actions; None: an element belongs to the whole decision
-    length_axis: int | None = None  # on this axis the first ``length`` (a field of the decision) entries count
+    length_axis: int | None = None  # axis on which only the first ``length`` (a field of the decision) entries count
     levels: tuple[str, ...] = ()  # levels that algorithm.logprob_type may ask for; () = all that the axes allow
 
 
@@ -278,8 +278,8 @@ class PolicySpec:
     elements: Elements
     noise: Noise
     categories: Mapping[str, int] = field(default_factory=dict)  # integer fields → how many values each can take
-    entropy: bool = True  # whether evaluate() gives entropies
-    distribution: bool = True  # whether evaluate(…, distribution=True) gives the log-probs of what was not chosen
+    entropy: bool = True  # evaluate() gives entropies
+    distribution: bool = True  # evaluate(…, distribution=True) gives the log-probs of all choices
     random_weights: bool = False  # it was built without trained weights, so it solves nothing yet
     logprob_dtypes: tuple[str, ...] = ("float32",)  # formats in which it can compute log-probs (embodied.logprobs)
 
@@ -295,7 +295,7 @@ class Sampling:
     # of texts
     repetition_penalty: float = 1.0  # logits of tokens that stand in prompt or answer: ÷ this if above 0, × if below
     max_new_tokens: int | None = None  # None = as many as the policy's records hold
-    min_new_tokens: int = 0  # before that many the end of the text is not sampled
+    min_new_tokens: int = 0  # the end of the text is not sampled earlier
     stop: tuple[str, ...] = ()  # the text ends with the first token that completes one of these
     ignore_eos: bool = False  # the tokenizer's end of text ends nothing
     include_stop: bool = True  # the answer ends with the text of ``stop``; False: before it. The tokens are the same
@@ -345,5 +345,5 @@ class WorkerFacts:
     renderer: str  # e.g. "egl"
     reason: str  # why that renderer, e.g. "first of egl, osmesa that made a context"
     extra: Mapping[str, str] = field(default_factory=dict)
-    driver: str = ""  # what draws, e.g. "llvmpipe (LLVM 19.1.7, 256 bits)"
+    driver: str = ""  # renderer, e.g. "llvmpipe (LLVM 19.1.7, 256 bits)"
     versions: Mapping[str, str] = field(default_factory=dict)  # package of the simulator → its version

@@ -77,7 +77,7 @@ def policy_stats(loss: PolicyLoss, mask: Tensor) -> PolicyStats:
     low, high = (clipped & (ratio < 1)).sum(), (clipped & (ratio >= 1)).sum()
     sums = [mask.sum(), torch.where(mask, ratio, 0.0).sum(), low, high, (ratio - 1 - log).sum()]
     facts = torch.stack([value.double() for value in sums])
-    within = log.nan_to_num(nan=LOG_RANGE).clamp(-LOG_RANGE, LOG_RANGE)  # of an update that will be left out
+    within = log.nan_to_num(nan=LOG_RANGE).clamp(-LOG_RANGE, LOG_RANGE)  # a skipped update may have others
     bins = ((within + LOG_RANGE) / BIN).round().long()
     histogram = torch.zeros(_BINS, dtype=torch.float64, device=mask.device)
     histogram.index_add_(0, bins.flatten(), mask.flatten().double())

@@ -40,7 +40,7 @@ class Answer:
     """A server's answer to one observation."""
 
     actions: np.ndarray  # float32 [K, A], unit of the env's controller; of a policy of discrete actions int32 [K]
-    round_trip_s: float  # from the call to the answer, with whatever had to be connected anew
+    round_trip_s: float  # includes connecting anew where that was needed
     server: Mapping[str, Any] = field(default_factory=dict)  # the server's own times: infer_ms, queue_ms, batch
 
 

@@ -29,11 +29,11 @@ DTYPES = {
 class Limits:
     """What a frame may hold. The defaults allow eight raw pictures of 1280×720."""
 
-    max_bytes: int = 32 << 20  # of the frame
+    max_bytes: int = 32 << 20  # size of the frame
     max_items: int = 4096  # keys, values and elements of lists; an array counts as eight, and one for each dimension
-    max_depth: int = 8  # of maps and lists in each other
+    max_depth: int = 8  # nesting of maps and lists
     max_text: int = 1 << 16  # bytes of a text
-    max_dims: int = 8  # of an array
+    max_dims: int = 8  # dimensions of an array
 
 
 LIMITS = Limits()

@@ -35,7 +35,7 @@ class Keeps:
     limits: Limits
     mode: str  # clip: the nearest action within the limits; stop: the first action outside stops the robot
     enabled: bool
-    max_age_s: float  # of an observation; infinite = not watched
+    max_age_s: float  # age of an observation; infinite: not watched
     position: Position | None
     log: Path | None
 

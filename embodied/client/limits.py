@@ -44,7 +44,7 @@ class Limits:
     high: np.ndarray
     velocity: np.ndarray  # largest motion of a control step
     acceleration: np.ndarray  # largest change of the motion from one control step to the next
-    box_low: np.ndarray  # of the position
+    box_low: np.ndarray  # lower corner of the box for the position
     box_high: np.ndarray
 
     @property

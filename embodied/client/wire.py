@@ -54,7 +54,7 @@ from embodied.errors import ConfigError, WireError
 
 __all__ = ["DTYPES", "LIMITS", "Limits", "pack", "pack_plain", "plain_array", "read_array", "unpack"]
 
-PROTOCOL = 1  # of the messages above
+PROTOCOL = 1  # version of the messages above
 PROMPT = "prompt"
 ACTIONS = "actions"
 ERROR = "error"

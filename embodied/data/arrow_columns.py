@@ -63,7 +63,7 @@ def numbers_of(column: Any, shape: Sequence[int], where: str, name: str) -> np.n
     types = package("pyarrow").types
     per_step = 1
     while True:
-        column = getattr(column, "storage", column)  # of an extension type, in which `datasets` keeps matrices
+        column = getattr(column, "storage", column)  # `datasets` keeps matrices in an extension type
         if column.null_count:
             step = int(column.is_null().to_numpy(zero_copy_only=False).argmax()) // per_step
             raise DatasetError(f"{where}, step {step}: '{name}' is null or has a null in it", _REMOVE)

@@ -53,7 +53,7 @@ class Demonstrations:
     episodes: Sequence[Demonstration]
     made_with: Mapping[str, object] = field(default_factory=dict)  # e.g. {"control_mode": "pd_ee_delta_pose"}
     fps: float | None = None  # control steps a second, where the file says it
-    columns: Sequence[str] = ()  # of the file, for messages
+    columns: Sequence[str] = ()  # columns of the file, for messages
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Opened:
     """A data set of which the episodes are read one after another."""
 
     episodes: Iterable[Pending]
-    count: int  # of them
+    count: int  # number of demonstrations
     made_with: Mapping[str, object] = field(default_factory=dict)
     fps: float | None = None
     columns: Sequence[str] = ()

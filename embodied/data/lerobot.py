@@ -126,7 +126,7 @@ class _File:
     rows: Sequence[EpisodeRow]
     meta: Meta
     columns: _Columns
-    instruction: str | None  # of episodes that have none
+    instruction: str | None  # instruction for episodes without one
     _tables: list[Any] = field(default_factory=list)
 
     def episode(self, row: EpisodeRow) -> Demonstration:

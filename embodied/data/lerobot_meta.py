@@ -61,7 +61,7 @@ class EpisodeRow:
     index: int
     length: int
     tasks: tuple[str, ...]  # instructions; empty if it names none
-    file: Path  # of its rows
+    file: Path  # parquet file with its rows
     first: int | None  # index of its first row in the whole data set, where it is said
 
 
@@ -73,7 +73,7 @@ class Meta:
     info: Mapping[str, Any]
     features: Mapping[str, Feature]
     fps: float
-    episodes: Sequence[EpisodeRow]  # by index
+    episodes: Sequence[EpisodeRow]  # sorted by index
     tasks: Mapping[int, str]  # task_index → instruction; empty if there is no such file
 
 

@@ -63,7 +63,7 @@ class _File:
 
     path: Path
     data: Any
-    names: Sequence[str]  # of its demonstrations, in their order
+    names: Sequence[str]  # names of its demonstrations, in their order
     wanted: Wanted
 
     def pending(self) -> Iterator[Pending]:

@@ -23,9 +23,9 @@ class Written:
 
     instruction: str  # the prompt, or a conversation (``embodied.instructions.of_messages``)
     response: str
-    pictures: tuple[Any, ...] = ()  # that the prompt speaks of, as the row has them
+    pictures: tuple[Any, ...] = ()  # pictures of the prompt, as the row has them
     where: str = ""  # it stands, for messages
-    folder: Path = Path()  # from which paths of pictures lead
+    folder: Path = Path()  # relative paths of pictures start here
 
 
 @dataclass(frozen=True)

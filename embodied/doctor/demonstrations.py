@@ -27,7 +27,7 @@ class Fit:
     """The env that demonstrations should fit."""
 
     spec: EnvSpec
-    kwargs: Mapping[str, Any]  # of the env
+    kwargs: Mapping[str, Any]  # keyword arguments of the env
 
 
 def look(

@@ -20,7 +20,7 @@ class Finding:
     name: str
     status: Status
     found: str
-    fix: str = ""  # what to do about it: a command, or a key; always there with warn and fail
+    fix: str = ""  # a command or a key; never empty with warn and fail
 
     def __post_init__(self) -> None:
         if self.status in ("warn", "fail") and not self.fix:

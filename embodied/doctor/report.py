@@ -25,7 +25,7 @@ def as_json(findings: Sequence[Finding], seconds: float) -> str:
         "format": FORMAT, "embodied": __version__, "status": worst(findings), "seconds": round(seconds, 1),
         "findings": [asdict(finding) for finding in findings],
     }  # fmt: skip
-    return json.dumps(told, indent=2)  # in ASCII: a terminal of another encoding would change what it cannot show
+    return json.dumps(told, indent=2)  # ASCII, because a terminal of another encoding would change what it cannot show
 
 
 def show(findings: Sequence[Finding], seconds: float, out: TextIO) -> None:

@@ -30,8 +30,8 @@ class Check:
 
     name: str
     function: Callable[..., Iterable[Finding]]
-    arguments: tuple[Any, ...] = ()  # of a check that runs apart: what JSON can hold
-    apart: bool = False  # in a process of its own: it imports what may crash
+    arguments: tuple[Any, ...] = ()  # a check that runs apart gets them as JSON
+    apart: bool = False  # runs in a process of its own, because its imports may crash
     limit_s: float = LIMIT_S
     cpu_s: float = 0.0  # about what it takes: the longest begins first, so that none is left alone at the end
     advisory: bool = False  # nothing that was asked for needs it: what fails is a warning

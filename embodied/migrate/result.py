@@ -30,7 +30,7 @@ class Note:
 
     key: str
     value: Any
-    how: str  # of HOWS
+    how: str  # one of HOWS
     settings: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
     withholds: tuple[str, ...] = ()  # our keys that it says, with a value that cannot be known

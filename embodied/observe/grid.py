@@ -31,7 +31,7 @@ MOST_BYTES = 2_000_000
 MOST_S = 60.0
 """Seconds of the grid. It plays longer episodes faster, by one factor."""
 
-LIMIT_S = 120.0  # in which ffmpeg has to be ready
+LIMIT_S = 120.0  # time limit for ffmpeg
 _LOOK_S = 0.05
 
 _BACKGROUND, _TEXT = (16, 16, 16), (235, 235, 235)
@@ -100,7 +100,7 @@ class Layout:
 
     columns: int
     rows: int
-    width: int  # of a video in its tile
+    width: int  # width of a video in its tile
     height: int
 
     @classmethod

@@ -27,9 +27,9 @@ from rich.progress import Progress
 
 from embodied.observe.panel import Panel
 
-DRAW_S = 0.5  # between two drawings
-LOOK_S = 2.0  # between two looks at the disk
-SHARE = 0.008  # of a core, at most, for drawings and looks; the rest of the 1 % is for writing
+DRAW_S = 0.5  # pause between two drawings
+LOOK_S = 2.0  # pause between two looks at the disk
+SHARE = 0.008  # largest share of a core for drawings and looks; the rest of the 1 % is for writing
 END_S = 2.0  # how long a terminal that does not take text is waited for at the end
 MOST = 1 << 20  # characters that wait for such a terminal; more are left out
 

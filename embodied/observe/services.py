@@ -37,8 +37,8 @@ FOLDER = "trackers"
 
 PROGRAM = (sys.executable, "-m", "embodied.observe.service_process")
 MOST_WAITING = 1000  # messages that a service has not taken; with more of them it is turned off
-LOOK_S = 0.02  # between two looks at whether it has ended
-PRIORITY = 10  # beside the run
+LOOK_S = 0.02  # pause between two looks at whether it has ended
+PRIORITY = 10  # niceness, so that the run goes first
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Paired(NamedTuple):
     first: int  # successes
     second: int
     starts: int
-    difference: float  # of the rates, second − first
+    difference: float  # difference of the rates, second − first
     low: float  # 95 % interval of that difference
     high: float
 

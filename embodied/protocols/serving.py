@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 class EngineFacts:
     """What an inference engine must know of a policy that it serves."""
 
-    dtype: str  # of weights and arithmetic, as torch names it: float32, bfloat16, float16
-    max_tokens: int  # of prompt and answer together
-    max_new_tokens: int  # of an answer
+    dtype: str  # torch's name for weights and arithmetic: float32, bfloat16, float16
+    max_tokens: int  # limit for prompt and answer together
+    max_new_tokens: int  # limit for an answer
     ends: tuple[int, ...]  # tokens that end a text
 
 
 class EngineText(NamedTuple):
     """A text that an inference engine wrote."""
 
-    tokens: tuple[int, ...]  # with the one that ends it
-    logprobs: tuple[float, ...]  # of each, in the distribution that was sampled, nats
+    tokens: tuple[int, ...]  # includes the end token
+    logprobs: tuple[float, ...]  # nats, each in the distribution that was sampled
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Examples:
     and 8 instructions.
     """
 
-    prompts: Sequence[str] = ()  # of policies that write texts; perhaps none
+    prompts: Sequence[str] = ()  # prompts for policies that write texts; may be empty
     obs: Mapping[str, np.ndarray] | None = None  # real observations of the env, fields of EnvSpec.obs [N, …]
-    instructions: Sequence[str] = ()  # of the observations, N
+    instructions: Sequence[str] = ()  # instructions of the N observations
 
 
 ROUNDINGS = ("none", "16 bits", "int8")
@@ -61,10 +61,10 @@ QUANTIZATIONS = ("int8",)
 class Exported:
     """What ``Exports.export`` has written, for the folder's model card and its ``embodied.json``."""
 
-    library: str  # that reads the folder, e.g. "transformers"
+    library: str  # library that reads the folder, e.g. "transformers"
     usage: str  # Python code that reads it; ``FOLDER`` stands for its path
-    notes: tuple[str, ...] = ()  # what is to be said of it
-    dtype: str = "fp32"  # of the tensors that were written: fp32, bf16 or fp16; with "auto" the one that was chosen
+    notes: tuple[str, ...] = ()  # sentences for the user about the folder
+    dtype: str = "fp32"  # dtype that was written: fp32, bf16 or fp16 ("auto" is resolved)
     # what builds a policy of this library from the folder: ``_target_`` and its keyword arguments, values of JSON; "."
     # stands for the folder. Empty if nothing does
     model: Mapping[str, Any] = field(default_factory=dict)

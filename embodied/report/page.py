@@ -119,7 +119,7 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
     rows = run.metrics.values()
     newest = run.metrics.get(run.iterations, {})
     if "rollout/success_rate" in newest:
-        steps = run.setting("env.train.max_episode_steps")  # of episodes that are cut early none may succeed
+        steps = run.setting("env.train.max_episode_steps")  # episodes that are cut early may never succeed
         within = f", in {steps} steps" if steps else ""
         found.append((f"success, last iteration{within}", f"{newest['rollout/success_rate']:.0%}"))
     if run.metrics:

@@ -42,24 +42,24 @@ class Recorded:
     episode_return: float | None
     progress: float | None  # how far it got, 0..1
     steps: int | None
-    video: str  # as the evaluation names the file
+    video: str  # file name in the evaluation
 
 
 @dataclass
 class Run:
     """What was found of one run, or of one evaluation alone."""
 
-    name: str  # as the user gave it
+    name: str  # name on the command line
     folder: Path
     evaluation_alone: bool = False
     config: dict[str, Any] | None = None
     starts: list[dict[str, Any]] = field(default_factory=list)  # how it was started; equal ones in a row are one
     metrics: dict[int, Row] = field(default_factory=dict)  # step → row
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # iteration → what its file holds
-    sampled: Evaluation | None = None  # beside the newest one, which is then greedy, from the same starts
+    sampled: Evaluation | None = None  # counterpart of the newest evaluation, from the same starts
     rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
-    robustness: list[dict[str, Any]] = field(default_factory=list)  # of the newest evaluation
-    episodes: int = 0  # of these evaluations
+    robustness: list[dict[str, Any]] = field(default_factory=list)  # tables of the newest evaluation
+    episodes: int = 0  # episodes of these evaluations
     recorded: list[Recorded] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -155,7 +155,7 @@ def _metrics(run: Run) -> dict[int, Row]:
         if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < MOST_STEP:
             numbers = {name: number for name, value in row.items() if (number := _number(value)) is not None}
             numbers.pop("step", None)
-            found[step] = numbers  # of a step that stands there twice, the later row
+            found[step] = numbers  # the later row counts where a step stands twice
     return dict(sorted(found.items()))
 
 

@@ -46,7 +46,7 @@ class Panel:
     axis: str
     shown: Sequence[Shown]
     share: bool = False  # 0..1, shown as per cent
-    with_several: int = 1  # of several runs, only so many of the first, each in a chart of its own
+    with_several: int = 1  # with several runs: at most so many, each in a chart of its own
     note: str = ""
 
 

@@ -21,11 +21,11 @@ class Setting:
     """A key with the values that runs have."""
 
     key: str
-    values: Sequence[str]  # of each run that has a configuration
+    values: Sequence[str]  # values of each run that has a configuration
     default: str
     meaning: str
-    changed: bool  # from the default, or it has none
-    varies: bool  # between the runs
+    changed: bool  # differs from the default, or has none
+    varies: bool  # differs between the runs
 
 
 def settings(runs: Sequence[Run]) -> list[Setting]:

@@ -36,9 +36,9 @@ class Table:
     against: str  # letter of the other one, the first
     letter: str
     label: str
-    protocol: str  # of the second one
+    protocol: str  # protocol of the second evaluation
     rows: Sequence[Sequence[str]]
-    head: Sequence[str]  # of ``by_task``
+    head: Sequence[str]  # column names of ``by_task``
     by_task: Sequence[Sequence[str]]  # the same rows, and how long the episodes of both were
     starts: str
     p_value: str
@@ -52,13 +52,13 @@ class Success:
     """What is said of success."""
 
     sides: Sequence[Side]
-    note: str  # that the protocols are not all one; empty if they are
+    note: str  # says that the protocols differ; empty if they agree
     not_run: Sequence[str]  # how many episodes could not be run
-    single: Sequence[Sequence[str]]  # of one evaluation alone: a head, then a row for each task
+    single: Sequence[Sequence[str]]  # head and rows, a task each, if there is one evaluation
     tables: Sequence[Table]
     refused: Sequence[str]  # why some were not compared
-    chance: str  # what many comparisons do to the tests; empty of one alone
-    points: Sequence[dict[str, Any]]  # of the chart
+    chance: str  # says what many comparisons do to the tests; empty for one
+    points: Sequence[dict[str, Any]]  # points of the chart
 
 
 def of(runs: Sequence[Run]) -> Success:

@@ -29,7 +29,7 @@ class Stage:
 
     name: str
     seconds: float
-    share: float  # of the whole
+    share: float  # share of the whole
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Bar:
     first: int
     last: int
     name: str
-    seconds: float  # of an iteration, on average
+    seconds: float  # mean of an iteration
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Lane:
     name: str
     began: float  # seconds
     ended: float
-    share: float  # of that time, in quarters: the rest are gaps too short for the picture
+    share: float  # share of that time, in quarters; the rest are gaps too short for the picture
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _bars(part: Sequence[tuple[int, Row]]) -> Iterator[Bar]:
 def picture(run: Run) -> Picture | None:
     """Reads the newest rollout's trace; None if there is none. One that is damaged is said in ``run.problems``."""
     folder = run.folder / "trace"
-    files = sorted(folder.glob("*.json")) or sorted((folder / "rank-00").glob("*.json"))  # of several processes
+    files = sorted(folder.glob("*.json")) or sorted((folder / "rank-00").glob("*.json"))  # a folder each
     files = [file for file in files if file.stem.endswith("train")] or files
     if not files:
         return None

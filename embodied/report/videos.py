@@ -43,7 +43,7 @@ class Chosen:
     episodes: int  # all of the evaluations
     too_many: int  # left out because the page would be too large
     missing: int  # files that are gone, or no whole videos
-    grids: Sequence[Grid] = ()  # of the newest evaluations, one a run at most
+    grids: Sequence[Grid] = ()  # grids of the newest evaluations, at most one a run
 
 
 def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
@@ -139,7 +139,7 @@ def _in_turns(files: Sequence[_Found]) -> Iterator[_Found]:
         key = (_rank(run, episode.iteration), run.name, episode.iteration, episode.task, episode.success)
         turns.setdefault(key, []).append((run, episode, file))
     for key, several in turns.items():
-        if not key[-1]:  # of failures, those that got farthest come first
+        if not key[-1]:  # failures that got farthest come first
             several.sort(key=lambda one: -_progress(one[1]))
     ordered = [turns[key] for key in sorted(turns, key=lambda key: key[0])]
     for wanted in (0, 1, 2):

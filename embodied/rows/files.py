@@ -19,7 +19,7 @@ from embodied.errors import DatasetError
 
 T = TypeVar("T")
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error)
-VERSION = "1"  # of what is kept; another number makes all of it anew
+VERSION = "1"  # version of kept files; a change makes them anew
 FOLDER_CHECK_S = 60.0  # a process looks at all files of a folder once in so many seconds
 
 
@@ -30,7 +30,7 @@ class SourceFile:
     path: Path  # absolute
     size: int  # bytes
     mtime_ns: int
-    keep: bool = True  # whether what is worked out from it is kept for other processes and later starts
+    keep: bool = True  # keeps derived files for other processes and later starts
 
     @classmethod
     def of(cls, path: Path) -> SourceFile:

@@ -221,7 +221,7 @@ class ArrowCopy:
 
         self._file = file
         self._copy, state = kept(file, what, write, load)
-        self.copy_state = (state.st_size, state.st_mtime_ns)  # of a data set on the hub nothing else tells two apart
+        self.copy_state = (state.st_size, state.st_mtime_ns)  # changes with a data set on the hub
         sizes = [self._copy.get_batch(i).num_rows for i in range(self._copy.num_record_batches)]
         self._ends = np.cumsum(sizes, dtype=np.int64)
 

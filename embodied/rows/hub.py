@@ -213,6 +213,6 @@ def _first_rows(file: Path) -> list[Mapping[str, Any]]:
             opened.seek(0)
             lines = (line for line in islice(opened, LOOKED_AT) if line.strip())
             found = json.load(opened) if is_list else [json.loads(line) for line in lines]
-    except ValueError:  # of what is no JSON, datasets says it
+    except ValueError:  # datasets itself reports broken JSON
         return []
     return [row for row in found if isinstance(row, dict)]

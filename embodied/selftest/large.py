@@ -20,7 +20,7 @@ def lacks_room(place: Place) -> str:
     """Says why the device cannot hold the policy and learn; empty if it can."""
     if not place.on_gpu:
         return "a network of 7B parameters is for a GPU, and the device is cpu"
-    torch.cuda.empty_cache()  # what this process has freed
+    torch.cuda.empty_cache()  # gives freed memory back to the device
     free, total = torch.cuda.mem_get_info(torch.device(place.device))
     if free < LEAST:
         return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, and it takes {LEAST / 2**30:.0f}"

@@ -21,9 +21,9 @@ class Learned:
     """One optimizer step, on the CPU."""
 
     loss: float
-    gradients: Mapping[str, Tensor]  # before they are clipped
+    gradients: Mapping[str, Tensor]  # unclipped
     weights: Mapping[str, Tensor]  # trained ones, after the step
-    after: Evaluation  # of the same records after the step
+    after: Evaluation  # evaluates the same records after the step
 
 
 def decide(made: Made, asked: Question) -> dict[str, Tensor]:

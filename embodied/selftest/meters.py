@@ -37,7 +37,7 @@ def peak_memory(device: torch.device) -> Iterator[list[float]]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed before is no part of this peak
+        ctypes.CDLL(None).malloc_trim(0)  # keeps memory that was freed earlier out of this peak
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # sets VmHWM back
     yield peak
     peak.append(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak())

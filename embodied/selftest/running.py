@@ -24,12 +24,12 @@ from embodied.selftest.measured import Measured
 from embodied.selftest.parts import Part
 
 Status = Literal["passed", "failed", "not run"]
-LEAST_S = 2.0  # with less time than that no part begins
-LOOK_S = 0.2  # between two looks at what a part prints
+LEAST_S = 2.0  # no part begins with less time left
+LOOK_S = 0.2  # pause between two looks at a part's output
 MOST_PRINTED = 16 * 2**20  # bytes of a log, of which then the end is kept
 KEPT = 64 * 2**10  # bytes of that end
 TAIL = 4000  # characters of it in the result
-SAID = 300  # of its last line in the reason
+SAID = 300  # characters of the last line in the reason
 MOST_SAID = 2**20  # bytes of what a part has measured
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "WORLD_SIZE": "1"}
 """Of parts. A machine of a cluster may say how many processes a job has; parts would wait for the others."""
@@ -46,9 +46,9 @@ class Result:
     reason: str = ""  # why it failed or was not run
     seconds: float = 0.0
     measured: tuple[Measured, ...] = ()
-    tail: str = ""  # of what a part that failed has printed
+    tail: str = ""  # last output of a part that failed
     left: int = 0  # processes that it had left behind, and that were ended
-    command: str = ""  # that runs it alone
+    command: str = ""  # runs the part alone
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Runner:
         lines = read(file)
         status, reason = judged(lines, code, limit_s, last)
         tail = _tail(log) if status == "failed" else ""
-        if code is not None and code > 0 and tail:  # what a signal ended says where, in many lines
+        if code is not None and code > 0 and tail:  # a crash ends in a stack, an error in its message
             reason += f": {tail.splitlines()[-1][:SAID]}"
         return {"status": status, "reason": reason, "measured": tuple(lines.measured), "tail": tail, "left": left}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, at_most, figure, none_of
 
-GRADIENT = 1e-4  # of its norm: float32 that is added up in another order
+GRADIENT = 1e-4  # tolerance, relative to the norm: float32 sums in another order
 MOVED = 0.05  # of the norm of what was learned: Adam's first step takes the sign also of a gradient that is rounding
 
 

@@ -56,7 +56,7 @@ class Entry:
     name: str
     kind: str
     lines: Sequence[str]
-    source: Sequence[str]  # where it stands
+    source: Sequence[str]  # files and pages that define it
     target: str | None = None  # class whose argument it is
 
     @property

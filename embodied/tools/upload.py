@@ -19,7 +19,7 @@ from embodied.errors import ConfigError, EmbodiedError, UploadError, told
 from embodied.hidden import in_text, without_environment
 
 HUB = "hf://"
-SILENT_S = 300.0  # that the hub may take for an answer; its client waits without end
+SILENT_S = 300.0  # time limit for an answer of the hub, whose client waits without end
 OBJECTS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "r2"}
 """Stores without folders. Asked for one, their clients make a bucket."""
 

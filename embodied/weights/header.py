@@ -22,7 +22,7 @@ BITS: Mapping[str, int] = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 """Number formats of safetensors, with the bits of a number."""
-MOST_HEADER_BYTES = 100_000_000  # what safetensors itself accepts
+MOST_HEADER_BYTES = 100_000_000  # safetensors itself accepts no more
 METADATA = "__metadata__"
 
 

@@ -36,8 +36,8 @@ class GymFacts:
     frame: tuple[int, ...] | None  # shape of a rendered picture; None = none can be had
     no_frame: str  # why none
     differs: str  # how two episodes from equal seeds differ; "" = they do not
-    variables: Mapping[str, str]  # of the environment, that workers need
-    version: str  # of gymnasium
+    variables: Mapping[str, str]  # environment variables for workers
+    version: str  # version of gymnasium
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # obs… → lowest and highest of its space
     late: Entries = field(default_factory=dict)  # info… that only later steps or the end of an episode have
     whole: bool = True  # an episode was played to its end
@@ -92,7 +92,7 @@ def _files(making: Making) -> list[tuple[str, int]]:
     found = []
     for name in dict.fromkeys(modules):
         with suppress(ImportError, ValueError, AttributeError, OSError):
-            spec = find_spec(name.split(".")[0])  # of a whole path it would import the packages above it
+            spec = find_spec(name.split(".")[0])  # a whole path would import the packages above it
             origin = spec.origin if spec else None
             if origin:
                 found.append((name, Path(origin).stat().st_mtime_ns))

@@ -30,7 +30,7 @@ class Form:
     """How an array is read as pictures."""
 
     layout: str  # one of LAYOUTS
-    axis: int | None  # of the channels: 0 or 2; None = there are none
+    axis: int | None  # axis of the channels: 0 or 2; None: no channels
     range: Range  # its numbers for black and for white
     frames: int = 1  # pictures in the channels, one after another
     arrays: int = 0  # such arrays one after another, in a first axis; 0 = there is no such axis

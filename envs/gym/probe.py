@@ -35,7 +35,7 @@ _TRIAL = "import mujoco; c = mujoco.GLContext(64, 64); c.make_current(); print('
 def main(given: Mapping[str, Any]) -> int:
     """Tries the envs that a request names, under supervision; what was found is left in its folder."""
     folder, doing = Path(given["folder"]), _Doing(Path(given["folder"], PHASE))
-    tried: list[Played] = []  # what is played on, and closed once the answer is known
+    tried: list[Played] = []  # envs to play on, closed once the answer is known
 
     def work() -> str:
         own = os.getpid()

@@ -120,8 +120,8 @@ class Simulator:
         self._doing = doing
         self._making, self._render, self._kept, self._remake = making, render, kept, remake
         self._made: OrderedDict[int, Any] = OrderedDict()
-        self.env: Any = None  # of the episode that runs
-        self.values: dict[str, Any] = {}  # what sources read
+        self.env: Any = None  # env of the present episode
+        self.values: dict[str, Any] = {}  # values that sources read
         self.ended = False  # the env's own episode has
         self._from_action: Callable[[np.ndarray], Any] = np.asarray
 

@@ -37,7 +37,7 @@ class Source:
 
     name: str
     part: slice | None = None
-    may_miss: bool = False  # where an episode ends
+    may_miss: bool = False  # the value may be missing at the end of an episode
 
     @classmethod
     def of(cls, text: str, key: str) -> Source:

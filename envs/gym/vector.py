@@ -96,7 +96,7 @@ class Copies:
     def __init__(self, making: Making, render: bool, number: int) -> None:
         self._making, self._render, self._number = making, render, number
         self.env: Any = None
-        self.values: list[dict[str, Any]] = [{} for _ in range(number)]  # what sources read, of each copy
+        self.values: list[dict[str, Any]] = [{} for _ in range(number)]  # values that sources read, a map for each copy
         self.ended = [False] * number  # the copy's own episode has
         self._seeds = [0] * number
         self._over: set[int] = set()  # ended, and not reset since

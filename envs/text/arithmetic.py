@@ -21,12 +21,12 @@ from embodied.errors import ConfigError
 
 from ..shared.arguments import check_name, check_range
 
-SEPARATOR = ";"  # before the result
+SEPARATOR = ";"  # stands before the result
 SPLITS = ("auto", "train", "eval")
-EVAL_SHARE = 0.1  # of all prompts
+EVAL_SHARE = 0.1  # share of all prompts
 MOST_TERMS = 64
 ATTEMPTS = 10_000  # problems that are drawn until one belongs to the split
-_CHAINS = 1  # what random numbers are for
+_CHAINS = 1  # number of a random stream
 T = TypeVar("T")
 
 

@@ -32,10 +32,10 @@ from .slot import TextEnv
 INTEGER_AFTER = ({"name": "integer_after", "separator": SEPARATOR},)
 NUMBERS = "embodied.envs.text.calculator:Numbers"
 MOST_TURNS = 64
-MOST_NUMBERS = 8  # of a problem
+MOST_NUMBERS = 8  # numbers of a problem
 OPERATIONS = ("+", "-", "*")
 OPEN, CLOSE = "<calc>", "</calc>"
-_NUMBERS, _STYLE = 2, 3  # what random numbers are for
+_NUMBERS, _STYLE = 2, 3  # numbers of random streams
 
 
 class CalculatorEnv(TextEnv):

@@ -14,9 +14,9 @@ import re
 from fractions import Fraction
 
 MAX_CHARACTERS = 200
-MAX_DEPTH = 40  # of parentheses, signs and powers within each other
+MAX_DEPTH = 40  # nesting of parentheses, signs and powers
 MAX_EXPONENT = 64
-MAX_DIGITS = 60  # of numerator and denominator
+MAX_DIGITS = 60  # digits of numerator and denominator
 DECIMALS = 6
 _TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(\*\*|[-+*/()]))")
 _SIGNS = ("**", "*", "/", "+", "-", "(", ")")

@@ -12,7 +12,7 @@ _SIZE, _LINE, _MARGIN = 16, 20, 12  # pixels
 _LINES = (HEIGHT - 2 * _MARGIN) // _LINE
 _BACKGROUND, _PROMPT, _RESPONSE = (16, 16, 16), (235, 235, 235), (130, 190, 255)
 _RIGHT, _WRONG = (80, 220, 100), (240, 100, 90)
-_CHARACTERS = 4000  # of a text at either end that are looked at
+_CHARACTERS = 4000  # looks at so many at either end of a text
 
 
 def draw(prompt: str, response: str | None, verdict: str | None, success: bool) -> np.ndarray:
@@ -39,7 +39,7 @@ def _lines(
 ) -> Iterator[tuple[str, tuple[int, int, int]]]:
     said = _wrap((response or "")[-_CHARACTERS:], columns)
     asked = _wrap(prompt[:_CHARACTERS], columns)
-    room = _LINES - 3  # for two empty lines and the verdict
+    room = _LINES - 3  # keeps three lines for two empty ones and the verdict
     top = min(len(asked), max(room - len(said), room // 2))
     yield from ((line, _PROMPT) for line in (asked if top == len(asked) else [*asked[: top - 1], "…"]))
     yield "", _PROMPT

@@ -41,15 +41,15 @@ EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here (embodied.runtime.pl
 class Source:
     """Problems of one file or data set, as starts."""
 
-    name: str  # what the task is called
+    name: str  # name of the task
     rows: Rows
     reading: Reading
-    numbers: np.ndarray | range  # of the row of each start
-    notes: tuple[str, ...]  # what is to be said once
+    numbers: np.ndarray | range  # row number of each start
+    notes: tuple[str, ...]  # sentences for the user, said once
     evaluation: Rows  # rows of evaluation starts; the same, unless the data set holds some out
     skipped: int = 0  # rows that are no problems
     pictured: bool = False  # there are problems with pictures
-    folder: Path = Path()  # from which paths of pictures lead
+    folder: Path = Path()  # relative paths of pictures start here
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -31,7 +31,7 @@ class Progress:
     """Where an episode stands."""
 
     start: Start
-    prompt: Prompt  # what the policy is asked now
+    prompt: Prompt  # present prompt of the policy
     turn: int = 0  # responses so far
     response: str | None = None  # the last one
     verdict: Verdict | None = None
@@ -77,7 +77,7 @@ class TextEnv:
         )
         self._problem = Problem("", None, {}, -1)
         self._progress = Progress(Start(0, 0, 0), "")
-        self._pixels = np.zeros((0, 0, 0, 3), np.uint8)  # of the problem's pictures
+        self._pixels = np.zeros((0, 0, 0, 3), np.uint8)  # pixels of the problem's pictures
 
     @property
     def spec(self) -> EnvSpec:

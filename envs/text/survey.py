@@ -24,8 +24,8 @@ class Skipped:
     count: int
     first: int  # number of the first one
     shown: str  # its beginning
-    missing: Missing | None  # what they lack, if that is the reason
-    reason: str = ""  # of the first one
+    missing: Missing | None  # the thing they lack, if that is the reason
+    reason: str = ""  # reason of the first one
 
     @property
     def because(self) -> str:
@@ -39,7 +39,7 @@ class Survey:
     total: int = 0
     usable: list[int] = field(default_factory=list)  # numbers of rows that are problems
     pictured: int = 0  # how many of these rows have pictures
-    skipped: dict[str, Skipped] = field(default_factory=dict)  # by reason
+    skipped: dict[str, Skipped] = field(default_factory=dict)  # keys are reasons
 
     @classmethod
     def of(
@@ -58,7 +58,7 @@ class Survey:
         """
         found = cls()
         if filter_overlong:
-            reading = replace(reading, truncation="error")  # what is left out is not cut
+            reading = replace(reading, truncation="error")  # a row that is left out is not cut
         for number, row in enumerate(rows):
             found.total += 1
             try:

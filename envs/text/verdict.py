@@ -12,12 +12,12 @@ class Problem:
     """One problem, as a verifier sees it."""
 
     prompt: str | tuple[Mapping[str, str], ...]  # one prompt, or messages
-    answer: Any  # what the data says is right; None if there is none
+    answer: Any  # right answer of the data; None: none
     fields: Mapping[str, Any]  # the row's other columns, e.g. data_source
-    number: int  # of the problem in its source
+    number: int  # row number in its source
     # what the policy has read before this response; with several turns the transcript so far. None = the prompt
     asked: str | tuple[Mapping[str, str], ...] | None = None
-    pictures: tuple[Any, ...] = field(default=(), repr=False)  # as the row has them; a verifier gets none
+    pictures: tuple[Any, ...] = field(default=(), repr=False)  # pictures of the row; a verifier gets none
 
 
 @dataclass(frozen=True)

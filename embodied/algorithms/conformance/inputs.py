@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 RECORDS = 4  # N of the made-up batch
-MOST_ELEMENTS = 512  # of a record; a text may have more, and an element is like any other
+MOST_ELEMENTS = 512  # elements checked a record; a text may have more, and all are alike
 LITTLE, MUCH = 0.1, 2.0  # nats
 STEPS = (0.0, LITTLE, MUCH)
 

@@ -16,7 +16,7 @@ REDO = "write the pictures of the data set anew as 8-bit RGB of one size"
 class Camera:
     """Pictures of one camera in an episode."""
 
-    name: str  # in the file
+    name: str  # name of the column in the file
     count: int
     size: tuple[int, int] | None  # height and width that the file declares; None = it declares none
     read: Callable[[int], np.ndarray]  # step → uint8 [H, W, 3]; may raise anything

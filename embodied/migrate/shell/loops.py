@@ -36,7 +36,7 @@ def for_each(run: Reader, node: Node, state: State) -> list[State]:
     if node.children[0].type == "select":
         return perhaps(run, body, state, name)
     if state.arguments is None and any(word.shown in ("$@", "$*") for word in each):
-        return [state]  # as the script runs without arguments
+        return [state]  # without arguments the script leaves the loop at once
     if len(each) > MOST_ROUNDS or not all(word.known or word.is_surely_some for word in each):
         return perhaps(run, body, state, name)
     states = [state]
@@ -71,7 +71,7 @@ def while_or_until(run: Reader, node: Node, state: State) -> list[State]:
     tests = [child for child in node.named_children if child.start_byte < body.start_byte]
     asked = " ".join(map(raw, tests))
     if state.arguments is None and any(sign in asked for sign in ("$#", "$1", "${1", "$@", "getopt")):
-        return [state]  # as the script runs without arguments
+        return [state]  # without arguments the script leaves the loop at once
     return loop(run, tests, body, None, state, node.children[0].type == "while")
 
 

@@ -12,7 +12,7 @@ class Part:
 
     name: str
     meaning: str
-    limit_s: float  # after which it is ended
+    limit_s: float  # the part is ended then
     function: str = ""  # MODULE:FUNCTION; empty: as its name says
 
     @property

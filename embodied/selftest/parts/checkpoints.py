@@ -19,7 +19,7 @@ from embodied.selftest.place import Place
 from embodied.selftest.policies import OFT, Made, made, question
 
 ROWS = 2
-SAVES = 3  # in the background: the second and the third reuse the memory of the first
+SAVES = 3  # the second and third save, in the background, reuse the memory of the first
 
 
 @dataclass(frozen=True)

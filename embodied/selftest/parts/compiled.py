@@ -15,7 +15,7 @@ from embodied.selftest.policies import OFT, made, question
 ROWS = 4
 COMPILERS = {"CXX": ("C++", ("g++",)), "CC": ("C", ("gcc", "clang"))}
 EXACT = 5e-4  # nats: one kernel adds up what several did
-GRADIENT = 5e-3  # of the gradient's norm
+GRADIENT = 5e-3  # tolerance, relative to the gradient's norm
 
 
 def compiled(place: Place) -> Iterator[Measured]:

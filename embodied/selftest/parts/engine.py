@@ -30,7 +30,7 @@ KEYS = (
     "actor.model.override_config.hidden_size=256", "actor.model.override_config.intermediate_size=512",
 )  # fmt: skip
 OTHER_TEXTS = 0.25  # share: of two tokens that are about as likely, rounding takes one
-WAIT_S = 120.0  # for all texts, once it is ready
+WAIT_S = 120.0  # time limit for all texts, once the engine is ready
 
 
 def engine(place: Place) -> Iterator[Measured]:

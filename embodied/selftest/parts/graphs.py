@@ -17,7 +17,7 @@ from embodied.selftest.place import Place
 from embodied.selftest.policies import OFT, TEXT, Made, Question, made, question
 
 ROWS = 4
-QUESTIONS = 3  # of one shape: the first captures, the others show that what is new is read
+QUESTIONS = 3  # the first captures, the others show that new inputs are read
 EXACT = 2e-4  # nats
 
 

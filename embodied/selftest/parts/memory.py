@@ -16,7 +16,7 @@ from embodied.selftest.policies import OFT, WIDE, Made, checked_for, made, quest
 
 PASS = ("actor.global_batch_size=2", "actor.micro_batch_size=2", "rollout.policy_batch=2", "runner.max_epochs=2")
 LARGE_PASS = ("actor.global_batch_size=1", "actor.micro_batch_size=1", "rollout.policy_batch=1", "runner.max_epochs=2")
-SHARE = 0.1  # of the count, that more or less may be taken
+SHARE = 0.1  # tolerance, relative to the count
 LIBRARIES = 64 * 2**20  # bytes that CUDA's libraries take as tensors for themselves
 GIB = 2**30
 

@@ -15,7 +15,7 @@ from embodied.selftest.policies import OFT, SMALL, TEXT, Made, made, question
 ROWS = 8
 EXACT = 1e-4  # nats: on a CPU float32 that is added up in another order is 4e-6 apart
 OTHER_TOKENS = 0.005  # share: noise may lie on the border between two tokens
-GRADIENT = 2e-3  # of the gradient's norm
+GRADIENT = 2e-3  # tolerance, relative to the gradient's norm
 MOVED = 0.02  # of what a step moves: Adam's first step takes the sign of each gradient, also of one that is rounding
 ROUNDED = 3.0  # times as far from fp32 as the CPU's bf16
 OTHER_ROUNDED = 0.15  # share of tokens, or of texts, that rounding to 8 bits may change

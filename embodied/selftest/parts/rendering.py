@@ -22,7 +22,7 @@ from embodied.types import Start
 
 KEYS = ("experiment=null", "env=libero_object")
 RENDERERS = ("egl", "osmesa")
-SOFTWARE = ("llvmpipe", "softpipe", "swrast", "swr")  # in the names of Mesa's renderers without a GPU
+SOFTWARE = ("llvmpipe", "softpipe", "swrast", "swr")  # Mesa's renderers without a GPU have one of these in their names
 NOT_EMPTY = 5.0  # standard deviation, of 255
 CLOSE = 4.0  # mean difference, of 255: edges and textures are smoothed otherwise
 SAME_PIXELS = 0.9  # share within 16 of 255

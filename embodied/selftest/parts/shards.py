@@ -20,7 +20,7 @@ from embodied.selftest.policies import OFT, TEXT, Made, made, question, use
 
 ROWS = 4
 EXACT = 2e-4  # nats
-GRADIENT = 1e-4  # of the gradient's norm
+GRADIENT = 1e-4  # tolerance, relative to the gradient's norm
 WHOLE = {"openvla_oft": (*OFT, "actor.model.is_lora=false"), "causal_lm": TEXT}
 """Policies that are trained as a whole."""
 

@@ -28,7 +28,7 @@ COPIES = {"cpu": 2, "gpu": 8}
 STEPS = 8
 NOT_EMPTY = 5.0  # standard deviation, of 255
 CLOSE_STATE = 0.1  # rad and m, of means over copies
-CLOSE_REWARD = 0.1  # of at most 1
+CLOSE_REWARD = 0.1  # tolerance; rewards are at most 1
 
 
 def simulation(place: Place) -> Iterator[Measured]:

@@ -22,7 +22,7 @@ from embodied.selftest.place import Place
 from embodied.selftest.policies import OFT, Made, made, question, there
 
 ROUNDS = 3
-LEAST_S = 1.0  # of a round on a GPU
+LEAST_S = 1.0  # shortest round on a GPU
 ACT, LEARN = (1, 8, 32), (1, 8)  # rows
 
 

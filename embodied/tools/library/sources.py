@@ -41,7 +41,7 @@ class Argument:
     target: str  # dotted path of the class or function
     meaning: str
     default: str
-    file: str  # that says so
+    file: str  # file with the value
 
 
 def settings(key: str, target: str | None = None) -> list[str]:
@@ -91,7 +91,7 @@ def relative(file: str | Path) -> str:
 class Choice:
     """A file of a group of the configuration."""
 
-    name: str  # as a command line chooses it: GROUP=NAME
+    name: str  # GROUP=NAME of the command line
     meaning: str
     file: str
 

@@ -24,7 +24,7 @@ class Mapped:
 
     images: tuple[tuple[Source, Form], ...]
     size: tuple[int, int]  # H, W of a picture
-    turned: bool  # by 180°
+    turned: bool  # turns pictures by 180°
     state: tuple[Source, ...]
     state_dim: int
     instruction: Source | None

@@ -65,7 +65,7 @@ class Guarded:
     def __init__(self, verifier: Unbounded, timeout_s: float = 10.0) -> None:
         self._verifier, self._timeout_s = verifier, timeout_s
         self._helper: Helper | None = None
-        self._functions: dict[Callable[..., Any], int] = {}  # that the helper has, or the next one will have
+        self._functions: dict[Callable[..., Any], int] = {}  # numbers of functions in this or the next helper
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the verifier raises, is not done in time, or its process ends. An error

@@ -181,7 +181,7 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port or the host
+    except ValueError:  # the port or the host is malformed
         return False
     return named and text.isascii() and text.isprintable() and " " not in text
 

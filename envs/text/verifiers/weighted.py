@@ -17,10 +17,10 @@ from .remote import Remote
 class Part:
     verifier: Tolerant
     weight: float
-    limited: Guarded | Remote | None = None  # what has a time limit in it
+    limited: Guarded | Remote | None = None  # part that has a time limit
     scale: float | None = None  # a right response is worth this, a wrong one minus this; None = its score
 
-    clip_min: float = -math.inf  # of the weighted reward
+    clip_min: float = -math.inf  # lower bound of the weighted reward
     clip_max: float = math.inf
 
     def worth(self, verdict: Verdict) -> float:

@@ -42,7 +42,7 @@ def _is_one_box(text: str) -> bool:
 
 
 def _last(text: str) -> str | None:
-    opened: list[int | None] = []  # for each brace that is open: where the box's content begins; None: no box
+    opened: list[int | None] = []  # start of the box's content for each open brace; None: no box
     found = None
     for token in _TOKENS.finditer(text):
         sign = token[0]

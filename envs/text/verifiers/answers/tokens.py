@@ -154,7 +154,7 @@ class _Tokeniser:
 
     def _sign(self, sign: str, end: int) -> None:
         if sign == "$":
-            self._at = end  # where a formula begins and ends
+            self._at = end  # skips the sign at either end of a formula
             return
         if sign == "}" and self._braces and self._braces[-1] is not None:
             self._braces.pop()

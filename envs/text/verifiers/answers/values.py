@@ -32,10 +32,10 @@ class Answer:
 
     kind: str
     key: str  # LaTeX of one spelling for equal answers, without unit and label
-    value: Fraction | None = None  # of a number
+    value: Fraction | None = None  # value of a number
     unit: Unit | None = None
-    label: str | None = None  # what it is said to be the value of: x of x=5
-    items: tuple[Answer, ...] = ()  # of a list or set; order does not count
+    label: str | None = None  # left side of an equation: x of x=5
+    items: tuple[Answer, ...] = ()  # members of a list or set; order does not count
 
     @property
     def whole(self) -> str:
