@@ -35,7 +35,7 @@ SMALL = {
     "simplevla_libero.sh": ("verl", ROBOT),
     "roll_math.yaml": ("roll", MODEL),
     "cosmos_math.toml": ("cosmos-rl", MODEL),
-    "cosmos_vla.toml": ("cosmos-rl", ("env=libero_10", *ROBOT, *NO_FILES)),
+    "cosmos_vla.toml": ("cosmos-rl", ("env=libero_10", *ROBOT, *NO_FILES, "actor.global_batch_size=4096")),
 }
 """File → whose it is, and what a user gives beside it."""
 PAGES = {
