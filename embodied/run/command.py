@@ -91,10 +91,10 @@ def typed(argv: Sequence[str], config_name: str, processes: Group) -> str:
 
 def _check_entry(composed: Composed, config_name: str) -> None:
     """Raises :class:`ConfigError` if demonstrations are asked of a command that trains, or training of the other."""
-    task = composed.config.runner.task_type
-    if (task == "demos") != (config_name == "demos"):
+    runner = composed.config.runner
+    if runner.task.records != (config_name == "demos"):
         raise ConfigError(
-            f"runner.task_type is {task}, which this command does not do",
+            f"runner.task_type is {runner.task_type}, which this command does not do",
             "run python -m embodied.tools.demos to make demonstrations, and embodied.train or embodied.sft to train",
         )
 
@@ -169,4 +169,4 @@ def _recipe(checked: Checked) -> Recipe:
         return selftest.run
     if runner.only_eval:
         return evaluate.run if runner.answers is None else verify.run
-    return sft.run if runner.task_type == "sft" else rl.run
+    return sft.run if runner.task.supervised else rl.run

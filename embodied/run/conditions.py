@@ -13,7 +13,7 @@ from embodied.run.build import origin_of, sampling
 from embodied.run.preflight import Checked
 from embodied.run.sides import EnvSide
 from embodied.schema import EnvEvalConfig
-from embodied.types import PolicySpec, TextAction
+from embodied.types import PolicySpec
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,7 @@ def _sampling(checked: Checked) -> dict[str, Any]:
     """How actions are drawn; of robots without what only texts have."""
     drawn = asdict(sampling(checked.config.algorithm.val_sampling_params))
     del drawn["logprob_dtype"]  # a training's alone
-    if isinstance(checked.eval.spec.action, TextAction):
-        return drawn
-    return {name: drawn[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
+    return checked.eval.kind.sampling_fields(drawn)
 
 
 def _weights(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> str:

@@ -64,7 +64,7 @@ class Counted:
         engine = None if rollout.backend == "native" else int(rollout.gpu_memory_utilization * gpu)
         derived = build.sizes(checked, self.policy)
         steps = derived.optimizer_steps * checked.config.runner.max_epochs
-        if checked.config.runner.task_type == "sft":
+        if checked.config.runner.task.supervised:
             steps = checked.config.sft.steps_per_iteration * checked.config.runner.max_epochs
         slab = slab_bytes(derived.fields, derived.rows)
         kept = 0 if on_gpu else self.allocator
@@ -197,7 +197,7 @@ class _Counter:
             act, graphs = self._lanes(self._policy, rows)
         graphs = 0 if config.rollout.eager(rows) else graphs
         trained = [p for _, p in self._policy.named_parameters() if p.requires_grad]
-        if (only_evaluates(config) and config.runner.task_type != "sft") or not trained:
+        if (only_evaluates(config) and not config.runner.task.supervised) or not trained:
             return decision, Passes(act, None, graphs=graphs)
         return decision, Passes(act, self._update(self._policy, decision), graphs=graphs)
 
@@ -298,7 +298,7 @@ class _Counter:
         """Records of a pass of this process, and whether an optimizer batch has several passes."""
         actor = self._checked.config.actor
         records = actor.global_batch_size
-        if self._checked.config.runner.task_type != "sft":
+        if not self._checked.config.runner.task.supervised:
             episodes = schema.episodes_per_iteration(self._checked.config)
             records = min(records, episodes * -(-self._checked.train.max_steps // self._policy.spec.num_action_chunks))
         together = schema.context_parallel_size(self._checked.config)

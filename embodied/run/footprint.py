@@ -129,7 +129,7 @@ def footprint(
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
-    judges = config.reward.use_reward_model and learns and config.runner.task_type != "sft"
+    judges = config.reward.use_reward_model and learns and not config.runner.task.supervised
     judge = of_reward_model(checked) if judges else None
     if judge is not None:
         _add_reward_model(parts, more, judge, on_gpu)
@@ -177,7 +177,7 @@ def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
 
 def acts_with_others(config: schema.Config) -> bool:
     """Whether what acts in training has trained weights of its own."""
-    return config.runner.task_type != "sft" and bool(
+    return not config.runner.task.supervised and bool(
         config.algorithm.max_staleness or config.runner.weight_sync_interval > 1
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from embodied.data.text import Written
 from embodied.errors import SpecMismatchError
@@ -12,7 +13,7 @@ from embodied.run.preflight import Checked
 from embodied.run.shares import only_evaluates
 from embodied.run.sides import EnvSide
 from embodied.runtime.plan import EVAL_SEEDS
-from embodied.types import Start, TextAction
+from embodied.types import Start
 
 MOST = 256  # prompts that are looked at
 FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer one
@@ -21,13 +22,11 @@ FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer 
 def longest(checked: Checked, policy: Policy) -> str:
     """Returns the longest instruction that the policy is given: of robots the longest task; of texts the longest of
     some prompts, where they are known before the run, else one as long as the policy takes."""
-    supervised = checked.config.runner.task_type == "sft"
+    supervised = checked.config.runner.task.supervised
     side = checked.eval if only_evaluates(checked.config) and not supervised else checked.train
-    if not isinstance(side.spec.action, TextAction):
-        return max(side.spec.tasks, key=len, default="")
     shown = (one.instruction for one in checked.demonstrations.train if isinstance(one, Written))
     known = shown if supervised else _asked(side)
-    return max(known, key=lambda text: len(text.encode(errors="replace")), default="") or _most(side, policy)
+    return side.kind.longest_prompt(side.spec.tasks, known, partial(_most, side, policy))
 
 
 def _asked(side: EnvSide) -> Iterator[str]:

@@ -12,7 +12,8 @@ from embodied.errors import ConfigError
 from embodied.perturbations import Condition
 from embodied.protocols import Env
 from embodied.run import perturbations
-from embodied.types import EnvSpec, TextAction
+from embodied.run.action_kind import ActionKind, kind_of
+from embodied.types import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class EnvSide:
     spec: EnvSpec
     max_steps: int
     conditions: tuple[Condition, ...]  # that perturb its episodes; none without ``perturb``
+    kind: ActionKind  # robot or text
 
     @property
     def identity(self) -> str:
@@ -51,8 +53,7 @@ def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
             f"env.{name} offers {len(spec.tasks)} tasks with num_init_states {list(spec.num_init_states)}",
             f"choose tasks with at least one initial state: the keys of {side.target} under env.{name}",
         )
-    steps = side.max_episode_steps or spec.max_episode_steps
-    if isinstance(spec.action, TextAction):
-        steps = min(steps, spec.max_episode_steps)  # sizes for robots, e.g. of experiment=laptop, allow more
+    kind = kind_of(spec)
+    steps = kind.max_steps(side.max_episode_steps or spec.max_episode_steps, spec.max_episode_steps)
     conditions = tuple(perturbations.conditions(side.perturb, f"env.{name}.perturb"))
-    return EnvSide(name, side, kwargs, env, spec, steps, conditions)
+    return EnvSide(name, side, kwargs, env, spec, steps, conditions, kind)

@@ -20,7 +20,6 @@ from embodied.run.shares import slots_of, workers_of
 from embodied.run.sides import EnvSide
 from embodied.runtime.plan import states_of_training
 from embodied.runtime.slab import slab_bytes
-from embodied.types import TextAction
 
 
 def of_training(
@@ -71,17 +70,10 @@ def of_cloning(checked: Checked, model: Model, cloner: Cloner, folder: Path) -> 
     config, steps, batch = checked.config, checked.config.sft.steps_per_iteration, cloner.config.actor.global_batch_size
     total = config.runner.max_epochs * steps * batch
     told = dict.fromkeys(one.instruction for one in cloner.episodes)
-    given, more = len(cloner.episodes), f"{len(cloner.held_out)} more for validation"
-    writes = isinstance(checked.train.spec.action, TextAction)
-    if writes:
-        what = [["answers", f"{given} to {len(told)} prompts, {more}"]]
-    else:
-        chunk = model.policy.spec.num_action_chunks
-        what = [["episodes", f"{given} of {len(told)} tasks, {more}"]]
-        what.append(["samples", f"{len(cloner.samples)} chunks of {chunk} actions"])
-    rows = [
+    kind, samples = checked.train.kind, f"{len(cloner.samples)} chunks of {model.policy.spec.num_action_chunks} actions"
+    return [
         ["demonstrations", ", ".join(config.data.train_data_paths)],
-        *what,
+        *kind.demonstrated(len(cloner.episodes), len(told), len(cloner.held_out), samples),
         ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *_process_lines(checked, model),
@@ -90,10 +82,8 @@ def of_cloning(checked: Checked, model: Model, cloner: Cloner, folder: Path) -> 
         *_policy_lines(config, model.policy),
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
+        *kind.not_demonstrated(checked.eval.spec.tasks, told),
     ]
-    if not writes and (without := [task for task in checked.eval.spec.tasks if task not in told]):
-        rows.append(["tasks of env.eval without a demonstration", f"{len(without)}, e.g. {without[0]!r}"])
-    return rows
 
 
 def of_evaluation(checked: Checked, model: Model, sizes: Sizes, folder: Path) -> list[list[str]]:
