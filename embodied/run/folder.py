@@ -38,6 +38,8 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 
+NEW_KEYS = ("data.action_key", "data.rotate_images", "env.train.image_layout", "env.train.image_range")
+"""Keys that runs of before do not have. Null asks for what these did."""
 
 FIRST = "first"
 """Folder in it of the run that came first (``runner.first``)."""
@@ -152,7 +154,7 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
         ) from error
     if "protocol" in resolved:  # a folder of demonstrations says of it what concerns them
         before.setdefault("protocol", defaults(ProtocolConfig))  # runs of before there were protocols
-    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE)]
+    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE) and not _asks_nothing(*d)]
     if differ:
         lines = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in differ[:12])
         raise RunFolderError(
@@ -163,6 +165,10 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
 
 
 _ABSENT = "(not set)"
+
+
+def _asks_nothing(key: str, old: Any, new: Any) -> bool:
+    return key in NEW_KEYS and old == _ABSENT and new is None
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
