@@ -14,8 +14,9 @@ from ranks import free_port
 
 from embodied.parallel.group import Group
 from embodied.run import counting
+from embodied.run.given import Checked
 from embodied.run.memory import Plan
-from embodied.run.preflight import Checked, check
+from embodied.run.preflight import check
 from embodied.schema.compose import compose
 
 HERE = Path(__file__).parent

@@ -12,7 +12,8 @@ from embodied.doctor.machine import FEWER, LEAST_DISK, container_memory, room
 from embodied.errors import EmbodiedError
 from embodied.parallel.group import Group
 from embodied.run.footprint import Footprint, Weights, footprint, of_files
-from embodied.run.preflight import Checked, Rules
+from embodied.run.given import Checked
+from embodied.run.preflight import Rules
 from embodied.runtime.slab import available_memory
 from embodied.schema.compose import compose_unchecked
 

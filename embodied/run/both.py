@@ -16,7 +16,7 @@ from embodied.errors import EvaluationError
 from embodied.observe.console import Console
 from embodied.run.compare import compare
 from embodied.run.evaluations import SAMPLED, read
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.verdict import lines, table
 
 NAMES = ("greedy", "sampled")

@@ -22,7 +22,7 @@ from embodied.parallel.sharding import Parallel, make_parallel, plan_parallel
 from embodied.protocols import Policy
 from embodied.run import starts
 from embodied.run.folder import RunFolder
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.shares import only_evaluates, slots_of
 from embodied.runtime.slab import info_fields, runtime_fields

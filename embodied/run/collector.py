@@ -15,9 +15,10 @@ from embodied.run.build import Sizes, sampling
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import Collected
 from embodied.run.generations import Details
+from embodied.run.given import Checked
 from embodied.run.model_reward import Answers, ModelReward
-from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
+from embodied.run.results import add_up, in_order
 from embodied.run.simulators import Simulators, Workers
 from embodied.runtime.plan import randomised, train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
@@ -122,7 +123,7 @@ class Collector:
         most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
         judge = dynamic_sampling.make_judge(algorithm, penalty, limit)
         results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
-        return Collected(results, everything, dynamic_sampling.add_up(found), rounds, greedy, returned)
+        return Collected(results, everything, add_up(found), rounds, greedy, returned)
 
     def _answers(self) -> Answers | None:
         """Makes what keeps the answers of a rollout, if they are scored or printed."""
@@ -191,12 +192,6 @@ class Collector:
         """Ends the workers."""
         if self._workers is not None:
             self._workers.close()
-
-
-def in_order(plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]]) -> list[EpisodeResult]:
-    """Returns the results of all processes, given by rank, in the plan's order."""
-    found = {r.episode.episode_id: replace(r, rank=rank) for rank, share in enumerate(shares) for r in share}
-    return [found[episode.episode_id] for episode in plan]
 
 
 def shown(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:

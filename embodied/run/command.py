@@ -26,7 +26,7 @@ from embodied.schema.arguments import parse_argv
 
 if TYPE_CHECKING:
     from embodied.observe.console import Console
-    from embodied.run.preflight import Checked
+    from embodied.run.given import Checked
     from embodied.runtime.signals import StopSignal
     from embodied.schema.compose import Composed
 

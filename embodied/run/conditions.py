@@ -10,8 +10,7 @@ from typing import Any
 
 from embodied.learn.checkpoint_meta import read_meta
 from embodied.run.build import origin_of, sampling
-from embodied.run.preflight import Checked
-from embodied.run.sides import EnvSide
+from embodied.run.given import Checked, EnvSide
 from embodied.schema import EnvEvalConfig
 from embodied.types import PolicySpec, TextAction
 

@@ -28,7 +28,7 @@ from embodied.learn.live_bytes import LiveBytes, TooLargeError, highest, reset_h
 from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run import build
 from embodied.run.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.prompts import longest
 from embodied.run.rank_share import share_of
 from embodied.run.shares import only_evaluates, slots_of

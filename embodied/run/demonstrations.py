@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from embodied import instructions, schema
 from embodied.data.demonstrations import Demonstration, Wanted, check_fit
 from embodied.data.reading import read
 from embodied.data.samples import hold_out
-from embodied.data.text import Columns, Written
+from embodied.data.text import Columns
 from embodied.data.text_reading import Reader
 from embodied.errors import ConfigError, DatasetError
 from embodied.rows.hub import WHOLE, Part
-from embodied.run.sides import EnvSide
+from embodied.run.given import Demonstrated, EnvSide
 from embodied.schema.links import custom_name
 from embodied.types import EnvSpec, TextAction
-
-
-@dataclass(frozen=True)
-class Demonstrated:
-    """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
-
-    train: Sequence[Demonstration] | Sequence[Written]
-    held_out: Sequence[Demonstration] | Sequence[Written]
 
 
 def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:

@@ -10,7 +10,7 @@ import torch
 
 from embodied import schema
 from embodied.errors import DeviceMemoryError
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.shares import slots_of
 from embodied.run.simulators import policy_batch
 

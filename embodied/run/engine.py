@@ -17,7 +17,7 @@ from embodied.parallel.sharding import DTYPES, REPLICATE
 from embodied.protocols import Policy, ServedByEngine
 from embodied.run import engine_process
 from embodied.run.build import Model
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.shares import folder_of_rank, slots_of
 from embodied.runtime.engine.engine import Engine, EngineConfig
 from embodied.runtime.engine.evidence import Evidence

@@ -21,7 +21,7 @@ from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files
 
 if TYPE_CHECKING:
-    from embodied.run.preflight import Checked
+    from embodied.run.given import Checked
 
 QUANTIZED: Mapping[Any, float] = {8: 1, 4: 0.5 + 1 / 64 + 4 / 64 / 256}  # a weight, with its part of the scales
 SIMULATOR = 3 * 2**28  # bytes; what a worker takes at the least once a simulator is imported and one scene is built

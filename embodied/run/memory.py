@@ -16,7 +16,7 @@ from embodied.run.build import device_of
 from embodied.run.counting import Counted, count
 from embodied.run.device_memory import Phase, remedies
 from embodied.run.footprint import Footprint, Pass, Weights, footprint, in_files, readable
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.weight_kinds import kinds_of
 from embodied.runtime.slab import available_memory

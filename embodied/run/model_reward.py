@@ -24,7 +24,7 @@ from embodied.parallel.reward_shards import RewardShards, check_can_shard, told,
 from embodied.protocols import RewardModel
 from embodied.run.build import Model
 from embodied.run.generations import Details, last_answer
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.types import EnvSpec, EpisodeResult
 
 

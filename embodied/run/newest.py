@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embodied.learn.checkpoint import NAME, place
 from embodied.observe.screen import Look
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 
 MOST_BYTES = 1 << 26
 """A larger ``metrics.jsonl`` is not read for the panel."""

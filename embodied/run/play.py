@@ -28,10 +28,10 @@ from embodied.protocols import Expert, Policy
 from embodied.run.build import Model, open_model, sampling
 from embodied.run.device_memory import explained
 from embodied.run.engine import open_engine
-from embodied.run.evaluate import job_of, planned
+from embodied.run.evaluator import job_of, planned
 from embodied.run.generations import Generations
+from embodied.run.given import Checked
 from embodied.run.pools import pool_config, reward_of
-from embodied.run.preflight import Checked
 from embodied.run.random_actions import RandomActions
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, open_fork_server

@@ -8,9 +8,8 @@ from embodied.data.text import Written
 from embodied.errors import SpecMismatchError
 from embodied.instructions import FIELD
 from embodied.protocols import KnowsPrompts, Policy
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked, EnvSide
 from embodied.run.shares import only_evaluates
-from embodied.run.sides import EnvSide
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.types import Start, TextAction
 

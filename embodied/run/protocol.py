@@ -19,7 +19,7 @@ from typing import Any
 from embodied.protocols import PreparesPictures
 from embodied.run.conditions import Conditions, env_of
 from embodied.run.evaluations import MEANS
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.trainings import left_out_by
 from embodied.schema.links import at
 from embodied.schema.protocol import asked

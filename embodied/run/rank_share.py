@@ -16,7 +16,7 @@ from embodied.parallel.sharding import DTYPES, strategy_of
 from embodied.parallel.units import units_of
 from embodied.protocols import Policy
 from embodied.run.footprint import NOTHING, Gathered, Weights
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.schema import FsdpConfig
 
 

@@ -13,7 +13,7 @@ from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files
 
 if TYPE_CHECKING:
-    from embodied.run.preflight import Checked
+    from embodied.run.given import Checked
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 ELEMENT = re.compile(r"(.*?\.\d+)\.")  # of an outermost list of modules, in the name of a weight

@@ -27,13 +27,14 @@ from embodied.run.build import Model, open_folder, open_model, origin_of, sampli
 from embodied.run.collector import Collector
 from embodied.run.conditions import what_to_expect
 from embodied.run.engine import open_engine
-from embodied.run.evaluate import Evaluator
+from embodied.run.evaluator import Evaluator
 from embodied.run.gain import gain
+from embodied.run.given import Checked
 from embodied.run.memory import plan_dry_run
 from embodied.run.model_reward import make_model_reward
 from embodied.run.newest import newest_of
-from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
+from embodied.run.results import failed_verdicts
 from embodied.run.saves import Saves, due
 from embodied.run.shares import folder_of_rank
 from embodied.run.simulators import Simulators, open_fork_server
@@ -151,7 +152,7 @@ def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: 
     """Logs an iteration, and begins the times of the next."""
     reporter.log(iteration, metrics.with_times(found, reporter.sections, together))
     if failures := found.get("rollout/verifier_failures"):
-        reporter.console.say(metrics.failed_verdicts(failures, found["rollout/episodes"]))
+        reporter.console.say(failed_verdicts(failures, found["rollout/episodes"]))
     if found["rollout/zero_advantage_share"] == 1:
         reporter.console.say(NOTHING_LEARNT)
     reporter.sections.reset()

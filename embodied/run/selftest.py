@@ -30,8 +30,8 @@ from embodied.run import summary
 from embodied.run.build import open_folder, open_model, sizes
 from embodied.run.conditions import conditions
 from embodied.run.engine import open_engine
-from embodied.run.evaluate import Evaluator
-from embodied.run.preflight import Checked
+from embodied.run.evaluator import Evaluator
+from embodied.run.given import Checked
 from embodied.run.protocol import described, protocol
 from embodied.run.reporter import Reporter
 from embodied.run.shares import folder_of_rank, slots_of

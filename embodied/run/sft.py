@@ -17,10 +17,10 @@ from embodied.observe.console import Console
 from embodied.run import metrics, summary
 from embodied.run.build import Model, open_folder, open_model, origin_of
 from embodied.run.engine import open_engine
-from embodied.run.evaluate import Evaluator
+from embodied.run.evaluator import Evaluator
+from embodied.run.given import Checked
 from embodied.run.memory import plan_dry_run
 from embodied.run.newest import newest_of
-from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
 from embodied.run.shares import folder_of_rank

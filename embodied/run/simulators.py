@@ -17,11 +17,10 @@ from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy
 from embodied.run.build import Model, reproducible_arithmetic, sizes
 from embodied.run.engine import MAX_LANES, max_gap
+from embodied.run.given import Checked, EnvSide
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter, counting_successes
 from embodied.run.shares import folder_of_rank, render_gpus_of, slots_of
-from embodied.run.sides import EnvSide
 from embodied.runtime.decoder import Decoder
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.port import EnginePort

@@ -13,11 +13,10 @@ from embodied.protocols import Policy, SaysWhatItReads
 from embodied.run.build import Model, Sizes
 from embodied.run.conditions import conditions, limit_of
 from embodied.run.exports import FOLDER as EXPORTS
+from embodied.run.given import Checked, EnvSide
 from embodied.run.model_reward import ModelReward
-from embodied.run.preflight import Checked
 from embodied.run.reports import FILE as REPORT
 from embodied.run.shares import slots_of, workers_of
-from embodied.run.sides import EnvSide
 from embodied.runtime.plan import states_of_training
 from embodied.runtime.slab import slab_bytes
 from embodied.types import TextAction

@@ -33,7 +33,7 @@ from embodied.run import metrics
 from embodied.run.collector import Collector
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import Collected
-from embodied.run.preflight import Checked
+from embodied.run.given import Checked
 from embodied.run.reporter import Reporter
 from embodied.runtime.signals import StopSignal
 

@@ -18,8 +18,8 @@ from embodied.protocols import Policy
 from embodied.run import summary
 from embodied.run.answers import FileAnswers, read
 from embodied.run.build import Model, open_folder, sizes
-from embodied.run.evaluate import Evaluator
-from embodied.run.preflight import Checked
+from embodied.run.evaluator import Evaluator
+from embodied.run.given import Checked
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, open_fork_server
 from embodied.runtime.signals import StopSignal

@@ -33,8 +33,9 @@ from embodied.protocols import ROUNDINGS, Examples, Policy
 from embodied.random import Stream
 from embodied.run.build import Model, reproducible_arithmetic
 from embodied.run.conditions import Conditions, conditions
+from embodied.run.given import Checked
 from embodied.run.observations import GREEDY, examples_of, spread
-from embodied.run.preflight import Checked, check
+from embodied.run.preflight import check
 from embodied.run.protocol import protocol
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, policy_batch

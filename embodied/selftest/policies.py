@@ -15,7 +15,8 @@ from embodied.parallel.group import Group
 from embodied.protocols import Policy
 from embodied.random import Stream
 from embodied.run.build import build_policy, sampling
-from embodied.run.preflight import Checked, check
+from embodied.run.given import Checked
+from embodied.run.preflight import check
 from embodied.runtime.plan import noise
 from embodied.schema.compose import compose
 from embodied.types import Sampling

@@ -25,8 +25,9 @@ from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
+from embodied.run.given import Checked
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked, check
+from embodied.run.preflight import check
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.memory import proportional_memory
 from embodied.runtime.pool import Pool

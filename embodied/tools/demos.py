@@ -24,8 +24,8 @@ from embodied.observe.console import Console
 from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
 from embodied.run.folder import RunFolder
+from embodied.run.given import Checked
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked
 from embodied.run.shares import render_gpus_of
 from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.fork_server import ForkServer

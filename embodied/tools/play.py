@@ -19,8 +19,8 @@ from embodied.run import command
 
 if TYPE_CHECKING:
     from embodied.observe.console import Console
+    from embodied.run.given import Checked
     from embodied.run.play import Choice
-    from embodied.run.preflight import Checked
     from embodied.runtime.signals import StopSignal
 
 

@@ -11,9 +11,11 @@ import pytest
 
 from embodied.parallel.group import Group
 from embodied.random import Stream
-from embodied.run.collector import Collector, in_order
-from embodied.run.evaluate import job_of, planned
-from embodied.run.preflight import Checked, check
+from embodied.run.collector import Collector
+from embodied.run.evaluator import job_of, planned
+from embodied.run.given import Checked
+from embodied.run.preflight import check
+from embodied.run.results import in_order
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.schema.compose import compose
 from embodied.types import Episode, EpisodeResult, Start

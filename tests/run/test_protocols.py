@@ -15,8 +15,9 @@ import pytest
 from embodied.parallel.group import Group
 from embodied.run import protocol
 from embodied.run.conditions import Conditions, conditions
-from embodied.run.evaluate import Evaluator
-from embodied.run.preflight import Checked, check
+from embodied.run.evaluator import Evaluator
+from embodied.run.given import Checked
+from embodied.run.preflight import check
 from embodied.run.protocol import Protocol
 from embodied.schema.compose import compose
 from embodied.testing import FakePolicy

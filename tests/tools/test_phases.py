@@ -16,7 +16,7 @@ import pytest
 from embodied import cli
 from embodied.errors import ConfigError
 from embodied.observe.console import PlainConsole
-from embodied.run.demonstrations import Demonstrated
+from embodied.run.given import Demonstrated
 from embodied.serving.loading import Loaded
 from embodied.testing import FakeEnv, FakePolicy
 

@@ -1,0 +1,59 @@
+"""What a run is given: its configuration, the envs of both sides, its demonstrations. Values alone, made by
+:mod:`embodied.run.preflight`; needs no torch and no simulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embodied import schema
+from embodied.data.demonstrations import Demonstration
+from embodied.data.text import Written
+from embodied.parallel.group import Group
+from embodied.perturbations import Condition
+from embodied.protocols import Env
+from embodied.schema.compose import Composed
+from embodied.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class EnvSide:
+    """``env.train`` or ``env.eval`` with what its env offers. Sides of equal ``identity`` can share their workers."""
+
+    name: str
+    config: schema.EnvSideConfig
+    kwargs: Mapping[str, Any]
+    env: Env  # constructed to be asked, never reset
+    spec: EnvSpec
+    max_steps: int
+    conditions: tuple[Condition, ...]  # that perturb its episodes; none without ``perturb``
+
+    @property
+    def identity(self) -> str:
+        """What its simulators depend on. Rewards are no part of it: each episode says whose count."""
+        return json.dumps([self.config.target, dict(self.kwargs)], sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Demonstrated:
+    """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
+
+    train: Sequence[Demonstration] | Sequence[Written]
+    held_out: Sequence[Demonstration] | Sequence[Written]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A configuration whose envs were constructed (not built) and found to exist, and the processes of the run."""
+
+    composed: Composed
+    train: EnvSide
+    eval: EnvSide
+    processes: Group
+    demonstrations: Demonstrated  # none unless task_type is sft
+
+    @property
+    def config(self) -> schema.Config:
+        return self.composed.config
