@@ -8,6 +8,7 @@ import pytest
 
 from embodied.errors import ConfigError, EmbodiedError, UnknownKeyError, UnknownNameError
 from embodied.perturbations import Perturbation
+from embodied.run import perturbations
 from embodied.run.sides import make_side
 from embodied.schema import conditions_of
 from embodied.schema.compose import compose

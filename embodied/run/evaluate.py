@@ -7,14 +7,10 @@ from contextlib import ExitStack
 from embodied.observe.console import Console
 from embodied.observe.services import SERVICES
 from embodied.run import both, summary
-from embodied.run.build import open_folder, open_model, sizes
-from embodied.run.engine import open_engine
+from embodied.run.build import sizes
 from embodied.run.evaluator import Evaluator
 from embodied.run.given import Checked
-from embodied.run.memory import plan_dry_run
-from embodied.run.reporter import Reporter
-from embodied.run.shares import folder_of_rank
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.session import open_session
 from embodied.runtime.signals import StopSignal
 
 
@@ -24,25 +20,21 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     Raises:
         Stopped: a signal came before there were results.
     """
-    runner = checked.config.runner
+    config, sides, processes = checked.config, checked.sides, checked.processes
+    runner, side = config.runner, checked.eval
     with ExitStack() as opened:
-        reporter = Reporter(console, checked.processes, runner)
-        opened.enter_context(reporter)
-        folder = opened.enter_context(open_folder(checked))
-        server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        memory = plan_dry_run(checked, reporter)
-        model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
-        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
-        engine = opened.enter_context(open_engine(checked, model, own, console))
-        simulators = Simulators(checked, model, folder.path, server, reporter, engine)
-        asked = both.evaluations(checked)
-        evaluators = [Evaluator(one, simulators, folder.path, reporter, resumable=True, ending=ending)
+        session = opened.enter_context(open_session(checked, console))
+        reporter, folder, model = opened.enter_context(session.reporter), session.path, session.model
+        simulators = session.simulators(config, sides, opened.enter_context(session.engine()))
+        asked = both.evaluations(checked.composed)
+        evaluators = [Evaluator(one, side, simulators, folder, reporter, resumable=True, ending=ending)
                       for ending, one in asked.items()]  # fmt: skip
-        first = summary.of_evaluation(asked[""], model, sizes(checked, model.policy), folder.path)
+        numbers = sizes(config, sides, processes, model.policy.spec)
+        first = summary.of_evaluation(asked[""], side, processes, model, numbers, folder)
         console.table(f"{runner.experiment_name}", first + both.planned([*asked.values()]))
         if runner.dry_run:
-            if memory is not None:
-                memory.say(console)
+            if session.memory is not None:
+                session.memory.say(console)
             return
         stop.hold_from_now()
         if services := [name for name in runner.logger.logger_backends if name in SERVICES]:
@@ -55,7 +47,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         for evaluator in evaluators:  # not before: one that has ended is not run again if the next is interrupted
             evaluator.forget(0)
         reporter.track(0, {name: value for one in found for name, value in one.items()})
-        if len(evaluators) > 1 and checked.processes.is_main:
-            both.show(console, folder.path / "eval" / "000000.json")
+        if len(evaluators) > 1 and processes.is_main:
+            both.show(console, folder / "eval" / "000000.json")
         reporter.finish(stop)
-        console.table("where things are", summary.places(checked, folder.path))
+        console.table("where things are", summary.places(runner.logger.logger_backends, sides, folder))

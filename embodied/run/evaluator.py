@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from embodied.run.build import sampling
 from embodied.run.conditions import Conditions, checkpoint_of, conditions, env_of
 from embodied.run.device_memory import explained
 from embodied.run.generations import Details, Generations, generations_table, write
-from embodied.run.given import Checked
+from embodied.run.given import EnvSide
 from embodied.run.reporter import Reporter
 from embodied.run.results import add_up, failed_verdicts, in_order, of_problems
 from embodied.run.simulators import Simulators, Workers
@@ -29,7 +29,8 @@ from embodied.run.videos import show_side_by_side
 from embodied.runtime.plan import eval_plan, under_conditions, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import StopSignal
-from embodied.schema import EnvEvalConfig
+from embodied.schema import Config, EnvEvalConfig
+from embodied.schema.compose import Composed
 from embodied.types import Episode, EpisodeResult, TextAction, WorkerFacts
 
 Share = tuple[list[EpisodeResult], RolloutStats, list[dict[str, Any]], list[WorkerFacts]]
@@ -40,6 +41,7 @@ class Evaluator:
     """Runs evaluations of the policy that acts at the time. Each process runs its share of the episodes.
 
     Args:
+        side: the env that is evaluated in.
         folder: the run's, where results go.
         keep_workers: whether workers that an evaluation starts stay for the next one.
         answers: what is evaluated if it is no policy.
@@ -49,16 +51,17 @@ class Evaluator:
     """
 
     def __init__(
-        self, checked: Checked, simulators: Simulators, folder: Path, reporter: Reporter, keep_workers: bool = False,
-        answers: FileAnswers | None = None, resumable: bool = False, ending: str = "",
+        self, composed: Composed, side: EnvSide, simulators: Simulators, folder: Path, reporter: Reporter,
+        keep_workers: bool = False, answers: FileAnswers | None = None, resumable: bool = False, ending: str = "",
     ) -> None:  # fmt: skip
         self._answers, self._resumable, self._ending = answers, resumable, ending
-        self._checked, self._simulators, self._folder, self._reporter = checked, simulators, folder, reporter
-        self._checkpoint = checkpoint_of(checked)
+        self._composed, self._config, self._side = composed, composed.config, side
+        self._simulators, self._folder, self._reporter = simulators, folder, reporter
+        self._checkpoint = checkpoint_of(composed.config)
         self._keep_workers, self._kept = keep_workers, ExitStack()
         self._workers: Workers | None = None
-        written = checked.config.runner.logger.log_val_generations > 0
-        self._details = Details.of(checked.config, simulators.model.policy) if written else Details()
+        written = composed.config.runner.logger.log_val_generations > 0
+        self._details = Details.of(composed.config, simulators.model.policy) if written else Details()
 
     def evaluate(
         self, iteration: int, weight_version: int, stop: StopSignal, workers: Workers | None = None
@@ -73,12 +76,12 @@ class Evaluator:
         """
         results, stats, kept, facts = self._collect(iteration, weight_version, stop, workers)
         under = self._conditions(iteration)
-        held_to = protocol.protocol(self._checked, under, facts, self._simulators.model.policy)
+        held_to = protocol.protocol(self._composed, self._side, under, facts, self._simulators.model.policy)
         if self._simulators.processes.is_main and kept:
             write(self._folder / "generations" / f"{self._name(iteration)}.jsonl", kept, held_to.named)
             name, columns, rows = generations_table(kept)
             self._reporter.table(iteration, self._called(name), columns, rows)
-        problems = of_problems(self._checked.eval.env, stats.failures, "eval")
+        problems = of_problems(self._side.env, stats.failures, "eval")
         found = self._report(iteration, results, under, held_to)
         if stats.failures:
             self._reporter.console.say(failed_verdicts(stats.failures, len(results)))
@@ -96,7 +99,7 @@ class Evaluator:
         """Runs the plan; returns what all processes have run."""
         model, plan = self._simulators.model, self._plan(iteration)
         share = self._simulators.processes.share(plan)
-        with ExitStack() as opened, explained(model.device, self._checked, "rollout"), model.sharding.acting():
+        with ExitStack() as opened, self._explained(), model.sharding.acting():
 
             def own() -> Share:
                 fitting = self._fitting(workers, opened)
@@ -107,12 +110,16 @@ class Evaluator:
         texts = [text for one in shares for text in one[2]]
         return results, add_up([one[1] for one in shares]), texts, [fact for one in shares for fact in one[3]]
 
+    def _explained(self) -> AbstractContextManager[None]:
+        simulators = self._simulators
+        return explained(simulators.model.device, self._config, simulators.processes, "rollout")
+
     def _run(self, workers: Workers, share: Sequence[Episode], job: Job, unfinished: Unfinished) -> Share:
         """Runs what is left of this process's share."""
         unfinished.read(share)
-        before, most = unfinished.results, self._checked.config.runner.logger.log_val_generations
+        before, most = unfinished.results, self._config.runner.logger.log_val_generations
         left = [episode for episode in share if episode.episode_id not in before]
-        texts = Generations(self._checked.eval.spec, workers.slab.arrays, most, self._details)
+        texts = Generations(self._side.spec, workers.slab.arrays, most, self._details)
         texts.kept += unfinished.texts
         if before:
             self._reporter.console.say(f"{len(before)} of {len(share)} episodes were run before; the others follow")
@@ -149,7 +156,7 @@ class Evaluator:
         return self._folder / ".unfinished" / f"{self._name(iteration)}{rank}.jsonl"
 
     def _unfinished(self, iteration: int, plan: Sequence[Episode], workers: Workers) -> Unfinished:
-        composed, device = self._checked.composed, self._simulators.model.device
+        composed, device = self._composed, self._simulators.model.device
         if not self._resumable or self._answers:
             return Unfinished(None, "")
         return Unfinished(self._part(iteration), protocol.short_hash([
@@ -159,7 +166,7 @@ class Evaluator:
 
     def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:
         """Returns workers of the evaluation's env. Those that it starts end with ``opened``, or stay."""
-        side = self._checked.eval
+        side = self._side
         if workers is not None and workers.identity == side.identity:
             workers.wake(self._reporter.console)  # what they have found is part of the protocol
             return workers
@@ -173,18 +180,18 @@ class Evaluator:
         return started
 
     def _plan(self, iteration: int) -> list[Episode]:
-        side = self._checked.eval
+        side = self._side
         video = side.config.video_cfg
-        plan = under_conditions(self._answers.plan if self._answers else planned(self._checked), side.conditions)
+        plan = under_conditions(self._answers.plan if self._answers else planned(self._config, side), side.conditions)
         return with_videos(plan, self._videos(iteration), video.max_videos) if video.records else plan
 
     def _job(self, weight_version: int) -> Job:
-        slots = self._simulators.processes.divide(self._checked.eval.config.total_num_envs)
-        job = job_of(self._checked, weight_version, slots)
+        slots = self._simulators.processes.divide(self._side.config.total_num_envs)
+        job = job_of(self._config, self._side, weight_version, slots)
         return replace(job, gives_up_after=None) if self._answers else job
 
     def _show_videos(self, iteration: int, results: Sequence[EpisodeResult], stop: StopSignal) -> None:
-        config = self._checked.eval.config
+        config = self._side.config
         assert isinstance(config, EnvEvalConfig)
         if not config.video_cfg.grid or not self._simulators.processes.is_main:
             return
@@ -196,7 +203,7 @@ class Evaluator:
         return of_evaluation(name, sampled=bool(self._ending))
 
     def _videos(self, iteration: int) -> Path:
-        return Path(self._checked.eval.config.video_cfg.video_base_dir) / self._name(iteration)
+        return Path(self._side.config.video_cfg.video_base_dir) / self._name(iteration)
 
     def _report(
         self, iteration: int, everything: Sequence[EpisodeResult], under: Conditions, held_to: protocol.Protocol
@@ -205,7 +212,7 @@ class Evaluator:
         have files of their own."""
         unperturbed, perturbed = robustness.split(everything)
         results, lost = successes.ran(unperturbed)
-        spec, config = self._checked.eval.spec, self._checked.config
+        spec, config = self._side.spec, self._config
         writes = isinstance(spec.action, TextAction)
         origin = successes.problem_of if writes else successes.start_of
         rows = successes.summarise(spec.tasks, results, origin, lost)
@@ -216,7 +223,7 @@ class Evaluator:
             answered = self._answers.summary(results) if self._answers else {}
             found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
             found |= {"checkpoint": self._checkpoint} if self._checkpoint else {}
-            found |= {"env": env_of(self._checked.eval), "tasks": [asdict(row) for row in rows]}
+            found |= {"env": env_of(self._side), "tasks": [asdict(row) for row in rows]}
             found |= {"rates": repeated, **answered, "failures": failed}
             found |= {"episodes": [successes.facts(result) for result in unperturbed]}
             file = self._folder / "eval" / f"{self._name(iteration)}.json"
@@ -260,11 +267,11 @@ class Evaluator:
         return metrics | repeated | (robustness.metrics(compared) if compared else {})
 
     def _conditions(self, iteration: int) -> Conditions:
-        under = conditions(self._checked, self._simulators.model.policy.spec, self._folder, iteration)
+        under = conditions(self._config, self._side, self._simulators.model.policy.spec, self._folder, iteration)
         if self._answers is None:
             return under
         counts = self._answers.counts
-        per_task = -(-counts.problems // len(self._checked.eval.spec.tasks))
+        per_task = -(-counts.problems // len(self._side.spec.tasks))
         return replace(under, episodes_per_task=per_task, group_size=counts.most, sampling={})
 
     def close(self) -> None:
@@ -272,9 +279,8 @@ class Evaluator:
         self._kept.close()
 
 
-def planned(checked: Checked) -> list[Episode]:
+def planned(config: Config, side: EnvSide) -> list[Episode]:
     """Returns the episodes of the policy's evaluation, without perturbed ones and without videos."""
-    side, config = checked.eval, checked.config
     assert isinstance(side.config, EnvEvalConfig)
     return eval_plan(
         side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
@@ -283,9 +289,8 @@ def planned(checked: Checked) -> list[Episode]:
     )  # fmt: skip
 
 
-def job_of(checked: Checked, weight_version: int, slots: int) -> Job:
+def job_of(config: Config, side: EnvSide, weight_version: int, slots: int) -> Job:
     """Returns how episodes of the evaluation are run, on ``slots`` env slots of a process."""
-    side, config = checked.eval, checked.config
     return Job(
         sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE, weight_version,
         side.max_steps, keep_records=False, num_slots=slots, ignore_terminations=side.config.ignore_terminations,

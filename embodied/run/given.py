@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from embodied import schema
 from embodied.data.demonstrations import Demonstration
 from embodied.data.text import Written
+from embodied.observe.console import Console
 from embodied.parallel.group import Group
 from embodied.perturbations import Condition
 from embodied.protocols import Env
+from embodied.runtime.signals import StopSignal
 from embodied.schema.compose import Composed
 from embodied.types import EnvSpec
 
@@ -34,6 +36,13 @@ class EnvSide:
     def identity(self) -> str:
         """What its simulators depend on. Rewards are no part of it: each episode says whose count."""
         return json.dumps([self.config.target, dict(self.kwargs)], sort_keys=True, default=str)
+
+
+class Sides(NamedTuple):
+    """The envs of a run."""
+
+    train: EnvSide
+    eval: EnvSide
 
 
 @dataclass(frozen=True)
@@ -57,3 +66,11 @@ class Checked:
     @property
     def config(self) -> schema.Config:
         return self.composed.config
+
+    @property
+    def sides(self) -> Sides:
+        return Sides(self.train, self.eval)
+
+
+Recipe = Callable[[Checked, Console, StopSignal], None]
+"""Builds and runs what was checked. It may raise :class:`embodied.errors.Stopped` before there is anything to keep."""

@@ -8,23 +8,24 @@ from embodied.data.text import Written
 from embodied.errors import SpecMismatchError
 from embodied.instructions import FIELD
 from embodied.protocols import KnowsPrompts, Policy
-from embodied.run.given import Checked, EnvSide
+from embodied.run.given import Demonstrated, EnvSide, Sides
 from embodied.run.shares import only_evaluates
 from embodied.runtime.plan import EVAL_SEEDS
+from embodied.schema import Config
 from embodied.types import Start, TextAction
 
 MOST = 256  # prompts that are looked at
 FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer one
 
 
-def longest(checked: Checked, policy: Policy) -> str:
+def longest(config: Config, sides: Sides, demonstrations: Demonstrated, policy: Policy) -> str:
     """Returns the longest instruction that the policy is given: of robots the longest task; of texts the longest of
     some prompts, where they are known before the run, else one as long as the policy takes."""
-    supervised = checked.config.runner.task_type == "sft"
-    side = checked.eval if only_evaluates(checked.config) and not supervised else checked.train
+    supervised = config.runner.task_type == "sft"
+    side = sides.eval if only_evaluates(config) and not supervised else sides.train
     if not isinstance(side.spec.action, TextAction):
         return max(side.spec.tasks, key=len, default="")
-    shown = (one.instruction for one in checked.demonstrations.train if isinstance(one, Written))
+    shown = (one.instruction for one in demonstrations.train if isinstance(one, Written))
     known = shown if supervised else _asked(side)
     return max(known, key=lambda text: len(text.encode(errors="replace")), default="") or _most(side, policy)
 

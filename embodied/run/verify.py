@@ -6,22 +6,17 @@ file ─▶ plan: an episode for each answer ─▶ Rollout ─▶ verifiers in 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from embodied.observe.console import Console
-from embodied.parallel.sharding import Replicas
-from embodied.protocols import Policy
 from embodied.run import summary
 from embodied.run.answers import FileAnswers, read
-from embodied.run.build import Model, open_folder, sizes
+from embodied.run.build import sizes
 from embodied.run.evaluator import Evaluator
-from embodied.run.given import Checked
-from embodied.run.reporter import Reporter
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.given import Checked, EnvSide
+from embodied.run.session import open_session
 from embodied.runtime.signals import StopSignal
 
 
@@ -32,23 +27,23 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         Stopped: a signal came before there were results.
         DatasetError: the file cannot be read, or an answer is to no problem of ``env.eval``.
     """
-    config, processes = checked.config, checked.processes
-    assert config.runner.answers is not None
-    with ExitStack() as opened:
-        reporter = Reporter(console, processes, config.runner)
-        folder = opened.enter_context(open_folder(checked))
-        answers = FileAnswers(checked.eval, read(Path(config.runner.answers), checked.eval))
-        server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        opened.enter_context(processes.connected(False, config.cluster.timeout_s))
-        stand_in = cast(Policy, answers)  # its port answers, so it is asked for no more than it has
-        model = Model(stand_in, torch.device("cpu"), Replicas(stand_in, processes.of("train")))
-        simulators = Simulators(checked, model, folder.path, server, reporter)
-        evaluator = Evaluator(checked, simulators, folder.path, reporter, answers=answers)
-        lines = summary.of_answers(checked, answers.counts, sizes(checked, stand_in), folder.path)
-        console.table(f"{config.runner.experiment_name}", lines)
-        if config.runner.dry_run:
+    composed, config, sides, side = checked.composed, checked.config, checked.sides, checked.eval
+    runner = config.runner
+    assert runner.answers is not None
+    given = partial(_answers, Path(runner.answers), side)
+    with open_session(checked, console, counts=False, stand_in=given) as session:
+        answers, folder, reporter = cast(FileAnswers, session.model.policy), session.path, session.reporter
+        evaluator = Evaluator(composed, side, session.simulators(config, sides), folder, reporter, answers=answers)
+        numbers = sizes(config, sides, checked.processes, session.model.policy.spec)
+        lines = summary.of_answers(composed, side, checked.processes, answers.counts, numbers, folder)
+        console.table(f"{runner.experiment_name}", lines)
+        if runner.dry_run:
             return
         stop.hold_from_now()
         evaluator.evaluate(0, 0, stop)
-        reporter.reports.finish(stop)
-        console.table("where things are", summary.places(checked, folder.path))
+        reporter.finish(stop)
+        console.table("where things are", summary.places(runner.logger.logger_backends, sides, folder))
+
+
+def _answers(file: Path, side: EnvSide) -> FileAnswers:
+    return FileAnswers(side, read(file, side))
