@@ -147,17 +147,17 @@ class EnvSpec:
         Raises:
             SpecMismatchError: it takes one of N actions.
         """
-        if isinstance(self.action, TextAction):
-            raise SpecMismatchError(
-                "the env takes text, expected actions of several numbers",
-                "choose a policy that writes text (model=causal_lm), or an env with continuous actions",
-            )
+        if isinstance(self.action, ContinuousAction):
+            return self.action
         if isinstance(self.action, DiscreteAction):
             raise SpecMismatchError(
                 f"the env takes one of {self.action.num_actions} actions, expected actions of several numbers",
                 "choose a policy for discrete actions, or an env with continuous ones",
             )
-        return self.action
+        raise SpecMismatchError(
+            "the env takes text, expected actions of several numbers",
+            "choose a policy that writes text (model=causal_lm), or an env with continuous actions",
+        )
 
     @property
     def action_dim(self) -> int:

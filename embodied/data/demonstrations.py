@@ -13,7 +13,7 @@ import numpy as np
 
 from embodied import instructions
 from embodied.errors import AssetsMissingError, DatasetError, SpecMismatchError
-from embodied.types import ActionSpec, ContinuousAction, EnvSpec, TextAction
+from embodied.types import ActionSpec, ContinuousAction, DiscreteAction, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,9 @@ def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) ->
 
 
 def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
-    assert not isinstance(wanted, TextAction), "texts are demonstrated in other files (embodied.data.text)"
+    assert isinstance(wanted, ContinuousAction | DiscreteAction), (
+        "texts are demonstrated in other files (embodied.data.text)"
+    )
     actions = found.episodes[0].actions
     numbers = actions.shape[1] if actions.ndim == 2 else 0
     if isinstance(wanted, ContinuousAction):

@@ -7,7 +7,8 @@ mask is False there, so these actions carry no loss.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from embodied.data.demonstrations import Demonstration
 from embodied.data.text import TextSamples
 from embodied.errors import ConfigError
 from embodied.random import Stream, generator, held_out_count
-from embodied.types import ActionSpec, ArraySpec, TextAction
+from embodied.types import ActionSpec, ArraySpec, EnvSpec, TextAction
 
 T = TypeVar("T")
 
@@ -36,6 +37,10 @@ class SampleSource(Protocol):
 
     def instructions(self, chosen: np.ndarray) -> list[str]:
         """Instructions of the samples ``chosen`` int64 [B]."""
+        ...
+
+    def env_of_policy(self, env: EnvSpec, held_out: Self) -> EnvSpec:
+        """Returns the env to which a policy is bound that learns from these samples and is measured on others."""
         ...
 
 
@@ -96,6 +101,12 @@ class Samples:
     def instructions(self, chosen: np.ndarray) -> list[str]:
         """Instructions of the samples ``chosen`` int64 [B], from the observation if it has one, else the episode."""
         return [self._episodes[self._owner[i]].instruction_at(int(self._time[i])) for i in chosen]
+
+    def env_of_policy(self, env: EnvSpec, held_out: Self) -> EnvSpec:
+        """Returns the env with the episodes' instructions as its tasks, which may be others."""
+        episodes = [*self._episodes, *held_out._episodes]
+        tasks = tuple(dict.fromkeys(told for episode in episodes for told in episode.instructions))
+        return replace(env, tasks=tasks, num_init_states=(1,) * len(tasks))
 
 
 def spread(samples: SampleSource, count: int) -> np.ndarray:

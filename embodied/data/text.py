@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from embodied import instructions
 from embodied.errors import DatasetError
 from embodied.rows.pictures import of_column, pixels
-from embodied.types import ArraySpec
+from embodied.types import ArraySpec, EnvSpec
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -218,3 +218,7 @@ class TextSamples:
     def instructions(self, chosen: np.ndarray) -> list[str]:
         """Prompts of the samples ``chosen`` int64 [B]."""
         return [self._written[index].instruction for index in chosen]
+
+    def env_of_policy(self, env: EnvSpec, held_out: Self) -> EnvSpec:
+        """Returns the env as it is: prompts are no tasks of it."""
+        return env

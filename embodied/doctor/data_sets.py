@@ -18,7 +18,6 @@ from embodied.rows.formats import KINDS
 from embodied.run.demonstrations import wanted_of
 from embodied.run.given import EnvSide
 from embodied.run.sides import make_side
-from embodied.types import TextAction
 
 ENV = ("env=", "experiment=")  # beginnings of overrides that choose an env
 
@@ -36,7 +35,7 @@ def are_demonstrations(config: schema.Config, overrides: Sequence[str]) -> bool:
     """Whether the data are episodes of robots: by what the env takes if one is given, else by their names."""
     side = _side(config, overrides)
     if side is not None:
-        return not isinstance(side.spec.action, TextAction)
+        return not side.kind.from_rows
     return any(map(_is_robots, config.data.train_data_paths))
 
 
@@ -50,12 +49,11 @@ def look(
         every: of so many steps of an episode the pictures of one are decoded.
         progress: opens a phase of so many parts.
     """
-    if config.runner.task_type != "sft":
+    if not config.runner.task.supervised:
         return
     side = _side(config, overrides)
-    texts_wanted = side is not None and isinstance(side.spec.action, TextAction)
     for path in [*config.data.train_data_paths, *config.data.val_data_paths]:
-        if texts_wanted or (side is None and not _is_robots(path)):
+        if side.kind.from_rows if side is not None else not _is_robots(path):
             yield from texts.look(config.data, path)
         else:
             fit = None if side is None else Fit(side.spec, side.kwargs)

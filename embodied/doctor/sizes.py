@@ -24,7 +24,7 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
     """Adds up what the run will take, and holds it against this machine; in a process of its own. Whether the machine
     can draw does not matter for it."""
     composed = compose_unchecked(overrides, command, folders)
-    if composed.config.runner.task_type == "demos" or composed.config.runner.answers is not None:
+    if composed.config.runner.task.records or composed.config.runner.answers is not None:
         yield Finding(NAME, "skipped", "no policy is built")
         return
     rules = Rules(composed, Group(), machine=False)

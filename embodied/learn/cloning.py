@@ -11,7 +11,7 @@ sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from embodied.parallel.sharding import Parallel, Replicas
 from embodied.protocols import Clonable, Policy, UsesStatistics
 from embodied.random import Stream, generator_seed
 from embodied.schema import Config, SftConfig
-from embodied.types import EnvSpec, Sampling, TextAction
+from embodied.types import EnvSpec, Sampling
 
 LIKELIEST = Sampling(do_sample=False)
 LOOKED_AT = 1024  # demonstrated texts, spread over all, that are held against the longest that there may be
@@ -109,14 +109,11 @@ class Cloner(Stepping):
         self._encode = policy.encode_actions
         self._term = NllTerm(policy.spec, type(policy).__name__)
         self.notes = _use_statistics(policy, config.sft, self.episodes)
-        self._spec = self.env
-        if not isinstance(self.env.action, TextAction):
-            tasks = tuple(dict.fromkeys(said for e in [*self.episodes, *self.held_out] for said in e.instructions))
-            self._spec = replace(self.env, tasks=tasks, num_init_states=(1,) * len(tasks))
         chunk = policy.spec.num_action_chunks
         pictures = self.env.obs.get(instructions.PICTURES)
         self.samples = samples_of(self.episodes, chunk, self.env.action, pictures)
         self._validation = samples_of(self.held_out, chunk, self.env.action, pictures)
+        self._spec = self.samples.env_of_policy(self.env, self._validation)
         runner = config.runner
         self.engine = Engine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
         self._group = self.engine.parallel.group

@@ -29,7 +29,7 @@ from embodied.runtime.plan import EVAL_SEEDS
 from embodied.runtime.policy_port import PolicyPort, Request
 from embodied.runtime.slab import Slab
 from embodied.schema import EnvEvalConfig
-from embodied.types import Episode, EpisodeResult, Start, TextAction
+from embodied.types import Episode, EpisodeResult, Start
 
 Place = tuple[int, int]
 """A problem: its task, and its number in it."""
@@ -46,7 +46,8 @@ def read(path: Path, side: EnvSide) -> dict[Place, list[str]]:
         DatasetError: the file cannot be read, a row names no problem of the env, or holds no answer to it.
     """
     spec = side.spec
-    assert isinstance(spec.action, TextAction)
+    assert side.kind.from_rows
+    most = spec.action.field(1).shape[-1]  # bytes of an answer
     if side.max_steps > 1:
         raise ConfigError(
             f"{side.config.target} has up to {side.max_steps} turns, and a file holds one answer to each problem",
@@ -57,9 +58,9 @@ def read(path: Path, side: EnvSide) -> dict[Place, list[str]]:
         where = f"{path}, row {number}"
         texts = _texts(row, where)
         for text in texts:
-            if (size := len(text.encode(errors="replace"))) > spec.action.max_bytes:
+            if (size := len(text.encode(errors="replace"))) > most:
                 raise DatasetError(
-                    f"{where}: the answer has {size:,} bytes, and the env takes {spec.action.max_bytes:,}",
+                    f"{where}: the answer has {size:,} bytes, and the env takes {most:,}",
                     f"set env.train.max_response_bytes and env.eval.max_response_bytes to {size} or more",
                 )
         found.setdefault(places.of(row, where), []).extend(texts)

@@ -87,10 +87,10 @@ def typed(argv: Sequence[str], config_name: str, processes: Group) -> str:
 
 def _check_entry(composed: Composed, config_name: str) -> None:
     """Raises :class:`ConfigError` if demonstrations are asked of a command that trains, or training of the other."""
-    task = composed.config.runner.task_type
-    if (task == "demos") != (config_name == "demos"):
+    runner = composed.config.runner
+    if runner.task.records != (config_name == "demos"):
         raise ConfigError(
-            f"runner.task_type is {task}, which this command does not do",
+            f"runner.task_type is {runner.task_type}, which this command does not do",
             "run python -m embodied.tools.demos to make demonstrations, and embodied.train or embodied.sft to train",
         )
 
@@ -154,10 +154,10 @@ def _refuse_too_large(config: Config, sides: Sides, processes: Group) -> None:
 
 def _recipe(runner: RunnerConfig) -> Recipe:
     """Returns the recipe that ``runner.only_eval``, ``runner.answers`` and ``runner.task_type`` name. Imports torch."""
-    from embodied.run import evaluate, rl, selftest, sft, verify
+    from embodied.run import evaluate, rl, selftest, sft
 
     if runner.selftest:
         return selftest.run
     if runner.only_eval:
-        return evaluate.run if runner.answers is None else verify.run
-    return sft.run if runner.task_type == "sft" else rl.run
+        return evaluate.run if runner.answers is None else evaluate.verify
+    return sft.run if runner.task.supervised else rl.run

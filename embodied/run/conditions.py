@@ -13,7 +13,7 @@ from embodied.learn.checkpoint_meta import read_meta
 from embodied.run.build import sampling
 from embodied.run.given import EnvSide
 from embodied.schema import EnvEvalConfig
-from embodied.types import PolicySpec, TextAction
+from embodied.types import PolicySpec
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,7 @@ def _sampling(config: schema.Config, side: EnvSide) -> dict[str, Any]:
     """How actions are drawn; of robots without what only texts have."""
     drawn = asdict(sampling(config.algorithm.val_sampling_params))
     del drawn["logprob_dtype"]  # a training's alone
-    if isinstance(side.spec.action, TextAction):
-        return drawn
-    return {name: drawn[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
+    return side.kind.sampling_fields(drawn)
 
 
 def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: int) -> str:

@@ -9,8 +9,8 @@ tensors without memory, so that 7 B parameters are counted on any machine, in mi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied import instructions, schema
 from embodied.errors import DeviceMemoryError, EmbodiedError
@@ -28,10 +28,12 @@ from embodied.learn.live_bytes import LiveBytes, TooLargeError, highest, reset_h
 from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run import build
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
-from embodied.run.given import Demonstrated, EnvSide, Sides
+from embodied.run.given import EnvSide, Sides
 from embodied.run.prompts import longest
 from embodied.run.rank_share import share_of
+from embodied.run.recompute_switch import SWITCH, switched_off, switched_on
 from embodied.run.shares import only_evaluates, slots_of
 from embodied.run.simulators import rows_of_call
 from embodied.runtime.slab import slab_bytes
@@ -41,7 +43,6 @@ Mode = Callable[[], Any]
 """Makes a context in which tensors have sizes alone, or one that changes nothing."""
 LIMIT = 2**30  # bytes of tensors from which on they get no memory
 REPEATS = 2
-SWITCH = "gradient_checkpointing"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Counted:
         engine = None if rollout.backend == "native" else int(rollout.gpu_memory_utilization * gpu)
         derived = build.sizes(config, sides, processes, self.policy.spec)
         steps = derived.optimizer_steps * config.runner.max_epochs
-        if config.runner.task_type == "sft":
+        if config.runner.task.supervised:
             steps = config.sft.steps_per_iteration * config.runner.max_epochs
         slab = slab_bytes(derived.fields, derived.rows)
         kept = 0 if on_gpu else self.allocator
@@ -215,7 +216,7 @@ class _Counter:
             act, graphs = self._lanes(self._policy, rows)
         graphs = 0 if config.rollout.eager(rows) else graphs
         trained = [p for _, p in self._policy.named_parameters() if p.requires_grad]
-        if (only_evaluates(config) and config.runner.task_type != "sft") or not trained:
+        if (only_evaluates(config) and not config.runner.task.supervised) or not trained:
             return decision, Passes(act, None, graphs=graphs)
         return decision, Passes(act, self._update(self._policy, decision), graphs=graphs)
 
@@ -223,8 +224,8 @@ class _Counter:
         """Adds what a pass takes with recomputation switched the other way."""
         if passes.update is None or SWITCH not in (self._config.actor.model.model_extra or {}):
             return passes
-        if on := _switched_on(self._policy):
-            with _switched_off(on):
+        if on := switched_on(self._policy):
+            with switched_off(on):
                 return replace(passes, checkpointed=True, otherwise=self._tried(self._policy, decision))
         return replace(passes, checkpointed=False, otherwise=self._otherwise(decision))
 
@@ -316,7 +317,7 @@ class _Counter:
         """Records of a pass of this process, and whether an optimizer batch has several passes."""
         actor = self._config.actor
         records = actor.global_batch_size
-        if self._config.runner.task_type != "sft":
+        if not self._config.runner.task.supervised:
             episodes = schema.episodes_per_iteration(self._config)
             records = min(records, episodes * -(-self._side.max_steps // self._policy.spec.num_action_chunks))
         together = schema.context_parallel_size(self._config)
@@ -344,19 +345,3 @@ class _Counter:
 def _total(result: Evaluation) -> Tensor:
     parts = (result.logprobs, result.entropy, result.value)
     return sum((part.float().sum() for part in parts if part is not None), start=torch.zeros(()))
-
-
-def _switched_on(policy: Policy) -> list[nn.Module]:
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    return [module for module in modules if getattr(module, SWITCH, False) is True]
-
-
-@contextmanager
-def _switched_off(modules: list[nn.Module]) -> Iterator[None]:
-    for module in modules:
-        setattr(module, SWITCH, False)
-    try:
-        yield
-    finally:
-        for module in modules:
-            setattr(module, SWITCH, True)

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from embodied import instructions, schema
 from embodied.data.demonstrations import Demonstration, Wanted, check_fit
 from embodied.data.reading import read
 from embodied.data.samples import hold_out
-from embodied.data.text import Columns
+from embodied.data.text import Columns, Written
 from embodied.data.text_reading import Reader
 from embodied.errors import ConfigError, DatasetError
 from embodied.rows.hub import WHOLE, Part
-from embodied.run.given import Demonstrated, EnvSide
 from embodied.schema.links import custom_name
-from embodied.types import EnvSpec, TextAction
+from embodied.types import EnvSpec
 
 
-def read_demonstrations(config: schema.Config, side: EnvSide) -> Demonstrated:
-    """Raises :class:`embodied.errors.DatasetError` or :class:`~embodied.errors.SpecMismatchError`."""
-    data, spec = config.data, side.spec
-    if isinstance(spec.action, TextAction):
-        return _read_texts(config)
-    wanted = wanted_of(data, spec)
+@dataclass(frozen=True)
+class Demonstrated:
+    """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
+
+    train: Sequence[Demonstration] | Sequence[Written]
+    held_out: Sequence[Demonstration] | Sequence[Written]
+
+
+def read_episodes(config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
+    """Reads episodes of robots.
+
+    Args:
+        kwargs: keyword arguments of the env.
+
+    Raises:
+        DatasetError: they cannot be read.
+        SpecMismatchError: they do not fit the env.
+    """
+    data, wanted = config.data, wanted_of(config.data, spec)
 
     def episodes(paths: Sequence[str]) -> list[Demonstration]:
         _check_once(paths)
         found = [read(Path(path), wanted) for path in paths]
         for one in found:
-            check_fit(one, spec, side.kwargs)
+            check_fit(one, spec, kwargs)
         return [_asked_of(episode, spec) for one in found for episode in one.episodes]
 
     given = episodes(data.train_data_paths)
@@ -72,7 +85,8 @@ def reader_of(data: schema.DataConfig) -> Reader:
                     data.enable_dataset_cache)  # fmt: skip
 
 
-def _read_texts(config: schema.Config) -> Demonstrated:
+def read_texts(config: schema.Config) -> Demonstrated:
+    """Reads demonstrated answers. Raises :class:`DatasetError`."""
     data, reader = config.data, reader_of(config.data)
     paths, part = data.train_data_paths, Part.of(data.train_subset, data.train_split, data.train_revision)
     validation = Part.of(data.val_subset, data.val_split, data.val_revision)

@@ -31,7 +31,7 @@ from embodied.runtime.rollout import Job, RolloutStats
 from embodied.runtime.signals import StopSignal
 from embodied.schema import Config, EnvEvalConfig
 from embodied.schema.compose import Composed
-from embodied.types import Episode, EpisodeResult, TextAction, WorkerFacts
+from embodied.types import Episode, EpisodeResult, WorkerFacts
 
 Share = tuple[list[EpisodeResult], RolloutStats, list[dict[str, Any]], list[WorkerFacts]]
 """What a process has run: episodes, counts, answers that are kept for reading, what its env workers have found."""
@@ -213,12 +213,11 @@ class Evaluator:
         unperturbed, perturbed = robustness.split(everything)
         results, lost = successes.ran(unperturbed)
         spec, config = self._side.spec, self._config
-        writes = isinstance(spec.action, TextAction)
-        origin = successes.problem_of if writes else successes.start_of
-        rows = successes.summarise(spec.tasks, results, origin, lost)
-        repeated = repeats.rates(results, origin, config.runner.seed)
+        kind = self._side.kind
+        rows = successes.summarise(spec.tasks, results, kind.origin, lost)
+        repeated = repeats.rates(results, kind.origin, config.runner.seed)
         compared = robustness.compare(results, perturbed)
-        failed = [] if writes else successes.failures(results)
+        failed = successes.failures(results) if kind.has_steps else []
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
             found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
@@ -234,7 +233,7 @@ class Evaluator:
             aside.rename(file)
             console = self._reporter.console
             head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head]
-            console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(rows, not writes))
+            console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(rows, kind.has_steps))
             if failed:
                 shown = min(len(failed), successes.SHOWN_FAILURES)
                 title = f"failures, by how far they got: {len(failed)}" + (
@@ -263,7 +262,7 @@ class Evaluator:
                 self._reporter.video(iteration, self._called(f"eval/video/{mp4.stem}"), mp4)
             if videos:
                 console.say(f"videos: {self._videos(iteration)}")
-        metrics = successes.metrics(rows, results, under, not writes)
+        metrics = successes.metrics(rows, results, under, kind.has_steps)
         return metrics | repeated | (robustness.metrics(compared) if compared else {})
 
     def _conditions(self, iteration: int) -> Conditions:

@@ -37,7 +37,7 @@ def run(composed: Composed, folders: Sequence[str], processes: Group, stop: Stop
         Stopped: a signal came; the same command goes on.
     """
     runner = composed.config.runner
-    if not runner.first or runner.only_eval or runner.dry_run or runner.task_type not in ("embodied", "math"):
+    if not runner.first or runner.only_eval or runner.dry_run or not runner.task.by_rewards:
         return composed
     if runner.ckpt_path is not None:
         raise ConfigError(

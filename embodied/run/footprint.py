@@ -175,7 +175,7 @@ def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
 
 def acts_with_others(config: schema.Config) -> bool:
     """Whether what acts in training has trained weights of its own."""
-    return config.runner.task_type != "sft" and bool(
+    return not config.runner.task.supervised and bool(
         config.algorithm.max_staleness or config.runner.weight_sync_interval > 1
     )
 

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from embodied import schema
-from embodied.data.demonstrations import Demonstration
-from embodied.data.text import Written
 from embodied.observe.console import Console
 from embodied.parallel.group import Group
 from embodied.perturbations import Condition
 from embodied.protocols import Env
+from embodied.run.action_kind import ActionKind
+from embodied.run.demonstrations import Demonstrated
 from embodied.runtime.signals import StopSignal
 from embodied.schema.compose import Composed
 from embodied.types import EnvSpec
@@ -31,6 +31,7 @@ class EnvSide:
     spec: EnvSpec
     max_steps: int
     conditions: tuple[Condition, ...]  # that perturb its episodes; none without ``perturb``
+    kind: ActionKind  # robot or text
 
     @property
     def identity(self) -> str:
@@ -46,14 +47,6 @@ class Sides(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Demonstrated:
-    """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
-
-    train: Sequence[Demonstration] | Sequence[Written]
-    held_out: Sequence[Demonstration] | Sequence[Written]
-
-
-@dataclass(frozen=True)
 class Checked:
     """A configuration whose envs were constructed (not built) and found to exist, and the processes of the run."""
 
@@ -61,7 +54,7 @@ class Checked:
     train: EnvSide
     eval: EnvSide
     processes: Group
-    demonstrations: Demonstrated  # none unless task_type is sft
+    demonstrations: Demonstrated  # none unless the run is supervised
 
     @property
     def config(self) -> schema.Config:

@@ -15,9 +15,10 @@ from embodied.parallel.group import Group
 from embodied.protocols import Policy
 from embodied.run.build import device_of
 from embodied.run.counting import Counted, count
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.device_memory import Phase, remedies
 from embodied.run.footprint import Footprint, Pass, Weights, footprint, in_files, readable
-from embodied.run.given import Demonstrated, Sides
+from embodied.run.given import Sides
 from embodied.run.weight_kinds import kinds_of
 from embodied.runtime.slab import available_memory
 

@@ -19,6 +19,7 @@ from embodied.learn.origin import Origin
 from embodied.observe.timing import Sections
 from embodied.protocols import Batched, Env, Examples, Policy
 from embodied.random import Stream
+from embodied.run.action_kind import kind_of
 from embodied.runtime.plan import eval_plan
 from embodied.runtime.policy_port import OnePass
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
@@ -27,7 +28,7 @@ from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
 from embodied.targets import load_target
-from embodied.types import EnvSpec, Episode, Sampling, TextAction
+from embodied.types import EnvSpec, Episode, Sampling
 
 OF_A_START = 3  # observations: at the start, and after one and two decisions
 DEADLINES = Deadlines(init=120.0, reset=600.0, step=120.0)
@@ -82,8 +83,8 @@ def spread(spec: EnvSpec, count: int) -> list[Episode]:
 
 
 def _env_of(origin: Origin) -> Env:
-    if isinstance(origin.env.action, TextAction):
-        raise ConfigError("its env is of texts, which are measured on prompts", "nothing is wrong")
+    texts = ConfigError("its env is of texts, which are measured on prompts", "nothing is wrong")
+    kind_of(origin.env).refuse_texts(texts)
     if not origin.env.retry_safe:
         raise ConfigError(
             "its env is no simulator (EnvSpec.retry_safe is False), and an export moves no robot",

@@ -11,7 +11,7 @@ from embodied.errors import ConfigError
 from embodied.perturbations import Perturbation
 from embodied.protocols import Batched, Env, MovesCameras
 from embodied.run.given import EnvSide
-from embodied.types import ContinuousAction, EnvSpec, TextAction
+from embodied.types import ContinuousAction, EnvSpec
 
 
 def check(config: schema.Config, side: EnvSide) -> None:
@@ -24,8 +24,9 @@ def check(config: schema.Config, side: EnvSide) -> None:
     if section is None:
         return
     _check_use(config, side.name, section)
-    if isinstance(side.spec.action, TextAction):
-        raise ConfigError(f"{key} is for robots, and {side.config.target} takes text", f"leave out {key} (+perturb=…)")
+    side.kind.refuse_texts(
+        ConfigError(f"{key} is for robots, and {side.config.target} takes text", f"leave out {key} (+perturb=…)")
+    )
     wrong = {each.kind: why for each in side.conditions if (why := _cannot(each.by, side.spec, side.env))}
     if wrong:
         names = ",".join([*section.without, *wrong])
@@ -63,12 +64,11 @@ def _is_dim(dim: int | None, spec: EnvSpec) -> bool:
 
 def _check_use(config: schema.Config, side: str, section: schema.PerturbConfig) -> None:
     """Refuses what does not go together with perturbations, or has no use for them."""
-    algorithm, task = config.algorithm, config.runner.task_type
+    algorithm, task = config.algorithm, config.runner.task
     key = f"env.{side}.perturb"
-    if task == "demos" or (side == "train" and task == "sft"):
-        does = "makes demonstrations" if task == "demos" else "learns from demonstrations"
+    if task.records or (side == "train" and task.supervised):
         raise ConfigError(
-            f"{key} is set, and runner.task_type {task} {does} without perturbations",
+            f"{key} is set, and runner.task_type {config.runner.task_type} {task.does} without perturbations",
             f"leave out {key}; perturbations are for reinforcement learning (env.train) and evaluations (env.eval)",
         )
     if side == "train" and config.runner.only_eval:

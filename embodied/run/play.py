@@ -22,7 +22,6 @@ from embodied.observe.console import Console
 from embodied.observe.video import Video
 from embodied.observe.window import Window
 from embodied.parallel.group import Group
-from embodied.protocols import Expert
 from embodied.run.build import sampling
 from embodied.run.device_memory import explained
 from embodied.run.evaluator import job_of, planned
@@ -41,7 +40,7 @@ from embodied.runtime.ports import Lost
 from embodied.runtime.signals import StopSignal
 from embodied.runtime.slab import Slab
 from embodied.schema import Config
-from embodied.types import Episode, EpisodeResult, Start, StepResult, TextAction
+from embodied.types import Episode, EpisodeResult, Start, StepResult
 
 UNTRAINED = (
     "the policy is untrained: its weights are random. Name the folder of a checkpoint in the command, e.g. "
@@ -82,8 +81,8 @@ def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) ->
     _refuse(checked.config, side, checked.processes.size, choice)
     episode = episode_of(checked.config, side, choice)
     folder = Path(side.config.video_cfg.video_base_dir) / "play"
-    if not isinstance(side.spec.action, TextAction):
-        episode = replace(episode, video=str(choice.out or folder / _name(episode.start, choice.actor)))
+    video = side.kind.video(str(choice.out or folder / _name(episode.start, choice.actor)))
+    episode = replace(episode, video=video)
     start, who = episode.start, {"expert": "the env's expert", "random": "random actions"}.get(choice.actor)
     rows = [
         ["task", f"{start.task_id}: {side.spec.tasks[start.task_id]}"],
@@ -147,7 +146,6 @@ def said(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str]:
 
 
 def _refuse(config: Config, side: EnvSide, size: int, choice: Choice) -> None:
-    text = isinstance(side.spec.action, TextAction)
     wrong = {
         "perturbations (perturb) are of whole evaluations": bool(side.conditions),
         "a file of answers (runner.answers) has no policy": config.runner.answers is not None,
@@ -158,15 +156,16 @@ def _refuse(config: Config, side: EnvSide, size: int, choice: Choice) -> None:
         if is_so:
             raise ConfigError(f"one episode is played, and {what}", "leave it out, or run embodied eval")
     sampling(config.algorithm.val_sampling_params)  # refuses do_sample=both
-    if text and choice.out is not None:
-        raise ConfigError(f"--out {choice.out}: an env of texts has no video", "leave it out: the texts are printed")
-    if text and choice.live:
-        raise ConfigError("--live: an env of texts has no pictures", "leave it out: the texts are printed")
+    printed = "leave it out: the texts are printed"
+    if choice.out is not None:
+        side.kind.refuse_texts(ConfigError(f"--out {choice.out}: an env of texts has no video", printed))
+    if choice.live:
+        side.kind.refuse_texts(ConfigError("--live: an env of texts has no pictures", printed))
     if choice.live:
         Window("embodied play").close()
     if choice.out is not None and choice.out.suffix != ".mp4":
         raise ConfigError(f"--out {choice.out} is no name of an mp4 file", f"write {choice.out.with_suffix('.mp4')}")
-    if choice.actor == "expert" and (text or not isinstance(side.env, Expert)):
+    if choice.actor == "expert" and side.kind.expert(side.env) is None:
         known = getattr(side.env, "experts", None)
         raise ConfigError(
             f"{side.config.target} has no expert for these tasks" + (f"; it has one for {known}" if known else ""),
@@ -208,8 +207,7 @@ def _by_rollout(
             is_run=False,
         )
         workers = opened.enter_context(closing(simulators.open(side, rows=2, own_slots=1, live=choice.live)))
-        most = episode.episode_id + 1 if isinstance(side.spec.action, TextAction) else 0
-        texts = Generations(side.spec, workers.slab.arrays, most)
+        texts = Generations(side.spec, workers.slab.arrays, side.kind.kept_texts(episode.episode_id + 1))
         opened.enter_context(explained(model.device, config, processes, "rollout"))
         opened.enter_context(model.sharding.acting())
         results, _ = workers.run([episode], job_of(config, side, 0, 1), "episode", reporter, texts)

@@ -13,13 +13,12 @@ from embodied.observe.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
 from embodied.run import engine_process, perturbations, shares
-from embodied.run.demonstrations import read_demonstrations
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.folder import check_writable
-from embodied.run.given import Checked, Demonstrated, EnvSide
+from embodied.run.given import Checked, EnvSide
 from embodied.run.sides import make_side
 from embodied.runtime.file_limit import allow
 from embodied.schema.compose import Composed
-from embodied.types import TextAction
 
 
 class Rules:
@@ -49,8 +48,8 @@ class Rules:
         train, evaluation = self.sides.get("train"), self.sides.get("eval")
         if train and evaluation:
             yield partial(_check_same, train, evaluation)
-        if train and not isinstance(train.spec.action, TextAction):
-            yield partial(_check_no_text, config)
+        if train:
+            yield partial(train.kind.check_keys, config)
         if train and evaluation:
             yield partial(check_held_out, config, train, evaluation)
         for side in self.sides.values():
@@ -73,7 +72,7 @@ class Rules:
                 folder = Path(side.config.video_cfg.video_base_dir)
                 key = f"env.{name}.video_cfg.video_base_dir (or hydra.run.dir, where all relative folders begin)"
                 yield partial(check_writable, folder, "the folder of videos", key)
-        if train and config.runner.task_type == "sft":
+        if train and config.runner.task.supervised:
             yield partial(self._read_demonstrations, train)
         if train and evaluation:
             yield lambda: allow(shares.open_files(config, train, evaluation, processes))
@@ -90,7 +89,7 @@ class Rules:
         self.sides[name] = make_side(name, wanted)
 
     def _read_demonstrations(self, train: EnvSide) -> None:
-        self.demonstrated = read_demonstrations(self.config, train)
+        self.demonstrated = train.kind.read_demonstrations(self.config, train.spec, train.kwargs)
 
 
 def check(composed: Composed, processes: Group) -> Checked:
@@ -126,57 +125,14 @@ def _check_checkpoint(path: str | None) -> None:
         )
 
 
-def _check_no_text(config: schema.Config) -> None:
-    """Refuses what only texts have. Raises :class:`ConfigError` with the key."""
-    runner, algorithm, usual = config.runner, config.algorithm, schema.SamplingConfig()
-    asked = {
-        "runner.task_type": runner.task_type == "math",
-        "runner.enable_dynamic_batch_size": runner.enable_dynamic_batch_size,
-        "runner.logger.log_val_generations": runner.logger.log_val_generations > 0,
-        "data.type": config.data.type == "math",
-        "data.custom_cls.path": config.data.custom_cls.path is not None,
-        # Of a training by rewards the schema refuses it, for texts too.
-        "data.response_key": schema.only_evaluates(config)
-        and config.data.response_key != schema.DataConfig().response_key,
-        "data.rollout_batch_size": config.data.rollout_batch_size is not None,
-        "data.val_rollout_batch_size": config.data.val_rollout_batch_size is not None,
-        "algorithm.reward_type=token_level": algorithm.reward_type == "token_level",
-        "rollout.backend": config.rollout.backend != "native",
-        "reward.use_reward_model": config.reward.use_reward_model,
-        "runner.answers": runner.answers is not None,
-        "algorithm.min_filter_prefix_tokens": algorithm.min_filter_prefix_tokens is not None,
-        "rollout.print_outputs": config.rollout.print_outputs,
-        "rollout.detokenize": config.rollout.detokenize,
-        "data.return_full_prompt": config.data.return_full_prompt,
-    }
-    for name in ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision"):
-        asked[f"data.{name}"] = getattr(config.data, name) is not None
-    for name in (
-        "repetition_penalty",
-        "max_new_tokens",
-        "min_new_tokens",
-        "stop",
-        "ignore_eos",
-        "include_stop_str_in_output",
-    ):
-        for part in ("sampling_params", "val_sampling_params"):
-            asked[f"algorithm.{part}.{name}"] = getattr(getattr(algorithm, part), name) != getattr(usual, name)
-    if wrong := [key for key, given in asked.items() if given]:
-        raise ConfigError(
-            f"{', '.join(wrong)}: for texts alone, and {config.env.train.target} takes no text",
-            f"choose an env of texts, e.g. env=math, or leave out {', '.join(wrong)}",
-        )
-
-
 def check_held_out(config: schema.Config, *sides: EnvSide) -> None:
     """Refuses to hold out initial states that are not there. Raises :class:`ConfigError`."""
     held_out = config.protocol.held_out_states
     for side in sides if held_out else ():
-        if isinstance(side.spec.action, TextAction):
-            raise ConfigError(
-                f"protocol.held_out_states is {held_out}, and {side.config.target} takes text",
-                "leave it out: evaluations of texts have problems of their own (data.val_data_paths)",
-            )
+        side.kind.refuse_texts(ConfigError(
+            f"protocol.held_out_states is {held_out}, and {side.config.target} takes text",
+            "leave it out: evaluations of texts have problems of their own (data.val_data_paths)",
+        ))  # fmt: skip
         few = [count for count in side.spec.num_init_states if 1 < count <= held_out]
         if few:
             raise ConfigError(
@@ -187,7 +143,7 @@ def check_held_out(config: schema.Config, *sides: EnvSide) -> None:
 
 def check_penalty(config: schema.Config, side: EnvSide) -> None:
     penalty = config.reward.overlong_penalty
-    if isinstance(side.spec.action, TextAction):
+    if not side.kind.has_steps:
         return  # it counts tokens, and how many there may be the policy says
     if penalty.enable and penalty.buffer_length > side.max_steps and not config.runner.only_eval:
         raise ConfigError(

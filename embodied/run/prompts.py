@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from embodied.data.text import Written
 from embodied.errors import SpecMismatchError
 from embodied.instructions import FIELD
 from embodied.protocols import KnowsPrompts, Policy
-from embodied.run.given import Demonstrated, EnvSide, Sides
+from embodied.run.demonstrations import Demonstrated
+from embodied.run.given import EnvSide, Sides
 from embodied.run.shares import only_evaluates
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.schema import Config
-from embodied.types import Start, TextAction
+from embodied.types import Start
 
 MOST = 256  # prompts that are looked at
 FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer one
@@ -21,13 +23,11 @@ FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer 
 def longest(config: Config, sides: Sides, demonstrations: Demonstrated, policy: Policy) -> str:
     """Returns the longest instruction that the policy is given: of robots the longest task; of texts the longest of
     some prompts, where they are known before the run, else one as long as the policy takes."""
-    supervised = config.runner.task_type == "sft"
+    supervised = config.runner.task.supervised
     side = sides.eval if only_evaluates(config) and not supervised else sides.train
-    if not isinstance(side.spec.action, TextAction):
-        return max(side.spec.tasks, key=len, default="")
     shown = (one.instruction for one in demonstrations.train if isinstance(one, Written))
     known = shown if supervised else _asked(side)
-    return max(known, key=lambda text: len(text.encode(errors="replace")), default="") or _most(side, policy)
+    return side.kind.longest_prompt(side.spec.tasks, known, partial(_most, side, policy))
 
 
 def _asked(side: EnvSide) -> Iterator[str]:

@@ -17,8 +17,9 @@ from embodied.learn.cloning import Cloner
 from embodied.observe.console import Console
 from embodied.run import metrics, summary
 from embodied.run.build import Model, origin_of
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.evaluator import Evaluator
-from embodied.run.given import Checked, Demonstrated, EnvSide
+from embodied.run.given import Checked, EnvSide
 from embodied.run.newest import earlier, newest_of
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due

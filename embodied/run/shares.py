@@ -48,10 +48,10 @@ def render_gpus_of(config: schema.Config, processes: Group) -> tuple[int, ...]:
 def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, processes: Group) -> OpenFiles:
     """Counts the files that a process of the run has open at most: with both sides' workers, if evaluations have their
     own."""
-    if config.runner.task_type == "demos":
+    if config.runner.task.records:
         workers = num_workers(config.env.num_workers, config.demos.episodes)
         return OpenFiles(workers, WORKER, POOL + RESERVE)
-    if config.runner.task_type == "sft" and config.runner.val_check_interval <= 0:
+    if config.runner.task.supervised and config.runner.val_check_interval <= 0:
         pools = []
     elif train.identity == evaluation.identity or only_evaluates(config):
         pools = [workers_of(evaluation, config, slots_of(config, processes), processes)]
@@ -66,7 +66,7 @@ def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, proce
 def check(config: schema.Config, processes: Group) -> None:
     """Refuses what cannot be shared: each process hosts equally many slots and runs equally many groups of episodes."""
     hosts, learners = processes.of("rollout"), processes.of("train")
-    if processes.size > 1 and config.runner.task_type == "demos":
+    if processes.size > 1 and config.runner.task.records:
         raise ConfigError(
             f"WORLD_SIZE is {processes.size}, and demonstrations are made by one process with many workers",
             "start it without torchrun",
@@ -88,7 +88,7 @@ def check(config: schema.Config, processes: Group) -> None:
             "actor.fsdp_config.cpu_offload keeps the shards of several processes in host memory",
             "leave actor.offload_weight out, or start several processes (torchrun)",
         )
-    if not config.runner.only_eval and config.runner.task_type != "demos":
+    if not (config.runner.only_eval or config.runner.task.records):
         teams.check(schema.context_parallel_size(config), learners)
     _check_cluster(config.cluster, processes)
     for what, count in counts.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.protocols import Env
+from embodied.run.action_kind import kind_of
 from embodied.run.given import EnvSide
-from embodied.types import TextAction
 
 
 def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
@@ -27,8 +27,7 @@ def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
             f"env.{name} offers {len(spec.tasks)} tasks with num_init_states {list(spec.num_init_states)}",
             f"choose tasks with at least one initial state: the keys of {side.target} under env.{name}",
         )
-    steps = side.max_episode_steps or spec.max_episode_steps
-    if isinstance(spec.action, TextAction):
-        steps = min(steps, spec.max_episode_steps)  # sizes for robots, e.g. of experiment=laptop, allow more
+    kind = kind_of(spec)
+    steps = kind.max_steps(side.max_episode_steps or spec.max_episode_steps, spec.max_episode_steps)
     conditions = tuple(schema.conditions_of(side.perturb, f"env.{name}.perturb"))
-    return EnvSide(name, side, kwargs, env, spec, steps, conditions)
+    return EnvSide(name, side, kwargs, env, spec, steps, conditions, kind)

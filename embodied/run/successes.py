@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import Any
 
 from embodied.errors import EvaluationError
 from embodied.observe.statistics import wilson
 from embodied.protocols import Cell
+from embodied.run.action_kind import ROBOT
 from embodied.run.conditions import Conditions
 from embodied.types import EpisodeResult, Start
 
@@ -83,18 +84,8 @@ def lost(episodes: Sequence[EpisodeResult]) -> str | None:
     )
 
 
-def start_of(result: EpisodeResult) -> Start:
-    """Returns where an episode started."""
-    return result.episode.start
-
-
-def problem_of(result: EpisodeResult) -> Start:
-    """Returns the same for all episodes of a problem in text, which does not depend on the seed."""
-    return replace(result.episode.start, seed=0)
-
-
 def summarise(
-    tasks: Sequence[str], results: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start] = start_of,
+    tasks: Sequence[str], results: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start] = ROBOT.origin,
     not_run: Sequence[EpisodeResult] = (),
 ) -> list[TaskSuccess]:  # fmt: skip
     """Returns one row for each task that was run, then one over all.

@@ -21,7 +21,6 @@ from embodied.run.shares import slots_of, workers_of
 from embodied.runtime.plan import states_of_training
 from embodied.runtime.slab import slab_bytes
 from embodied.schema.compose import Composed
-from embodied.types import TextAction
 
 
 def of_training(
@@ -76,17 +75,10 @@ def of_cloning(
     steps = config.sft.steps_per_iteration
     total = config.runner.max_epochs * steps * batch
     told = dict.fromkeys(one.instruction for one in cloner.episodes)
-    given, more = len(cloner.episodes), f"{len(cloner.held_out)} more for validation"
-    writes = isinstance(sides.train.spec.action, TextAction)
-    if writes:
-        what = [["answers", f"{given} to {len(told)} prompts, {more}"]]
-    else:
-        chunk = model.policy.spec.num_action_chunks
-        what = [["episodes", f"{given} of {len(told)} tasks, {more}"]]
-        what.append(["samples", f"{len(cloner.samples)} chunks of {chunk} actions"])
-    rows = [
+    kind, samples = sides.train.kind, f"{len(cloner.samples)} chunks of {model.policy.spec.num_action_chunks} actions"
+    return [
         ["demonstrations", ", ".join(config.data.train_data_paths)],
-        *what,
+        *kind.demonstrated(len(cloner.episodes), len(told), len(cloner.held_out), samples),
         ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *_process_lines(processes, model),
@@ -95,10 +87,8 @@ def of_cloning(
         *_policy_lines(config, model.policy),
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
+        *kind.not_demonstrated(sides.eval.spec.tasks, told),
     ]
-    if not writes and (without := [task for task in sides.eval.spec.tasks if task not in told]):
-        rows.append(["tasks of env.eval without a demonstration", f"{len(without)}, e.g. {without[0]!r}"])
-    return rows
 
 
 def of_evaluation(

@@ -17,6 +17,7 @@ import yaml
 
 from embodied.errors import EmbodiedError
 from embodied.files import EXPORT_FILE, UNREADABLE, check_seal, folder_of, inside, read_json
+from embodied.schema.task_type import task_of
 
 NOTED = "trainings"
 """Key under ``source`` of an exported folder's ``embodied.json``."""
@@ -99,7 +100,7 @@ def _count(value: Any) -> int | None:
 
 def _own(run: str | None, config: Mapping[str, Any]) -> Iterator[Training]:
     """What a run itself has trained on: its own episodes, or each set of demonstrations."""
-    if config["runner"]["task_type"] == "sft":
+    if task_of(config["runner"]["task_type"]).supervised:
         yield from (Training(run, _of_demonstrations(Path(path))) for path in config["data"]["train_data_paths"])
     else:
         yield Training(run, int(config.get("protocol", {}).get("held_out_states", 0)))

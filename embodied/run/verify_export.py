@@ -172,16 +172,15 @@ def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, devi
         EmbodiedError: what else keeps an evaluation from running.
     """
     facts, place, side = exported.read_export(folder), torch.device(device), wanted.sides.eval
-    composed = wanted.composed
     within = TOLERANCES[facts.rounding]
-    reporter = Reporter(console, Group(), composed.config.runner)
+    reporter = Reporter(console, Group(), wanted.composed.config.runner)
     plan = spread(side.spec, wanted.episodes)
-    run = _Runs(composed.config, wanted.sides, plan, wanted.logs, reporter, place)
+    run = _Runs(wanted.composed.config, wanted.sides, plan, wanted.logs, reporter, place)
     with console.progress("loading the checkpoint", brief=True):
         original = restore(checkpoint, place).policy
     theirs = run.of_policy(original, "checkpoint", keep=True)
-    under = _conditions(composed.config, side, original, checkpoint, len(theirs.results))
-    held_to = protocol(composed, side, under, theirs.facts, original)
+    under = _conditions(wanted.composed.config, side, original, checkpoint, len(theirs.results))
+    held_to = protocol(wanted.composed, side, under, theirs.facts, original)
     with console.progress("loading the export", brief=True):
         policy = exported.build(facts, folder, place, side.spec, trust=True).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)

@@ -46,7 +46,7 @@ def episodes_told(config: Config) -> str:
 
 def only_evaluates(config: Config) -> bool:
     """Whether evaluations are all that runs episodes."""
-    return config.runner.only_eval or config.runner.task_type == "sft"
+    return config.runner.only_eval or config.runner.task.supervised
 
 
 def check(config: Config) -> None:
@@ -72,11 +72,11 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(check_generation, config)
     yield partial(check_evaluation, config)
     yield partial(check_answers, config.runner)
-    if config.runner.only_eval or config.runner.task_type == "demos":
+    if config.runner.only_eval or config.runner.task.records:
         return
     yield partial(_check_batches, config)
     yield partial(_check_schedule, config)
-    if config.runner.task_type == "sft":
+    if config.runner.task.supervised:
         yield partial(_check_sft, config)
         return
     yield partial(check_order, config)

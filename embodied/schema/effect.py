@@ -54,7 +54,7 @@ def check_effect(config: Config) -> None:
     Raises:
         ConfigError: with both keys.
     """
-    supervised = config.runner.task_type == "sft"
+    supervised = config.runner.task.supervised
     everything, usual = config.model_dump(by_alias=True), defaults()
     for key, targets in {**LINKS, **({} if supervised else PROBLEM_LINKS)}.items():
         value, own = at(everything, key), key.rpartition(".")[2]

@@ -78,7 +78,7 @@ def notes(config: Config) -> list[str]:
     image_key = config.data.image_key
     if image_key is not None and all(own_of(config, side).get("image_key") != image_key for side in SIDES):
         lines.append(f"data.image_key {told(image_key)}: no env here reads a column of pictures")
-    if not config.data.enable_dataset_cache and not reads_files and config.runner.task_type != "sft":
+    if not config.data.enable_dataset_cache and not reads_files and not config.runner.task.supervised:
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines
 
@@ -89,7 +89,7 @@ def _of_compiled_layers(config: Config) -> Iterator[str]:
     acts = learns if own.get("torch_compile_acting") is None else bool(own["torch_compile_acting"])
     if rows is not None and not acts and not learns:
         yield f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)"
-    if acts != learns and not config.runner.only_eval and config.runner.task_type != "sft":
+    if acts != learns and not (config.runner.only_eval or config.runner.task.supervised):
         yield (
             f"rollout.use_torch_compile {told(acts)}, and actor.model.torch_compile {told(learns)}: acting and "
             "learning round differently; train/logprob_gap shows how much"

@@ -54,7 +54,7 @@ def derived(config: Config, given: Sequence[str] = ()) -> Changes:
     for side in SIDES:
         own = own_of(config, side)
         changes: Changes = {}
-        if runner.task_type != "sft" and "data" in own and own["data"] is None:
+        if not runner.task.supervised and "data" in own and own["data"] is None:
             alone = runner.only_eval and not data.train_data_paths  # the other side is not asked anything
             changes |= _problems(data, "eval" if alone else side, own)
         if not data.enable_dataset_cache and _takes(config, side, "enable_dataset_cache"):
@@ -73,7 +73,7 @@ def derived(config: Config, given: Sequence[str] = ()) -> Changes:
     _check_apart(config, found)
     if "data.test_size" in given:
         _check_test_size(config, found)
-    if runner.task_type not in ("sft", "demos"):
+    if runner.task.by_rewards:
         _check_paths(config, found, given)
     return found
 
@@ -111,7 +111,7 @@ def _check_test_size(config: Config, changes: Changes) -> None:
     data, sides = config.data, [(side, own_of(config, side)) for side in SIDES]
     parts = [changes.get(f"env.{side}.part", own.get("part", "all")) for side, own in sides]
     others = bool(data.val_data_paths or data.val_subset or data.val_split or data.val_revision)
-    if parts == ["all", "all"] and (others or config.runner.task_type != "sft"):
+    if parts == ["all", "all"] and (others or not config.runner.task.supervised):
         why = (
             "evaluations have problems of their own" if others else "no env here takes a share of files for evaluations"
         )

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from embodied import hidden
 from embodied.errors import ConfigError
+from embodied.schema.task_type import task_of
 
 SEARCH, RUN_DIR, SUBDIR = "hydra.searchpath", "hydra.run.dir", "hydra.output_subdir"
 OF_HYDRA: Mapping[str, tuple[str, str, str]] = {
@@ -125,7 +126,7 @@ def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
     folder = os.path.expanduser(_resolved(config, told) if "${" in told else told)
     if PurePath(folder) == PurePath("."):
         return
-    if config.runner.get("task_type") == "demos" and OmegaConf.select(config, "demos.path") is None:
+    if task_of(config.runner.get("task_type")).records and OmegaConf.select(config, "demos.path") is None:
         OmegaConf.update(config, "demos.path", "demos/${runner.experiment_name}")
     before = {key: OmegaConf.select(config, key) for key in WRITTEN}
     for key, value in before.items():

@@ -76,7 +76,7 @@ def check_engine(config: Config) -> None:
             f"rollout.python is {rollout.python}, which is no program that can be run",
             "set it to the interpreter of an environment that has vllm, e.g. /path/to/bin/python, or null",
         )
-    learns = not config.runner.only_eval and config.runner.task_type != "sft"
+    learns = not (config.runner.only_eval or config.runner.task.supervised)
     if learns and config.algorithm.logprob_dtype != "float32":
         raise ConfigError(
             f"algorithm.logprob_dtype is {config.algorithm.logprob_dtype}, and the engine of rollout.backend "

@@ -13,6 +13,7 @@ from embodied.errors import ConfigError
 from embodied.schema.base import Precision, Section
 from embodied.schema.checkpoint import CheckpointConfig
 from embodied.schema.names import Names
+from embodied.schema.task_type import TaskType, task_of
 from embodied.targets import load_target
 
 TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
@@ -247,6 +248,11 @@ class RunnerConfig(Section):
     logger: LoggerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     profiler: ProfilerConfig = ProfilerConfig()
+
+    @property
+    def task(self) -> TaskType:
+        """What follows from ``task_type``."""
+        return task_of(self.task_type)
 
 
 class ClusterConfig(Section):

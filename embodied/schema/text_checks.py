@@ -82,7 +82,7 @@ def check_order(config: Config) -> None:
 
 def check_unused(config: Config) -> None:
     """Refuses keys of data sets that nothing reads here."""
-    data, usual, supervised = config.data, DataConfig(), config.runner.task_type == "sft"
+    data, usual, supervised = config.data, DataConfig(), config.runner.task.supervised
     if data.custom_cls.path is None and data.custom_cls.name != usual.custom_cls.name:
         raise ConfigError(
             f"data.custom_cls.name is {data.custom_cls.name}, and data.custom_cls.path is not set",

@@ -11,7 +11,7 @@ from embodied.algorithms.layout import Counts, Layout
 from embodied.errors import SpecMismatchError
 from embodied.instructions import fields_of
 from embodied.protocols import Clonable, Policy
-from embodied.types import DiscreteAction, EnvSpec, Evaluation, PolicySpec, Sampling, TextAction
+from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Evaluation, PolicySpec, Sampling
 
 
 def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float = 1e-4) -> None:
@@ -79,12 +79,12 @@ def _check_spec(spec: PolicySpec) -> Layout:
 def _check_range(env: EnvSpec, spec: PolicySpec, actions: Tensor) -> None:
     wanted, declared = env.action.field(spec.num_action_chunks), spec.decision["actions"]
     _expect(declared == wanted, "PolicySpec.decision['actions']", str(declared), f"{wanted}, which the env takes")
-    if isinstance(env.action, TextAction):
-        return  # any bytes are a text
     if isinstance(env.action, DiscreteAction):
         inside = (actions >= 0) & (actions < env.action.num_actions)
         _expect(bool(inside.all()), "actions", f"{int((~inside).sum())} outside", f"0 to {env.action.num_actions - 1}")
         return
+    if not isinstance(env.action, ContinuousAction):
+        return  # any bytes are a text
     low, high = torch.tensor(env.action_low), torch.tensor(env.action_high)
     inside = (actions >= low - 1e-5) & (actions <= high + 1e-5)
     _expect(

@@ -37,7 +37,7 @@ from embodied.runtime.signals import Stopped, StopSignal
 from embodied.runtime.slab import Slab
 from embodied.schema import Config
 from embodied.schema.compose import Composed
-from embodied.types import ContinuousAction, Start, TextAction
+from embodied.types import DiscreteAction, Start
 
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise
 
@@ -64,12 +64,11 @@ def make(composed: Composed, side: EnvSide, console: Console, stop: StopSignal) 
             f"demos.mistakes is {config.demos.mistakes:g}, and the expert of {side.config.target} makes none",
             "set demos.mistakes=0, or give the env a method mistaken_expert() (embodied.protocols.MistakenExpert)",
         )
-    if isinstance(side.spec.action, TextAction):
-        raise ConfigError(
-            f"{side.config.target} takes text, and demonstrations of actions are recorded here",
-            "write rows of prompt and response into a file: python -m embodied.sft … data=FILE.jsonl",
-        )
-    if config.demos.noise_std and not isinstance(side.spec.action, ContinuousAction):
+    side.kind.refuse_texts(ConfigError(
+        f"{side.config.target} takes text, and demonstrations of actions are recorded here",
+        "write rows of prompt and response into a file: python -m embodied.sft … data=FILE.jsonl",
+    ))  # fmt: skip
+    if config.demos.noise_std and isinstance(side.spec.action, DiscreteAction):
         raise ConfigError(
             f"demos.noise_std is {config.demos.noise_std:g}, and {side.config.target} takes one of "
             f"{side.spec.action.num_actions} actions, to which no noise can be added",

@@ -33,7 +33,7 @@ from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported,
 from embodied.run.trainings import NOTED, noted
 from embodied.spec_json import to_json
 from embodied.tools.library.card import card, evaluations_of, run_of, verification
-from embodied.types import EnvSpec, TextAction
+from embodied.types import EnvSpec
 
 if TYPE_CHECKING:
     from embodied.learn.checkpoint_meta import Meta
@@ -231,10 +231,11 @@ def examples_of(
     import torch
 
     from embodied.learn.origin import origin_of
+    from embodied.run.action_kind import kind_of
     from embodied.run.observations import observe
 
     prompts, origin = prompts_of(checkpoint), origin_of(checkpoint, meta)
-    if isinstance(origin.env.action, TextAction):
+    if kind_of(origin.env).from_rows:
         return Examples(prompts), []
     if count <= 0:
         return Examples(prompts), ["no observations were asked for (--observations 0)"]

@@ -9,6 +9,7 @@ import pytest
 from embodied.errors import EvaluationError
 from embodied.observe.statistics import wilson
 from embodied.run import successes
+from embodied.run.action_kind import TEXT
 from embodied.run.conditions import Conditions
 from embodied.types import Episode, EpisodeResult, Start
 
@@ -72,7 +73,7 @@ def test_several_episodes_of_a_start_make_an_interval_no_narrower(times):
 def test_a_problem_in_text_is_one_whatever_its_seed():
     """Episodes 0 and 1 of equal task and state differ by their seeds."""
     both = [episode(0, 0, 5, 1, 1), episode(1, 0, 5, 0, 1), episode(2, 0, 6, 1, 1)]
-    (row, _) = successes.summarise(["sum"], both, successes.problem_of)
+    (row, _) = successes.summarise(["sum"], both, TEXT.origin)
     assert (row.low, row.high) == wilson(2 * 2 / 3, 2)
     (row, _) = successes.summarise(["sum"], both)
     assert (row.low, row.high) == wilson(2, 3)

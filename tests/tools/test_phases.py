@@ -16,7 +16,7 @@ import pytest
 from embodied import cli
 from embodied.errors import ConfigError
 from embodied.observe.console import PlainConsole
-from embodied.run.given import Demonstrated
+from embodied.run.demonstrations import Demonstrated
 from embodied.serving.loading import Loaded
 from embodied.testing import FakeEnv, FakePolicy
 
@@ -55,7 +55,7 @@ CASES = [
     ("train", RUN, "embodied.run.rl.make_model_reward", "building the reward model"),
     ("train", RUN, "embodied.run.simulators.Pool", "starting 1 env workers"),
     ("eval", RUN, "embodied.run.simulators.Pool", "starting 1 env workers"),
-    ("sft", (*RUN, "data=x"), "embodied.run.preflight.read_demonstrations", "checking the configuration"),
+    ("sft", (*RUN, "data=x"), "embodied.run.demonstrations.read_episodes", "checking the configuration"),
     ("sft", (*RUN, "data=x"), "embodied.run.sft.make_cloner", "preparing the demonstrations"),
     ("demos", RUN, "embodied.tools.demos._open_recorder", "demonstrations"),
     ("play", (*RUN, "--expert"), "embodied.run.play.Pool", "starting an env worker"),
@@ -68,7 +68,7 @@ CASES = [
     ("export", ("folder", "--out", "new"), "embodied.parallel.modes.without_dropout", "writing the export"),
 ]
 STAND_INS = {
-    "embodied.run.preflight.read_demonstrations": lambda config, side: Demonstrated((), ()),
+    "embodied.run.demonstrations.read_episodes": lambda config, spec, kwargs: Demonstrated((), ()),
     "embodied.report.read": lambda name: SimpleNamespace(evaluation_alone=True),
     "embodied.learn.checkpoint_meta.read_meta": lambda folder: SimpleNamespace(iteration=1, steps=0),
     "embodied.learn.origin.restore": lambda folder, device: (Exportable(), None),

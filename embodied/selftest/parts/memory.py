@@ -8,7 +8,7 @@ import torch
 
 from embodied.learn.live_bytes import LiveBytes
 from embodied.parallel.group import Group
-from embodied.run.given import Demonstrated
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.memory import plan
 from embodied.selftest import learning
 from embodied.selftest.large import LARGE, built, lacks_room
