@@ -127,7 +127,7 @@ def footprint(
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
-    judges = config.reward.use_reward_model and learns and config.runner.task_type != "sft"
+    judges = config.reward.use_reward_model and learns and not config.runner.task.supervised
     judge = of_reward_model(config.reward.model, processes.of("rollout").size) if judges else None
     if judge is not None:
         _add_reward_model(parts, more, judge, on_gpu)

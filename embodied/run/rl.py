@@ -106,12 +106,9 @@ def train(
     runner, folder = checked.config.runner, Path(checked.config.runner.logger.log_path)
     with stop.cut_short():
         iteration = _resume(checked, trainer, reporter, saves)
-    look, rows = newest_of(folder, checked.sides), earlier(folder, iteration) if checked.processes.is_main else []
-    with (
-        reporter.running(iteration, look, rows) as ended,
-        closing(collector),
-        suppress(Stopped),
-    ):
+    look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
+    rows = earlier(folder, iteration) if checked.processes.is_main else []
+    with reporter.running(iteration, look, rows) as ended, closing(collector), suppress(Stopped):
         if iteration < runner.max_epochs or trainer.unlogged:
             collector.open(stop)
         reporter.begin(iteration)

@@ -79,12 +79,9 @@ def train(
         iteration, ids = saves.resume()
         reporter.open_trackers(iteration, ids, checked.composed.resolved)
     folder = Path(runner.logger.log_path)
-    look, rows = newest_of(folder, checked.sides), earlier(folder, iteration) if checked.processes.is_main else []
-    with (
-        reporter.running(iteration, look, rows) as ended,
-        closing(evaluator),
-        suppress(Stopped),
-    ):
+    look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
+    rows = earlier(folder, iteration) if checked.processes.is_main else []
+    with reporter.running(iteration, look, rows) as ended, closing(evaluator), suppress(Stopped):
         while iteration < runner.max_epochs:
             reporter.sections.reset()
             steps = config.sft.steps_per_iteration - cloner.steps_done
