@@ -74,7 +74,8 @@ from embodied.parallel.group import Group
 from embodied.run.memory import plan
 from embodied.run.preflight import check
 from embodied.schema.compose import compose
-found = plan(check(compose(sys.argv[2:], "train", [sys.argv[1]]), Group()))
+checked = check(compose(sys.argv[2:], "train", [sys.argv[1]]), Group())
+found = plan(checked.config, checked.sides, Group(), checked.demonstrations)
 status = open("/proc/self/status", encoding="utf-8")
 peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 print(json.dumps({**asdict(found.taken), "passes": asdict(found.counted.passes), "VmHWM": peak}))

@@ -150,7 +150,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, ca
                 raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("embodied.run.evaluate.Unfinished", Dying)
+        patched.setattr("embodied.run.evaluator.Unfinished", Dying)
         with pytest.raises(Killed):
             evaluate("killed", *few, sampled)
     part = Path("runs/killed/.unfinished/000000.jsonl")
@@ -163,7 +163,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, ca
     assert report("killed") == found
     assert not part.exists()
     with monkeypatch.context() as patched:
-        patched.setattr("embodied.run.evaluate.Unfinished", Dying)
+        patched.setattr("embodied.run.evaluator.Unfinished", Dying)
         with pytest.raises(Killed):
             evaluate("other", *few, sampled)
     assert evaluate("other", *few) == 0, "no result binds the folder to the keys of what was killed"
@@ -189,7 +189,7 @@ def test_greedy_and_sampled_in_one_command_are_the_two_evaluations(monkeypatch, 
                 raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("embodied.run.evaluate.Unfinished", Dying)
+        patched.setattr("embodied.run.evaluator.Unfinished", Dying)
         with pytest.raises(Killed):
             evaluate("both", *few, both)
     assert report("both") == report("greedy")

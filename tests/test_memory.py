@@ -32,6 +32,14 @@ sys.path.append(str(HERE.parent))
 from benchmarks import true_size  # noqa: E402
 
 
+def asked(checked):
+    return checked.config, checked.sides, checked.processes
+
+
+def counted(checked, **more):
+    return counting.count(*asked(checked), checked.demonstrations, **more)
+
+
 def checked_of(tmp_path, *more):
     return check(compose([*SHORT, f"runner.output_dir={tmp_path}", *more], "train", [CONFIG]), Group())
 
@@ -66,7 +74,7 @@ def test_live_bytes_are_those_of_the_storages_that_live():
 def test_tensors_without_memory_are_counted_as_those_with_it(tmp_path, more):
     """So what is said of 7 B parameters on any machine is what is measured at a small size, to the byte."""
     checked = checked_of(tmp_path, *more)
-    real, sizes_alone = counting.count(checked), counting.count(checked, limit=0)
+    real, sizes_alone = counted(checked), counted(checked, limit=0)
     assert real.why_not is None
     assert sizes_alone.weights == real.weights
     assert sizes_alone.passes == real.passes
@@ -80,7 +88,7 @@ def test_a_checkpoint_is_counted_without_memory_as_with_it(tmp_path):
     true_size.write_folder(tmp_path / "model", size="tiny", shard_bytes=10**6)
     sizes = ("model=openvla_oft", "actor.model.size=tiny", "actor.model.unnorm_key=null")
     checked = checked_of(tmp_path, *sizes, f"actor.model.model_path={tmp_path / 'model'}")
-    real, sizes_alone = counting.count(checked), counting.count(checked, limit=2 * 10**6)
+    real, sizes_alone = counted(checked), counted(checked, limit=2 * 10**6)
     assert real.with_memory
     assert not sizes_alone.with_memory
     assert sizes_alone.why_not is None
@@ -96,7 +104,7 @@ TEXTS = ("env=fake_text", "model=causal_lm_tiny", "env.train.total_num_envs=32",
 def test_lanes_take_what_a_decoder_takes(tmp_path, more):
     """Counted with and without memory, against lanes that write texts as long as they may be, in groups."""
     checked = checked_of(tmp_path, *TEXTS, "env.eval.total_num_envs=32", *more)
-    real, sizes_alone = counting.count(checked), counting.count(checked, limit=0)
+    real, sizes_alone = counted(checked), counted(checked, limit=0)
     assert real.why_not is None
     assert sizes_alone.passes == real.passes
     policy, lanes, texts = real.policy, 32, [f"letter {i // 8}" for i in range(32)]
@@ -115,21 +123,21 @@ def test_lanes_take_what_a_decoder_takes(tmp_path, more):
     assert cache > 0.7 * real.passes.act, "most of it are keys and values"
     assert abs(real.passes.act / (live.peak - before) - 1) < 0.05
     assert real.passes.graphs == 0, "rollout.enforce_eager"
-    graphs = counting.count(checked_of(tmp_path, *TEXTS, *more, "rollout.enforce_eager=false"), limit=0).passes.graphs
+    graphs = counted(checked_of(tmp_path, *TEXTS, *more, "rollout.enforce_eager=false"), limit=0).passes.graphs
     assert 0 < graphs < real.passes.act
 
 
 def test_the_fullest_moment(tmp_path):
     weights, passes = Weights(10 * GB, GB), Passes(GB // 2, None)
     checked = checked_of(tmp_path, "model=fake", "runner.checkpoint.async_save=false")
-    taken = footprint(checked, weights, GB, passes, process=GB)
+    taken = footprint(*asked(checked), weights, GB, passes, process=GB)
     assert (taken.moment, taken.on_device) == ("update", (10 + 1 + 2) * GB), "the gradients are gone when it acts"
-    acting = footprint(checked, weights, GB, Passes(2 * GB, None), process=GB)
+    acting = footprint(*asked(checked), weights, GB, Passes(2 * GB, None), process=GB)
     assert (acting.moment, acting.on_device) == ("act", (10 + 2 + 2) * GB)
     beside = checked_of(tmp_path, "model=fake", "runner.checkpoint.async_save=false", "actor.offload_grad=false")
-    assert footprint(beside, weights, GB, Passes(2 * GB, None), process=GB).on_device == (10 + 1 + 2 + 2) * GB
+    assert footprint(*asked(beside), weights, GB, Passes(2 * GB, None), process=GB).on_device == (10 + 1 + 2 + 2) * GB
     assert (taken.on_host, taken.unknown) == (2 * GB, ("activations",))
-    on_gpu = footprint(checked_of(tmp_path, "model=fake"), weights, GB, passes, process=GB, on_gpu=True)
+    on_gpu = footprint(*asked(checked_of(tmp_path, "model=fake")), weights, GB, passes, process=GB, on_gpu=True)
     assert on_gpu.host["copy of what is saved"] == 3 * GB, "copies are on the machine"
     assert "copy of what is saved" not in on_gpu.device
 
@@ -139,15 +147,15 @@ def test_what_rests_on_the_host_is_not_on_the_gpu_while_the_policy_acts(tmp_path
     sizes = {}
     for keys in ((), ("actor.offload_optimizer=true",), ("actor.enable_offload=true",)):
         checked = checked_of(tmp_path, "model=fake", "algorithm.kl_beta=0.1", *keys)
-        taken = footprint(checked, weights, GB, passes, on_gpu=True)
+        taken = footprint(*asked(checked), weights, GB, passes, on_gpu=True)
         assert taken.moment == "act"
         cuda = taken.device["CUDA"]
         sizes[keys] = (taken.on_device - cuda) // GB, taken.host.get("optimizer", 0), taken.host.get("reference", 0)
     assert list(sizes.values()) == [(10 + 2 + 1 + 5, 0, 0), (10 + 1 + 5, 2 * GB, 0), (10 + 5, 2 * GB, GB)]
-    update = footprint(checked, weights, GB, Passes(0, None), on_gpu=True)
+    update = footprint(*asked(checked), weights, GB, Passes(0, None), on_gpu=True)
     assert update.moment in ("update", "step")
     assert (update.device["optimizer"], update.device["reference"]) == (2 * GB, GB), "an update needs them"
-    on_cpu = footprint(checked, weights, GB, passes)
+    on_cpu = footprint(*asked(checked), weights, GB, passes)
     assert (on_cpu.on_device, on_cpu.host.get("optimizer")) == ((10 + 2 + 1 + 5) * GB, None), "nothing moves"
 
 
@@ -172,15 +180,16 @@ ARITHMETIC = ("env=arithmetic", "model=causal_lm_tiny", "env.eval.video_cfg.save
 def test_texts_are_counted_with_their_own_prompts_or_as_long_as_they_may_be(tmp_path, more, length):
     asked = [*ARITHMETIC, *more, "actor.model.truncation=error", f"runner.output_dir={tmp_path}"]
     checked = check(compose(asked, "train"), Group())
-    policy = build.make_policy(checked, torch.device("cpu"))
-    text = prompts.longest(checked, policy)
+    policy = build.make_policy(checked.config, torch.device("cpu"))
+    text = prompts.longest(checked.config, checked.sides, checked.demonstrations, policy)
     assert policy.encode_instructions([text])["prompt_length"].tolist() == [length]
 
 
 def test_demonstrated_texts_are_counted_as_long_as_the_longest(tmp_path):
     shown = ("data=embodied.envs.text.arithmetic:demonstrations", "data.options={terms: [2, 9], count: 200}")
     checked = check(compose(["experiment=sft", *ARITHMETIC, *shown, f"runner.output_dir={tmp_path}"], "sft"), Group())
-    assert len(prompts.longest(checked, build.make_policy(checked, torch.device("cpu")))) == 2 * 9
+    policy = build.make_policy(checked.config, torch.device("cpu"))
+    assert len(prompts.longest(checked.config, checked.sides, checked.demonstrations, policy)) == 2 * 9
 
 
 def test_a_dry_run_refuses_what_does_not_fit_the_gpu_that_it_is_planned_for(tmp_path, monkeypatch, capsys):
@@ -248,7 +257,7 @@ def test_libero_24gb_takes_what_the_docs_say(tmp_path, more, total):
     """Without a checkpoint; each weight belongs to one kind of layer."""
     asked = ["experiment=libero_24gb", "env=fake", "runner.dry_run=true", f"runner.output_dir={tmp_path}", *more]
     checked = check(compose([*asked, "actor.model.use_proprio=false"], "train", [CONFIG]), Group())
-    found = memory.plan(checked)
+    found = memory.plan(*asked(checked), checked.demonstrations)
     assert round(found.taken.on_device / GB, 2) == pytest.approx(total, abs=0.01)
     kinds = kinds_of(found.counted.policy)
     assert sum(kind.bytes for kind in kinds.values()) == found.counted.weights.all
@@ -268,7 +277,7 @@ def test_a_dry_run_needs_no_checkpoint_where_the_configuration_says_the_sizes(tm
 
 
 def test_weights_have_a_kind_each(tmp_path):
-    policy = counting.count(checked_of(tmp_path, "model=openvla_oft_tiny", "algorithm=ppo")).policy
+    policy = counted(checked_of(tmp_path, "model=openvla_oft_tiny", "algorithm=ppo")).policy
     kinds = kinds_of(policy)
     total = sum(one.nbytes for one in (*policy.parameters(), *policy.buffers()))
     assert sum(kind.bytes for kind in kinds.values()) == total
@@ -282,14 +291,14 @@ def test_what_an_engine_and_graphs_take(tmp_path, monkeypatch):
     engine, sizes = ("env=fake_text", "model=fake_text", "rollout.backend=vllm"), {}
     for sleeps in (True, False):
         checked = checked_of(tmp_path, *engine, f"rollout.enable_offload={sleeps}")
-        taken = footprint(checked, weights, GB, passes, on_gpu=True, engine=20 * GB)
+        taken = footprint(*asked(checked), weights, GB, passes, on_gpu=True, engine=20 * GB)
         sizes[sleeps] = taken.moment, taken.device["engine"], taken.host.get("weights of the engine that sleeps", 0)
         assert "CUDA graphs" in taken.device
         assert "what CUDA keeps of its graphs beside tensors" in taken.unknown
     assert sizes == {True: ("act", 20 * GB, 10 * GB), False: ("act", 20 * GB, 0)}
-    update = footprint(checked, weights, GB, Passes(0, None), on_gpu=True, engine=GB)
+    update = footprint(*asked(checked), weights, GB, Passes(0, None), on_gpu=True, engine=GB)
     assert (update.moment, update.device["engine"]) == ("step", GB), "it stays"
-    on_cpu = footprint(checked, weights, GB, passes, engine=0)
+    on_cpu = footprint(*asked(checked), weights, GB, passes, engine=0)
     assert "engine" not in on_cpu.device
     assert "the engine's process" in on_cpu.unknown
 
@@ -301,7 +310,7 @@ def test_weights_that_rest_are_not_on_the_gpu_while_an_engine_acts(tmp_path, mon
 
     def taken(*keys: str, engine_takes: int = 20 * GB, **more):
         checked = checked_of(tmp_path, *engine, *keys)
-        return footprint(checked, weights, GB, passes, engine=engine_takes, **{"on_gpu": True, **more})
+        return footprint(*asked(checked), weights, GB, passes, engine=engine_takes, **{"on_gpu": True, **more})
 
     stay, rest = taken(), taken(rests)
     assert (stay.moment, rest.moment) == ("act", "act")
@@ -321,10 +330,10 @@ def test_weights_that_rest_are_not_on_the_gpu_while_an_engine_acts(tmp_path, mon
 def test_an_engines_rollout_that_does_not_fit_names_the_key(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_process, "_has_package", lambda rollout: True)
     engine = ("env=fake_text", "model=fake_text", "rollout.backend=vllm")
-    named = [
-        [fix for fix in device_memory.remedies(checked_of(tmp_path, *keys), "rollout") if "offload_weight" in fix]
-        for keys in (engine, (*engine, "actor.offload_weight=true"), ("env=fake_text", "model=fake_text"))
-    ]
+    named = []
+    for keys in (engine, (*engine, "actor.offload_weight=true"), ("env=fake_text", "model=fake_text")):
+        fixes = device_memory.remedies(checked_of(tmp_path, *keys).config, Group(), "rollout")
+        named.append([fix for fix in fixes if "offload_weight" in fix])
     assert named == [["set actor.offload_weight=true (now false; the result stays the same)"], [], []]
 
 

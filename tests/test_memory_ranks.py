@@ -14,8 +14,11 @@ from ranks import free_port
 
 from embodied.parallel.group import Group
 from embodied.run import counting
+from embodied.run.counting import Counted
+from embodied.run.given import Checked, Sides
 from embodied.run.memory import Plan
-from embodied.run.preflight import Checked, check
+from embodied.run.preflight import check
+from embodied.schema import Config
 from embodied.schema.compose import compose
 
 HERE = Path(__file__).parent
@@ -64,6 +67,14 @@ print(json.dumps({"status": status, "peak": live.peak}))
 """
 
 
+def asked(checked: Checked) -> tuple[Config, Sides, Group]:
+    return checked.config, checked.sides, checked.processes
+
+
+def counted(checked: Checked, **more: int) -> Counted:
+    return counting.count(*asked(checked), checked.demonstrations, **more)
+
+
 def checked_of(tmp_path: Path, *more: str, size: int = 2) -> Checked:
     composed = compose([*RUN, f"runner.output_dir={tmp_path}", *more], "train", [CONFIG])
     return check(composed, Group(0, size, 0, size))
@@ -99,7 +110,7 @@ def started(folder: Path, code: tuple[str, ...], *more: str) -> list[list[str]]:
 )
 def test_two_processes_hold_what_was_said(tmp_path, more):
     """Within 5 %, copies of what is saved included. A policy acts first, before any pass of the sharded network."""
-    taken = counting.count(checked_of(tmp_path, *more)).footprint(checked_of(tmp_path, *more), on_gpu=False)
+    taken = counted(checked_of(tmp_path, *more)).footprint(checked_of(tmp_path, *more), on_gpu=False)
     said = taken.on_device + taken.host["copy of what is saved"]
     peaks = [json.loads(lines[-1])["peak"] for lines in started(tmp_path, ("-c", LIVE), *more)]
     assert abs(said / max(peaks) - 1) < 0.05, (said, peaks, taken)
@@ -107,7 +118,7 @@ def test_two_processes_hold_what_was_said(tmp_path, more):
 
 def test_a_share_has_its_part_of_what_is_trained(tmp_path):
     counted = {
-        name: counting.count(checked_of(tmp_path, f"actor.fsdp_config.strategy={name}", *more), limit=0)
+        name: counted(checked_of(tmp_path, f"actor.fsdp_config.strategy={name}", *more), limit=0)
         for name, more in {"replicate": (ALL,), "fsdp2": (ALL,)}.items()
     }
     whole, part = counted["replicate"], counted["fsdp2"]
@@ -115,15 +126,15 @@ def test_a_share_has_its_part_of_what_is_trained(tmp_path):
     assert part.gathered.act == whole.weights.trained, "all are gathered while it acts"
     assert part.gathered.update < whole.weights.trained < part.gathered.update + 2 * part.gathered.gradients
     assert whole.gathered.summed == whole.weights.trained
-    of_one = counting.count(checked_of(tmp_path, ALL, size=1), limit=0)
+    of_one = counted(checked_of(tmp_path, ALL, size=1), limit=0)
     assert of_one.gathered == counting.NOTHING
     assert of_one.weights == whole.weights
     assert of_one.passes.update == whole.passes.update, "two records a pass"
     keys = ("actor.fsdp_config.strategy=fsdp2", ALL, "actor.fsdp_config.mixed_precision.param_dtype=bf16")
-    bf16 = counting.count(checked_of(tmp_path, *keys, "actor.model.precision=bf16"), limit=0)
+    bf16 = counted(checked_of(tmp_path, *keys, "actor.model.precision=bf16"), limit=0)
     assert 2 * bf16.gathered.act == part.gathered.act
     offloaded = checked_of(tmp_path, "actor.fsdp_config.strategy=fsdp2", ALL)
-    on_host = replace(part, gathered=replace(part.gathered, on_host=True)).footprint(offloaded, on_gpu=True)
+    on_host = replace(part, gathered=replace(part.gathered, on_host=True)).footprint(*asked(offloaded), on_gpu=True)
     assert not {"trained weights", "gradients", "optimizer"} & on_host.device.keys()
     assert on_host.host["optimizer"] == 2 * part.weights.trained
 
@@ -137,7 +148,7 @@ def test_a_dry_run_of_two_processes_says_what_each_takes(tmp_path, monkeypatch):
     # As large as to be counted without memory: nothing is built, and the processes need not meet.
     monkeypatch.setattr(counting.count, "__defaults__", (0,))
     checked = checked_of(tmp_path, ALL, "runner.dry_run=true")
-    counted = counting.count(checked)
-    plan = Plan(checked, counted, counted.footprint(checked, on_gpu=False), None, 2**40)
-    assert plan.policy is counted.policy
+    found = counted(checked)
+    plan = Plan(checked.config, checked.processes, found, found.footprint(*asked(checked), on_gpu=False), None, 2**40)
+    assert plan.policy is found.policy
     assert any("memory of the process (each of 2)" in row[0] for row in plan.rows())

@@ -163,7 +163,9 @@ def test_its_weights_are_counted_where_they_are(tmp_path):
     found = {}
     for options in ((), ("reward.model.offload_weight=true",), (SHARED,)):
         checked = check(compose([*given, *options], "train", [FOLDERS[1]]), Group(0, 2, 0, 2))
-        found[options] = footprint(checked, weights, 0, passes, on_gpu=True), " ".join(remedies(checked, "rollout"))
+        config, processes = checked.config, checked.processes
+        taken = footprint(config, checked.sides, processes, weights, 0, passes, on_gpu=True)
+        found[options] = taken, " ".join(remedies(config, processes, "rollout"))
     (usual, said), (waits, _), (shared, nothing) = found.values()
     assert (usual.device["reward model"], usual.host.get("reward model")) == (whole, None)
     assert (waits.moment, waits.device["reward model"], waits.host["reward model"]) == ("score", whole, whole)

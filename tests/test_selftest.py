@@ -71,13 +71,14 @@ def test_the_selftest_finds_no_difference_on_a_cpu(capsys):
 def test_another_number_of_envs_is_run_with_the_rows_that_it_would_have(options, envs, rows):
     asked = check(compose([*FAKE, *options], "eval", [CONFIG]), Group())
     policy, console = FakePolicy(), make_console(io.StringIO())
-    first = selftest.prepared(asked, policy)
-    found = [one for name, one in selftest.variations(first, asked, policy, "", console) if "total_num_envs" in name]
-    assert [one.config.env.eval.total_num_envs for one in found] == envs
-    pinned = first.config.rollout.policy_batch
-    assert found[0].config.rollout.policy_batch == pinned
-    for one in found[1:]:
-        assert rows_of_call(policy, one.config.rollout, one.config.env.eval.total_num_envs) == rows != pinned
+    first = selftest.prepared(selftest.Variation(asked.composed, asked.sides), Group(), policy)
+    others = selftest.variations(first, asked.config.rollout.policy_batch, Group(), policy, "", console)
+    found = [one.composed.config for name, one in others if "total_num_envs" in name]
+    assert [config.env.eval.total_num_envs for config in found] == envs
+    pinned = first.composed.config.rollout.policy_batch
+    assert found[0].rollout.policy_batch == pinned
+    for config in found[1:]:
+        assert rows_of_call(policy, config.rollout, config.env.eval.total_num_envs) == rows != pinned
 
 
 def test_the_selftest_says_how_large_a_difference_is():

@@ -21,7 +21,7 @@ from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.trainer import Trainer
 from embodied.run import turns
 from embodied.run.collector import Collector
-from embodied.run.evaluate import Evaluator
+from embodied.run.evaluator import Evaluator
 from embodied.schema.compose import compose
 
 DENSE = (*FAST, "env.train.reward_mode=dense", "env.num_workers=1", "runner.max_epochs=4")

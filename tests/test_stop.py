@@ -28,7 +28,7 @@ from embodied import sft, train
 from embodied.learn.checkpoint import Checkpoints
 from embodied.observe.console import PlainConsole
 from embodied.run import build, summary
-from embodied.run.evaluate import Evaluator
+from embodied.run.evaluator import Evaluator
 from embodied.tools import demos
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ from logged import rows_of
 
 from embodied import sft, train
 from embodied.parallel.group import Group
+from embodied.run.given import EnvSide
 from embodied.run.preflight import check
-from embodied.run.sides import EnvSide
 from embodied.schema.compose import compose
 from embodied.types import Start
 

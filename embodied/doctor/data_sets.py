@@ -16,7 +16,8 @@ from embodied.errors import EmbodiedError
 from embodied.rows.custom import is_custom
 from embodied.rows.formats import KINDS
 from embodied.run.demonstrations import wanted_of
-from embodied.run.sides import EnvSide, make_side
+from embodied.run.given import EnvSide
+from embodied.run.sides import make_side
 
 ENV = ("env=", "experiment=")  # beginnings of overrides that choose an env
 

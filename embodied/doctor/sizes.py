@@ -12,7 +12,7 @@ from embodied.doctor.machine import FEWER, LEAST_DISK, container_memory, room
 from embodied.errors import EmbodiedError
 from embodied.parallel.group import Group
 from embodied.run.footprint import Footprint, Weights, footprint, of_files
-from embodied.run.preflight import Checked, Rules
+from embodied.run.preflight import Rules
 from embodied.runtime.slab import available_memory
 from embodied.schema.compose import compose_unchecked
 
@@ -31,22 +31,24 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
     if configuration.errors(composed, rules):
         yield Finding(NAME, "skipped", "the configuration is refused, see there")
         return
-    checked = rules.checked
-    model = checked.config.actor.model
+    checked, processes = rules.checked, rules.processes
+    config, sides = checked.config, checked.sides
+    model = config.actor.model
     kwargs = schema.target_kwargs(model, "actor.model")
-    gpu = _gpu_memory(checked.config.runner.device)
+    gpu = _gpu_memory(config.runner.device)
     try:
         weights = of_files(kwargs)
     except EmbodiedError as error:
         yield of_error("policy", error)
         return
     if weights is not None:
-        yield from held(checked, footprint(checked, weights, None, on_gpu=gpu is not None), gpu, weights)
+        taken = footprint(config, sides, processes, weights, None, on_gpu=gpu is not None)
+        yield from held(config, taken, gpu, weights)
         return
     from embodied.run.counting import count
 
     try:
-        counted = count(checked)
+        counted = count(config, sides, processes, checked.demonstrations)
     except EmbodiedError as error:
         yield of_error("policy", error)
         return
@@ -56,7 +58,8 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
         )
         yield Finding(NAME, "fail", said, "use a smaller model (model=…), or a machine with more memory")
         return
-    yield from held(checked, counted.footprint(checked, gpu is not None), gpu, counted.weights)
+    taken = counted.footprint(config, sides, processes, gpu is not None)
+    yield from held(config, taken, gpu, counted.weights)
 
 
 def _gpu_memory(wanted: str) -> int | None:
@@ -69,7 +72,7 @@ def _gpu_memory(wanted: str) -> int | None:
 
 
 def held(
-    checked: Checked, taken: Footprint, gpu: int | None, weights: Weights, free: int | None = None
+    config: schema.Config, taken: Footprint, gpu: int | None, weights: Weights, free: int | None = None
 ) -> Iterator[Finding]:  # fmt: skip
     """Holds what the run takes at the least against what is free.
 
@@ -86,8 +89,8 @@ def held(
         fix = "set actor.model.precision=bf16, train adapters alone (LoRA), or use fsdp2 over several GPUs"
         yield _compared("memory of the GPU", taken.device, gpu, "the GPU", fix, taken)
         yield _compared(NAME, host, free, "the machine", FEWER, taken)
-    if not checked.config.runner.only_eval:
-        yield _checkpoints(checked.config, weights, weights.optimizer)
+    if not config.runner.only_eval:
+        yield _checkpoints(config, weights, weights.optimizer)
 
 
 def _compared(

@@ -4,9 +4,9 @@
 |---|---|
 | :class:`~embodied.run.collector.Collector` | runs the plan of an iteration: rollouts, refills, greedy episodes |
 | a learner (:mod:`embodied.learn`) | turns an iteration's records or demonstrations into optimizer steps |
-| :class:`~embodied.run.evaluate.Evaluator` | runs the plan of an evaluation |
+| :class:`~embodied.run.evaluator.Evaluator` | runs the plan of an evaluation |
 | :class:`~embodied.run.reporter.Reporter` | speaks: console, trackers, times |
 | :class:`~embodied.run.saves.Saves` | resumes, and saves when it is due |
 
-What is asked for travels as plain data: :class:`~embodied.run.preflight.Checked`.
+A recipe checks, opens a session (:mod:`embodied.run.session`), builds, and hands each part the values that it needs.
 """

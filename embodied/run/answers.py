@@ -23,7 +23,7 @@ from embodied.errors import ConfigError, DatasetError, did_you_mean
 from embodied.protocols import KnowsPrompts, ReadsProblems
 from embodied.rows.files import SourceFile
 from embodied.rows.formats import Rows, open_rows
-from embodied.run.sides import EnvSide
+from embodied.run.given import EnvSide
 from embodied.run.stand_in import AtOnce, StandIn
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.runtime.policy_port import PolicyPort, Request

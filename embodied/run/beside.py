@@ -5,21 +5,16 @@ Each has a session of its own, so neither its failure nor a Ctrl-C meant for the
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from embodied.runtime.signals import StopSignal
-
 LOWEST = 19  # priority beside a run
-LOOK_S = 0.05  # between two looks at whether a program has ended, or a stop signal has come
 KILLED_S = 10.0  # that a killed program may take to end; one that waits for a broken disk does not end
 
 
@@ -158,21 +153,3 @@ class NewestNext:
                 self._process.kill()
             source, self._process, self.source = self.source, None, None
             return source
-
-
-def wait_for(ready: Callable[[], bool], stop: StopSignal, stopped_s: float, longest_s: float = math.inf) -> bool:
-    """Waits for something at the end of a run; returns whether it is ready.
-
-    Args:
-        stopped_s: how long it may take after a stop signal, if so much time is granted.
-        longest_s: how long it may take in all.
-    """
-    end = time.monotonic() + longest_s
-    stopped = False
-    while not ready():
-        if stop.wanted and not stopped:
-            stopped, end = True, min(end, time.monotonic() + stopped_s)
-        if time.monotonic() >= end or not stop.grants(0.0):
-            return False
-        time.sleep(LOOK_S)
-    return True

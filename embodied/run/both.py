@@ -16,35 +16,33 @@ from embodied.errors import EvaluationError
 from embodied.observe.console import Console
 from embodied.run.compare import compare
 from embodied.run.evaluations import SAMPLED, read
-from embodied.run.preflight import Checked
 from embodied.run.verdict import lines, table
+from embodied.schema.compose import Composed
 
 NAMES = ("greedy", "sampled")
 
 
-def evaluations(checked: Checked) -> dict[str, Checked]:
+def evaluations(composed: Composed) -> dict[str, Composed]:
     """Returns the evaluations that are asked for: what the names of their files end with → their configuration."""
-    if checked.config.algorithm.val_sampling_params.do_sample != "both":
-        return {"": checked}
-    return {"": _drawn(checked, sampled=False), SAMPLED: _drawn(checked, sampled=True)}
+    if composed.config.algorithm.val_sampling_params.do_sample != "both":
+        return {"": composed}
+    return {"": _drawn(composed, sampled=False), SAMPLED: _drawn(composed, sampled=True)}
 
 
-def _drawn(checked: Checked, sampled: bool) -> Checked:
+def _drawn(composed: Composed, sampled: bool) -> Composed:
     """Greedy episodes of a start are all equal, so one is run of each."""
-    algorithm, resolved = checked.config.algorithm, checked.composed.resolved
+    algorithm, resolved = composed.config.algorithm, composed.resolved
     drawn = algorithm.val_sampling_params.model_copy(update={"do_sample": sampled})
     own = {"val_group_size": algorithm.val_group_size if sampled else 1}
-    config = checked.config.model_copy(
+    config = composed.config.model_copy(
         update={"algorithm": algorithm.model_copy(update={**own, "val_sampling_params": drawn})}
     )
     of_draw = {**resolved["algorithm"]["val_sampling_params"], "do_sample": sampled}
     section = {**resolved["algorithm"], **own, "val_sampling_params": of_draw}
-    return replace(checked, composed=replace(
-        checked.composed, config=config, resolved={**resolved, "algorithm": section},
-    ))  # fmt: skip
+    return replace(composed, config=config, resolved={**resolved, "algorithm": section})
 
 
-def planned(asked: Sequence[Checked]) -> list[list[str]]:
+def planned(asked: Sequence[Composed]) -> list[list[str]]:
     """Returns a line on two evaluations for the numbers that are printed before; nothing of one."""
     if len(asked) < 2:
         return []

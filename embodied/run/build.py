@@ -16,17 +16,18 @@ from embodied.learn.checkpoint_load import load
 from embodied.learn.device import device_named
 from embodied.learn.freeze import freeze
 from embodied.learn.origin import Origin, Simulator, seed_generators
+from embodied.observe.console import Console
 from embodied.parallel.group import Group
 from embodied.parallel.same_weights import check_same_weights
 from embodied.parallel.sharding import Parallel, make_parallel, plan_parallel
 from embodied.protocols import Policy
 from embodied.run import starts
 from embodied.run.folder import RunFolder
-from embodied.run.preflight import Checked
-from embodied.run.reporter import Reporter
+from embodied.run.given import EnvSide, Sides
 from embodied.run.shares import only_evaluates, slots_of
 from embodied.runtime.slab import info_fields, runtime_fields
-from embodied.types import ArraySpec, Sampling
+from embodied.schema.compose import Composed
+from embodied.types import ArraySpec, PolicySpec, Sampling
 
 
 @dataclass(frozen=True)
@@ -39,28 +40,30 @@ class Model:
 
 
 @contextmanager
-def open_folder(checked: Checked) -> Iterator[RunFolder]:
+def open_folder(composed: Composed, processes: Group) -> Iterator[RunFolder]:
     """Opens the run's folder until the block ends. Rank 0 owns it, and a dry run writes nothing.
 
     Raises:
         RunFolderError: it cannot be written, is in use, or holds a run of another configuration.
     """
-    runner, resolved = checked.config.runner, checked.composed.resolved
+    runner, resolved = composed.config.runner, composed.resolved
     path = Path(runner.logger.log_path)
-    if not checked.processes.is_main:
+    if not processes.is_main:
         folder = RunFolder(path, None)
     else:
         folder = RunFolder.look(path, resolved) if runner.dry_run else RunFolder.open(path, resolved)
         if not runner.dry_run:
-            starts.record(path, checked.composed.command, checked.processes.size)
-            if (record := checked.composed.record) is not None:
+            starts.record(path, composed.command, processes.size)
+            if (record := composed.record) is not None:
                 record.write(path)
     with closing(folder):
         yield folder
 
 
 @contextmanager
-def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = None) -> Iterator[Model]:
+def open_model(
+    config: schema.Config, processes: Group, sides: Sides, console: Console, policy: Policy | None = None
+) -> Iterator[Model]:
     """Builds the policy, connects the processes of the run, and shares the policy among them, until the block ends.
 
     Args:
@@ -70,13 +73,12 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
         RankError: a process did not come.
         RanksDifferError: the processes hold different weights.
     """
-    config, processes = checked.config, checked.processes
     counted = policy
     if policy is None:
-        with reporter.console.progress("building the policy", brief=True):
-            policy, device = build_policy(checked, reporter.console.say)
+        with console.progress("building the policy", brief=True):
+            policy, device = build_policy(config, processes, sides, console.say)
     else:
-        device = device_of(checked)
+        device = device_of(config.runner, processes)
     cluster, connects = config.cluster, "nccl" if device.type == "cuda" else "gloo"
     if processes.size > 1 and cluster.distributed_backend not in (None, connects):
         raise ConfigError(
@@ -84,62 +86,65 @@ def open_model(checked: Checked, reporter: Reporter, policy: Policy | None = Non
             f"processes {connects} connects",
             "leave cluster.distributed_backend out",
         )
-    share, on = (make_parallel, device) if counted is None else (plan_parallel, planned_device(checked))
+    share, on = (
+        (make_parallel, device) if counted is None else (plan_parallel, planned_device(config.runner, processes))
+    )
     patience = cluster.timeout_s, cluster.init_timeout_s
     with processes.connected(device.type == "cuda", *patience) if counted is None else nullcontext():
         if counted is None:
             check_same_weights(policy, processes)
         sharding = share(policy, config.actor.fsdp_config, config.algorithm, processes.of("train"), on)
         for line in (*schema.notes(config), *sharding.notes):
-            reporter.console.say(line)
+            console.say(line)
         yield Model(policy, device, sharding)
 
 
-def build_policy(checked: Checked, say: Callable[[str], None] | None = None) -> tuple[Policy, torch.device]:
+def build_policy(
+    config: schema.Config, processes: Group, sides: Sides, say: Callable[[str], None] | None = None
+) -> tuple[Policy, torch.device]:
     """Builds the policy on its device, bound to both sides' envs in turn, so that what does not fit is found here.
 
     Args:
         say: as in :func:`embodied.learn.checkpoint_load.load`.
     """
-    runner = checked.config.runner
+    runner = config.runner
     if runner.deterministic:
         reproducible_arithmetic()
     torch.set_num_threads(runner.num_threads)
-    device = device_of(checked)
-    policy = make_policy(checked, device)
-    for side in (checked.eval, checked.train):
+    device = device_of(runner, processes)
+    policy = make_policy(config, device)
+    for side in (sides.eval, sides.train):
         policy.bind(side.spec)
     if runner.ckpt_path is not None:
         load(Path(runner.ckpt_path), policy, say)
     return policy, device
 
 
-def planned_device(checked: Checked) -> torch.device:
+def planned_device(runner: schema.RunnerConfig, processes: Group) -> torch.device:
     """Returns the device for which a dry run counts: a GPU if ``runner.device_memory_gib`` is set."""
-    return device_of(checked) if checked.config.runner.device_memory_gib is None else torch.device("cuda")
+    return device_of(runner, processes) if runner.device_memory_gib is None else torch.device("cuda")
 
 
-def device_of(checked: Checked) -> torch.device:
+def device_of(runner: schema.RunnerConfig, processes: Group) -> torch.device:
     """Returns the device of this process's policy. Raises :class:`ConfigError` if there is none such."""
-    return _device(checked.config.runner.device, checked.processes)
+    return _device(runner.device, processes)
 
 
-def make_policy(checked: Checked, device: torch.device) -> Policy:
+def make_policy(config: schema.Config, device: torch.device) -> Policy:
     """Builds the policy on ``device``, with the weights that the model's own keys name, not bound to an env."""
-    model = checked.config.actor.model
-    seed_generators(checked.config.runner.seed)
+    model = config.actor.model
+    seed_generators(config.runner.seed)
     policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
     freeze(policy, model.freeze_patterns)
     policy.to(device)
     return policy
 
 
-def origin_of(checked: Checked) -> Origin:
-    """Returns what checkpoints say of where their policy comes from."""
-    model, seed = checked.config.actor.model, checked.config.runner.seed
+def origin_of(config: schema.Config, side: EnvSide) -> Origin:
+    """Returns what checkpoints say of where their policy comes from: the model, and the env of ``side``."""
+    model, seed = config.actor.model, config.runner.seed
     kwargs = schema.target_kwargs(model, "actor.model")
-    side = checked.train
-    simulator = Simulator(side.config.target, dict(side.kwargs), checked.config.env.python)
+    simulator = Simulator(side.config.target, dict(side.kwargs), config.env.python)
     return Origin(model.target, kwargs, tuple(model.freeze_patterns), seed, side.spec, simulator)
 
 
@@ -185,22 +190,26 @@ class Sizes:
     fields: Mapping[str, ArraySpec]  # of a record
 
 
-def sizes(checked: Checked, policy: Policy) -> Sizes:
+def sizes(config: schema.Config, sides: Sides, processes: Group, spec: PolicySpec) -> Sizes:
     """Computes the derived numbers of a run."""
-    config, spec, hosts = checked.config, policy.spec, checked.processes.of("rollout")
+    hosts = processes.of("rollout")
     episodes = schema.episodes_per_iteration(config)
-    records = episodes * -(-checked.train.max_steps // spec.num_action_chunks)
+    records = episodes * -(-sides.train.max_steps // spec.num_action_chunks)
     finals = episodes if config.algorithm.adv_type == "gae" else 0
     slots = slots_of(config, hosts)
-    told = info_fields(dict.fromkeys((*checked.train.spec.info, *checked.eval.spec.info)))
-    fields = {**checked.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks), **told}
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
     own = hosts.divide(records + finals)
     if not only_evaluates(config):
         _check_queue(config.actor.channel.queue_size, own, hosts)
     held = own if config.algorithm.max_staleness else 0
     rows = 2 * slots if only_evaluates(config) else held + max(own, 2 * slots)
-    return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, fields)
+    return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, record_fields(sides, spec))
+
+
+def record_fields(sides: Sides, spec: PolicySpec) -> dict[str, ArraySpec]:
+    """Returns the fields of a record: the env's, those of the policy's decision, and the runtime's."""
+    told = info_fields(dict.fromkeys((*sides.train.spec.info, *sides.eval.spec.info)))
+    return {**sides.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks), **told}
 
 
 def _check_queue(most: int, records: int, hosts: Group) -> None:

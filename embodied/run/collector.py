@@ -15,13 +15,14 @@ from embodied.run.build import Sizes, sampling
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import Collected
 from embodied.run.generations import Details
+from embodied.run.given import EnvSide
 from embodied.run.model_reward import Answers, ModelReward
-from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
+from embodied.run.results import add_up, in_order
 from embodied.run.simulators import Simulators, Workers
 from embodied.runtime.plan import randomised, train_plan, with_videos
 from embodied.runtime.rollout import Job, RolloutStats
-from embodied.schema import EnvTrainConfig
+from embodied.schema import Config, EnvTrainConfig
 from embodied.types import Episode, EpisodeResult
 
 
@@ -29,18 +30,19 @@ class Collector:
     """Collects the records of an iteration. Each process runs its share of the episodes; all get all results.
 
     Args:
+        side: the env of training.
         model_reward: adds the scores of a reward model; None = there is none.
     """
 
     def __init__(
-        self, checked: Checked, simulators: Simulators, sizes: Sizes, reporter: Reporter,
+        self, config: Config, side: EnvSide, simulators: Simulators, sizes: Sizes, reporter: Reporter,
         model_reward: ModelReward | None = None,
     ) -> None:  # fmt: skip
-        self._checked, self._simulators, self._sizes, self._reporter = checked, simulators, sizes, reporter
-        self._model_reward = model_reward
+        self._config, self._side, self._simulators = config, side, simulators
+        self._sizes, self._reporter, self._model_reward = sizes, reporter, model_reward
         self._workers: Workers | None = None
-        printed = checked.config.rollout.print_outputs
-        self._details = Details.of(checked.config, simulators.model.policy) if printed else Details()
+        printed = config.rollout.print_outputs
+        self._details = Details.of(config, simulators.model.policy) if printed else Details()
 
     def open(self, stop: Interruptible) -> Workers:
         """Starts the env workers of the training.
@@ -50,7 +52,7 @@ class Collector:
         """
 
         def start() -> None:
-            self._workers = self._simulators.open(self._checked.train, self._sizes.rows)
+            self._workers = self._simulators.open(self._side, self._sizes.rows)
 
         self._simulators.gather(stop, start)
         return self.workers
@@ -75,16 +77,16 @@ class Collector:
             Stopped: in all processes; a signal has ended the share of one.
             DeviceMemoryError: the policy does not fit.
         """
-        model = self._simulators.model
-        timed, explains = self._reporter.sections("time/rollout"), explained(model.device, self._checked, "rollout")
-        with timed, explains, model.sharding.acting():
+        model, processes = self._simulators.model, self._simulators.processes
+        explains = explained(model.device, self._config, processes, "rollout")
+        with self._reporter.sections("time/rollout"), explains, model.sharding.acting():
             return self._collect(iteration, self._job(iteration, weight_version), stop, held, ended)
 
     def _collect(
         self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]
     ) -> Collected:  # fmt: skip
-        algorithm, side = self._checked.config.algorithm, self._checked.train
-        processes, penalty = self._simulators.processes, self._checked.config.reward.overlong_penalty
+        algorithm, side = self._config.algorithm, self._side
+        processes, penalty = self._simulators.processes, self._config.reward.overlong_penalty
         most = algorithm.sampling_params.max_new_tokens
         limit = longest(self._simulators.model.policy.spec, side.max_steps, most)
         title, found = f"{self._reporter.title(iteration)} rollout", list[RolloutStats]()
@@ -122,13 +124,13 @@ class Collector:
         most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
         judge = dynamic_sampling.make_judge(algorithm, penalty, limit)
         results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
-        return Collected(results, everything, dynamic_sampling.add_up(found), rounds, greedy, returned)
+        return Collected(results, everything, add_up(found), rounds, greedy, returned)
 
     def _answers(self) -> Answers | None:
         """Makes what keeps the answers of a rollout, if they are scored or printed."""
-        if self._model_reward is None and not self._checked.config.rollout.print_outputs:
+        if self._model_reward is None and not self._config.rollout.print_outputs:
             return None
-        return Answers(self._checked.train.spec, self.workers.slab.arrays, self._details)
+        return Answers(self._side.spec, self.workers.slab.arrays, self._details)
 
     def _run(
         self, plan: Sequence[Episode], job: Job, title: str, ended: Callable[[], None], answers: Answers | None
@@ -151,7 +153,7 @@ class Collector:
         if self._model_reward is not None:
             with self._reporter.console.progress(f"{title}, reward model", brief=True):
                 results = self._model_reward(results, answers, stop)
-        if self._checked.config.rollout.print_outputs:
+        if self._config.rollout.print_outputs:
             for result in results:
                 number = result.episode.episode_id
                 self._reporter.console.say(shown(result, *answers.found[number], answers.shown[number]))
@@ -159,7 +161,7 @@ class Collector:
 
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
         """Makes the plan of an iteration, or that of a refill."""
-        config, side = self._checked.config, self._checked.train
+        config, side = self._config, self._side
         plan = train_plan(
             side.spec, seed=config.data_seed, iteration=iteration, episodes=self._sizes.episodes,
             group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
@@ -175,7 +177,7 @@ class Collector:
         return plan
 
     def _job(self, iteration: int, weight_version: int) -> Job:
-        config, side = self._checked.config, self._checked.train
+        config, side = self._config, self._side
         bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
         return Job(
             sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), config.runner.seed,
@@ -191,12 +193,6 @@ class Collector:
         """Ends the workers."""
         if self._workers is not None:
             self._workers.close()
-
-
-def in_order(plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]]) -> list[EpisodeResult]:
-    """Returns the results of all processes, given by rank, in the plan's order."""
-    found = {r.episode.episode_id: replace(r, rank=rank) for rank, share in enumerate(shares) for r in share}
-    return [found[episode.episode_id] for episode in plan]
 
 
 def shown(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:

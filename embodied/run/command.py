@@ -15,7 +15,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,13 +25,9 @@ from embodied.parallel.group import Group, ended_by
 from embodied.schema.arguments import parse_argv
 
 if TYPE_CHECKING:
-    from embodied.observe.console import Console
-    from embodied.run.preflight import Checked
-    from embodied.runtime.signals import StopSignal
+    from embodied.run.given import Recipe, Sides
+    from embodied.schema import Config, RunnerConfig
     from embodied.schema.compose import Composed
-
-    Recipe = Callable[[Checked, Console, StopSignal], None]
-    """Builds and runs what was checked. It may raise :class:`Stopped` before there is anything to keep."""
 
 
 def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = None) -> int:
@@ -120,6 +116,7 @@ def _carry_out(
     """
     from embodied.observe.console import NullConsole, make_console
     from embodied.run import first
+    from embodied.run.preflight import check
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
 
@@ -132,9 +129,11 @@ def _carry_out(
         with stop:
             composed = first.run(composed, folders, processes, stop)
             with console.progress("checking the configuration", brief=True), _advised(config_name):
-                checked = _checked(composed, processes, builds=recipe is None)
+                checked = check(composed, processes)
+                if recipe is None:
+                    _refuse_too_large(checked.config, checked.sides, processes)
             with console.progress("importing torch", brief=True):
-                recipe = recipe or _recipe(checked)
+                recipe = recipe or _recipe(checked.config.runner)
             recipe(checked, console, stop)
     except Stopped:
         if processes.speaks:
@@ -143,30 +142,22 @@ def _carry_out(
     return 0
 
 
-def _checked(composed: Composed, processes: Group, builds: bool) -> Checked:
-    """Checks what was composed.
-
-    Args:
-        builds: the recipe builds the policy, so a large one must fit into memory.
-    """
+def _refuse_too_large(config: Config, sides: Sides, processes: Group) -> None:
+    """Refuses a large policy that does not fit into memory, before it is built."""
     from embodied.run.footprint import large
-    from embodied.run.preflight import check
 
-    checked = check(composed, processes)
-    if builds and (weights := large(checked)) is not None:
+    if (weights := large(config, processes)) is not None:
         from embodied.run.memory import check_large
 
-        check_large(checked, weights)
-    return checked
+        check_large(config, sides, processes, weights)
 
 
-def _recipe(checked: Checked) -> Recipe:
+def _recipe(runner: RunnerConfig) -> Recipe:
     """Returns the recipe that ``runner.only_eval``, ``runner.answers`` and ``runner.task_type`` name. Imports torch."""
-    from embodied.run import evaluate, rl, selftest, sft, verify
+    from embodied.run import evaluate, rl, selftest, sft
 
-    runner = checked.config.runner
     if runner.selftest:
         return selftest.run
     if runner.only_eval:
-        return evaluate.run if runner.answers is None else verify.run
+        return evaluate.run if runner.answers is None else evaluate.verify
     return sft.run if runner.task.supervised else rl.run

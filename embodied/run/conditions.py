@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from embodied import schema
 from embodied.learn.checkpoint_meta import read_meta
-from embodied.run.build import origin_of, sampling
-from embodied.run.preflight import Checked
-from embodied.run.sides import EnvSide
+from embodied.run.build import sampling
+from embodied.run.given import EnvSide
 from embodied.schema import EnvEvalConfig
 from embodied.types import PolicySpec
 
@@ -76,18 +76,17 @@ class Conditions:
         return f"{text}{after}, so success is not the benchmark's unless the env itself ends its episodes there"
 
 
-def conditions(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> Conditions:
-    """Returns those of the evaluation after ``iteration`` training iterations of the run in ``folder``."""
-    side, config = checked.eval, checked.config
+def conditions(config: schema.Config, side: EnvSide, spec: PolicySpec, folder: Path, iteration: int) -> Conditions:
+    """Returns those of the evaluation of ``side`` after ``iteration`` training iterations of the run in ``folder``."""
     own = side.config
     assert isinstance(own, EnvEvalConfig)
     return Conditions(
-        weights=_weights(checked, spec, folder, iteration), max_steps=side.max_steps,
+        weights=_weights(config, spec, folder, iteration), max_steps=side.max_steps,
         env_max_steps=side.spec.max_episode_steps,
         episodes_per_task=own.episodes_per_task, init_states_per_task=side.spec.num_init_states,
         use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
         reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
-        sampling=_sampling(checked), env_seed=own.seed, seed=config.runner.seed,
+        sampling=_sampling(config, side), env_seed=own.seed, seed=config.runner.seed,
         group_size=config.algorithm.val_group_size,
         held_out_states=config.protocol.held_out_states if max(side.spec.num_init_states) > 1 else 0,
     )  # fmt: skip
@@ -98,26 +97,24 @@ def env_of(side: EnvSide) -> dict[str, Any]:
     return {"_target_": side.config.target, **side.kwargs}
 
 
-def checkpoint_of(checked: Checked) -> dict[str, Any] | None:
+def checkpoint_of(config: schema.Config) -> dict[str, Any] | None:
     """Returns which checkpoint an evaluation is of, and the network below it; None if it is of none."""
-    config = checked.config
     if not config.runner.only_eval or config.runner.ckpt_path is None or config.runner.answers is not None:
         return None
     identity = read_meta(Path(config.runner.ckpt_path)).identity
-    base = origin_of(checked).kwargs.get("model_path")
+    base = schema.target_kwargs(config.actor.model, "actor.model").get("model_path")
     return {"path": config.runner.ckpt_path, "identity": identity, "model_path": base}
 
 
-def _sampling(checked: Checked) -> dict[str, Any]:
+def _sampling(config: schema.Config, side: EnvSide) -> dict[str, Any]:
     """How actions are drawn; of robots without what only texts have."""
-    drawn = asdict(sampling(checked.config.algorithm.val_sampling_params))
+    drawn = asdict(sampling(config.algorithm.val_sampling_params))
     del drawn["logprob_dtype"]  # a training's alone
-    return checked.eval.kind.sampling_fields(drawn)
+    return side.kind.sampling_fields(drawn)
 
 
-def _weights(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -> str:
+def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: int) -> str:
     """Says whose weights are evaluated."""
-    config = checked.config
     if config.runner.answers is not None:
         return config.runner.answers
     if config.runner.only_eval:
@@ -127,11 +124,11 @@ def _weights(checked: Checked, spec: PolicySpec, folder: Path, iteration: int) -
     return f"{folder} after {iteration} iterations{average}"
 
 
-def what_to_expect(checked: Checked, spec: PolicySpec) -> list[str]:
+def what_to_expect(config: schema.Config, reward_mode: str, spec: PolicySpec) -> list[str]:
     """Returns lines that tell which metrics will move, for a training that starts from random weights; else none."""
-    if not spec.random_weights or checked.config.runner.ckpt_path is not None:
+    if not spec.random_weights or config.runner.ckpt_path is not None:
         return []
-    if checked.train.config.reward_mode == "dense":
+    if reward_mode == "dense":
         what = (
             "Expect success to stay at 0 or near it, as tasks are hardly ever solved by chance, and the return to "
             "rise: env.train.reward_mode=dense pays for progress."

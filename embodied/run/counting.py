@@ -9,8 +9,8 @@ tensors without memory, so that 7 B parameters are counted on any machine, in mi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,26 +19,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodied import instructions, schema
 from embodied.errors import DeviceMemoryError, EmbodiedError
 from embodied.learn.checkpoint_load import load
 from embodied.learn.live_bytes import LiveBytes, TooLargeError, highest, reset_highest, resident
+from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run import build
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
-from embodied.run.preflight import Checked
+from embodied.run.given import EnvSide, Sides
 from embodied.run.prompts import longest
 from embodied.run.rank_share import share_of
+from embodied.run.recompute_switch import SWITCH, switched_off, switched_on
 from embodied.run.shares import only_evaluates, slots_of
 from embodied.run.simulators import rows_of_call
 from embodied.runtime.slab import slab_bytes
 from embodied.types import Evaluation
 
+Mode = Callable[[], Any]
+"""Makes a context in which tensors have sizes alone, or one that changes nothing."""
 LIMIT = 2**30  # bytes of tensors from which on they get no memory
 REPEATS = 2
-SWITCH = "gradient_checkpointing"
 
 
 @dataclass(frozen=True)
@@ -54,26 +58,31 @@ class Counted:
     with_memory: bool = True  # whether the policy's weights have values
     gathered: Gathered = NOTHING
 
-    def footprint(self, checked: Checked, on_gpu: bool, gpu: int = 0) -> Footprint:
+    def footprint(
+        self, config: schema.Config, sides: Sides, processes: Group, on_gpu: bool, gpu: int = 0
+    ) -> Footprint:  # fmt: skip
         """Adds up the run, see :func:`embodied.run.footprint.footprint`.
 
         Args:
             gpu: bytes of the GPU in all, of which an engine takes its share.
         """
-        rollout = checked.config.rollout
+        rollout = config.rollout
         engine = None if rollout.backend == "native" else int(rollout.gpu_memory_utilization * gpu)
-        derived = build.sizes(checked, self.policy)
-        steps = derived.optimizer_steps * checked.config.runner.max_epochs
-        if checked.config.runner.task.supervised:
-            steps = checked.config.sft.steps_per_iteration * checked.config.runner.max_epochs
+        derived = build.sizes(config, sides, processes, self.policy.spec)
+        steps = derived.optimizer_steps * config.runner.max_epochs
+        if config.runner.task.supervised:
+            steps = config.sft.steps_per_iteration * config.runner.max_epochs
         slab = slab_bytes(derived.fields, derived.rows)
         kept = 0 if on_gpu else self.allocator
         return footprint(
-            checked, self.weights, slab, self.passes, self.process, kept, steps, on_gpu, self.gathered, engine
-        )
+            config, sides, processes, self.weights, slab, self.passes, self.process, kept, steps, on_gpu,
+            self.gathered, engine,
+        )  # fmt: skip
 
 
-def count(checked: Checked, limit: int = LIMIT) -> Counted:
+def count(
+    config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated, limit: int = LIMIT
+) -> Counted:  # fmt: skip
     """Builds the policy on the CPU and makes one call and one forward and backward pass. Then loads the checkpoint of
     ``runner.ckpt_path`` as a run does, so that one that does not fit is found here; without memory it cannot.
 
@@ -83,26 +92,26 @@ def count(checked: Checked, limit: int = LIMIT) -> Counted:
     Raises:
         CheckpointError: the checkpoint does not fit the policy, or is damaged.
     """
-    live = LiveBytes(limit)
+    live, count_with = LiveBytes(limit), partial(_count, config, sides, processes, demonstrations)
     try:
-        counted = _count(checked, live, nullcontext)
+        counted = count_with(live, nullcontext)
     except Exception:
         if not live.exceeded:  # mapping a tensor of a file gives a ValueError in place of TooLargeError
             raise
-        return replace(_without_memory(checked, limit), with_memory=False)
-    if (given := checked.config.runner.ckpt_path) is not None:
+        return replace(_without_memory(count_with, limit), with_memory=False)
+    if (given := config.runner.ckpt_path) is not None:
         load(Path(given), counted.policy)
     return counted
 
 
-def _without_memory(checked: Checked, limit: int) -> Counted:
+def _without_memory(count_with: Callable[[LiveBytes, Mode], Counted], limit: int) -> Counted:
     """Counts with tensors that have no memory, which code of a model may not expect.
 
     Raises:
         DeviceMemoryError: it does not.
     """
     try:
-        return _count(checked, LiveBytes(), without_memory())
+        return count_with(LiveBytes(), without_memory())
     except EmbodiedError:
         raise
     except Exception as error:
@@ -114,7 +123,7 @@ def _without_memory(checked: Checked, limit: int) -> Counted:
         ) from error
 
 
-def without_memory() -> Callable[[], Any]:
+def without_memory() -> Mode:
     """Returns what makes a context in which tensors have sizes and no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -124,13 +133,17 @@ def without_memory() -> Callable[[], Any]:
     return lambda: mode
 
 
-def _count(checked: Checked, live: LiveBytes, mode: Callable[[], Any]) -> Counted:
+def _count(
+    config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated, live: LiveBytes, mode: Mode
+) -> Counted:  # fmt: skip
     with mode(), live:
-        policy = _made(checked)
-    for side in (checked.eval, checked.train):
+        policy = _made(config)
+    for side in (sides.eval, sides.train):
         policy.bind(side.spec)
-    counter = _Counter(checked, policy, live, mode)
-    share = share_of(policy, checked, several_passes=counter.rows()[1])
+    with mode(), live:
+        prompt = longest(config, sides, demonstrations, policy)
+    counter = _Counter(config, sides.train, processes, prompt, policy, live, mode)
+    share = share_of(policy, config, processes.of("train"), several_passes=counter.rows()[1])
     passes, why_not, kept = Passes(0, None), None, 0
     try:
         passes, kept = counter.passes()
@@ -140,13 +153,12 @@ def _count(checked: Checked, live: LiveBytes, mode: Callable[[], Any]) -> Counte
     return Counted(policy, share.weights, passes, process, max(kept - process, 0), why_not, gathered=share.gathered)
 
 
-def _made(checked: Checked, **more: Any) -> Policy:
+def _made(config: schema.Config, **more: Any) -> Policy:
     """Builds the policy on the CPU, not bound to an env."""
-    config = checked.config
     runner = config.runner.model_copy(update={"device": "cpu", "ckpt_path": None})
     model = config.actor.model.model_copy(update=more)
     config = config.model_copy(update={"runner": runner, "actor": config.actor.model_copy(update={"model": model})})
-    return build.make_policy(replace(checked, composed=replace(checked.composed, config=config)), torch.device("cpu"))
+    return build.make_policy(config, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -162,14 +174,21 @@ class OneOf:
 
 
 class _Counter:
-    """Makes the passes of a policy and counts them."""
+    """Makes the passes of a policy and counts them.
 
-    def __init__(self, checked: Checked, policy: Policy, live: LiveBytes, mode: Callable[[], Any]) -> None:
-        self._checked, self._policy, self._live, self._mode = checked, policy, live, mode
-        algorithm = checked.config.algorithm
+    Args:
+        side: whose observations they are of.
+        prompt: the longest instruction.
+    """
+
+    def __init__(
+        self, config: schema.Config, side: EnvSide, processes: Group, prompt: str, policy: Policy, live: LiveBytes,
+        mode: Mode,
+    ) -> None:  # fmt: skip
+        self._config, self._side, self._processes, self._longest = config, side, processes, prompt
+        self._policy, self._live, self._mode = policy, live, mode
+        algorithm = config.algorithm
         self._sampling = build.sampling(algorithm.sampling_params, algorithm.logprob_dtype)
-        with mode(), live:
-            self._longest = longest(checked, policy)
         live.watch(*policy.spec.categories.values())
 
     def passes(self) -> tuple[Passes, int]:
@@ -188,9 +207,9 @@ class _Counter:
         return self._with_other_switch(passes, decision), kept
 
     def _main(self) -> tuple[Mapping[str, Tensor] | None, Passes]:
-        config = self._checked.config
+        config = self._config
         decision, act, graphs = None, 0, 0
-        rows = rows_of_call(self._policy, config.rollout, slots_of(config, self._checked.processes))
+        rows = rows_of_call(self._policy, config.rollout, slots_of(config, self._processes))
         if not isinstance(self._policy, Decodes):
             decision, act, graphs = self._act(rows)
         elif config.rollout.backend == "native":
@@ -203,10 +222,10 @@ class _Counter:
 
     def _with_other_switch(self, passes: Passes, decision: Mapping[str, Tensor] | None) -> Passes:
         """Adds what a pass takes with recomputation switched the other way."""
-        if passes.update is None or SWITCH not in (self._checked.config.actor.model.model_extra or {}):
+        if passes.update is None or SWITCH not in (self._config.actor.model.model_extra or {}):
             return passes
-        if on := _switched_on(self._policy):
-            with _switched_off(on):
+        if on := switched_on(self._policy):
+            with switched_off(on):
                 return replace(passes, checkpointed=True, otherwise=self._tried(self._policy, decision))
         return replace(passes, checkpointed=False, otherwise=self._otherwise(decision))
 
@@ -219,8 +238,8 @@ class _Counter:
 
     def _otherwise(self, decision: Mapping[str, Tensor] | None) -> Pass | None:
         with self._mode(), self._live:
-            other = _made(self._checked, **{SWITCH: True})
-        other.bind(self._checked.train.spec)
+            other = _made(self._config, **{SWITCH: True})
+        other.bind(self._side.spec)
         return self._tried(other, decision)
 
     def _act(self, rows: int) -> tuple[dict[str, Tensor], int, int]:
@@ -278,7 +297,7 @@ class _Counter:
 
     def _split(self, policy: Policy) -> AbstractContextManager[None]:
         """Within it, a pass is as large as that of one of several processes that compute each text together."""
-        size = schema.context_parallel_size(self._checked.config)
+        size = schema.context_parallel_size(self._config)
         return policy.splitting(OneOf(size)) if size > 1 and isinstance(policy, SplitsTexts) else nullcontext()
 
     def _readable(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -296,18 +315,18 @@ class _Counter:
 
     def rows(self) -> tuple[int, bool]:
         """Records of a pass of this process, and whether an optimizer batch has several passes."""
-        actor = self._checked.config.actor
+        actor = self._config.actor
         records = actor.global_batch_size
-        if not self._checked.config.runner.task.supervised:
-            episodes = schema.episodes_per_iteration(self._checked.config)
-            records = min(records, episodes * -(-self._checked.train.max_steps // self._policy.spec.num_action_chunks))
-        together = schema.context_parallel_size(self._checked.config)
-        records = math.ceil(records * together / self._checked.processes.of("train").size)
+        if not self._config.runner.task.supervised:
+            episodes = schema.episodes_per_iteration(self._config)
+            records = min(records, episodes * -(-self._side.max_steps // self._policy.spec.num_action_chunks))
+        together = schema.context_parallel_size(self._config)
+        records = math.ceil(records * together / self._processes.of("train").size)
         parts = math.ceil(records / actor.micro_batch_size)
         return math.ceil(records / parts), parts > 1
 
     def _observations(self, policy: Policy, rows: int) -> dict[str, Tensor]:
-        env = self._checked.train.spec
+        env = self._side.spec
         fields = {name: env.obs[name] for name in instructions.fields_of(env)}
         obs = {n: torch.zeros(rows, *field.shape, dtype=getattr(torch, field.dtype)) for n, field in fields.items()}
         return obs | dict(policy.encode_instructions([self._longest] * rows))
@@ -326,19 +345,3 @@ class _Counter:
 def _total(result: Evaluation) -> Tensor:
     parts = (result.logprobs, result.entropy, result.value)
     return sum((part.float().sum() for part in parts if part is not None), start=torch.zeros(()))
-
-
-def _switched_on(policy: Policy) -> list[nn.Module]:
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    return [module for module in modules if getattr(module, SWITCH, False) is True]
-
-
-@contextmanager
-def _switched_off(modules: list[nn.Module]) -> Iterator[None]:
-    for module in modules:
-        setattr(module, SWITCH, False)
-    try:
-        yield
-    finally:
-        for module in modules:
-            setattr(module, SWITCH, True)

@@ -10,7 +10,7 @@ import torch
 
 from embodied import schema
 from embodied.errors import DeviceMemoryError
-from embodied.run.preflight import Checked
+from embodied.parallel.group import Group
 from embodied.run.shares import slots_of
 from embodied.run.simulators import policy_batch
 
@@ -18,7 +18,7 @@ Phase = Literal["rollout", "update"]
 
 
 @contextmanager
-def explained(device: torch.device, checked: Checked, phase: Phase) -> Iterator[None]:
+def explained(device: torch.device, config: schema.Config, processes: Group, phase: Phase) -> Iterator[None]:
     """Turns torch's error within the block into one with the memory's figures and the keys that matter in this phase.
 
     Raises:
@@ -30,18 +30,17 @@ def explained(device: torch.device, checked: Checked, phase: Phase) -> Iterator[
         doing = {"rollout": "while the policy acted", "update": "in the forward and backward passes"}[phase]
         raise DeviceMemoryError(
             f"{device} is out of memory {doing}: {str(error).splitlines()[0]}{_figures(device)}",
-            "; or ".join(remedies(checked, phase)),
+            "; or ".join(remedies(config, processes, phase)),
         ) from error
 
 
-def remedies(checked: Checked, phase: Phase) -> list[str]:
+def remedies(config: schema.Config, processes: Group, phase: Phase) -> list[str]:
     """Returns what helps, the cheapest first, with present values."""
-    config = checked.config
     actor, model = config.actor, {**(config.actor.model.model_extra or {})}
     found = []
     if phase == "update" and actor.micro_batch_size > 1:
         found.append(_lower("actor.micro_batch_size", actor.micro_batch_size) + " (the result stays the same)")
-    if phase == "rollout" and (rows := policy_batch(config.rollout, slots_of(config, checked.processes))) > 1:
+    if phase == "rollout" and (rows := policy_batch(config.rollout, slots_of(config, processes))) > 1:
         found.append(_lower("rollout.policy_batch", rows))
     if phase == "rollout" and not (config.runner.only_eval or actor.offload_optimizer or actor.fsdp_config.cpu_offload):
         found.append("set actor.offload_optimizer=true (now false; the result stays the same)")
@@ -49,17 +48,17 @@ def remedies(checked: Checked, phase: Phase) -> list[str]:
         found.append("set actor.offload_weight=true (now false; the result stays the same)")
     judged = config.reward.use_reward_model and not config.reward.model.sharded
     if phase == "rollout" and judged and not config.algorithm.max_staleness:
-        several = "" if checked.processes.size > 1 else ", in several processes (torchrun)"
+        several = "" if processes.size > 1 else ", in several processes (torchrun)"
         found.append(f"set reward.model.strategy=fsdp2 (now replicate){several}")
     if phase == "update" and model.get("gradient_checkpointing") is False:
         found.append("set actor.model.gradient_checkpointing=true (now false)")
     if model.get("precision") == "fp32":
         found.append("set actor.model.precision=bf16 (now fp32)")
-    size, processes = schema.context_parallel_size(config), checked.processes.of("train").size
-    if phase == "update" and "max_prompt_tokens" in model and processes % (2 * size) == 0:
+    size, learners = schema.context_parallel_size(config), processes.of("train").size
+    if phase == "update" and "max_prompt_tokens" in model and learners % (2 * size) == 0:
         found.append(f"set actor.model.context_parallel_size={2 * size} (now {size}: processes that compute each text)")
     if phase == "update":
-        found += _sharing(actor.fsdp_config, processes)
+        found += _sharing(actor.fsdp_config, learners)
     return found or ["use a smaller model, or a device with more memory"]
 
 

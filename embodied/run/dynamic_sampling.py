@@ -9,7 +9,7 @@ The plan of a round is a pure function of seed, iteration and round, so that a r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -92,12 +92,6 @@ def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, l
     """Returns the return of each start's greedy episode, less its penalty."""
     penalties = episode_penalties(greedy, penalty, limit).tolist()
     return {r.episode.start: r.episode_return + p for r, p in zip(greedy, penalties, strict=True)}
-
-
-def add_up(stats: Sequence[RolloutStats]) -> RolloutStats:
-    """Adds up the counts and seconds of several rollouts."""
-    names = [field.name for field in fields(RolloutStats)]
-    return RolloutStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
 
 
 def num_groups(results: Sequence[EpisodeResult], rank: int) -> int:

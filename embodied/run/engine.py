@@ -13,11 +13,11 @@ from embodied import schema
 from embodied.errors import ConfigError
 from embodied.learn.resting import RestingWeights
 from embodied.observe.console import Console
+from embodied.parallel.group import Group
 from embodied.parallel.sharding import DTYPES, REPLICATE
 from embodied.protocols import Policy, ServedByEngine
 from embodied.run import engine_process
 from embodied.run.build import Model
-from embodied.run.preflight import Checked
 from embodied.run.shares import folder_of_rank, slots_of
 from embodied.runtime.engine.engine import Engine, EngineConfig
 from embodied.runtime.engine.evidence import Evidence
@@ -28,7 +28,9 @@ MAX_GAP_ROUNDED = 0.1  # where the engine computes with fewer, or its weights tr
 
 
 @contextmanager
-def open_engine(checked: Checked, model: Model, folder: Path, console: Console) -> Iterator[Engine | None]:
+def open_engine(
+    config: schema.Config, processes: Group, model: Model, folder: Path, console: Console
+) -> Iterator[Engine | None]:
     """Gives the engine of this process, which starts when it is first needed, until the block ends; None with
     ``rollout.backend=native``.
 
@@ -38,30 +40,30 @@ def open_engine(checked: Checked, model: Model, folder: Path, console: Console) 
     Raises:
         ConfigError: no engine can serve the policy.
     """
-    if checked.config.rollout.backend == "native":
+    if config.rollout.backend == "native":
         yield None
         return
-    served = check_policy(checked.config.rollout, model)
-    if checked.config.runner.dry_run:
+    served = check_policy(config.rollout, model)
+    if config.runner.dry_run:
         yield None
         return
-    where, offload = folder / "engine", checked.config.actor.offload_weight
+    where, offload = folder / "engine", config.actor.offload_weight
     served.engine_folder(where)
     phase = partial(console.progress, brief=True)
     assert isinstance(model.policy, nn.Module)
     weights = RestingWeights(model.policy, offload)
     if offload and model.device.type == "cpu":
         console.say("actor.offload_weight=true moves nothing on cpu: the weights lie in host memory already")
-    config, evidence = _config(checked, model, served, where), _evidence(checked)
-    with closing(Engine(config, model.policy, console.say, phase, weights, evidence)) as engine:
+    asked = _config(config, min(slots_of(config, processes), MAX_LANES), model, served, where)
+    evidence = _evidence(config.rollout, processes.of("rollout"))
+    with closing(Engine(asked, model.policy, console.say, phase, weights, evidence)) as engine:
         yield engine
 
 
-def _evidence(checked: Checked) -> Evidence:
-    rollout = checked.config.rollout
+def _evidence(rollout: schema.RolloutConfig, processes: Group) -> Evidence:
     if rollout.validate_save_dir is None:
         return Evidence()
-    folder = folder_of_rank(Path(rollout.validate_save_dir), checked.processes.of("rollout"))
+    folder = folder_of_rank(Path(rollout.validate_save_dir), processes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,10 +119,12 @@ def options(rollout: schema.RolloutConfig) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _config(checked: Checked, model: Model, served: ServedByEngine, folder: Path) -> EngineConfig:
-    rollout, facts, on_gpu = checked.config.rollout, served.engine_facts, model.device.type == "cuda"
-    travels = checked.config.runner.weight_sync_dtype
-    lanes = rollout.policy_batch or min(slots_of(checked.config, checked.processes), MAX_LANES)
+def _config(
+    config: schema.Config, most: int, model: Model, served: ServedByEngine, folder: Path
+) -> EngineConfig:  # fmt: skip
+    rollout, facts, on_gpu = config.rollout, served.engine_facts, model.device.type == "cuda"
+    travels = config.runner.weight_sync_dtype
+    lanes = rollout.policy_batch or most
     setup = {
         "folder": str(folder.resolve()),
         "dtype": facts.dtype,

@@ -19,8 +19,9 @@ from pathlib import Path
 from embodied.errors import ConfigError
 from embodied.observe.console import Console
 from embodied.protocols import Exports, Policy
-from embodied.run.beside import NewestNext, wait_for
+from embodied.run.beside import NewestNext
 from embodied.run.uploads import Uploads
+from embodied.run.waiting import wait_for
 from embodied.runtime.signals import StopSignal
 from embodied.schema import CheckpointConfig
 

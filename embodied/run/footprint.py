@@ -11,17 +11,16 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embodied import schema
+from embodied.parallel.group import Group
 from embodied.protocols import NeedsOfMachine
+from embodied.run.given import Sides
 from embodied.run.reward_memory import BYTES, RewardMemory, of_reward_model
 from embodied.run.shares import only_evaluates, slots_of, workers_of
 from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files
-
-if TYPE_CHECKING:
-    from embodied.run.preflight import Checked
 
 QUANTIZED: Mapping[Any, float] = {8: 1, 4: 0.5 + 1 / 64 + 4 / 64 / 256}  # a weight, with its part of the scales
 SIMULATOR = 3 * 2**28  # bytes; what a worker takes at the least once a simulator is imported and one scene is built
@@ -106,9 +105,9 @@ class Footprint:
 
 
 def footprint(
-    checked: Checked, weights: Weights, slab: int | None, passes: Passes | None = None, process: int = 0,
-    allocator: int = 0, optimizer_steps: int | None = None, on_gpu: bool = False, gathered: Gathered = NOTHING,
-    engine: int | None = None,
+    config: schema.Config, sides: Sides, processes: Group, weights: Weights, slab: int | None,
+    passes: Passes | None = None, process: int = 0, allocator: int = 0, optimizer_steps: int | None = None,
+    on_gpu: bool = False, gathered: Gathered = NOTHING, engine: int | None = None,
 ) -> Footprint:  # fmt: skip
     """Adds up what a process takes.
 
@@ -123,14 +122,13 @@ def footprint(
         gathered: what it holds besides.
         engine: bytes of the GPU that an inference engine takes while it generates; None = there is no engine.
     """
-    config = checked.config
     learns = not config.runner.only_eval
     parts = _lasting(config, weights) if learns else {"weights": weights.all}
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
     judges = config.reward.use_reward_model and learns and not config.runner.task.supervised
-    judge = of_reward_model(checked) if judges else None
+    judge = of_reward_model(config.reward.model, processes.of("rollout").size) if judges else None
     if judge is not None:
         _add_reward_model(parts, more, judge, on_gpu)
     copies = {name: found.pop("copy of what is saved", 0) for name, found in more.items()}
@@ -151,7 +149,7 @@ def footprint(
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
     device = {**there[fullest], **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
-    count, each = _workers(checked)
+    count, each = _workers(config, sides, processes)
     not_counted = {
         "adapters and their optimizer state": weights.trained is None,
         "slab": slab is None,
@@ -275,11 +273,10 @@ def _apart(parts: dict[str, int], more: dict[str, dict[str, int]], weights: Weig
     return {**found, "gradients": weights.trained or 0}
 
 
-def _workers(checked: Checked) -> tuple[int, int]:
+def _workers(config: schema.Config, sides: Sides, processes: Group) -> tuple[int, int]:
     """Env workers of a process, and the bytes that each takes at the least."""
-    config = checked.config
-    side = checked.eval if only_evaluates(config) else checked.train
-    count = workers_of(side, config, slots_of(config, checked.processes), checked.processes)
+    side = sides.eval if only_evaluates(config) else sides.train
+    count = workers_of(side, config, slots_of(config, processes), processes)
     return count, SIMULATOR if isinstance(side.env, NeedsOfMachine) else PLAIN_WORKER
 
 
@@ -291,13 +288,13 @@ def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
     return Weights(total, None if kwargs.get("is_lora") else total)
 
 
-def large(checked: Checked) -> Weights | None:
+def large(config: schema.Config, processes: Group) -> Weights | None:
     """Returns the weights of the large checkpoint that a run loads in one process. None: it is small, or several
     processes share it; the run loads none; or it is a dry run, which counts everything."""
-    runner = checked.config.runner
-    if runner.dry_run or runner.answers is not None or checked.processes.size > 1:
+    runner = config.runner
+    if runner.dry_run or runner.answers is not None or processes.size > 1:
         return None
-    return of_files(schema.target_kwargs(checked.config.actor.model, "actor.model"))
+    return of_files(schema.target_kwargs(config.actor.model, "actor.model"))
 
 
 def in_files(kwargs: Mapping[str, Any]) -> int:

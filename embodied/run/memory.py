@@ -11,13 +11,14 @@ from embodied import schema
 from embodied.errors import DeviceMemoryError
 from embodied.learn.live_bytes import resident
 from embodied.observe.console import Console
+from embodied.parallel.group import Group
 from embodied.protocols import Policy
 from embodied.run.build import device_of
 from embodied.run.counting import Counted, count
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.device_memory import Phase, remedies
 from embodied.run.footprint import Footprint, Pass, Weights, footprint, in_files, readable
-from embodied.run.preflight import Checked
-from embodied.run.reporter import Reporter
+from embodied.run.given import Sides
 from embodied.run.weight_kinds import kinds_of
 from embodied.runtime.slab import available_memory
 
@@ -26,7 +27,8 @@ from embodied.runtime.slab import available_memory
 class Plan:
     """The memory that a run will take, and what there is."""
 
-    checked: Checked
+    config: schema.Config
+    processes: Group
     counted: Counted
     taken: Footprint
     device: int | None  # bytes of the GPU that are free, or that the run is planned for; None = no GPU
@@ -36,7 +38,7 @@ class Plan:
     def policy(self) -> Policy | None:
         """The policy that was counted: good for questions about its sizes, and for nothing else. None of several
         processes, if they can build it: that they hold the same weights is then checked, too."""
-        return None if self.counted.with_memory and self.checked.processes.size > 1 else self.counted.policy
+        return None if self.counted.with_memory and self.processes.size > 1 else self.counted.policy
 
     def say(self, console: Console) -> None:
         """Shows the memory, and refuses what cannot fit. Raises :class:`DeviceMemoryError`."""
@@ -46,7 +48,7 @@ class Plan:
     def rows(self) -> list[list[str]]:
         """Returns rows of the table of a run."""
         taken, on_gpu = self.taken, self.device is not None
-        processes = self.checked.processes
+        processes = self.processes
         each = "" if processes.size == 1 else f" (each of {processes.size})"
         where = f"memory of the GPU{each}" if on_gpu else f"memory of the process{each}"
         device = dict(taken.device) if on_gpu else {**taken.device, **taken.host}
@@ -58,15 +60,15 @@ class Plan:
         if on_gpu:
             rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
         rows.append([f"memory of env workers{each}", f"{readable(taken.workers)}, {taken.count} of them at the least"])
-        model = self.checked.config.actor.model.model_extra or {}
+        model = self.config.actor.model.model_extra or {}
         if "model_path" in model and model["model_path"] is None:
             rows.append(["weights counted", "random ones of the configured sizes: actor.model.model_path is not set"])
-        if cached := in_files(schema.target_kwargs(self.checked.config.actor.model, "actor.model")):
+        if cached := in_files(schema.target_kwargs(self.config.actor.model, "actor.model")):
             rows.append(["page cache", f"{readable(cached)} of weights are mapped from their files"])
         if taken.unknown:
             why = f" ({self.counted.why_not})" if self.counted.why_not else ""
             rows.append(["memory not counted", ", ".join(taken.unknown) + why])
-        if (given := self.checked.config.runner.ckpt_path) is not None and not self.counted.with_memory:
+        if (given := self.config.runner.ckpt_path) is not None and not self.counted.with_memory:
             rows.append(["not looked at", f"what is in {given}: so large a policy is counted without its weights"])
         return rows
 
@@ -86,28 +88,29 @@ class Plan:
         Raises:
             DeviceMemoryError: it names the keys to lower.
         """
-        planned = self.checked.config.runner.device_memory_gib is not None
+        planned = self.config.runner.device_memory_gib is not None
         phase: Phase = "rollout" if self.counted.passes.update is None else "update"
-        _hold(self.checked, self.taken, self.device, None if planned else self.machine, phase)
+        _hold(self.config, self.processes, self.taken, self.device, None if planned else self.machine, phase)
 
 
-def check_large(checked: Checked, weights: Weights) -> None:
+def check_large(config: schema.Config, sides: Sides, processes: Group, weights: Weights) -> None:
     """Refuses a run whose large checkpoint cannot fit, with what it brings along: what the doctor fails without
     building the policy.
 
     Raises:
         DeviceMemoryError: it names the keys to lower.
     """
-    device = device_of(checked)
+    device = device_of(config.runner, processes)
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-    taken = footprint(checked, weights, None, on_gpu=gpu is not None)
-    phase: Phase = "rollout" if checked.config.runner.only_eval else "update"
-    _hold(checked, taken, gpu, available_memory(), phase, "at least ")
+    taken = footprint(config, sides, processes, weights, None, on_gpu=gpu is not None)
+    phase: Phase = "rollout" if config.runner.only_eval else "update"
+    _hold(config, processes, taken, gpu, available_memory(), phase, "at least ")
 
 
 def _hold(
-    checked: Checked, taken: Footprint, gpu: int | None, machine: int | None, phase: Phase, least: str = ""
-) -> None:
+    config: schema.Config, processes: Group, taken: Footprint, gpu: int | None, machine: int | None, phase: Phase,
+    least: str = "",
+) -> None:  # fmt: skip
     """Refuses what exceeds the GPU or the machine.
 
     Args:
@@ -116,35 +119,37 @@ def _hold(
         least: ``at least`` if not all is counted.
     """
     here = taken.on_host + taken.workers + (0 if gpu is not None else taken.on_device)
-    here *= checked.processes.local_size
+    here *= processes.local_size
     for where, need, have in (("the GPU", taken.on_device, gpu), ("the machine", here, machine)):
         if have is not None and need > have:
             raise DeviceMemoryError(
                 f"the run needs {least}{readable(need)}, and {where} has {readable(have)}",
-                "; or ".join(remedies(checked, phase)),
+                "; or ".join(remedies(config, processes, phase)),
             )
 
 
-def plan_dry_run(checked: Checked, reporter: Reporter) -> Plan | None:
+def plan_dry_run(
+    config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated, console: Console
+) -> Plan | None:  # fmt: skip
     """Counts the memory of a run that is only to be looked at; None for any other. Each of several processes does, so
     that all of them know whether it can be built."""
-    if not checked.config.runner.dry_run:
+    if not config.runner.dry_run:
         return None
-    with reporter.console.progress("counting the policy", brief=True):
-        return plan(checked)
+    with console.progress("counting the policy", brief=True):
+        return plan(config, sides, processes, demonstrations)
 
 
-def plan(checked: Checked) -> Plan:
+def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated) -> Plan:
     """Counts the memory of a run. ``runner.device_memory_gib`` stands for the GPU of another machine."""
-    planned, gpu, device = checked.config.runner.device_memory_gib, None, device_of(checked)
+    planned, gpu, device = config.runner.device_memory_gib, None, device_of(config.runner, processes)
     total = 0
     if planned is not None:
         gpu = total = int(planned * 2**30)
     elif device.type == "cuda":
         gpu, total = torch.cuda.mem_get_info(device)
-    counted = count(checked)
-    taken = counted.footprint(checked, gpu is not None, total)
-    return Plan(checked, counted, taken, gpu, available_memory() + resident())
+    counted = count(config, sides, processes, demonstrations)
+    taken = counted.footprint(config, sides, processes, gpu is not None, total)
+    return Plan(config, processes, counted, taken, gpu, available_memory() + resident())
 
 
 def _parts(sizes: Mapping[str, int]) -> str:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from embodied.instructions import FAILURES
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer
 from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
 from embodied.parallel.group import Group
-from embodied.protocols import Env, ReadsProblems
-from embodied.run.dynamic_sampling import Collected, add_up
+from embodied.protocols import Env
+from embodied.run.dynamic_sampling import Collected
+from embodied.run.results import add_up, of_problems
 from embodied.run.simulators import Workers
 from embodied.runtime.memory import proportional_memory
 from embodied.runtime.rollout import RolloutStats
@@ -115,27 +115,6 @@ def _lengths(policy: PolicySpec, batch: Batch, seconds: float, most: int | None)
         "rollout/tokens_mean": tokens / max(len(lengths), 1),
         "rollout/full_length_share": float((lengths == min(room, most or room)).float().mean()),
     }
-
-
-def of_problems(env: Env, failures: int, side: str = "rollout") -> dict[str, float]:
-    """Returns what went wrong with problems and verdicts, of an env that counts it.
-
-    Args:
-        failures: verdicts that failed.
-        side: group of the metrics, ``rollout`` or ``eval``.
-    """
-    found: dict[str, float] = {f"{side}/verifier_failures": failures} if FAILURES in env.spec.info else {}
-    if isinstance(env, ReadsProblems) and side == "rollout":
-        found["rollout/skipped_problems"] = env.skipped_problems
-    return found
-
-
-def failed_verdicts(failures: float, answers: float) -> str:
-    """Returns the line that says how often a verifier could not judge an answer."""
-    return (
-        f"  {failures:.0f} verdicts failed on {answers:.0f} answers, and an answer without a verdict counts as wrong: "
-        "the verifier raised an error, gave no finite number, or was not done in time. logs/ of the run folder says why"
-    )
 
 
 def _of_engines(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:

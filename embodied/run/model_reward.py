@@ -20,11 +20,11 @@ from embodied import schema
 from embodied.errors import NumericalError
 from embodied.parallel.barrier import Interruptible
 from embodied.parallel.collectives import together
+from embodied.parallel.group import Group
 from embodied.parallel.reward_shards import RewardShards, check_can_shard, told, units_in
 from embodied.protocols import RewardModel
 from embodied.run.build import Model
 from embodied.run.generations import Details, last_answer
-from embodied.run.preflight import Checked
 from embodied.types import EnvSpec, EpisodeResult
 
 
@@ -123,15 +123,18 @@ def check_finite(scores: Sequence[float], prompts: Sequence[str], responses: Seq
             )
 
 
-def make_model_reward(checked: Checked, model: Model) -> ModelReward | None:
+def make_model_reward(config: schema.RewardConfig, processes: Group, model: Model, dry: bool) -> ModelReward | None:
     """Builds the reward model on the policy's device, or shares it out over the processes; None if none is asked for.
+
+    Args:
+        dry: it is only looked at.
 
     Raises:
         CheckpointError: its folder is missing or damaged, or holds something else.
         ConfigError: it is to be shared out, and cannot be.
         RanksDifferError: it is shared out, and the processes have read different weights.
     """
-    config, group = checked.config.reward, checked.processes.of("rollout")
+    group = processes.of("rollout")
     if not config.use_reward_model:
         return None
     build = schema.load_target(config.model.target, "reward.model._target_")
@@ -141,6 +144,6 @@ def make_model_reward(checked: Checked, model: Model) -> ModelReward | None:
     shardable, least = check_can_shard(made), config.model.wrap_policy.min_num_params
     if group.size == 1:
         return ModelReward(made.to(model.device), config.reward_model_weight, "one, which holds all of it")
-    if checked.config.runner.dry_run:  # processes are not connected, and the device may have room for a part alone
+    if dry:  # processes are not connected, and the device may have room for a part alone
         return ModelReward(made, config.reward_model_weight, told(group.size, units_in(shardable, least)))
     return TogetherReward(RewardShards(shardable, least, group, model.device), config.reward_model_weight)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from embodied.learn.checkpoint import NAME, place
 from embodied.observe.screen import Look
-from embodied.run.preflight import Checked
+from embodied.schema import VideoConfig
 
 MOST_BYTES = 1 << 26
 """A larger ``metrics.jsonl`` is not read for the panel."""
 
 
-def newest_of(checked: Checked) -> Look:
-    """Returns what finds the newest files of a training: ``checkpoint`` and ``video``, as far as there are any."""
-    folder = Path(checked.config.runner.logger.log_path)
-    sides = (checked.train.config.video_cfg, checked.eval.config.video_cfg)
-    videos = {Path(side.video_base_dir) for side in sides if side.save_video}
+def newest_of(folder: Path, recorded: Iterable[VideoConfig]) -> Look:
+    """Returns what finds the newest files of the training in ``folder``: ``checkpoint`` and ``video``, as far as
+    there are any.
+
+    Args:
+        recorded: the videos of both sides.
+    """
+    videos = {Path(video.video_base_dir) for video in recorded if video.save_video}
 
     def look() -> Mapping[str, Path]:
         files = {"checkpoint": newest_checkpoint(folder / "checkpoints"), "video": newest_video(videos)}

@@ -10,31 +10,27 @@ run folder is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-import torch
+from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.instructions import messages
 from embodied.observe.console import Console
 from embodied.observe.video import Video
 from embodied.observe.window import Window
-from embodied.parallel.sharding import Replicas
-from embodied.protocols import Policy
-from embodied.run.build import Model, open_model, sampling
+from embodied.parallel.group import Group
+from embodied.run.build import sampling
 from embodied.run.device_memory import explained
-from embodied.run.engine import open_engine
-from embodied.run.evaluate import job_of, planned
+from embodied.run.evaluator import job_of, planned
 from embodied.run.generations import Generations
+from embodied.run.given import Checked, EnvSide
 from embodied.run.pools import pool_config, reward_of
-from embodied.run.preflight import Checked
 from embodied.run.random_actions import RandomActions
-from embodied.run.reporter import Reporter
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.session import open_session
+from embodied.run.simulators import Simulators
 from embodied.run.successes import ran
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.expert import ExpertJob, expert_fields
@@ -43,6 +39,7 @@ from embodied.runtime.pool import Pool
 from embodied.runtime.ports import Lost
 from embodied.runtime.signals import StopSignal
 from embodied.runtime.slab import Slab
+from embodied.schema import Config
 from embodied.types import Episode, EpisodeResult, Start, StepResult
 
 UNTRAINED = (
@@ -80,8 +77,9 @@ def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) ->
         WorkerError: the worker of the expert failed.
         Stopped: a signal came.
     """
-    _refuse(checked, choice)
-    episode, side = episode_of(checked, choice), checked.eval
+    side = checked.eval
+    _refuse(checked.config, side, checked.processes.size, choice)
+    episode = episode_of(checked.config, side, choice)
     folder = Path(side.config.video_cfg.video_base_dir) / "play"
     video = side.kind.video(str(choice.out or folder / _name(episode.start, choice.actor)))
     episode = replace(episode, video=video)
@@ -96,20 +94,21 @@ def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) ->
     if checked.config.runner.dry_run:
         return
     if choice.actor == "expert":
-        result, texts = _by_expert(checked, episode, folder, console, choice.live), list[dict[str, Any]]()
+        result = _by_expert(checked.config, side, checked.processes, episode, folder, console, choice.live)
+        texts: list[dict[str, Any]] = []
     else:
         result, texts = _by_rollout(checked, episode, folder, console, choice)
     for line in said(result, texts):
         print(line)
 
 
-def episode_of(checked: Checked, choice: Choice) -> Episode:
+def episode_of(config: Config, side: EnvSide, choice: Choice) -> Episode:
     """Returns the episode of the evaluation's plan that begins as chosen; if it has none, one with a number of its own.
 
     Raises:
         ConfigError: there is no such task or initial state, or the seed is below 0.
     """
-    spec, config, plan = checked.eval.spec, checked.config, planned(checked)
+    spec, plan = side.spec, planned(config, side)
     task = choice.task or 0
     _check_range("--task", task, len(spec.tasks), "tasks")
     states = spec.num_init_states[task]
@@ -146,13 +145,12 @@ def said(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _refuse(checked: Checked, choice: Choice) -> None:
-    side, config = checked.eval, checked.config
+def _refuse(config: Config, side: EnvSide, size: int, choice: Choice) -> None:
     wrong = {
         "perturbations (perturb) are of whole evaluations": bool(side.conditions),
         "a file of answers (runner.answers) has no policy": config.runner.answers is not None,
         "runner.selftest evaluates several times": config.runner.selftest,
-        f"WORLD_SIZE is {checked.processes.size}, and one episode takes one process": checked.processes.size > 1,
+        f"WORLD_SIZE is {size}, and one episode takes one process": size > 1,
     }
     for what, is_so in wrong.items():
         if is_so:
@@ -189,37 +187,42 @@ def _by_rollout(
     checked: Checked, episode: Episode, folder: Path, console: Console, choice: Choice
 ) -> tuple[EpisodeResult, list[dict[str, Any]]]:
     """Plays with the policy or with random actions; returns the result, and what was said in an env of texts."""
-    side, config, random = checked.eval, checked.config, choice.actor == "random"
+    side, config, processes = checked.eval, checked.config, checked.processes
+    random = partial(RandomActions, side.spec, config.runner.seed) if choice.actor == "random" else None
     with ExitStack() as opened:
-        reporter = Reporter(console, checked.processes, config.runner)
-        server = opened.enter_context(open_fork_server(checked, folder, console))
-        model = opened.enter_context(_random(checked) if random else open_model(checked, reporter))
-        if not random and model.policy.spec.random_weights and config.runner.ckpt_path is None:
+        session = opened.enter_context(open_session(checked, console, folder=folder, stand_in=random))
+        reporter, model = session.reporter, session.model
+        if random is None and model.policy.spec.random_weights and config.runner.ckpt_path is None:
             console.say(UNTRAINED)
-        engine = None if random else opened.enter_context(open_engine(checked, model, folder, console))
-        simulators = Simulators(checked, model, folder, server, reporter, engine, is_run=False)
+        engine = None if random is not None else opened.enter_context(session.engine())
+        simulators = Simulators(
+            config,
+            checked.sides,
+            processes.of("rollout"),
+            model,
+            folder,
+            reporter,
+            session.server,
+            engine,
+            is_run=False,
+        )
         workers = opened.enter_context(closing(simulators.open(side, rows=2, own_slots=1, live=choice.live)))
         texts = Generations(side.spec, workers.slab.arrays, side.kind.kept_texts(episode.episode_id + 1))
-        opened.enter_context(explained(model.device, checked, "rollout"))
+        opened.enter_context(explained(model.device, config, processes, "rollout"))
         opened.enter_context(model.sharding.acting())
-        results, _ = workers.run([episode], job_of(checked, 0, 1), "episode", reporter, texts)
+        results, _ = workers.run([episode], job_of(config, side, 0, 1), "episode", reporter, texts)
     return ran(results)[0][0], texts.kept
 
 
-@contextmanager
-def _random(checked: Checked) -> Iterator[Model]:
-    stand_in = cast(Policy, RandomActions(checked.eval.spec, checked.config.runner.seed))  # its port answers
-    with checked.processes.connected(False, checked.config.cluster.timeout_s):
-        yield Model(stand_in, torch.device("cpu"), Replicas(stand_in, checked.processes.of("train")))
-
-
-def _by_expert(checked: Checked, episode: Episode, folder: Path, console: Console, live: bool) -> EpisodeResult:
+def _by_expert(
+    config: Config, side: EnvSide, processes: Group, episode: Episode, folder: Path, console: Console, live: bool
+) -> EpisodeResult:  # fmt: skip
     """Lets the env's expert play, without noise, in a worker of its own."""
-    side, config, start = checked.eval, checked.config, episode.start
+    start = episode.start
     with ExitStack() as opened:
         own = Slab.create(expert_fields(side.spec), 1, f"{config.env.channel.name}.slab")
         slab = opened.enter_context(closing(own))
-        usual = pool_config(side, 1, config, folder / "logs", checked.processes)
+        usual = pool_config(side, 1, config, folder / "logs", processes)
         wanted = replace(usual, num_workers=1, batch=False, expert=ExpertJob(config.runner.seed, 0.0), live=live)
         with console.progress("starting an env worker", brief=True):
             pool = opened.enter_context(closing(Pool(wanted, slab, console.say)))

@@ -10,8 +10,8 @@ from pathlib import Path
 from embodied import schema
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
+from embodied.run.given import EnvSide
 from embodied.run.shares import render_gpus_of, workers_of
-from embodied.run.sides import EnvSide
 from embodied.runtime.pool import Deadlines, PoolConfig
 from embodied.runtime.reward import ShapedReward
 

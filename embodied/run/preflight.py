@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,24 +15,10 @@ from embodied.protocols import SafeStop, SaysHowLong
 from embodied.run import engine_process, perturbations, shares
 from embodied.run.demonstrations import Demonstrated
 from embodied.run.folder import check_writable
-from embodied.run.sides import EnvSide, make_side
+from embodied.run.given import Checked, EnvSide
+from embodied.run.sides import make_side
 from embodied.runtime.file_limit import allow
 from embodied.schema.compose import Composed
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A configuration whose envs were constructed (not built) and found to exist, and the processes of the run."""
-
-    composed: Composed
-    train: EnvSide
-    eval: EnvSide
-    processes: Group
-    demonstrations: Demonstrated  # none unless the run is supervised
-
-    @property
-    def config(self) -> schema.Config:
-        return self.composed.config
 
 
 class Rules:

@@ -9,22 +9,23 @@ from embodied.data.text import Written
 from embodied.errors import SpecMismatchError
 from embodied.instructions import FIELD
 from embodied.protocols import KnowsPrompts, Policy
-from embodied.run.preflight import Checked
+from embodied.run.demonstrations import Demonstrated
+from embodied.run.given import EnvSide, Sides
 from embodied.run.shares import only_evaluates
-from embodied.run.sides import EnvSide
 from embodied.runtime.plan import EVAL_SEEDS
+from embodied.schema import Config
 from embodied.types import Start
 
 MOST = 256  # prompts that are looked at
 FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer one
 
 
-def longest(checked: Checked, policy: Policy) -> str:
+def longest(config: Config, sides: Sides, demonstrations: Demonstrated, policy: Policy) -> str:
     """Returns the longest instruction that the policy is given: of robots the longest task; of texts the longest of
     some prompts, where they are known before the run, else one as long as the policy takes."""
-    supervised = checked.config.runner.task.supervised
-    side = checked.eval if only_evaluates(checked.config) and not supervised else checked.train
-    shown = (one.instruction for one in checked.demonstrations.train if isinstance(one, Written))
+    supervised = config.runner.task.supervised
+    side = sides.eval if only_evaluates(config) and not supervised else sides.train
+    shown = (one.instruction for one in demonstrations.train if isinstance(one, Written))
     known = shown if supervised else _asked(side)
     return side.kind.longest_prompt(side.spec.tasks, known, partial(_most, side, policy))
 

@@ -19,8 +19,9 @@ from typing import Any
 from embodied.protocols import PreparesPictures
 from embodied.run.conditions import Conditions, env_of
 from embodied.run.evaluations import MEANS
-from embodied.run.preflight import Checked
+from embodied.run.given import EnvSide
 from embodied.run.trainings import left_out_by
+from embodied.schema.compose import Composed
 from embodied.schema.links import at
 from embodied.schema.protocol import asked
 from embodied.types import WorkerFacts
@@ -55,15 +56,16 @@ class Protocol:
         return f"protocol {self.name or 'of no name'} ({self.hash}){but}"
 
 
-def protocol(checked: Checked, under: Conditions, facts: Sequence[WorkerFacts], policy: object) -> Protocol:
-    """Returns the protocol of an evaluation under ``under``.
+def protocol(
+    composed: Composed, side: EnvSide, under: Conditions, facts: Sequence[WorkerFacts], policy: object
+) -> Protocol:
+    """Returns the protocol of an evaluation of ``side`` under ``under``.
 
     Args:
         facts: what its env workers have found.
         policy: what answered.
     """
-    config, side = checked.config, checked.eval
-    resolved = checked.composed.resolved
+    config, resolved = composed.config, composed.resolved
     changed = {key: found for key, value in asked(resolved).items() if (found := at(resolved, key)) != value}
     prepared = pictures(policy, config.actor.model.model_extra or {}) if side.spec.cameras else {}
     if prepared and isinstance(policy, PreparesPictures):

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from embodied.parallel.group import Group
 from embodied.parallel.sharding import DTYPES, strategy_of
 from embodied.parallel.units import units_of
 from embodied.protocols import Policy
 from embodied.run.footprint import NOTHING, Gathered, Weights
-from embodied.run.preflight import Checked
-from embodied.schema import FsdpConfig
+from embodied.schema import Config, FsdpConfig
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Share:
     gathered: Gathered = NOTHING
 
 
-def share_of(policy: Policy, checked: Checked, several_passes: bool) -> Share:
+def share_of(policy: Policy, config: Config, group: Group, several_passes: bool) -> Share:
     """Counts the share of the fullest process.
 
     Args:
         policy: whole, as one process builds it; its weights may have no memory.
+        group: the processes that train.
         several_passes: an optimizer batch has several.
     """
-    config, group = checked.config, checked.processes.of("train")
     if strategy_of(policy, config.actor.fsdp_config, config.algorithm, group)[0] == "replicate":
         weights = _weights(policy, {})
         return Share(weights, Gathered(summed=weights.trained or 0) if group.size > 1 else NOTHING)

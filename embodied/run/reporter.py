@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter, process_time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +22,7 @@ from embodied.observe.timing import Sections
 from embodied.observe.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
 from embodied.protocols import Cell
-from embodied.run.newest import earlier
 from embodied.run.profiling import marks, profiled
-from embodied.run.reports import Reports
 from embodied.runtime.signals import StopSignal
 from embodied.schema import RunnerConfig
 from embodied.types import EpisodeResult
@@ -43,29 +41,34 @@ class Reporter:
         console: shows what this process does; silent in all processes but rank 0.
         processes: those of the run.
         runner: has the number of iterations, the folder, and which trackers there are.
+        reports: writes the report of the run; None = it has none.
     """
 
-    def __init__(self, console: Console, processes: Group, runner: RunnerConfig) -> None:
+    def __init__(
+        self, console: Console, processes: Group, runner: RunnerConfig, reports: WritesReports | None = None
+    ) -> None:
         self.console, self.processes = console, processes
         self.sections = Sections(marks(runner.profiler, console.say))
         self._runner = runner
         self._trackers: Trackers | None = None
         self._pace = Pace(0, runner.max_epochs)
-        self.reports = Reports(Path(runner.logger.log_path), runner.logger.report and processes.is_main, console)
+        self._reports = reports or NoReports()
 
     @contextmanager
-    def running(self, iteration: int, look: Look) -> Iterator[Callable[[], None]]:
+    def running(
+        self, iteration: int, look: Look, earlier: Sequence[dict[str, float]]
+    ) -> Iterator[Callable[[], None]]:  # fmt: skip
         """Starts times and estimates of a run that has done ``iteration`` iterations, and shows its panel and profiles
         it while it goes on. Gives what is to be called at the end of each iteration.
 
         Args:
             look: finds the newest files of the run.
+            earlier: the metrics of iterations from before, for the panel.
         """
         self.begin(iteration)
         folder, rank = Path(self._runner.logger.log_path), self.processes.rank
-        rows = earlier(folder, iteration) if self.processes.is_main else []
         profile = profiled(self._runner.profiler, folder, rank, self.console.say)
-        with self.console.panel(str(self._runner.experiment_name), look, rows), profile as ended:
+        with self.console.panel(str(self._runner.experiment_name), look, earlier), profile as ended:
             yield ended
 
     def begin(self, iteration: int) -> None:
@@ -152,7 +155,7 @@ class Reporter:
             place = {"iteration": iteration, "iterations": self._runner.max_epochs}
             self.console.iteration({**metrics, **place, "left_s": self._pace.left_s(iteration)})
             if any(name.startswith("eval/") for name in metrics):
-                self.reports.refresh()
+                self._reports.refresh()
 
     def track(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs metrics to the trackers alone."""
@@ -175,7 +178,7 @@ class Reporter:
         Raises:
             KeyboardInterrupt: a second Ctrl-C.
         """
-        self.reports.finish(stop)
+        self._reports.finish(stop)
 
         def patience(waited_s: float) -> bool:
             if stop.number == signal.SIGINT:
@@ -202,9 +205,35 @@ class Reporter:
 
     def close(self) -> None:
         """Closes the trackers, and ends a report that is still being written."""
-        self.reports.close()
+        self._reports.close()
         if self._trackers is not None:
             self._trackers.close()
+
+
+class WritesReports(Protocol):
+    """What writes the report of a run, beside it."""
+
+    def refresh(self) -> None:
+        """Begins a new one."""
+
+    def finish(self, stop: StopSignal) -> None:
+        """Writes the last one, and waits for it."""
+
+    def close(self) -> None:
+        """Ends what is still being written."""
+
+
+class NoReports:
+    """Writes none."""
+
+    def refresh(self) -> None:
+        pass
+
+    def finish(self, stop: StopSignal) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def counting_successes(bar: Phase) -> Callable[[EpisodeResult], None]:

@@ -7,13 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from embodied.schema.reward import RewardModelConfig
 from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files
-
-if TYPE_CHECKING:
-    from embodied.run.preflight import Checked
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 ELEMENT = re.compile(r"(.*?\.\d+)\.")  # of an outermost list of modules, in the name of a weight
@@ -28,9 +25,9 @@ class RewardMemory:
     waits: bool = False  # whether it is in host memory until it scores
 
 
-def of_reward_model(checked: Checked) -> RewardMemory | None:
-    """Returns what a run's reward model takes. None: its folder has no files of safetensors, or it has no folder."""
-    model = checked.config.reward.model
+def of_reward_model(model: RewardModelConfig, size: int) -> RewardMemory | None:
+    """Returns what a reward model takes of each of ``size`` processes. None: its folder has no files of safetensors, or
+    it has no folder."""
     given = model.model_extra or {}
     found: dict[str, Sequence[int]] = {}
     for file in counted_files(given.get("model_path")):
@@ -38,7 +35,6 @@ def of_reward_model(checked: Checked) -> RewardMemory | None:
     if not found:
         return None
     each, waits = BYTES.get(str(given.get("precision")), 4), bool(given.get("offload_weight"))
-    size = checked.processes.of("rollout").size
     if size == 1 or not model.sharded:
         return RewardMemory(sum(map(math.prod, found.values())) * each, waits=waits)
     held = sum(_part(shape, size) for shape in found.values())

@@ -17,28 +17,29 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from embodied.errors import Stopped
 from embodied.learn.mfu import peak_flops
 from embodied.learn.trainer import Trainer
 from embodied.observe.console import Console
 from embodied.run import metrics, summary
-from embodied.run.build import Model, open_folder, open_model, origin_of, sampling, sizes
+from embodied.run.build import Model, origin_of, sampling, sizes
 from embodied.run.collector import Collector
 from embodied.run.conditions import what_to_expect
-from embodied.run.engine import open_engine
-from embodied.run.evaluate import Evaluator
+from embodied.run.evaluator import Evaluator
 from embodied.run.gain import gain
-from embodied.run.memory import plan_dry_run
+from embodied.run.given import Checked, EnvSide
 from embodied.run.model_reward import make_model_reward
-from embodied.run.newest import newest_of
-from embodied.run.preflight import Checked
+from embodied.run.newest import earlier, newest_of
 from embodied.run.reporter import Reporter
+from embodied.run.results import failed_verdicts
 from embodied.run.saves import Saves, due
-from embodied.run.shares import folder_of_rank
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.session import open_session
+from embodied.run.simulators import Simulators
 from embodied.run.turns import InTurn, make_turns, processes_of
 from embodied.runtime.signals import StopSignal
+from embodied.schema import Config
 
 NOTHING_LEARNT = (
     "  nothing was learnt: in every group all returns were equal. A policy that never (or always) succeeds gives no "
@@ -52,44 +53,41 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     Raises:
         Stopped: a signal came before the first iteration.
     """
-    runner = checked.config.runner
+    config, sides, processes = checked.config, checked.sides, checked.processes
+    runner, side = config.runner, checked.train
     with ExitStack() as opened:
-        reporter = Reporter(console, checked.processes, runner)
-        folder = opened.enter_context(open_folder(checked))
-        server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        memory = plan_dry_run(checked, reporter)
-        model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
+        session = opened.enter_context(open_session(checked, console))
+        reporter, folder, model = session.reporter, session.path, session.model
         with console.progress("building the learner", brief=True):
-            numbers, trainer = sizes(checked, model.policy), make_trainer(checked, model)
+            numbers, trainer = sizes(config, sides, processes, model.policy.spec), make_trainer(config, side, model)
         saves = opened.enter_context(
-            closing(Saves(folder, checked.config, trainer, model.sharding, reporter, origin_of(checked)))
+            closing(Saves(session.folder, config, trainer, model.sharding, reporter, origin_of(config, side)))
         )
         opened.enter_context(reporter)
-        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
-        engine = opened.enter_context(open_engine(checked, model, own, console))
-        acts = replace(model, policy=trainer.acting.policy)
+        engine = opened.enter_context(session.engine())
         simulators = Simulators(
-            checked, acts, folder.path, server, reporter, engine, learns=model.policy, processes=processes_of(checked)
-        )
+            config, sides, processes_of(config.algorithm, processes), replace(model, policy=trainer.acting.policy),
+            folder, reporter, session.server, engine, learns=model.policy,
+        )  # fmt: skip
         with console.progress("building the reward model", brief=True):
-            judge = make_model_reward(checked, model)
-        collector = Collector(checked, simulators, numbers, reporter, judge)
-        turns = opened.enter_context(closing(make_turns(checked, collector, trainer, reporter)))
-        evaluator = Evaluator(checked, simulators, folder.path, reporter)
-        lines = summary.of_training(checked, model, numbers, trainer, folder.path, judge)
+            judge = make_model_reward(config.reward, processes, model, runner.dry_run)
+        collector = Collector(config, side, simulators, numbers, reporter, judge)
+        turns = opened.enter_context(closing(make_turns(config, side.env, processes, collector, trainer, reporter)))
+        evaluator = Evaluator(checked.composed, checked.eval, simulators, folder, reporter)
+        lines = summary.of_training(checked.composed, sides, processes, model, numbers, trainer, folder, judge)
         console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
-            if memory is not None:
-                memory.say(console)
+            if session.memory is not None:
+                session.memory.say(console)
             return
         stop.hold_from_now()
         iterations = train(checked, turns, collector, trainer, evaluator, reporter, saves, stop)
-        console.say(summary.ending(checked, iterations, evaluated=not trainer.unlogged))
-        if rows := gain(folder.path):
+        console.say(summary.ending(runner.max_epochs, iterations, evaluated=not trainer.unlogged))
+        if rows := gain(folder):
             console.table("success before and after, on the same starts", rows)
         saves.exporter.finish(stop)
         reporter.finish(stop)
-        rows = summary.places(checked, folder.path, saves.checkpoints.all())
+        rows = summary.places(runner.logger.logger_backends, sides, folder, saves.checkpoints.all())
         console.table("where things are", [*rows, *saves.exporter.uploads.rows()])
 
 
@@ -105,10 +103,12 @@ def train(
     Raises:
         Stopped: a signal came before the first iteration.
     """
-    runner = checked.config.runner
+    runner, folder = checked.config.runner, Path(checked.config.runner.logger.log_path)
     with stop.cut_short():
         iteration = _resume(checked, trainer, reporter, saves)
-    with reporter.running(iteration, newest_of(checked)) as ended, closing(collector), suppress(Stopped):
+    look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
+    rows = earlier(folder, iteration) if checked.processes.is_main else []
+    with reporter.running(iteration, look, rows) as ended, closing(collector), suppress(Stopped):
         if iteration < runner.max_epochs or trainer.unlogged:
             collector.open(stop)
         reporter.begin(iteration)
@@ -142,7 +142,9 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
     first = iteration == 0 and checked.config.runner.val_before_train  # step 0 is logged anew
     repeats = trainer.unlogged or first
     reporter.open_trackers(iteration - bool(repeats), ids, checked.composed.resolved)
-    for line in what_to_expect(checked, trainer.policy.spec) if iteration == 0 else ():
+    for line in (
+        what_to_expect(checked.config, checked.train.config.reward_mode, trainer.policy.spec) if iteration == 0 else ()
+    ):
         reporter.console.say(line)
     return iteration
 
@@ -151,20 +153,19 @@ def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: 
     """Logs an iteration, and begins the times of the next."""
     reporter.log(iteration, metrics.with_times(found, reporter.sections, together))
     if failures := found.get("rollout/verifier_failures"):
-        reporter.console.say(metrics.failed_verdicts(failures, found["rollout/episodes"]))
+        reporter.console.say(failed_verdicts(failures, found["rollout/episodes"]))
     if found["rollout/zero_advantage_share"] == 1:
         reporter.console.say(NOTHING_LEARNT)
     reporter.sections.reset()
 
 
-def make_trainer(checked: Checked, model: Model) -> Trainer:
-    """Makes the learner of a training."""
-    config = checked.config
+def make_trainer(config: Config, side: EnvSide, model: Model) -> Trainer:
+    """Makes the learner of a training in the env of ``side``."""
     return Trainer(
-        policy=model.policy, env=checked.train.spec, actor=config.actor, algorithm=config.algorithm,
+        policy=model.policy, env=side.spec, actor=config.actor, algorithm=config.algorithm,
         sampling=sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), device=model.device,
         seed=config.runner.seed,
-        max_steps=checked.train.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
+        max_steps=side.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
         reward=config.reward, iterations=config.runner.max_epochs,
         max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
         recompute_logprobs=config.rollout.recompute_logprobs, weight_sync_interval=config.runner.weight_sync_interval,

@@ -20,27 +20,37 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError, RendererUnavailableError
 from embodied.observe import statistics
 from embodied.observe.console import Console
+from embodied.parallel.group import Group
 from embodied.protocols import NeedsOfMachine, Policy
 from embodied.run import summary
-from embodied.run.build import open_folder, open_model, sizes
+from embodied.run.build import sizes
 from embodied.run.conditions import conditions
-from embodied.run.engine import open_engine
-from embodied.run.evaluate import Evaluator
-from embodied.run.preflight import Checked
+from embodied.run.evaluator import Evaluator
+from embodied.run.given import Checked, EnvSide, Sides
 from embodied.run.protocol import described, protocol
-from embodied.run.reporter import Reporter
-from embodied.run.shares import folder_of_rank, slots_of
-from embodied.run.simulators import MAX_POLICY_BATCH, Simulators, open_fork_server, rows_of_call
+from embodied.run.session import Session, open_session
+from embodied.run.shares import slots_of
+from embodied.run.simulators import MAX_POLICY_BATCH, rows_of_call
+from embodied.runtime.engine.engine import Engine
 from embodied.runtime.signals import StopSignal
+from embodied.schema import Config
+from embodied.schema.compose import Composed
 from embodied.targets import load_target
 from embodied.types import EpisodeResult, WorkerFacts
 
 NAME = "selftest.json"
+
+
+class Variation(NamedTuple):
+    """A configuration of the evaluation, and its envs."""
+
+    composed: Composed
+    sides: Sides
 
 
 @dataclass(frozen=True)
@@ -72,91 +82,99 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     Raises:
         Stopped: a signal came before there were results.
     """
-    config = checked.config
+    composed, sides, processes = checked.composed, checked.sides, checked.processes
+    config = composed.config
     with ExitStack() as opened:
-        reporter = Reporter(console, checked.processes, config.runner)
-        folder = opened.enter_context(open_folder(checked))
-        server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        model = opened.enter_context(open_model(checked, reporter))
-        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
-        engine = opened.enter_context(open_engine(checked, model, own, console))
-        numbers = sizes(checked, model.policy)
-        console.table(config.runner.experiment_name or "", summary.of_evaluation(checked, model, numbers, folder.path))
+        session = opened.enter_context(open_session(checked, console, counts=False))
+        engine, policy = opened.enter_context(session.engine()), session.model.policy
+        numbers = sizes(config, sides, processes, policy.spec)
+        lines = summary.of_evaluation(composed, sides.eval, processes, session.model, numbers, session.path)
+        console.table(config.runner.experiment_name or "", lines)
         if config.runner.dry_run:
             return
         stop.hold_from_now()
-        asked, checked = checked, prepared(checked, model.policy)
-
-        def results(one: Checked) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
-            forks = server if one.eval.kwargs == checked.eval.kwargs else None  # it has prepared the first renderer
-            simulators = Simulators(one, model, folder.path, forks, reporter, engine)
-            return Evaluator(one, simulators, folder.path, reporter).results(stop)
-
+        asked = Variation(composed, sides)
+        usual = prepared(asked, processes, policy)
         console.say("as asked")
-        first, facts = results(checked)
-        simulator = described(facts)
-        held_to = protocol(checked, conditions(checked, model.policy.spec, folder.path, 0), facts, model.policy)
+        first, facts = _results(session, usual, engine, stop)
+        simulator, side = described(facts), usual.sides.eval
+        under = conditions(usual.composed.config, side, policy.spec, session.path, 0)
+        held_to = protocol(usual.composed, side, under, facts, policy)
         console.say(held_to.head)
+        others = variations(usual, asked.composed.config.rollout.policy_batch, processes, policy,
+                            simulator.get("renderer", ""), console)  # fmt: skip
         rows = []
-        for name, other in variations(checked, asked, model.policy, simulator.get("renderer", ""), console):
+        for name, other in others:
             console.say(name)
-            rows.append(difference(name, first, results(other)[0]))
-        if checked.processes.is_main:
+            same = other.sides.eval.kwargs == side.kwargs  # the server has prepared the first renderer
+            forked = session if same else replace(session, server=None)
+            rows.append(difference(name, first, _results(forked, other, engine, stop)[0]))
+        if processes.is_main:
             found = {
                 "protocol": held_to.named,
                 "simulator": simulator,
                 "runs": [asdict(row) | {"zero": row.zero} for row in rows],
             }
-            (folder.path / NAME).write_text(json.dumps(found, indent=1), encoding="utf-8")
+            (session.path / NAME).write_text(json.dumps(found, indent=1), encoding="utf-8")
         console.table("selftest: against the run as asked, on the same starts", cells(rows))
         console.say(verdict(rows))
 
 
-def prepared(checked: Checked, policy: Policy) -> Checked:
+def _results(
+    session: Session, one: Variation, engine: Engine | None, stop: StopSignal
+) -> tuple[list[EpisodeResult], list[WorkerFacts]]:  # fmt: skip
+    simulators = session.simulators(one.composed.config, one.sides, engine)
+    return Evaluator(one.composed, one.sides.eval, simulators, session.path, session.reporter).results(stop)
+
+
+def prepared(asked: Variation, processes: Group, policy: Policy) -> Variation:
     """Returns the evaluation without videos, with the rows of a policy call that it has anyway."""
-    config, rows = checked.config, _rows(checked, policy)
+    config = asked.composed.config
     video = config.env.eval.video_cfg.model_copy(update={"save_video": False})
-    return _changed(checked, {"video_cfg": video}, {"policy_batch": rows})
+    return _changed(asked, {"video_cfg": video}, {"policy_batch": _rows(config, processes, policy)})
 
 
-def _rows(checked: Checked, policy: Policy) -> int:
+def _rows(config: Config, processes: Group, policy: Policy) -> int:
     """Rows of a policy call of an evaluation."""
-    config = checked.config
-    return rows_of_call(policy, config.rollout, slots_of(config, checked.processes.of("rollout")))
+    return rows_of_call(policy, config.rollout, slots_of(config, processes.of("rollout")))
 
 
 def variations(
-    checked: Checked, asked: Checked, policy: Policy, renderer: str, console: Console
-) -> Iterator[tuple[str, Checked]]:
+    usual: Variation, policy_batch: int | None, processes: Group, policy: Policy, renderer: str, console: Console
+) -> Iterator[tuple[str, Variation]]:
     """Yields what else is run, under its name.
 
     Args:
-        checked: the first run, as :func:`prepared` gives it.
-        asked: the same as the user asked for it.
+        usual: the first run, as :func:`prepared` gives it.
+        policy_batch: rows of a policy call that the user asked for.
         renderer: that drew the first run.
     """
-    side, config, rollout = checked.eval, checked.config, checked.config.rollout
+    side, config, most = usual.sides.eval, usual.composed.config, processes.of("rollout").size
+    rollout = config.rollout
     slots = side.config.total_num_envs
-    other = max(checked.processes.of("rollout").size, slots // 2) if slots > 1 else 2
+    other = max(most, slots // 2) if slots > 1 else 2
     if other != slots:
-        yield f"env.eval.total_num_envs={other} in place of {slots}", _changed(checked, {"total_num_envs": other}, {})
-    for few in dict.fromkeys((other, max(checked.processes.of("rollout").size, MAX_POLICY_BATCH // 2))):
-        by_itself = _changed(checked, {"total_num_envs": few}, {"policy_batch": asked.config.rollout.policy_batch})
-        rows = _rows(by_itself, policy)
-        if few != slots and rows != _rows(checked, policy) and config.algorithm.val_rollout_batch_size_per_gpu is None:
+        yield f"env.eval.total_num_envs={other} in place of {slots}", _changed(usual, {"total_num_envs": other}, {})
+    for few in dict.fromkeys((other, max(most, MAX_POLICY_BATCH // 2))):
+        by_itself = _changed(usual, {"total_num_envs": few}, {"policy_batch": policy_batch})
+        rows = _rows(by_itself.composed.config, processes, policy)
+        if (
+            few != slots
+            and rows != _rows(config, processes, policy)
+            and config.algorithm.val_rollout_batch_size_per_gpu is None
+        ):
             name = f"env.eval.total_num_envs={few} in place of {slots}, with its own rows of a policy call ({rows})"
             yield name, by_itself
             break
     schedule = "lockstep" if rollout.schedule == "ready" else "ready"
     also = {"schedule": schedule, "pipeline_stage_num": 1}
-    yield f"rollout.schedule={schedule} in place of {rollout.schedule}", _changed(checked, {}, also)
-    for name in _renderers(checked, renderer, console):
-        yield f"env.eval.renderer={name} in place of {renderer}", _changed(checked, {"renderer": name}, {})
+    yield f"rollout.schedule={schedule} in place of {rollout.schedule}", _changed(usual, {}, also)
+    for name in _renderers(side, renderer, console):
+        yield f"env.eval.renderer={name} in place of {renderer}", _changed(usual, {"renderer": name}, {})
 
 
-def _renderers(checked: Checked, used: str, console: Console) -> Iterator[str]:
+def _renderers(side: EnvSide, used: str, console: Console) -> Iterator[str]:
     """Yields the other renderers of the env that work here."""
-    side = checked.eval
     takes = "renderer" in inspect.signature(load_target(side.config.target, "env.eval._target_")).parameters
     if not takes or not isinstance(side.env, NeedsOfMachine):
         return
@@ -173,14 +191,14 @@ def _renderers(checked: Checked, used: str, console: Console) -> Iterator[str]:
                 yield name
 
 
-def _changed(checked: Checked, of_eval: dict[str, Any], of_rollout: dict[str, Any]) -> Checked:
-    config = checked.config
+def _changed(usual: Variation, of_eval: dict[str, Any], of_rollout: dict[str, Any]) -> Variation:
+    config, before = usual.composed.config, usual.sides.eval
     side = config.env.eval.model_copy(update=of_eval)
     rollout = config.rollout.model_copy(update=of_rollout)
     env = config.env.model_copy(update={"eval": side})
-    composed = replace(checked.composed, config=config.model_copy(update={"env": env, "rollout": rollout}))
-    kwargs = {**checked.eval.kwargs, **{key: value for key, value in of_eval.items() if key == "renderer"}}
-    return replace(checked, composed=composed, eval=replace(checked.eval, config=side, kwargs=kwargs))
+    composed = replace(usual.composed, config=config.model_copy(update={"env": env, "rollout": rollout}))
+    kwargs = {**before.kwargs, **{key: value for key, value in of_eval.items() if key == "renderer"}}
+    return Variation(composed, usual.sides._replace(eval=replace(before, config=side, kwargs=kwargs)))
 
 
 def difference(name: str, first: Sequence[EpisodeResult], second: Sequence[EpisodeResult]) -> Difference:

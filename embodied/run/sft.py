@@ -10,22 +10,22 @@ repeats a validation or an evaluation that was cut short.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 from embodied.errors import Stopped
 from embodied.learn.cloning import Cloner
 from embodied.observe.console import Console
 from embodied.run import metrics, summary
-from embodied.run.build import Model, open_folder, open_model, origin_of
-from embodied.run.engine import open_engine
-from embodied.run.evaluate import Evaluator
-from embodied.run.memory import plan_dry_run
-from embodied.run.newest import newest_of
-from embodied.run.preflight import Checked
+from embodied.run.build import Model, origin_of
+from embodied.run.demonstrations import Demonstrated
+from embodied.run.evaluator import Evaluator
+from embodied.run.given import Checked, EnvSide
+from embodied.run.newest import earlier, newest_of
 from embodied.run.reporter import Reporter
 from embodied.run.saves import Saves, due
-from embodied.run.shares import folder_of_rank
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.session import open_session
 from embodied.runtime.signals import StopSignal
+from embodied.schema import Config
 
 
 def run(checked: Checked, console: Console, stop: StopSignal) -> None:
@@ -34,36 +34,32 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     Raises:
         Stopped: a signal came before the first iteration.
     """
-    runner = checked.config.runner
+    config, sides, runner = checked.config, checked.sides, checked.config.runner
     with ExitStack() as opened:
-        reporter = Reporter(console, checked.processes, runner)
-        folder = opened.enter_context(open_folder(checked))
-        server = opened.enter_context(open_fork_server(checked, folder.path, console))
-        memory = plan_dry_run(checked, reporter)
-        model = opened.enter_context(open_model(checked, reporter, memory.policy if memory else None))
+        session = opened.enter_context(open_session(checked, console))
+        reporter, folder, model = session.reporter, session.path, session.model
         with console.progress("preparing the demonstrations", brief=True):
-            cloner = make_cloner(checked, model)
+            cloner = make_cloner(config, checked.train, checked.demonstrations, model)
         saves = opened.enter_context(
-            closing(Saves(folder, checked.config, cloner, model.sharding, reporter, origin_of(checked)))
+            closing(Saves(session.folder, config, cloner, model.sharding, reporter, origin_of(config, checked.train)))
         )
         opened.enter_context(reporter)
-        own = folder_of_rank(folder.path, checked.processes.of("rollout"))
-        engine = opened.enter_context(open_engine(checked, model, own, console))
-        simulators = Simulators(checked, model, folder.path, server, reporter, engine)
+        simulators = session.simulators(config, sides, opened.enter_context(session.engine()))
         evaluator = Evaluator(
-            checked, simulators, folder.path, reporter, keep_workers=not checked.config.env.enable_offload
+            checked.composed, checked.eval, simulators, folder, reporter, keep_workers=not config.env.enable_offload
         )
-        console.table(f"{runner.experiment_name}", summary.of_cloning(checked, model, cloner, folder.path))
+        lines = summary.of_cloning(checked.composed, sides, checked.processes, model, cloner, folder)
+        console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
-            if memory is not None:
-                memory.say(console)
+            if session.memory is not None:
+                session.memory.say(console)
             return
         stop.hold_from_now()
         iterations = train(checked, cloner, evaluator, reporter, saves, stop)
-        console.say(summary.ending(checked, iterations, cloner.steps_done))
+        console.say(summary.ending(runner.max_epochs, iterations, cloner.steps_done))
         saves.exporter.finish(stop)
         reporter.finish(stop)
-        rows = summary.places(checked, folder.path, saves.checkpoints.all())
+        rows = summary.places(runner.logger.logger_backends, sides, folder, saves.checkpoints.all())
         console.table("where things are", [*rows, *saves.exporter.uploads.rows()])
 
 
@@ -82,7 +78,10 @@ def train(
     with stop.cut_short():
         iteration, ids = saves.resume()
         reporter.open_trackers(iteration, ids, checked.composed.resolved)
-    with reporter.running(iteration, newest_of(checked)) as ended, closing(evaluator), suppress(Stopped):
+    folder = Path(runner.logger.log_path)
+    look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
+    rows = earlier(folder, iteration) if checked.processes.is_main else []
+    with reporter.running(iteration, look, rows) as ended, closing(evaluator), suppress(Stopped):
         while iteration < runner.max_epochs:
             reporter.sections.reset()
             steps = config.sft.steps_per_iteration - cloner.steps_done
@@ -103,9 +102,6 @@ def train(
     return saves.finish(iteration, cloner.steps_done)
 
 
-def make_cloner(checked: Checked, model: Model) -> Cloner:
-    """Makes the learner of a training."""
-    found = checked.demonstrations
-    return Cloner(
-        model.policy, checked.train.spec, checked.config, found.train, found.held_out, model.device, model.sharding
-    )
+def make_cloner(config: Config, side: EnvSide, shown: Demonstrated, model: Model) -> Cloner:
+    """Makes the learner of a training in the env of ``side``."""
+    return Cloner(model.policy, side.spec, config, shown.train, shown.held_out, model.device, model.sharding)

@@ -9,7 +9,7 @@ from embodied.errors import ConfigError, unknown_name
 from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.sides import EnvSide
+from embodied.run.given import EnvSide
 from embodied.runtime.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
 from embodied.runtime.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool import num_workers

@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.perturbations import Condition
 from embodied.protocols import Env
-from embodied.run import perturbations
-from embodied.run.action_kind import ActionKind, kind_of
-from embodied.types import EnvSpec
-
-
-@dataclass(frozen=True)
-class EnvSide:
-    """``env.train`` or ``env.eval`` with what its env offers. Sides of equal ``identity`` can share their workers."""
-
-    name: str
-    config: schema.EnvSideConfig
-    kwargs: Mapping[str, Any]
-    env: Env  # constructed to be asked, never reset
-    spec: EnvSpec
-    max_steps: int
-    conditions: tuple[Condition, ...]  # that perturb its episodes; none without ``perturb``
-    kind: ActionKind  # robot or text
-
-    @property
-    def identity(self) -> str:
-        """What its simulators depend on. Rewards are no part of it: each episode says whose count."""
-        return json.dumps([self.config.target, dict(self.kwargs)], sort_keys=True, default=str)
+from embodied.run.action_kind import kind_of
+from embodied.run.given import EnvSide
 
 
 def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
@@ -55,5 +29,5 @@ def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
         )
     kind = kind_of(spec)
     steps = kind.max_steps(side.max_episode_steps or spec.max_episode_steps, spec.max_episode_steps)
-    conditions = tuple(perturbations.conditions(side.perturb, f"env.{name}.perturb"))
+    conditions = tuple(schema.conditions_of(side.perturb, f"env.{name}.perturb"))
     return EnvSide(name, side, kwargs, env, spec, steps, conditions, kind)

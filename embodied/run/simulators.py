@@ -15,13 +15,12 @@ from embodied.observe.console import Console
 from embodied.parallel.barrier import Interruptible, gather_shares
 from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy
-from embodied.run.build import Model, reproducible_arithmetic, sizes
+from embodied.run.build import Model, record_fields, reproducible_arithmetic
 from embodied.run.engine import MAX_LANES, max_gap
+from embodied.run.given import EnvSide, Sides
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter, counting_successes
 from embodied.run.shares import folder_of_rank, render_gpus_of, slots_of
-from embodied.run.sides import EnvSide
 from embodied.runtime.decoder import Decoder
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.port import EnginePort
@@ -98,15 +97,16 @@ class Simulators:
         engine: generates in the policy's place.
         is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
         learns: the policy of which ``model`` has a copy that acts; None = there is one policy.
-        processes: those of the rollout, as the thread that runs it speaks with them; None = as all of the run do.
+        processes: those of the rollout, as the thread that runs it speaks with them.
     """
 
     def __init__(
-        self, checked: Checked, model: Model, folder: Path, server: ForkServer | None, reporter: Reporter,
-        engine: Engine | None = None, is_run: bool = True, learns: Policy | None = None, processes: Group | None = None,
+        self, config: schema.Config, sides: Sides, processes: Group, model: Model, folder: Path, reporter: Reporter,
+        server: ForkServer | None = None, engine: Engine | None = None, is_run: bool = True,
+        learns: Policy | None = None,
     ) -> None:  # fmt: skip
-        self.checked, self.model, self.reporter, self.engine = checked, model, reporter, engine
-        self.processes = checked.processes.of("rollout") if processes is None else processes
+        self._config, self._sides = config, sides
+        self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
         self._folder, self._server, self._is_run = folder, server, is_run
         self._said: set[str] = set()
         self._probed = False
@@ -120,9 +120,9 @@ class Simulators:
                 the configured batches either way, so that its answers are the same to the bit.
             live: videos are shown in a window while they are recorded.
         """
-        config, processes, console = self.checked.config, self.processes, self.reporter.console
-        model, fields = self.model, sizes(self.checked, self.model.policy).fields
-        shared = self.checked.train.identity == self.checked.eval.identity
+        config, processes, console = self._config, self.processes, self.reporter.console
+        model, fields = self.model, record_fields(self._sides, self.model.policy.spec)
+        shared = self._sides.train.identity == self._sides.eval.identity
         logs = folder_of_rank(self._folder / "logs", processes)
         if not shared and side.name != "train":
             logs /= side.name
@@ -148,7 +148,7 @@ class Simulators:
 
     def _traces(self) -> Traces:
         """Which rollouts leave a trace; those that nobody asked for are of rank 0 alone, in the folder of a run."""
-        wanted = self.checked.config.rollout.trace
+        wanted = self._config.rollout.trace
         if wanted is False or (wanted == "first" and not (self._is_run and self.processes.is_main)):
             return Traces()
         which = "all" if wanted is True else wanted
@@ -157,7 +157,7 @@ class Simulators:
     def _policy_port(self, slab: Slab, side: EnvSide, slots: int) -> PolicyPort:
         """Returns the port through which the policy answers: its own if it has one, an engine's, one with lanes if it
         decodes, or one of whole passes."""
-        config, model = self.checked.config, self.model
+        config, model = self._config, self.model
         if isinstance(model.policy, OffersPort):
             return model.policy.port(slab)
         if self.engine is not None:
@@ -203,16 +203,17 @@ class Simulators:
 
 
 @contextmanager
-def open_fork_server(checked: Checked, folder: Path, console: Console) -> Iterator[ForkServer | None]:
+def open_fork_server(
+    config: schema.Config, sides: Sides, processes: Group, folder: Path, console: Console
+) -> Iterator[ForkServer | None]:
     """Starts the process that forks env workers, if ``env.start_method`` wants it. It imports the simulator while the
     policy is built, so start it before that."""
-    config, processes = checked.config, checked.processes.of("rollout")
     if config.env.start_method == "spawn" or config.runner.dry_run:
         yield None
         return
     if config.runner.deterministic:
         reproducible_arithmetic()
-    envs = {side.config.target: side.kwargs for side in (checked.eval, checked.train)}
+    envs = {side.config.target: side.kwargs for side in (sides.eval, sides.train)}
     logs, gpus = folder_of_rank(folder / "logs", processes), render_gpus_of(config, processes)
     server = ForkServer([*envs.items()], logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
     try:

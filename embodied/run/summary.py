@@ -9,28 +9,30 @@ from pathlib import Path
 from embodied import schema
 from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
+from embodied.parallel.group import Group
 from embodied.protocols import Policy, SaysWhatItReads
 from embodied.run.build import Model, Sizes
 from embodied.run.conditions import conditions, limit_of
 from embodied.run.exports import FOLDER as EXPORTS
+from embodied.run.given import EnvSide, Sides
 from embodied.run.model_reward import ModelReward
-from embodied.run.preflight import Checked
 from embodied.run.reports import FILE as REPORT
 from embodied.run.shares import slots_of, workers_of
-from embodied.run.sides import EnvSide
 from embodied.runtime.plan import states_of_training
 from embodied.runtime.slab import slab_bytes
+from embodied.schema.compose import Composed
 
 
 def of_training(
-    checked: Checked, model: Model, sizes: Sizes, trainer: Trainer, folder: Path, judge: ModelReward | None = None
-) -> list[list[str]]:
+    composed: Composed, sides: Sides, processes: Group, model: Model, sizes: Sizes, trainer: Trainer, folder: Path,
+    judge: ModelReward | None = None,
+) -> list[list[str]]:  # fmt: skip
     """Returns the derived numbers of reinforcement learning.
 
     Args:
         judge: the reward model, if there is one.
     """
-    config, train, processes = checked.config, checked.train, checked.processes
+    config, train = composed.config, sides.train
     algorithm, actor, held_out = config.algorithm, config.actor, config.protocol.held_out_states
     chunk = model.policy.spec.num_action_chunks
     slots = processes.of("rollout").divide(train.config.total_num_envs)
@@ -38,7 +40,7 @@ def of_training(
         ["tasks", f"{len(train.spec.tasks)} ({sum(states_of_training(train.spec, held_out))} starts)"],
         [
             "episodes per iteration",
-            f"{sizes.episodes} = {sizes.groups} starts × {algorithm.group_size}{_extra(checked, sizes)}",
+            f"{sizes.episodes} = {sizes.groups} starts × {algorithm.group_size}{_extra(algorithm, train, sizes)}",
         ],
         [
             "steps of an episode",
@@ -54,10 +56,10 @@ def of_training(
             f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
         ],
         *_randomised(train),
-        *_evaluations(checked, model, folder),
-        *_followed(checked),
-        *_process_lines(checked, model),
-        *_slot_lines(checked, sizes, train, slots),
+        *_evaluations(config, sides.eval, model, folder),
+        *_followed(composed),
+        *_process_lines(processes, model),
+        *_slot_lines(config, processes, sizes, train, slots),
         *_policy_lines(config, model.policy),
         *([["reward model", _described(judge)]] if judge else []),
         ["device", f"{model.device}, {_threads(config)}, {_peak(trainer, config)}"],
@@ -65,31 +67,36 @@ def of_training(
     ]
 
 
-def of_cloning(checked: Checked, model: Model, cloner: Cloner, folder: Path) -> list[list[str]]:
+def of_cloning(
+    composed: Composed, sides: Sides, processes: Group, model: Model, cloner: Cloner, folder: Path
+) -> list[list[str]]:  # fmt: skip
     """Returns the derived numbers of supervised training."""
-    config, steps, batch = checked.config, checked.config.sft.steps_per_iteration, cloner.config.actor.global_batch_size
+    config, batch = composed.config, cloner.config.actor.global_batch_size
+    steps = config.sft.steps_per_iteration
     total = config.runner.max_epochs * steps * batch
     told = dict.fromkeys(one.instruction for one in cloner.episodes)
-    kind, samples = checked.train.kind, f"{len(cloner.samples)} chunks of {model.policy.spec.num_action_chunks} actions"
+    kind, samples = sides.train.kind, f"{len(cloner.samples)} chunks of {model.policy.spec.num_action_chunks} actions"
     return [
         ["demonstrations", ", ".join(config.data.train_data_paths)],
         *kind.demonstrated(len(cloner.episodes), len(told), len(cloner.held_out), samples),
         ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
-        *_process_lines(checked, model),
+        *_process_lines(processes, model),
         *(note.split(": ", 1) for note in cloner.notes),
-        *_followed(checked),
+        *_followed(composed),
         *_policy_lines(config, model.policy),
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
-        *kind.not_demonstrated(checked.eval.spec.tasks, told),
+        *kind.not_demonstrated(sides.eval.spec.tasks, told),
     ]
 
 
-def of_evaluation(checked: Checked, model: Model, sizes: Sizes, folder: Path) -> list[list[str]]:
+def of_evaluation(
+    composed: Composed, side: EnvSide, processes: Group, model: Model, sizes: Sizes, folder: Path
+) -> list[list[str]]:  # fmt: skip
     """Returns the derived numbers of an evaluation alone."""
-    config, side, processes = checked.config, checked.eval, checked.processes
-    under = conditions(checked, model.policy.spec, folder, 0)
+    config = composed.config
+    under = conditions(config, side, model.policy.spec, folder, 0)
     tasks, chunk = len(side.spec.tasks), model.policy.spec.num_action_chunks
     episodes, replaced = tasks * under.episodes_per_task, config.runner.ckpt_path is not None
     return [
@@ -99,37 +106,45 @@ def of_evaluation(checked: Checked, model: Model, sizes: Sizes, folder: Path) ->
         ],
         ["episodes", f"{episodes} = {tasks} tasks × {under.episodes_per_task}, {under.starts}"],
         *_perturbed(side, episodes),
-        *_followed(checked),
+        *_followed(composed),
         ["steps of an episode", f"{under.limit}; {-(-under.max_steps // chunk)} chunks of {chunk}"],
         ["steps in all", f"at most {episodes * (1 + len(side.conditions)) * under.max_steps:,} control steps"],
         ["reward", f"{under.reward_mode} × {under.reward_coef:g}{', changes of it' if under.use_rel_reward else ''}"],
         *([["processes", f"{processes.size}"]] if processes.size > 1 else []),
-        *_slot_lines(checked, sizes, side, slots_of(config, processes)),
+        *_slot_lines(config, processes, sizes, side, slots_of(config, processes)),
         ["policy", _described(model.policy)],
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
     ]
 
 
-def of_answers(checked: Checked, counts: object, sizes: Sizes, folder: Path) -> list[list[str]]:
+def of_answers(
+    composed: Composed, side: EnvSide, processes: Group, counts: object, sizes: Sizes, folder: Path
+) -> list[list[str]]:  # fmt: skip
     """Returns the derived numbers of an evaluation of answers in a file.
 
     Args:
         counts: how many there are, in words.
     """
-    config, side = checked.config, checked.eval
+    config = composed.config
     return [
         ["evaluated", f"{config.runner.answers}: {counts}"],
-        *_followed(checked),
-        *_slot_lines(checked, sizes, side, slots_of(config, checked.processes)),
+        *_followed(composed),
+        *_slot_lines(config, processes, sizes, side, slots_of(config, processes)),
         ["run folder", str(folder)],
     ]
 
 
-def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> list[list[str]]:
-    """Returns where a run left its results, of those that are there; of its ``checkpoints``, oldest first, the last."""
+def places(
+    trackers: Sequence[str], sides: Sides, folder: Path, checkpoints: Sequence[Path] = ()
+) -> list[list[str]]:  # fmt: skip
+    """Returns where a run left its results, of those that are there; of its ``checkpoints``, oldest first, the last.
+
+    Args:
+        trackers: their names.
+    """
     rows = [["run folder", str(folder)]]
-    if "jsonl" in checked.config.runner.logger.logger_backends and (folder / "metrics.jsonl").exists():
+    if "jsonl" in trackers and (folder / "metrics.jsonl").exists():
         rows.append(["metrics", str(folder / "metrics.jsonl")])
     if _holds(folder / "tensorboard"):
         rows.append(["TensorBoard", f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}"])
@@ -143,7 +158,7 @@ def places(checked: Checked, folder: Path, checkpoints: Sequence[Path] = ()) -> 
         rows.append(["checkpoint", str(checkpoints[-1])])
         if (exported := folder / EXPORTS / checkpoints[-1].name).exists():
             rows.append(["exported", str(exported)])
-    for side in (checked.train, checked.eval):
+    for side in sides:
         videos = side.config.video_cfg
         if videos.records and _holds(Path(videos.video_base_dir)):
             rows.append([f"videos ({side.name})", videos.video_base_dir])
@@ -154,37 +169,38 @@ def _holds(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def ending(checked: Checked, iterations: int, steps: int = 0, evaluated: bool = True) -> str:
+def ending(last: int, iterations: int, steps: int = 0, evaluated: bool = True) -> str:
     """Says where a training stands at its end, and how it goes on.
 
     Args:
+        last: iterations of the whole run.
         steps: optimizer steps of the next iteration that are done.
         evaluated: False if the last iteration still has to be evaluated.
     """
     more = f" and {steps} optimizer steps of the next" if steps else ""
     more += "" if evaluated else ", the last one not evaluated"
-    if iterations < checked.config.runner.max_epochs or not evaluated:
+    if iterations < last or not evaluated:
         return f"stopped: {iterations} iterations done{more}. The same command goes on from here."
     return f"{iterations} iterations done. The same command with a larger runner.max_epochs goes on from here."
 
 
-def _process_lines(checked: Checked, model: Model) -> list[list[str]]:
+def _process_lines(processes: Group, model: Model) -> list[list[str]]:
     """Says how many processes there are, and how they share the policy; nothing of one process."""
-    size = checked.processes.size
+    size = processes.size
     return [["processes", f"{size}, {model.sharding}"]] if size > 1 else []
 
 
-def _evaluations(checked: Checked, model: Model, folder: Path) -> list[list[str]]:
+def _evaluations(config: schema.Config, side: EnvSide, model: Model, folder: Path) -> list[list[str]]:
     """Returns when a training evaluates, and under which conditions."""
-    interval = checked.config.runner.val_check_interval
+    interval = config.runner.val_check_interval
     if interval <= 0:
         return []
-    under, tasks = conditions(checked, model.policy.spec, folder, 0), len(checked.eval.spec.tasks)
+    under, tasks = conditions(config, side, model.policy.spec, folder, 0), len(side.spec.tasks)
     episodes = f"{tasks * under.episodes_per_task} episodes = {tasks} tasks × {under.episodes_per_task}"
     when = f"every {interval} iterations and at the end"
     return [
         ["evaluation", f"{when}: {episodes}, each {under.limit}"],
-        *_perturbed(checked.eval, tasks * under.episodes_per_task),
+        *_perturbed(side, tasks * under.episodes_per_task),
     ]
 
 
@@ -202,18 +218,20 @@ def _randomised(side: EnvSide) -> list[list[str]]:
     return [["perturbations", f"each group has one of {count} conditions, {perturb.unperturbed:.0%} of them none"]]
 
 
-def _followed(checked: Checked) -> list[list[str]]:
+def _followed(composed: Composed) -> list[list[str]]:
     """Returns which keys of env.eval have the value that the command line gave env.train."""
-    keys = checked.composed.follows
+    keys = composed.follows
     return [["env.eval as env.train", f"{', '.join(keys)} (env.eval.KEY=VALUE sets another)"]] if keys else []
 
 
-def _slot_lines(checked: Checked, sizes: Sizes, side: EnvSide, slots: int) -> list[list[str]]:
-    processes = checked.processes.of("rollout")
-    each = " in each process" if processes.size > 1 else ""
+def _slot_lines(
+    config: schema.Config, processes: Group, sizes: Sizes, side: EnvSide, slots: int
+) -> list[list[str]]:  # fmt: skip
+    hosts = processes.of("rollout")
+    each = " in each process" if hosts.size > 1 else ""
     observation = (f"{name} {field.dtype}{list(field.shape)}" for name, field in side.spec.obs.items())
     return [
-        ["env slots, workers", f"{slots}, {workers_of(side, checked.config, slots, processes)}{each}"],
+        ["env slots, workers", f"{slots}, {workers_of(side, config, slots, hosts)}{each}"],
         ["observation", ", ".join(observation)],
         *(map(list, side.env.reads().items()) if isinstance(side.env, SaysWhatItReads) else ()),
         ["slab", f"{sizes.rows} records, {slab_bytes(sizes.fields, sizes.rows) / 2**20:.1f} MiB{each}"],
@@ -244,14 +262,13 @@ def _peak(trainer: Trainer, config: schema.Config) -> str:
     return f"peak {peak / 1e12:.3g} TFLOP/s ({'measured' if setting == 'measure' else 'runner.peak_tflops'})"
 
 
-def _extra(checked: Checked, sizes: Sizes) -> str:
+def _extra(algorithm: schema.AlgorithmConfig, side: EnvSide, sizes: Sizes) -> str:
     """Says what an iteration may run beside its plan; all of it fits into the same rows."""
-    algorithm = checked.config.algorithm
     texts = []
     if algorithm.dynamic_sampling:
         refills = algorithm.max_sampling_rounds - 1
         texts.append(f"at most {refills} refills of groups without a gradient, into the rows of those")
     if algorithm.adv_type == "remax":
-        starts = sizes.groups if checked.train.config.use_fixed_reset_state_ids else sizes.episodes
+        starts = sizes.groups if side.config.use_fixed_reset_state_ids else sizes.episodes
         texts.append(f"{starts} greedy episodes, whose records are not kept")
     return "".join(f"; {text}" for text in texts)

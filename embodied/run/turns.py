@@ -29,13 +29,14 @@ from embodied.errors import Stopped
 from embodied.learn.batch import Batch
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
+from embodied.protocols import Env
 from embodied.run import metrics
 from embodied.run.collector import Collector
 from embodied.run.device_memory import explained
 from embodied.run.dynamic_sampling import Collected
-from embodied.run.preflight import Checked
 from embodied.run.reporter import Reporter
 from embodied.runtime.signals import StopSignal
+from embodied.schema import AlgorithmConfig, Config
 
 Updated = tuple[dict[str, float], Batch]
 """Metrics of an update, and the batch of all its episodes."""
@@ -52,10 +53,17 @@ class Ran:
 
 
 class InTurn:
-    """Rollout, then update: nothing else runs beside either."""
+    """Rollout, then update: nothing else runs beside either.
 
-    def __init__(self, checked: Checked, collector: Collector, trainer: Trainer, reporter: Reporter) -> None:
-        self._checked, self._collector, self._trainer, self._reporter = checked, collector, trainer, reporter
+    Args:
+        env: of training.
+    """
+
+    def __init__(
+        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
+    ) -> None:  # fmt: skip
+        self._config, self._env, self._processes = config, env, processes
+        self._collector, self._trainer, self._reporter = collector, trainer, reporter
 
     def iteration(self, iteration: int, stop: StopSignal) -> dict[str, float]:
         """Collects and updates, after ``iteration`` iterations; returns the metrics of both.
@@ -66,7 +74,7 @@ class InTurn:
         """
         self._trainer.begin_rollout(iteration)
         ran = self._run(iteration, stop)
-        updated = self._update(ran, iteration, stop.grants, self._checked.config.actor.num_threads)
+        updated = self._update(ran, iteration, stop.grants, self._config.actor.num_threads)
         return self._metrics(ran, updated)
 
     def close(self) -> None:
@@ -86,15 +94,15 @@ class InTurn:
         with acting.weights():
             held = before.collected.results if before else ()
             collected = self._collector.collect(iteration, acting.version, stop, held, ended)
-        if self._checked.config.env.enable_offload:
+        if self._config.env.enable_offload:
             with sections("time/rollout"):
                 self._collector.workers.rest()
         return Ran(collected, {name: sections.seconds(name) - began[name] for name in began})
 
     def _update(self, ran: Ran, iteration: int, go_on: GoOn, num_threads: int | None) -> Updated:
         """Trains on a rollout, whose records stand in the slab."""
-        device, own, collected = self._trainer.device, self._checked.processes.rank, ran.collected
-        with self._reporter.updating(device, num_threads), explained(device, self._checked, "update"):
+        device, own, collected = self._trainer.device, self._processes.rank, ran.collected
+        with self._reporter.updating(device, num_threads), explained(device, self._config, self._processes, "update"):
             watch = self._reporter.watch(self._reporter.title(iteration), go_on)
             records, baselines = self._collector.workers.rollout.records, collected.baselines
             records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
@@ -102,11 +110,11 @@ class InTurn:
 
     def _metrics(self, ran: Ran, updated: Updated, ahead: Ran | None = None) -> dict[str, float]:
         """Returns the metrics of rollout and update, and gives back the rows of all but ``ahead``."""
-        (found, batch), trainer, processes = updated, self._trainer, self._checked.processes
+        (found, batch), trainer, processes = updated, self._trainer, self._processes
         workers, train_s = self._collector.workers, self._reporter.sections.seconds("time/train")
         found |= metrics.of_rollout(
-            processes, trainer.policy.spec, workers, ran.collected, batch, ran.seconds, self._checked.train.env,
-            self._checked.config.algorithm.sampling_params.max_new_tokens,
+            processes, trainer.policy.spec, workers, ran.collected, batch, ran.seconds, self._env,
+            self._config.algorithm.sampling_params.max_new_tokens,
         )  # fmt: skip
         kept = ahead.collected.results if ahead else []
         workers.rollout.records.keep(result for result in kept if result.rank == processes.rank)
@@ -117,8 +125,10 @@ class InTurn:
 class Overlapping(InTurn):
     """An update, and beside it the rollout after the one that it learns from."""
 
-    def __init__(self, checked: Checked, collector: Collector, trainer: Trainer, reporter: Reporter) -> None:
-        super().__init__(checked, collector, trainer, reporter)
+    def __init__(
+        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
+    ) -> None:  # fmt: skip
+        super().__init__(config, env, processes, collector, trainer, reporter)
         self._thread = ThreadPoolExecutor(1, "update")
         self._given_up = Event()
         self._ahead: Ran | None = None
@@ -134,10 +144,10 @@ class Overlapping(InTurn):
         self._trainer.begin_rollout(iteration + 1)  # after the last iteration, too: a longer run may go on from it
         title = f"{self._reporter.title(iteration)} update, beside the next rollout"
         with self._reporter.console.progress(title, brief=True), apart_from_other_threads():
-            threads = self._checked.config.actor.num_threads or torch.get_num_threads()
+            threads = self._config.actor.num_threads or torch.get_num_threads()
             update = self._thread.submit(self._update_beside, ran, iteration, stop, threads)
             try:
-                if iteration + 1 < self._checked.config.runner.max_epochs:
+                if iteration + 1 < self._config.runner.max_epochs:
                     with suppress(Stopped):
                         self._ahead = self._run(iteration + 1, stop, ran, lambda: _raise_error_of(update))
                 updated = update.result()
@@ -161,17 +171,19 @@ class Overlapping(InTurn):
             return self._update(ran, iteration, go_on, num_threads)
 
 
-def processes_of(checked: Checked) -> Group:
+def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
     """Returns the processes of the rollout, which may exchange results while an update exchanges gradients. A
     collective of the processes that are connected."""
-    processes = checked.processes.of("rollout")
-    return processes.beside() if checked.config.algorithm.max_staleness else processes
+    hosts = processes.of("rollout")
+    return hosts.beside() if algorithm.max_staleness else hosts
 
 
-def make_turns(checked: Checked, collector: Collector, trainer: Trainer, reporter: Reporter) -> InTurn:
+def make_turns(
+    config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
+) -> InTurn:  # fmt: skip
     """Makes the order that ``algorithm.max_staleness`` asks for."""
-    kind = Overlapping if checked.config.algorithm.max_staleness else InTurn
-    return kind(checked, collector, trainer, reporter)
+    kind = Overlapping if config.algorithm.max_staleness else InTurn
+    return kind(config, env, processes, collector, trainer, reporter)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from fsspec.core import split_protocol
 
 from embodied.errors import ConfigError
 from embodied.observe.console import Console
-from embodied.run.beside import NewestNext, wait_for
+from embodied.run.beside import NewestNext
+from embodied.run.waiting import wait_for
 from embodied.runtime.signals import StopSignal
 from embodied.schema import CheckpointConfig
 

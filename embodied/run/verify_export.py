@@ -33,14 +33,16 @@ from embodied.protocols import ROUNDINGS, Examples, Policy
 from embodied.random import Stream
 from embodied.run.build import Model, reproducible_arithmetic
 from embodied.run.conditions import Conditions, conditions
+from embodied.run.given import EnvSide, Sides
 from embodied.run.observations import GREEDY, examples_of, spread
-from embodied.run.preflight import Checked, check
+from embodied.run.preflight import check
 from embodied.run.protocol import protocol
 from embodied.run.reporter import Reporter
 from embodied.run.simulators import Simulators, Workers, policy_batch
 from embodied.runtime.rollout import Job
 from embodied.runtime.wait_policy import cores_are_shared
-from embodied.schema.compose import compose
+from embodied.schema import Config
+from embodied.schema.compose import Composed, compose
 from embodied.types import ContinuousAction, EnvSpec, Episode, EpisodeResult, WorkerFacts
 
 EPISODES = 8  # unless ``episodes=N`` says otherwise
@@ -139,7 +141,8 @@ class Asked:
     """The evaluation that is asked for."""
 
     env: str  # overrides that name it
-    checked: Checked
+    composed: Composed
+    sides: Sides
     episodes: int
     logs: Path  # folder for what the workers say
 
@@ -157,9 +160,8 @@ def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator
         EmbodiedError: what else keeps an evaluation from running.
     """
     with tempfile.TemporaryDirectory(prefix="embodied-verify-") as logs:
-        checked, episodes = _checked(overrides, config_dirs, logs)
         named = " ".join(one for one in overrides if not one.startswith("episodes="))
-        yield Asked(named, checked, episodes, Path(logs))
+        yield _asked(named, overrides, config_dirs, logs)
 
 
 def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, device: str = "cpu") -> Verdict:
@@ -169,36 +171,40 @@ def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, devi
         ConfigError: nothing here can build a policy from the folder.
         EmbodiedError: what else keeps an evaluation from running.
     """
-    facts, place, checked = exported.read_export(folder), torch.device(device), wanted.checked
+    facts, place, side = exported.read_export(folder), torch.device(device), wanted.sides.eval
     within = TOLERANCES[facts.rounding]
-    reporter = Reporter(console, checked.processes, checked.config.runner)
-    run = _Runs(checked, spread(checked.eval.spec, wanted.episodes), wanted.logs, reporter, place)
+    reporter = Reporter(console, Group(), wanted.composed.config.runner)
+    plan = spread(side.spec, wanted.episodes)
+    run = _Runs(wanted.composed.config, wanted.sides, plan, wanted.logs, reporter, place)
     with console.progress("loading the checkpoint", brief=True):
         original = restore(checkpoint, place).policy
     theirs = run.of_policy(original, "checkpoint", keep=True)
-    held_to = protocol(checked, _conditions(checked, original, checkpoint, len(theirs.results)), theirs.facts, original)
+    under = _conditions(wanted.composed.config, side, original, checkpoint, len(theirs.results))
+    held_to = protocol(wanted.composed, side, under, theirs.facts, original)
     with console.progress("loading the export", brief=True):
-        policy = exported.build(facts, folder, place, checked.eval.spec, trust=True).policy  # written just now
+        policy = exported.build(facts, folder, place, side.spec, trust=True).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)
-    found = agreement(policy, theirs, checked.eval.spec, within, run.batch, place)
+    found = agreement(policy, theirs, side.spec, within, run.batch, place)
     success = paired([one.success for one in theirs.results], [one.success for one in ours.results])
     differ = _differing(theirs.results, ours.results, found.episodes, within)
     return Verdict(wanted.env, len(theirs.results), held_to.named, within, found, success, differ)
 
 
-def _conditions(checked: Checked, policy: Policy, checkpoint: Path, episodes: int) -> Conditions:
+def _conditions(
+    config: Config, side: EnvSide, policy: Policy, checkpoint: Path, episodes: int
+) -> Conditions:  # fmt: skip
     """The conditions of a verification, whose plan and sampling are its own (:func:`spread`)."""
-    under = conditions(checked, policy.spec, checkpoint, 0)
+    under = conditions(config, side, policy.spec, checkpoint, 0)
     own = {name: getattr(GREEDY, name) for name in under.sampling}
-    per_task = -(-episodes // len(checked.eval.spec.tasks))
+    per_task = -(-episodes // len(side.spec.tasks))
     return replace(
         under, episodes_per_task=per_task, use_fixed_reset_state_ids=True, sampling=own, env_seed=0, group_size=1,
         held_out_states=0,
     )  # fmt: skip
 
 
-def _checked(overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> tuple[Checked, int]:
-    """The configuration of the evaluation, and how many episodes it has.
+def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> Asked:
+    """Composes and checks the evaluation.
 
     Args:
         logs: folder for what the workers say.
@@ -229,7 +235,7 @@ def _checked(overrides: Sequence[str], config_dirs: Sequence[str], logs: str) ->
     if checked.config.runner.deterministic:
         reproducible_arithmetic()
     torch.set_num_threads(checked.config.runner.num_threads)
-    return checked, episodes
+    return Asked(named, checked.composed, checked.sides, episodes, Path(logs))
 
 
 @dataclass(frozen=True)
@@ -247,13 +253,14 @@ class _Runs:
     """Runs the same plan with one policy after the other, each with workers of its own."""
 
     def __init__(
-        self, checked: Checked, plan: Sequence[Episode], folder: Path, reporter: Reporter, device: torch.device
+        self, config: Config, sides: Sides, plan: Sequence[Episode], folder: Path, reporter: Reporter,
+        device: torch.device,
     ) -> None:  # fmt: skip
-        self._checked, self._plan, self._folder, self._reporter = checked, plan, folder, reporter
-        self._device = device
-        slots = min(checked.eval.config.total_num_envs, len(plan))
+        self._config, self._sides, self._plan = config, sides, plan
+        self._folder, self._reporter, self._device = folder, reporter, device
+        slots = min(sides.eval.config.total_num_envs, len(plan))
         self._slots = slots
-        self.batch = policy_batch(checked.config.rollout, checked.eval.config.total_num_envs)
+        self.batch = policy_batch(config.rollout, sides.eval.config.total_num_envs)
 
     def of_policy(self, policy: Policy, name: str, keep: bool) -> Ran:
         """Runs the plan.
@@ -261,10 +268,11 @@ class _Runs:
         Args:
             keep: whether observations and actions of the first episodes are kept.
         """
-        side, processes = self._checked.eval, self._checked.processes
+        side, processes = self._sides.eval, self._reporter.processes
         policy.bind(side.spec)
         model = Model(policy, self._device, Replicas(policy, processes.of("train")))
-        simulators = Simulators(self._checked, model, self._folder / name, None, self._reporter)
+        hosts = processes.of("rollout")
+        simulators = Simulators(self._config, self._sides, hosts, model, self._folder / name, self._reporter)
         rows = self._job(keep).rows_needed(policy.spec.num_action_chunks)
         kept = max(1, min(len(self._plan), MOST_RECORDS // rows)) if keep else 0
         with closing(simulators.open(side, max(kept * rows, 2 * side.config.total_num_envs))) as workers:
@@ -285,9 +293,9 @@ class _Runs:
         return workers.run(plan, self._job(keep), f"evaluation of the {name}", self._reporter)[0]
 
     def _job(self, keep: bool) -> Job:
-        side = self._checked.eval
+        side = self._sides.eval
         return Job(
-            GREEDY, self._checked.config.runner.seed, Stream.EVAL_NOISE, 0, side.max_steps, keep, self._slots,
+            GREEDY, self._config.runner.seed, Stream.EVAL_NOISE, 0, side.max_steps, keep, self._slots,
             ignore_terminations=side.config.ignore_terminations, retry_safe=side.spec.retry_safe,
         )  # fmt: skip
 

@@ -53,6 +53,7 @@ from embodied.schema.fsdp import FsdpConfig as FsdpConfig
 from embodied.schema.fsdp import MixedPrecisionConfig as MixedPrecisionConfig
 from embodied.schema.perturb import PerturbationConfig as PerturbationConfig
 from embodied.schema.perturb import PerturbConfig as PerturbConfig
+from embodied.schema.perturb import conditions_of as conditions_of
 from embodied.schema.protocol import ProtocolConfig as ProtocolConfig
 from embodied.schema.reward import OverlongPenaltyConfig as OverlongPenaltyConfig
 from embodied.schema.reward import RewardConfig as RewardConfig

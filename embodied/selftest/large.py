@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from embodied.parallel.group import Group
 from embodied.run.build import device_of, make_policy, sampling
 from embodied.selftest.place import Place
-from embodied.selftest.policies import Made, checked_for, exact_arithmetic, use
+from embodied.selftest.policies import Made, configured, exact_arithmetic, use
 
 LARGE = (
     "env=selftest_large", "env.train.max_episode_steps=8", "env.eval.max_episode_steps=8", "model=openvla_oft",
@@ -31,10 +32,10 @@ def built(place: Place, keys: tuple[str, ...]) -> Made:
     """Builds a policy whose random weights are drawn where they stay."""
     exact_arithmetic()
     use(place.device)
-    checked = checked_for(place.device, *keys)
-    device = device_of(checked)
+    config, sides = configured(place.device, *keys)
+    device, env = device_of(config.runner, Group()), sides.train.spec
     with torch.device(device):
-        policy = make_policy(checked, device)
-    policy.bind(checked.train.spec)
-    algorithm = checked.config.algorithm
-    return Made(checked, policy, device, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
+        policy = make_policy(config, device)
+    policy.bind(env)
+    algorithm = config.algorithm
+    return Made(config, env, policy, device, sampling(algorithm.sampling_params, algorithm.logprob_dtype))

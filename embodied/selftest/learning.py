@@ -90,7 +90,7 @@ def step(
 
 def engine_of(made: Made, parallel: Parallel | None = None) -> Engine:
     """Makes what a run makes its optimizer steps with."""
-    return Engine(made.policy, made.checked.config.actor, parallel, iterations=10, max_bad_updates=1)
+    return Engine(made.policy, made.config.actor, parallel, iterations=10, max_bad_updates=1)
 
 
 def counted(spec: PolicySpec, records: Mapping[str, Tensor]) -> Tensor:

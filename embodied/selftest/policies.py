@@ -15,10 +15,12 @@ from embodied.parallel.group import Group
 from embodied.protocols import Policy
 from embodied.random import Stream
 from embodied.run.build import build_policy, sampling
-from embodied.run.preflight import Checked, check
+from embodied.run.given import Sides
+from embodied.run.preflight import check
 from embodied.runtime.plan import noise
+from embodied.schema import Config
 from embodied.schema.compose import compose
-from embodied.types import Sampling
+from embodied.types import EnvSpec, Sampling
 
 FOLDER = str(Path(__file__).with_name("config"))
 COMMON = (
@@ -46,7 +48,8 @@ SUMS = ("7+2-9=", "3-3+8+1=", "12=", "5+5-1+4-2+6=")
 class Made:
     """A policy on its device, bound to its env."""
 
-    checked: Checked
+    config: Config
+    env: EnvSpec
     policy: Policy
     device: torch.device
     drawn: Sampling  # how its training draws
@@ -69,19 +72,20 @@ class Question:
         return Question(there(self.obs, device), self.noise.to(device))
 
 
-def checked_for(device: str, *overrides: str) -> Checked:
-    """Composes and checks a configuration of the self-test."""
-    return check(compose([*COMMON, f"runner.device={device}", *overrides], "train", [FOLDER]), Group())
+def configured(device: str, *overrides: str) -> tuple[Config, Sides]:
+    """Composes and checks a configuration of the self-test; returns it with its envs."""
+    checked = check(compose([*COMMON, f"runner.device={device}", *overrides], "train", [FOLDER]), Group())
+    return checked.config, checked.sides
 
 
 def made(device: str, *overrides: str) -> Made:
     """Builds a policy. Equal overrides give equal weights on every device: they are drawn on the CPU."""
     exact_arithmetic()
     use(device)
-    checked = checked_for(device, *overrides)
-    policy, found = build_policy(checked)
-    algorithm = checked.config.algorithm
-    return Made(checked, policy, found, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
+    config, sides = configured(device, *overrides)
+    policy, found = build_policy(config, Group(), sides)
+    algorithm = config.algorithm
+    return Made(config, sides.train.spec, policy, found, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
 
 
 def use(device: str) -> None:
@@ -98,7 +102,7 @@ def exact_arithmetic() -> None:
 
 def question(made: Made, rows: int, seed: int = 0) -> Question:
     """Draws observations of the policy's env, and noise: a function of the arguments alone."""
-    env, random = made.checked.train.spec, np.random.default_rng(seed)
+    env, random = made.env, np.random.default_rng(seed)
     obs: dict[str, Tensor] = {}
     for name, field in env.obs.items():
         if name not in instructions.fields_of(env):

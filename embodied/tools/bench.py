@@ -25,8 +25,9 @@ from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.observe.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
+from embodied.run.given import EnvSide, Sides
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked, check
+from embodied.run.preflight import check
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.memory import proportional_memory
 from embodied.runtime.pool import Pool
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from embodied.protocols import Policy
+    from embodied.types import EnvSpec, Sampling
 
 CHUNKS = 12  # number of measured chunks
 BATCHES = (1, 2, 4, 8, 16)
@@ -50,33 +52,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 after an explained error."""
     try:
         overrides, folders, _ = parse_argv(sys.argv[1:] if argv is None else argv, "tools.bench")
-        run(check(compose(overrides, "train", folders), Group()), make_console())
+        checked = check(compose(overrides, "train", folders), Group())
+        run(checked.config, checked.sides, make_console())
     except EmbodiedError as error:
         print(told(error), file=sys.stderr)
         return 2
     return 0
 
 
-def run(checked: Checked, console: Console) -> None:
-    config = checked.config
-    if isinstance(checked.train.env, Batched):
+def run(config: Config, sides: Sides, console: Console) -> None:
+    side = sides.train
+    if isinstance(side.env, Batched):
         raise ConfigError(
-            f"{checked.train.config.target} hosts all slots of a worker in one simulator, and this measures one slot",
+            f"{side.config.target} hosts all slots of a worker in one simulator, and this measures one slot",
             "set env.num_workers to 1 or 2 a GPU, and env.train.total_num_envs as large as its memory allows",
         )
     with console.progress("building the policy", brief=True):
-        from embodied.run.build import build_policy
+        from embodied.run.build import build_policy, sampling
 
-        policy, device = build_policy(checked)
+        policy, device = build_policy(config, Group(), sides)
     with tempfile.TemporaryDirectory() as folder:
         console.say("one env worker: starting, building the simulator, two episodes' beginnings …")
         with console.progress("measuring an env worker", brief=True):
-            env, obs = measure_env(checked, policy, Path(folder))
+            env, obs = measure_env(config, side, policy, Path(folder))
     console.say("the policy …")
     with console.progress("measuring the policy", brief=True):
-        calls = measure_policy(checked, policy, device, obs)
+        calls = measure_policy(sampling(config.algorithm.sampling_params), side.spec, policy, device, obs)
     machine = Machine(len(os.sched_getaffinity(0)), available_memory())
-    chunks = -(-checked.train.max_steps // policy.spec.num_action_chunks)
+    chunks = -(-side.max_steps // policy.spec.num_action_chunks)
     proposal = propose(env, calls, machine, config, chunks)
     console.table("one worker, alone", env_rows(env))
     console.table(
@@ -91,13 +94,15 @@ def run(checked: Checked, console: Console) -> None:
 # -- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost, dict[str, np.ndarray]]:
+def measure_env(
+    config: Config, side: EnvSide, policy: Policy, folder: Path
+) -> tuple[EnvCost, dict[str, np.ndarray]]:  # fmt: skip
     """Measures one worker with one slot: its start, resets to two starts of a task, chunks of random actions.
 
     Returns:
         its cost, and its last observation.
     """
-    side, spec = checked.train, policy.spec
+    spec = policy.spec
     own = runtime_fields(spec.num_action_chunks) | info_fields(side.spec.info)
     fields = {**side.spec.obs, **spec.decision, **own}
     slab = Slab.create(fields, 2, "bench.slab")
@@ -105,7 +110,7 @@ def measure_env(checked: Checked, policy: Policy, folder: Path) -> tuple[EnvCost
     actions = drawn.reshape(CHUNKS, spec.num_action_chunks, *drawn.shape[1:])
     try:
         began = time.monotonic()
-        pool = Pool(replace(pool_config(side, 1, checked.config, folder, Group()), max_restarts=0), slab)
+        pool = Pool(replace(pool_config(side, 1, config, folder, Group()), max_restarts=0), slab)
         try:
             start_s = time.monotonic() - began
             resets = [_reset(pool, side.max_steps, start) for start in (0, min(1, side.spec.num_init_states[0] - 1))]
@@ -154,21 +159,18 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def measure_policy(
-    checked: Checked, policy: Policy, device: torch.device, obs: Mapping[str, np.ndarray]
+    drawn: Sampling, env: EnvSpec, policy: Policy, device: torch.device, obs: Mapping[str, np.ndarray]
 ) -> dict[int, float]:
     """Measures the seconds of a policy call by its rows: the median of at least three."""
     import torch
 
-    from embodied.run.build import sampling
-
-    policy.bind(checked.train.spec)
-    drawn = sampling(checked.config.algorithm.sampling_params)
+    policy.bind(env)
     noise = policy.spec.noise.shape
     seconds = {}
     with torch.inference_mode():
         for rows in BATCHES:
             batch = {name: torch.from_numpy(np.repeat(value, rows, 0)).to(device) for name, value in obs.items()}
-            told = policy.encode_instructions([checked.train.spec.tasks[0]] * rows)
+            told = policy.encode_instructions([env.tasks[0]] * rows)
             batch |= {name: values.to(device) for name, values in told.items()}
             drawn_noise = torch.rand(rows, *noise, device=device)
 

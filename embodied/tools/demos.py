@@ -21,11 +21,12 @@ from embodied.cli import piped
 from embodied.data.lerobot_writer import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
 from embodied.observe.console import Console
+from embodied.parallel.group import Group
 from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
 from embodied.run.folder import RunFolder
+from embodied.run.given import EnvSide
 from embodied.run.pools import pool_config
-from embodied.run.preflight import Checked
 from embodied.run.shares import render_gpus_of
 from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.fork_server import ForkServer
@@ -34,12 +35,14 @@ from embodied.runtime.pool import Pool, num_workers
 from embodied.runtime.recorder import Recorder
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.runtime.slab import Slab
+from embodied.schema import Config
+from embodied.schema.compose import Composed
 from embodied.types import DiscreteAction, Start
 
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise
 
 
-def make(checked: Checked, console: Console, stop: StopSignal) -> None:
+def make(composed: Composed, side: EnvSide, console: Console, stop: StopSignal) -> None:
     """Record until ``demos.episodes`` are there, or a stop signal comes.
 
     Raises:
@@ -47,7 +50,7 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
         DatasetError: too few of the attempts succeed.
         WorkerDiedError, WorkerHungError: a worker failed too often in a row; what was recorded stays.
     """
-    config, side = checked.config, checked.train
+    config = composed.config
     if not isinstance(side.env, Expert):
         known = getattr(side.env, "experts", None)
         raise ConfigError(
@@ -72,31 +75,33 @@ def make(checked: Checked, console: Console, stop: StopSignal) -> None:
             "set demos.noise_std=0",
         )
     path = Path(config.demos.path or f"demos/{config.runner.experiment_name}")
-    console.table(f"demonstrations of {config.runner.experiment_name}", _plan(checked, path))
+    console.table(f"demonstrations of {config.runner.experiment_name}", _plan(config, side, path))
     if config.runner.dry_run:
         return
-    with closing(RunFolder.open(path, {"env": {"train": _identity(checked)}, "demos": _facts(checked)})):
-        if (record := checked.composed.record) is not None:
+    with closing(RunFolder.open(path, {"env": {"train": _identity(config, side)}, "demos": _facts(config, side)})):
+        if (record := composed.record) is not None:
             record.write(path)
-        writer = Writer(path, side.spec, {"env": _identity(checked), **_facts(checked)})
+        writer = Writer(path, side.spec, {"env": _identity(config, side), **_facts(config, side)})
         with suppress(Stopped):
-            _record(checked, writer, path.with_name(f"{path.name}.logs"), stop, console)
+            _record(config, side, writer, path.with_name(f"{path.name}.logs"), stop, console)
         with suppress(Stopped), stop.hold():
             writer.finish()
     console.say(f"{len(writer)} of {config.demos.episodes} demonstrations are in {path}")
 
 
-def _record(checked: Checked, writer: Writer, logs: Path, stop: StopSignal, console: Console) -> None:
-    config, spec = checked.config, checked.train.spec
+def _record(
+    config: Config, side: EnvSide, writer: Writer, logs: Path, stop: StopSignal, console: Console
+) -> None:  # fmt: skip
+    spec = side.spec
     wanted = config.demos.episodes
     most = config.demos.max_attempts or TRIES * wanted
     first = writer.attempts[-1] + 1 if len(writer) else 0
     with console.progress("demonstrations", wanted, done=len(writer)) as bar:
         if len(writer) >= wanted:
             return
-        tasks = ((i, _start(checked, i)) for i in range(first, most))
+        tasks = ((i, _start(config, side, i)) for i in range(first, most))
         with ExitStack() as opened:
-            recorder = _open_recorder(checked, logs, console, opened)
+            recorder = _open_recorder(config, side, logs, console, opened)
             for attempt, recording in in_order(recorder.results(tasks), first):
                 if recording is not None:
                     with stop.hold():
@@ -112,11 +117,10 @@ def _record(checked: Checked, writer: Writer, logs: Path, stop: StopSignal, cons
     )
 
 
-def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitStack) -> Recorder:
+def _open_recorder(config: Config, side: EnvSide, logs: Path, console: Console, opened: ExitStack) -> Recorder:
     """Starts workers of one slot each; ``opened`` ends them."""
-    config, side, processes = checked.config, checked.train, checked.processes
+    processes, workers = Group(), _workers(config)  # it is one process
     job = ExpertJob(config.runner.seed, config.demos.noise_std, config.demos.mistakes)
-    workers = _workers(checked)
     server = None
     if config.env.start_method == "forkserver":
         envs, gpus = [(side.config.target, side.kwargs)], render_gpus_of(config, processes)
@@ -130,8 +134,7 @@ def _open_recorder(checked: Checked, logs: Path, console: Console, opened: ExitS
     return Recorder(pool, slab, side.max_steps, side.spec.retry_safe, job)
 
 
-def _start(checked: Checked, attempt: int) -> Start:
-    config, side = checked.config, checked.train
+def _start(config: Config, side: EnvSide, attempt: int) -> Start:
     plan = train_plan(
         side.spec, seed=config.runner.seed, iteration=attempt, episodes=1, group_size=1, env_seed=config.start_seed,
         held_out=config.protocol.held_out_states,
@@ -150,43 +153,43 @@ def in_order(results: Iterator[tuple[int, Recording | None]], first: int) -> Ite
             due += 1
 
 
-def _identity(checked: Checked) -> dict[str, Any]:
-    side = checked.train
-    return {"_target_": side.config.target, **side.kwargs, "seed": checked.config.start_seed}
+def _identity(config: Config, side: EnvSide) -> dict[str, Any]:
+    return {"_target_": side.config.target, **side.kwargs, "seed": config.start_seed}
 
 
-def _facts(checked: Checked) -> dict[str, Any]:
-    config = checked.config
+def _facts(config: Config, side: EnvSide) -> dict[str, Any]:
     held_out = config.protocol.held_out_states
-    facts = {"seed": config.runner.seed, "noise_std": config.demos.noise_std, "max_steps": checked.train.max_steps}
+    facts = {"seed": config.runner.seed, "noise_std": config.demos.noise_std, "max_steps": side.max_steps}
     facts |= {"mistakes": config.demos.mistakes} if config.demos.mistakes else {}
     return {**facts, "held_out_states": held_out} if held_out else facts
 
 
-def _workers(checked: Checked) -> int:
-    return num_workers(checked.config.env.num_workers, checked.config.demos.episodes)
+def _workers(config: Config) -> int:
+    return num_workers(config.env.num_workers, config.demos.episodes)
 
 
-def _plan(checked: Checked, path: Path) -> list[list[str]]:
-    spec, demos = checked.train.spec, checked.config.demos
+def _plan(config: Config, side: EnvSide, path: Path) -> list[list[str]]:
+    spec, demos = side.spec, config.demos
     ends = "succeed or end in the mistake" if demos.mistakes else "succeed"
-    starts = sum(states_of_training(spec, checked.config.protocol.held_out_states))
+    starts = sum(states_of_training(spec, config.protocol.held_out_states))
     return [
         ["tasks", f"{len(spec.tasks)} ({starts} starts)"],
-        ["episodes", f"{demos.episodes} that {ends}, of at most {checked.train.max_steps} control steps"],
+        ["episodes", f"{demos.episodes} that {ends}, of at most {side.max_steps} control steps"],
         ["noise", f"{demos.noise_std:g} of half the action range, executed and not recorded"],
         *(
             [["mistakes", f"{demos.mistakes:.0%} of the attempts are of another thing than what is asked for"]]
             if demos.mistakes
             else []
         ),
-        ["workers", str(_workers(checked))],
+        ["workers", str(_workers(config))],
         ["data set", str(path)],
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command.main(argv, "demos", make)
+    return command.main(
+        argv, "demos", lambda checked, console, stop: make(checked.composed, checked.train, console, stop)
+    )
 
 
 if __name__ == "__main__":

@@ -18,10 +18,7 @@ from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.run import command
 
 if TYPE_CHECKING:
-    from embodied.observe.console import Console
-    from embodied.run.play import Choice
-    from embodied.run.preflight import Checked
-    from embodied.runtime.signals import StopSignal
+    from embodied.run.given import Recipe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(told(error), file=sys.stderr)
         return 2
     folders = [part for folder in given.config_dir for part in ("--config-dir", folder)]
-    return command.main([*words, *folders, *["--cfg"] * given.cfg], "eval", partial(_play, given))
+    return command.main([*words, *folders, *["--cfg"] * given.cfg], "eval", lambda *session: _player(given)(*session))
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -85,11 +82,12 @@ def overrides(words: Sequence[str]) -> list[str]:
     return [*others, *(f"runner.ckpt_path='{word}'" for word in quoted)]
 
 
-def _play(given: argparse.Namespace, checked: Checked, console: Console, stop: StopSignal) -> None:
+def _player(given: argparse.Namespace) -> Recipe:
+    """Imports torch."""
     from embodied.run import play
 
-    choice: Choice = play.Choice(given.actor, given.task, given.state, given.seed, given.out, given.live)
-    play.run(checked, console, stop, choice)
+    choice = play.Choice(given.actor, given.task, given.state, given.seed, given.out, given.live)
+    return partial(play.run, choice=choice)
 
 
 if __name__ == "__main__":

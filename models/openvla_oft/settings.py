@@ -104,7 +104,7 @@ class Settings:
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
-        """Checked settings. Raises UnknownKeyError or ConfigError, naming the key."""
+        """Settings that are in order. Raises UnknownKeyError or ConfigError, naming the key."""
         known = [f.name for f in fields(cls)]
         for key in kwargs:
             if key not in known:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +204,6 @@ def test_what_follows_is_known_to_the_runs_header(overrides, follows):
 
 
 def test_the_header_names_what_follows():
-    checked = SimpleNamespace(composed=compose_unchecked(["env=libero_10", "env.train.wait_steps=3"]))
-    assert summary._followed(checked) == [["env.eval as env.train", "wait_steps (env.eval.KEY=VALUE sets another)"]]
-    assert summary._followed(SimpleNamespace(composed=compose_unchecked(["env=libero_10"]))) == []
+    composed = compose_unchecked(["env=libero_10", "env.train.wait_steps=3"])
+    assert summary._followed(composed) == [["env.eval as env.train", "wait_steps (env.eval.KEY=VALUE sets another)"]]
+    assert summary._followed(compose_unchecked(["env=libero_10"])) == []

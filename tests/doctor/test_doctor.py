@@ -225,7 +225,8 @@ def checked_of(tmp_path, *more):
 def test_memory_of_the_run(tmp_path, free, status):
     """9 GiB in all: half of 2 GiB of weights is trained; gradients, Adam, the copy that is saved, slab."""
     checked, weights = checked_of(tmp_path), sizes.Weights(2 * GB, GB)
-    found = {f.name: f for f in sizes.held(checked, footprint(checked, weights, GB), None, weights, free)}
+    taken = footprint(checked.config, checked.sides, Group(), weights, GB)
+    found = {f.name: f for f in sizes.held(checked.config, taken, None, weights, free)}
     assert found[sizes.NAME].status == status
     assert "weights 1.0 GiB, trained weights 1.0 GiB, optimizer 2.0 GiB, gradients 1.0 GiB" in found[sizes.NAME].found
     assert "slab 1.0 GiB, copy of what is saved 3.0 GiB" in found[sizes.NAME].found
@@ -233,8 +234,8 @@ def test_memory_of_the_run(tmp_path, free, status):
 
 def test_memory_of_a_gpu(tmp_path):
     checked, weights = checked_of(tmp_path), sizes.Weights(40 * GB, 40 * GB)
-    taken = footprint(checked, weights, GB, on_gpu=True)
-    found = {f.name: f for f in sizes.held(checked, taken, 79 * GB, weights, 999 * GB)}
+    taken = footprint(checked.config, checked.sides, Group(), weights, GB, on_gpu=True)
+    found = {f.name: f for f in sizes.held(checked.config, taken, 79 * GB, weights, 999 * GB)}
     assert found["memory of the GPU"].status == "fail"
     assert found[sizes.NAME].status == "ok"
     assert found["disk of checkpoints"].status in ("warn", "fail", "ok")

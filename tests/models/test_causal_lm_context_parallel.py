@@ -320,15 +320,20 @@ def checked_of(tmp_path: Path, size: int, *more: str) -> Any:
     return check(composed, Group(0, size, 0, size))
 
 
+def asked(checked: Any) -> tuple[Any, ...]:
+    return checked.config, checked.sides, checked.processes
+
+
 @pytest.mark.parametrize("limit", [counting.LIMIT, 0], ids=["with memory", "without memory"])
 def test_a_dry_run_counts_the_part_of_one_process(tmp_path, limit):
     few = "actor.micro_batch_size=2"
     apart, together = (
-        counting.count(checked_of(tmp_path, 2, few, f"actor.model.context_parallel_size={size}"), limit)
-        for size in (1, 2)
+        counting.count(*asked(one), one.demonstrations, limit)
+        for one in (checked_of(tmp_path, 2, few, f"actor.model.context_parallel_size={size}") for size in (1, 2))
     )
     assert together.passes.update.saved == pytest.approx(apart.passes.update.saved / 2, rel=0.03)
-    footprint = together.footprint(checked_of(tmp_path, 2, "actor.model.context_parallel_size=2"), on_gpu=False)
+    both = checked_of(tmp_path, 2, "actor.model.context_parallel_size=2")
+    footprint = together.footprint(*asked(both), on_gpu=False)
     assert footprint.host["records of the team"] == 2 * footprint.host["slab"]
 
 

@@ -182,7 +182,8 @@ def test_libero_12gb_takes_what_the_docs_say(tmp_path, more, total) -> None:
     from embodied.schema.compose import compose
 
     asked = ["experiment=libero_12gb", "env=fake", "runner.dry_run=true", f"runner.output_dir={tmp_path}", *more]
-    found = memory.plan(check(compose(asked, "train", [str(ROOT / "tests" / "config")]), Group()))
+    checked = check(compose(asked, "train", [str(ROOT / "tests" / "config")]), Group())
+    found = memory.plan(checked.config, checked.sides, Group(), checked.demonstrations)
     assert round(found.taken.on_device / 2**30, 2) == pytest.approx(total, abs=0.05)
 
 
@@ -194,7 +195,8 @@ def test_a_dry_run_counts_codes_and_scales(tmp_path) -> None:
 
     def counted(*more: str, **keys: int):
         args = [*RUN, f"runner.output_dir={tmp_path}", "actor.model.precision=bf16", *more]
-        return counting.count(check(compose(args, "train", [str(ROOT / "tests" / "config")]), Group()), **keys)
+        checked = check(compose(args, "train", [str(ROOT / "tests" / "config")]), Group())
+        return counting.count(checked.config, checked.sides, Group(), checked.demonstrations, **keys)
 
     plain, few = counted(), {bits: counted(f"+actor.model.quantization_bit={bits}") for bits in (8, 4)}
     layers = quantized_layers(few[8].policy)

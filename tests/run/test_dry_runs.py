@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,17 +71,14 @@ def test_an_env_is_counted_or_says_what_it_needs(name, tmp_path, monkeypatch, ca
     assert ("memory of the process" if status == 0 else "fix: ") in said
 
 
-class Checked:
-    """Stands for a checked configuration whose policy cannot be counted without memory."""
-
-
 @pytest.mark.parametrize("error", [AssertionError("False, True"), RuntimeError("a\nb"), TypeError()])
 def test_code_that_cannot_be_run_without_memory_is_an_explained_error(monkeypatch, error):
-    def fails(checked, live, mode):
+    def fails(config, sides, processes, demonstrations, live, mode):
         live.exceeded = True
         raise error
 
     monkeypatch.setattr(counting, "_count", fails)
+    anything: Any = None
     with pytest.raises(DeviceMemoryError, match=type(error).__name__) as caught:
-        counting.count(Checked())  # type: ignore[arg-type]
+        counting.count(anything, anything, anything, anything)
     assert "leave out runner.dry_run=true" in caught.value.remedy

@@ -7,21 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from embodied.run.given import Sides
 from embodied.run.summary import places
 
 
-def checked(folder: Path) -> SimpleNamespace:
-    sides = {
-        name: SimpleNamespace(
+def sides(folder: Path) -> Sides:
+    made = (
+        SimpleNamespace(
             name=name,
             config=SimpleNamespace(
                 video_cfg=SimpleNamespace(records=True, video_base_dir=str(folder / "videos" / name))
             ),
         )
         for name in ("train", "eval")
-    }
-    logger = SimpleNamespace(logger_backends=["jsonl"])
-    return SimpleNamespace(config=SimpleNamespace(runner=SimpleNamespace(logger=logger)), **sides)
+    )
+    return Sides(*made)  # type: ignore[arg-type]
 
 
 PLACES = {
@@ -35,7 +35,7 @@ def test_a_run_that_wrote_nothing_has_its_folder_alone(tmp_path):
     for name in ("eval", "tensorboard", "generations", "videos/eval"):
         (tmp_path / name).mkdir(parents=True)
     gone = tmp_path / "checkpoints" / "000001"
-    assert places(checked(tmp_path), tmp_path, [gone]) == [["run folder", str(tmp_path)]]
+    assert places(["jsonl"], sides(tmp_path), tmp_path, [gone]) == [["run folder", str(tmp_path)]]
 
 
 @pytest.mark.parametrize("title", PLACES)
@@ -43,5 +43,5 @@ def test_what_is_there_is_named(tmp_path, title):
     file = tmp_path / PLACES[title]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("x", encoding="utf-8")
-    rows = places(checked(tmp_path), tmp_path)
+    rows = places(["jsonl"], sides(tmp_path), tmp_path)
     assert [row[0] for row in rows] == ["run folder", title]

@@ -11,10 +11,13 @@ import pytest
 
 from embodied.parallel.group import Group
 from embodied.random import Stream
-from embodied.run.collector import Collector, in_order
-from embodied.run.evaluate import job_of, planned
-from embodied.run.preflight import Checked, check
+from embodied.run.collector import Collector
+from embodied.run.evaluator import job_of, planned
+from embodied.run.given import Checked, EnvSide
+from embodied.run.preflight import check
+from embodied.run.results import in_order
 from embodied.runtime.plan import EVAL_SEEDS
+from embodied.schema import Config
 from embodied.schema.compose import compose
 from embodied.types import Episode, EpisodeResult, Start
 
@@ -37,7 +40,11 @@ def collector(one: Checked, episodes: int = 8) -> Collector:
     sizes = SimpleNamespace(episodes=episodes, groups=episodes // one.config.algorithm.group_size)
     simulators: Any = SimpleNamespace(processes=one.processes)
     reporter: Any = None
-    return Collector(one, simulators, sizes, reporter)  # type: ignore[arg-type]
+    return Collector(one.config, one.train, simulators, sizes, reporter)  # type: ignore[arg-type]
+
+
+def evaluated(one: Checked) -> tuple[Config, EnvSide]:
+    return one.config, one.eval
 
 
 def starts(plan: list[Episode]) -> list[tuple[int, int]]:
@@ -131,29 +138,30 @@ def test_the_job_of_an_evaluation_has_its_own_keys(checked):
         "algorithm.val_sampling_params.temperature=0.75", "env.train.max_episode_steps=13",
         "env.eval.max_episode_steps=11", "env.max_worker_restarts=0", "env.eval.ignore_terminations=true",
     )  # fmt: skip
-    job = job_of(one, 3, 2)
+    job = job_of(one.config, one.eval, 3, 2)
     assert (job.sampling.temperature, job.sampling.do_sample) == (0.75, True)
     assert (job.stream, job.version, job.num_slots) == (Stream.EVAL_NOISE, 3, 2)
     assert (job.max_steps, job.keep_records, job.ignore_terminations) == (11, False, True)
     assert (job.value_truncated, job.value_terminated) == (False, False)
     assert job.gives_up_after == 1, "an episode is tried once, also where no worker is replaced"
-    assert job_of(checked("env.max_worker_restarts=4"), 0, 1).gives_up_after == 4
+    more = checked("env.max_worker_restarts=4")
+    assert job_of(more.config, more.eval, 0, 1).gives_up_after == 4
 
 
 def test_the_plan_of_an_evaluation_has_its_own_keys(checked):
-    plan = planned(checked("env.eval.episodes_per_task=3", "env.eval.seed=50", "env.train.seed=7"))
+    plan = planned(*evaluated(checked("env.eval.episodes_per_task=3", "env.eval.seed=50", "env.train.seed=7")))
     assert starts(plan) == [(task, state) for task in range(2) for state in range(3)]
     assert [one.start.seed - EVAL_SEEDS for one in plan] == [50, 51, 52] * 2
-    several = planned(checked(
+    several = planned(*evaluated(checked(
         "env.eval.episodes_per_task=2", "algorithm.val_group_size=2", "algorithm.val_sampling_params.do_sample=true"
-    ))  # fmt: skip
+    )))  # fmt: skip
     assert starts(several) == [(task, state) for task in range(2) for state in (0, 0, 1, 1)]
-    held = planned(checked("env.eval.episodes_per_task=4", "protocol.held_out_states=2"))
+    held = planned(*evaluated(checked("env.eval.episodes_per_task=4", "protocol.held_out_states=2")))
     assert {state for _, state in starts(held)} == {2, 3}
     drawn = [
-        starts(planned(checked(
+        starts(planned(*evaluated(checked(
             "env.eval.episodes_per_task=8", "env.eval.use_fixed_reset_state_ids=false", f"runner.seed={seed}"
-        )))
+        ))))
         for seed in (0, 1)
     ]  # fmt: skip
     assert drawn[0] != drawn[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,9 @@ import pytest
 from embodied.parallel.group import Group
 from embodied.run import protocol
 from embodied.run.conditions import Conditions, conditions
-from embodied.run.evaluate import Evaluator
-from embodied.run.preflight import Checked, check
+from embodied.run.evaluator import Evaluator
+from embodied.run.given import Checked
+from embodied.run.preflight import check
 from embodied.run.protocol import Protocol
 from embodied.schema.compose import compose
 from embodied.testing import FakePolicy
@@ -34,11 +34,11 @@ def checked(tmp_path: Path) -> Checked:
 
 @pytest.fixture
 def under(checked: Checked, tmp_path: Path) -> Conditions:
-    return conditions(checked, FakePolicy().spec, tmp_path, 0)
+    return conditions(checked.config, checked.eval, FakePolicy().spec, tmp_path, 0)
 
 
 def made(checked: Checked, under: Conditions, facts: list[WorkerFacts] = FACTS) -> str:
-    return protocol.protocol(checked, under, facts, FakePolicy()).hash
+    return protocol.protocol(checked.composed, checked.eval, under, facts, FakePolicy()).hash
 
 
 def with_env(checked: Checked, **arguments: Any) -> Checked:
@@ -75,7 +75,9 @@ def test_the_tasks_are_part_of_it(checked, under):
     spec = checked.eval.spec
     other = replace(checked, eval=replace(checked.eval, spec=replace(spec, tasks=(*spec.tasks[:-1], "another one"))))
     assert made(other, under) != made(checked, under)
-    assert protocol.protocol(checked, under, FACTS, FakePolicy()).keys["tasks"] == list(spec.tasks)
+    assert protocol.protocol(checked.composed, checked.eval, under, FACTS, FakePolicy()).keys["tasks"] == list(
+        spec.tasks
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,10 @@ def test_workers_that_stay_are_used_again_and_end_with_the_evaluator(checked, tm
 
     simulators: Any = SimpleNamespace(processes=checked.processes, open=opened)
     reporter: Any = SimpleNamespace()
-    make: Callable[[bool], Evaluator] = lambda keeps: Evaluator(checked, simulators, tmp_path, reporter, keeps)  # noqa: E731
+
+    def make(keeps: bool) -> Evaluator:
+        return Evaluator(checked.composed, checked.eval, simulators, tmp_path, reporter, keeps)
+
     kept = make(True)
     with ExitStack() as one:
         first = kept._fitting(None, one)
@@ -113,7 +118,8 @@ def test_answers_of_a_file_have_their_own_numbers_in_the_conditions(checked, und
     simulators: Any = SimpleNamespace(processes=checked.processes, model=SimpleNamespace(policy=FakePolicy()))
     answers: Any = SimpleNamespace(counts=SimpleNamespace(problems=7, most=3))
     reporter: Any = SimpleNamespace()
-    found = Evaluator(checked, simulators, tmp_path, reporter, answers=answers)._conditions(0)
+    composed, side = checked.composed, checked.eval
+    found = Evaluator(composed, side, simulators, tmp_path, reporter, answers=answers)._conditions(0)
     assert found == replace(under, episodes_per_task=4, group_size=3, sampling={})
-    without = Evaluator(checked, simulators, tmp_path, reporter)._conditions(0)
+    without = Evaluator(composed, side, simulators, tmp_path, reporter)._conditions(0)
     assert without == under

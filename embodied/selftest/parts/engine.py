@@ -54,7 +54,7 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
     asked, spec = question(one, ROWS), one.policy.spec
     wanted = learning.decide(one, asked)
     model = Model(one.policy, one.device, Replicas(one.policy, Group()))
-    with open_engine(one.checked, model, place.folder, NullConsole()) as opened:
+    with open_engine(one.config, Group(), model, place.folder, NullConsole()) as opened:
         assert opened is not None
         began = time.monotonic()
         opened.begin(one.drawn)
@@ -65,7 +65,7 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
     records = {**asked.obs, **found}
     own, used = learning.evaluate(one, records).logprobs, learning.counted(spec, records)
     gap = float((own - found["logprobs"]).abs()[used].mean())
-    yield at_most("log-probs from those of evaluate, mean", gap, max_gap(one.checked.config, one.policy), "nats")
+    yield at_most("log-probs from those of evaluate, mean", gap, max_gap(one.config, one.policy), "nats")
 
 
 def written(opened: Engine, one: Made, asked: Question) -> dict[str, Tensor]:

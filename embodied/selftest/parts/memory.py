@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import torch
 
 from embodied.learn.live_bytes import LiveBytes
+from embodied.parallel.group import Group
+from embodied.run.demonstrations import Demonstrated
 from embodied.run.memory import plan
 from embodied.selftest import learning
 from embodied.selftest.large import LARGE, built, lacks_room
 from embodied.selftest.measured import Measured, at_most, figure, skipped
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, WIDE, Made, checked_for, made, question
+from embodied.selftest.policies import OFT, WIDE, Made, configured, made, question
 
 PASS = ("actor.global_batch_size=2", "actor.micro_batch_size=2", "rollout.policy_batch=2", "runner.max_epochs=2")
 LARGE_PASS = ("actor.global_batch_size=1", "actor.micro_batch_size=1", "rollout.policy_batch=1", "runner.max_epochs=2")
@@ -38,7 +40,8 @@ def memory(place: Place) -> Iterator[Measured]:
 
 def counted(place: Place, keys: tuple[str, ...]) -> int:
     """Returns the bytes of tensors on the device that a dry run counts."""
-    return sum(size for name, size in plan(checked_for(place.device, *keys)).taken.device.items() if name != "CUDA")
+    taken = plan(*configured(place.device, *keys), Group(), Demonstrated((), ())).taken
+    return sum(size for name, size in taken.device.items() if name != "CUDA")
 
 
 def _measured(name: str, one: Made, count: int) -> Iterator[Measured]:
@@ -65,7 +68,7 @@ def _live(name: str, place: Place, keys: tuple[str, ...], count: int) -> Iterato
 
 
 def _passes(one: Made) -> None:
-    rows = one.checked.config.actor.micro_batch_size
+    rows = one.config.actor.micro_batch_size
     asked, engine = question(one, rows), learning.engine_of(one)
     records = {**asked.obs, **learning.decide(one, asked)}
     for _ in range(2):  # the first makes the optimizer's state

@@ -1,0 +1,100 @@
+"""Opens what every recipe works with: the run's folder, the server that forks env workers, the policy.
+
+reporter ─▶ folder ─▶ fork server ─▶ (a dry run: what memory it would take) ─▶ policy, the processes connected
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from embodied import schema
+from embodied.observe.console import Console
+from embodied.parallel.group import Group
+from embodied.parallel.sharding import Replicas
+from embodied.protocols import Policy
+from embodied.run.build import Model, open_folder, open_model
+from embodied.run.engine import open_engine
+from embodied.run.folder import RunFolder
+from embodied.run.given import Checked, Sides
+from embodied.run.memory import Plan, plan_dry_run
+from embodied.run.reporter import Reporter
+from embodied.run.reports import Reports
+from embodied.run.shares import folder_of_rank
+from embodied.run.simulators import Simulators, open_fork_server
+from embodied.runtime.engine.engine import Engine
+from embodied.runtime.fork_server import ForkServer
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is open while a recipe runs."""
+
+    reporter: Reporter
+    folder: RunFolder
+    server: ForkServer | None  # forks env workers; None = each is started by itself
+    memory: Plan | None  # what a dry run would take; None: it is none, or it counts nothing
+    model: Model
+    engine: Callable[[], AbstractContextManager[Engine | None]]  # opens the inference engine, if there is to be one
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.folder.path
+
+    def simulators(self, config: schema.Config, sides: Sides, engine: Engine | None = None) -> Simulators:
+        """Returns what starts env workers for a policy that acts as it is."""
+        hosts = self.reporter.processes.of("rollout")
+        return Simulators(config, sides, hosts, self.model, self.path, self.reporter, self.server, engine)
+
+
+@contextmanager
+def open_session(
+    checked: Checked, console: Console, counts: bool = True, folder: Path | None = None,
+    stand_in: Callable[[], object] | None = None,
+) -> Iterator[Session]:  # fmt: skip
+    """Opens it until the block ends.
+
+    Args:
+        counts: a dry run counts memory.
+        folder: of what is no run; None = the run's is opened.
+        stand_in: makes what answers in the place of a policy; None = the policy is built.
+
+    Raises:
+        RunFolderError: the run's folder cannot be written, is in use, or holds a run of another configuration.
+        RankError: a process did not come.
+        RanksDifferError: the processes hold different weights.
+    """
+    config, sides, processes = checked.config, checked.sides, checked.processes
+    logger = config.runner.logger
+    reports = Reports(Path(logger.log_path), logger.report and processes.is_main, console)
+    reporter = Reporter(console, processes, config.runner, reports)
+    with ExitStack() as opened:
+        place = opened.enter_context(
+            open_folder(checked.composed, processes) if folder is None else closing(RunFolder(folder, None))
+        )
+        answers = None if stand_in is None else stand_in()
+        server = opened.enter_context(open_fork_server(config, sides, processes, place.path, console))
+        memory = plan_dry_run(config, sides, processes, checked.demonstrations, console) if counts else None
+        model = opened.enter_context(
+            open_model(config, processes, sides, console, memory.policy if memory else None)
+            if answers is None
+            else _in_place_of_a_policy(answers, processes, config.cluster.timeout_s)
+        )
+        rank = place.path if folder is not None else folder_of_rank(place.path, processes.of("rollout"))
+        yield Session(
+            reporter, place, server, memory, model, partial(open_engine, config, processes, model, rank, console)
+        )
+
+
+@contextmanager
+def _in_place_of_a_policy(answers: object, processes: Group, timeout_s: float) -> Iterator[Model]:
+    policy = cast(Policy, answers)  # its port answers, so it is asked for no more than it has
+    with processes.connected(False, timeout_s):
+        yield Model(policy, torch.device("cpu"), Replicas(policy, processes.of("train")))
