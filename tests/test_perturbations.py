@@ -10,6 +10,7 @@ from embodied.errors import ConfigError, EmbodiedError, UnknownKeyError, Unknown
 from embodied.perturbations import Perturbation
 from embodied.run import perturbations
 from embodied.run.sides import make_side
+from embodied.schema import perturb
 from embodied.schema.compose import compose
 
 HERE = str(Path(__file__).parent / "config")
@@ -28,7 +29,7 @@ def composed(*overrides: str, entry: str = "eval"):
 def conditions(*overrides: str, entry: str = "eval"):
     side = "train" if entry == "train" else "eval"
     config = composed("+perturb=robot", *overrides, entry=entry)
-    return perturbations.conditions(getattr(config.env, side).perturb, f"env.{side}.perturb")
+    return perturb.conditions(getattr(config.env, side).perturb, f"env.{side}.perturb")
 
 
 def refused(*overrides: str, entry: str = "eval") -> EmbodiedError:
@@ -48,7 +49,7 @@ def test_nothing_is_perturbed_unless_asked_for():
     for entry in ("train", "eval", "sft", "demos"):
         env = composed(entry=entry).env
         assert env.train.perturb is env.eval.perturb is None
-    assert perturbations.conditions(None, "env.eval.perturb") == []
+    assert perturb.conditions(None, "env.eval.perturb") == []
 
 
 def test_robot_has_every_perturbation_at_three_strengths():
@@ -93,7 +94,7 @@ def test_some_of_them_can_be_chosen_and_numbers_changed():
 def test_a_condition_of_one_s_own():
     own = "+env.eval.perturb.conditions.dusk.late={brightness:0.6,noise:0.1}"
     config = composed(own)
-    (found,) = perturbations.conditions(config.env.eval.perturb, "env.eval.perturb")
+    (found,) = perturb.conditions(config.env.eval.perturb, "env.eval.perturb")
     assert (found.name, found.by) == ("dusk/late", Perturbation(brightness=0.6, noise=0.1))
 
 

@@ -6,7 +6,7 @@ import benchmark_file
 import imageio.v3 as iio
 import pytest
 
-from embodied.run import perturbations
+from embodied.schema import perturb
 from embodied.schema.compose import compose
 
 
@@ -45,7 +45,7 @@ def test_its_commands_compose_and_differ_in_the_perturbation_alone(robustness, t
     views = plain["env"]["train"]["init_params"]["camera_views"]["base_camera"]
     assert views["eye"] == [0.55, 0.0, 0.45], "the camera of the demonstrations"
     evaluation = compose(steps.commands["plain-perturbed"][1], "eval").config.env.eval
-    assert len(perturbations.conditions(evaluation.perturb, "env.eval.perturb")) == 12
+    assert len(perturb.conditions(evaluation.perturb, "env.eval.perturb")) == 12
     assert evaluation.seed == 10_000
 
 

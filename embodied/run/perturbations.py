@@ -1,58 +1,17 @@
-"""Which perturbations a configuration asks for, and which of them its env can have. Needs no torch."""
+"""Refuses perturbations that an env cannot have, or that nothing uses. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from embodied import schema
-from embodied.errors import ConfigError, unknown_name
-from embodied.perturbations import Condition, Perturbation
+from embodied.errors import ConfigError
+from embodied.perturbations import Perturbation
 from embodied.protocols import Batched, Env, MovesCameras
+from embodied.run.sides import EnvSide
 from embodied.types import ContinuousAction, EnvSpec, TextAction
-
-if TYPE_CHECKING:
-    from embodied.run.sides import EnvSide
-
-
-def conditions(config: schema.PerturbConfig | None, key: str) -> list[Condition]:
-    """Returns the conditions that are used, in the order of the file; none without a configuration.
-
-    Args:
-        key: of the section, for messages.
-
-    Raises:
-        UnknownNameError: ``kinds``, ``strengths`` or ``without`` names what ``conditions`` do not have.
-        ConfigError: nothing is left of them.
-    """
-    if config is None:
-        return []
-    strengths = dict.fromkeys(strength for table in config.conditions.values() for strength in table)
-    _check_names(config.kinds or (), config.conditions, "perturbation", f"{key}.kinds")
-    _check_names(config.without, config.conditions, "perturbation", f"{key}.without")
-    _check_names(config.strengths or (), strengths, "strength", f"{key}.strengths")
-    found = [
-        Condition(kind, strength, Perturbation(**amounts.model_dump(), gripper_dim=config.gripper_dim))
-        for kind, table in config.conditions.items()
-        for strength, amounts in table.items()
-        if kind in (config.kinds or config.conditions) and kind not in config.without
-        if strength in (config.strengths or strengths)
-    ]
-    if not found:
-        raise ConfigError(
-            f"{key} leaves no perturbation: {len(config.conditions)} are known, and kinds, strengths and without leave "
-            "out all of them",
-            f"leave out {key}, or add +perturb=robot to the command",
-        )
-    return found
-
-
-def _check_names(names: Iterable[str], known: Iterable[str], what: str, key: str) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown_name(what, name, known, key)
 
 
 def check(config: schema.Config, side: EnvSide) -> None:

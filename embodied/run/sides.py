@@ -11,7 +11,7 @@ from embodied import schema
 from embodied.errors import ConfigError
 from embodied.perturbations import Condition
 from embodied.protocols import Env
-from embodied.run import perturbations
+from embodied.schema.perturb import conditions
 from embodied.types import EnvSpec, TextAction
 
 
@@ -54,5 +54,4 @@ def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
     steps = side.max_episode_steps or spec.max_episode_steps
     if isinstance(spec.action, TextAction):
         steps = min(steps, spec.max_episode_steps)  # sizes for robots, e.g. of experiment=laptop, allow more
-    conditions = tuple(perturbations.conditions(side.perturb, f"env.{name}.perturb"))
-    return EnvSide(name, side, kwargs, env, spec, steps, conditions)
+    return EnvSide(name, side, kwargs, env, spec, steps, tuple(conditions(side.perturb, f"env.{name}.perturb")))

@@ -3,8 +3,12 @@ section (``+perturb=robot``)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import Field
 
+from embodied.errors import ConfigError, unknown_name
+from embodied.perturbations import Condition, Perturbation
 from embodied.schema.base import Section
 
 
@@ -54,3 +58,41 @@ class PerturbConfig(Section):
         -1,
         description="Which number of an action is the gripper's, -1 = the last, null = none. It gets no action_noise.",
     )
+
+
+def conditions(config: PerturbConfig | None, key: str) -> list[Condition]:
+    """Returns the conditions that are used, in the order of the file; none without a configuration.
+
+    Args:
+        key: of the section, for messages.
+
+    Raises:
+        UnknownNameError: ``kinds``, ``strengths`` or ``without`` names what ``conditions`` do not have.
+        ConfigError: nothing is left of them.
+    """
+    if config is None:
+        return []
+    strengths = dict.fromkeys(strength for table in config.conditions.values() for strength in table)
+    _check_names(config.kinds or (), config.conditions, "perturbation", f"{key}.kinds")
+    _check_names(config.without, config.conditions, "perturbation", f"{key}.without")
+    _check_names(config.strengths or (), strengths, "strength", f"{key}.strengths")
+    used = [
+        Condition(kind, strength, Perturbation(**amounts.model_dump(), gripper_dim=config.gripper_dim))
+        for kind, table in config.conditions.items()
+        for strength, amounts in table.items()
+        if kind in (config.kinds or config.conditions) and kind not in config.without
+        if strength in (config.strengths or strengths)
+    ]
+    if not used:
+        raise ConfigError(
+            f"{key} leaves no perturbation: {len(config.conditions)} are known, and kinds, strengths and without leave "
+            "out all of them",
+            f"leave out {key}, or add +perturb=robot to the command",
+        )
+    return used
+
+
+def _check_names(names: Iterable[str], known: Iterable[str], what: str, key: str) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown_name(what, name, known, key)
