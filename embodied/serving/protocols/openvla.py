@@ -17,19 +17,17 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from aiohttp import web
 
 from embodied.client import wire
 from embodied.errors import RequestError, WireError
+from embodied.serving.host import Host, Route
 from embodied.serving.keys import in_order
 from embodied.serving.requests import Question
 from embodied.serving.service import Session
-
-if TYPE_CHECKING:
-    from embodied.serving.server import Server
 
 NAME = "openvla"
 ONE_ACTION = "image"  # the key that OpenVLA's clients send and those of OpenVLA-OFT do not
@@ -37,22 +35,32 @@ STATUS = {"wire": 400, "request": 400, "busy": 429, "draining": 503, "policy": 5
 ARRAY, ENCODED = "__numpy__", "encoded"
 
 
-async def act(server: Server, request: web.Request, address: str) -> web.Response:
+async def act(host: Host, request: web.Request, address: str) -> web.Response:
     """Answer one request."""
+    if not host.ready:
+        return refusal(host.failed(RequestError("the server is not ready", "try again later", "draining")))
+    host.begins()
+    try:
+        return await _actions(host, request, address)
+    finally:
+        host.ends()
+
+
+async def _actions(host: Host, request: web.Request, address: str) -> web.Response:
     came = asyncio.get_running_loop().time()
     encoded = False
     try:
-        data = await _body(server, request, address)
-        message, encoded, question = await server.decoded(_read, server, data)
-        if server.draining.is_set():
+        data = await _body(host, request, address)
+        message, encoded, question = await host.decoded(_read, host, data)
+        if host.draining.is_set():
             raise RequestError("the server ends", "ask another server", "draining")
-        actions = (await server.service.answer(question, Session())).actions
-        server.answered(NAME, came)
+        actions = (await host.service.answer(question, Session())).actions
+        host.answered(NAME, came)
         if ONE_ACTION in message and actions.ndim == 2:
             return _response(_array(actions[0]), encoded)
         return _response([_array(row) for row in actions], encoded)
     except (RequestError, WireError) as error:
-        return refusal(server.failed(error))
+        return refusal(host.failed(error))
 
 
 def refusal(error: Mapping[str, str]) -> web.Response:
@@ -62,26 +70,26 @@ def refusal(error: Mapping[str, str]) -> web.Response:
     return web.json_response({wire.ERROR: dict(error)}, status=status, headers=headers)
 
 
-async def _body(server: Server, request: web.Request, address: str) -> bytes:
-    if server.rate.refuse(address) > 0:
-        server.metrics.slowed.inc()
-        raise RequestError("this address sends too many requests", f"at most {server.limits.rate:g} a second", "busy")
+async def _body(host: Host, request: web.Request, address: str) -> bytes:
+    if host.rate.refuse(address) > 0:
+        host.metrics.slowed.inc()
+        raise RequestError("this address sends too many requests", f"at most {host.limits.rate:g} a second", "busy")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise WireError("a compressed body", "send the JSON as it is")
     try:
-        async with asyncio.timeout(server.limits.body_s):
+        async with asyncio.timeout(host.limits.body_s):
             data = await request.read()
     except TimeoutError:
-        raise WireError(f"the body did not come within {server.limits.body_s:g} s", "send it at once") from None
+        raise WireError(f"the body did not come within {host.limits.body_s:g} s", "send it at once") from None
     except web.HTTPRequestEntityTooLarge:
-        raise WireError(f"a body of more than {server.limits.max_bytes} bytes", "send smaller pictures") from None
-    server.metrics.received_bytes.inc(len(data))
+        raise WireError(f"a body of more than {host.limits.max_bytes} bytes", "send smaller pictures") from None
+    host.metrics.received_bytes.inc(len(data))
     return data
 
 
-def _read(server: Server, data: bytes) -> tuple[Mapping[str, Any], bool, Question]:
+def _read(host: Host, data: bytes) -> tuple[Mapping[str, Any], bool, Question]:
     """The message, whether it was encoded twice, and what it asks. Runs in a thread."""
-    limits = server.wire_limits
+    limits = host.wire_limits
     message = _object(data, limits)
     encoded = message.keys() == {ENCODED}
     if encoded:
@@ -89,8 +97,8 @@ def _read(server: Server, data: bytes) -> tuple[Mapping[str, Any], bool, Questio
             raise WireError(f"'{ENCODED}' is a {type(message[ENCODED]).__name__}, expected a JSON text", "send a text")
         message = _object(message[ENCODED].encode(errors="replace"), limits)
     message = {key: _plain(value, limits) for key, value in message.items()}
-    wrists = in_order(server.reader.env, server.reader.keys, [*message])
-    return message, encoded, server.reader.read({wrists.get(key, key): value for key, value in message.items()})
+    wrists = in_order(host.reader.env, host.reader.keys, [*message])
+    return message, encoded, host.reader.read({wrists.get(key, key): value for key, value in message.items()})
 
 
 def _object(data: bytes, limits: wire.Limits) -> dict[str, Any]:
@@ -130,3 +138,6 @@ def _array(values: np.ndarray) -> dict[str, Any]:
 def _response(value: Any, encoded: bool) -> web.Response:
     text = json.dumps(value)
     return web.json_response(text=json.dumps(text) if encoded else text)
+
+
+ROUTE = Route("POST /act", ("POST",), "/act", act)

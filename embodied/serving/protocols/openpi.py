@@ -4,7 +4,7 @@ Unlike openpi's server this one answers a request that it cannot read and goes o
 clients that send keys of ours (:mod:`embodied.client.wire`). openpi's client raises the text of such a frame and can go
 on as well. Tracebacks stay in the server's log.
 
-    frame ─▶ Frames.read ─▶ Server.ask ─▶ inference thread ─▶ event loop: answer
+    frame ─▶ Frames.read ─▶ Service.submit ─▶ inference thread ─▶ event loop: answer
              (event loop or decoder threads)
 
 The next frame of a client is read while its last one is answered, so that pings are answered and one frame waits at
@@ -17,17 +17,15 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from embodied.client import wire
 from embodied.errors import EmbodiedError, WireError
+from embodied.serving.host import Host, Route
 from embodied.serving.requests import Question
 from embodied.serving.service import Answer, Outcome, Session, Ticket
-
-if TYPE_CHECKING:
-    from embodied.serving.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +35,18 @@ SMALL = 1 << 14  # an answer of so many bytes or characters waits for no client 
 GOODBYE = b"the server ends"
 
 
-async def converse(server: Server, request: web.Request, address: str) -> web.WebSocketResponse:
-    """Hold one connection until either side ends it."""
-    limits = server.limits
+async def converse(host: Host, request: web.Request, address: str) -> web.WebSocketResponse:
+    """Hold one connection until either side ends it.
+
+    Raises:
+        HTTPNotFound: the request is no websocket's.
+        HTTPServiceUnavailable: the server is not ready.
+    """
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        raise web.HTTPNotFound(text=host.directory)
+    if not host.ready:
+        raise web.HTTPServiceUnavailable(text="not ready\n", headers={"Retry-After": "1"})
+    limits = host.limits
     socket = web.WebSocketResponse(
         max_msg_size=limits.max_bytes, heartbeat=limits.ping_s, compress=False, timeout=CLOSE_S
     )
@@ -48,17 +55,15 @@ async def converse(server: Server, request: web.Request, address: str) -> web.We
     except ConnectionError:  # the client has gone meanwhile
         return socket
     if request.transport is not None:
-        await Conversation(server, socket, request.transport, address).run()
+        await Conversation(host, socket, request.transport, address).run()
     return socket
 
 
 class Conversation:
     """One connection. Its life: metadata, then a frame and its answer in turn, until either side ends it."""
 
-    def __init__(
-        self, server: Server, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str
-    ) -> None:
-        self.server, self.session, self.loop = server, Session(), asyncio.get_running_loop()
+    def __init__(self, host: Host, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str) -> None:
+        self.host, self.session, self.loop = host, Session(), asyncio.get_running_loop()
         self._socket, self._transport, self._address = socket, transport, address
         self._ours = False  # whether the client has sent keys of ours, and so reads errors in maps
         self._before: float | None = None  # seconds that its last request took, as openpi's server tells
@@ -68,11 +73,11 @@ class Conversation:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        draining = self.server.draining
-        self._idle = self.loop.call_later(self.server.limits.idle_s, self._look_at_clock)
-        self.server.conversations.add(self)
+        draining = self.host.draining
+        self._idle = self.loop.call_later(self.host.limits.idle_s, self._look_at_clock)
+        self.host.conversations.add(self)
         try:
-            await self._send_within(self._socket.send_bytes(self.server.metadata))
+            await self._send_within(self._socket.send_bytes(self.host.metadata))
             while not draining.is_set():
                 if (message := await self._socket.receive()).type not in (WSMsgType.BINARY, WSMsgType.TEXT):
                     return
@@ -85,7 +90,7 @@ class Conversation:
         except (ConnectionError, TimeoutError):  # the client has gone, or does not take its answers
             self._transport.abort()
         finally:
-            self.server.conversations.discard(self)
+            self.host.conversations.discard(self)
             self._idle.cancel()
             if self._asked is not None:
                 self._asked.give_up()
@@ -98,7 +103,7 @@ class Conversation:
 
     def _look_at_clock(self) -> None:
         """Close the connection if it was idle for too long, else look again later."""
-        left = self._last + self.server.limits.idle_s - self.loop.time()
+        left = self._last + self.host.limits.idle_s - self.loop.time()
         if self._asked is None and left <= 0:
             self._close(WSCloseCode.POLICY_VIOLATION, b"idle for too long")
         else:
@@ -116,11 +121,11 @@ class Conversation:
     # -- a request ---------------------------------------------------------------------------------------------------
 
     def _begin(self, message: WSMessage) -> None:
-        server = self.server
-        server.begins()
+        host = self.host
+        host.begins()
         asked = self._asked = _Request(self)
-        if (wait := server.rate.wait(self._address)) > 0:
-            server.metrics.slowed.inc()
+        if (wait := host.rate.wait(self._address)) > 0:
+            host.metrics.slowed.inc()
             asked.later = self.loop.call_later(wait, asked.read, message)
         else:
             asked.read(message)
@@ -129,10 +134,10 @@ class Conversation:
         """Answer the request that is under way. Called on the event loop."""
         try:
             if isinstance(outcome, Answer):
-                self.server.answered(NAME, asked.came)
+                self.host.answered(NAME, asked.came)
                 self._send(self._packed(outcome, asked.request_id))
             else:
-                self._send(self._refusal(self.server.failed(outcome), asked.request_id))
+                self._send(self._refusal(self.host.failed(outcome), asked.request_id))
         except ConnectionError:
             self._transport.abort()
         except Exception:
@@ -150,12 +155,12 @@ class Conversation:
         now = self.loop.time()
         self._before = now - self._asked.came
         self._asked, self._last = None, now
-        self.server.ends()
+        self.host.ends()
         if self._answered is not None:
             if not self._answered.done():
                 self._answered.set_result(None)
             self._answered = None
-        elif self.server.draining.is_set():
+        elif self.host.draining.is_set():
             self._close(WSCloseCode.GOING_AWAY, GOODBYE)
 
     def _packed(self, answer: Answer, request_id: int | str | None) -> bytes:
@@ -199,7 +204,7 @@ class Conversation:
 
     async def _send_within(self, sending: Coroutine[Any, Any, None]) -> None:
         """Raises TimeoutError if the client does not take it."""
-        async with asyncio.timeout(self.server.limits.send_s):
+        async with asyncio.timeout(self.host.limits.send_s):
             await sending
 
 
@@ -220,12 +225,12 @@ class _Request(Ticket):
 
     def read(self, message: WSMessage) -> None:
         self.later = None
-        server = self._conversation.server
+        host = self._conversation.host
         if message.type is WSMsgType.TEXT:
             self.deliver(WireError("a text frame", "send binary frames (embodied.client.wire.pack)"))
             return
-        server.metrics.note(server.metrics.received_bytes.inc, len(message.data))
-        server.frames.read(message.data, self)
+        host.metrics.note(host.metrics.received_bytes.inc, len(message.data))
+        host.frames.read(message.data, self)
 
     def heard(self, request_id: int | str | None, ours: bool) -> None:
         self.request_id = request_id
@@ -237,7 +242,7 @@ class _Request(Ticket):
         try:
             if isinstance(found, EmbodiedError):
                 raise found
-            conversation.server.service.submit(found, conversation.session, self)
+            conversation.host.service.submit(found, conversation.session, self)
         except EmbodiedError as error:
             with suppress(RuntimeError):  # the loop is closed
                 conversation.loop.call_soon_threadsafe(self.deliver, error)
@@ -246,3 +251,6 @@ class _Request(Ticket):
         if not self.gone:
             self.gone = True  # one answer for each request: a second one would be taken for that to the next
             self._conversation.answer(self, outcome)
+
+
+ROUTE = Route("a websocket", ("GET", "HEAD"), "/{path:.*}", converse)
