@@ -152,7 +152,7 @@ def plain_logits(policy: OpenVLAOFTPolicy, obs: dict[str, Tensor]) -> Tensor:
     """Action logits [B, T, 256], cut out of those of all positions and all words."""
     model, language, batch = policy.model, policy.model.language_model, len(obs["images"])
     prompt, present = _padded_prompt(policy, batch)
-    with policy._number_format():
+    with policy.parts.number_format():
         context = model._context(Inputs(policy.pixels(obs["images"]), prompt))
         prefix = model._prefix(prompt, context)
         embeddings = torch.cat([prefix, *model._tail(prompt, prefix, None)], dim=1)

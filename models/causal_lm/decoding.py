@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,12 +30,10 @@ from ..shared import sampling as drawing
 from ..shared.replay import Replayed
 from .distribution import Rows, next_token
 from .lanes import LEAST, Cache, OneToken, Prefill, blocks
+from .parts import Parts
 from .prompts import ROWS, Holders, Prompt, alike, shown_to
 from .tokenizer import check_stop
 from .vision import Placed
-
-if TYPE_CHECKING:
-    from .policy import CausalLMPolicy
 
 # The lanes that are computed are a multiple of it. With fewer than four rows MKL adds up a product in another order,
 # and a tensor that does not fill a processor's vectors ends in numbers whose exp and tanh round otherwise.
@@ -50,11 +47,11 @@ class LaneDecoding:
         enforce_eager: False: steps are replayed as CUDA graphs where there is a GPU.
     """
 
-    def __init__(self, policy: CausalLMPolicy, lanes: int, enforce_eager: bool = True) -> None:
+    def __init__(self, parts: Parts, lanes: int, enforce_eager: bool = True) -> None:
         self.prefilled = 0  # tokens of prompts that were computed, without what filled up rows
-        self._policy, self._lanes = policy, -(-lanes // LANES) * LANES
-        self._replays = not enforce_eager and policy.device.type == "cuda"
-        self._trunk, self._tokenizer, self._n = policy.trunk, policy.tokenizer, policy.settings.max_new_tokens
+        self._parts, self._lanes = parts, -(-lanes // LANES) * LANES
+        self._replays = not enforce_eager and parts.device.type == "cuda"
+        self._trunk, self._tokenizer, self._n = parts.trunk, parts.tokenizer, parts.settings.max_new_tokens
         self.begin(Sampling())
 
     def begin(self, sampling: Sampling) -> None:
@@ -67,10 +64,10 @@ class LaneDecoding:
         self._busy, self._fresh = set[int](), set[int]()  # fresh: its first token comes from the prefill
         with torch.inference_mode():
             self._allocate()
-        self._graphs = Replayed(self._advance, self._state, self._policy.device) if self._replays else None
+        self._graphs = Replayed(self._advance, self._state, self._parts.device) if self._replays else None
 
     def _allocate(self) -> None:
-        lanes, device, settings = self._lanes, self._policy.device, self._policy.settings
+        lanes, device, settings = self._lanes, self._parts.device, self._parts.settings
         width, vocabulary = self._trunk.config.hidden_size, self._trunk.vocabulary
         self._cache = Cache(lanes)
         self._ends = torch.tensor(self._tokenizer.ends, device=device)
@@ -84,7 +81,7 @@ class LaneDecoding:
         self._noise = torch.zeros(lanes, self._n, device=device)
         self._tokens = torch.zeros(lanes, self._n, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(lanes, self._n, device=device)
-        by_token = self._policy.value_head is not None and settings.value_type == "token_level"
+        by_token = self._parts.value_head is not None and settings.value_type == "token_level"
         self._values = torch.zeros(lanes, self._n, device=device) if by_token else None
         penalised = self._sampling.repetition_penalty != 1.0
         self._seen = torch.zeros(lanes, vocabulary, dtype=torch.bool, device=device) if penalised else None
@@ -99,7 +96,7 @@ class LaneDecoding:
     @torch.inference_mode()
     def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
         """See :meth:`embodied.protocols.Decoding.admit`."""
-        read, shown = shown_to(self._policy.vision, obs)
+        read, shown = shown_to(self._parts.vision, obs)
         prompts = dict(zip(lanes, read, strict=True))
         held = self._holders.sources(prompts)
         self._copy(held, prompts)
@@ -157,9 +154,9 @@ class LaneDecoding:
         self, prompts: Sequence[Prompt], length: int, shown: Mapping[Prompt, np.ndarray]
     ) -> Placed | None:  # fmt: skip
         """The features of the pictures of some prompts, a row of ``length`` tokens each."""
-        assert self._policy.vision is not None
+        assert self._parts.vision is not None
         with_pictures = [(row * length, prompt) for row, prompt in enumerate(prompts) if prompt in shown]
-        return self._policy.vision.placed(
+        return self._parts.vision.placed(
             [np.asarray(prompt.ids) for _, prompt in with_pictures],
             [begin for begin, _ in with_pictures],
             [shown[prompt] for _, prompt in with_pictures],
@@ -168,12 +165,12 @@ class LaneDecoding:
     @torch.inference_mode()
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
         """See :meth:`embodied.protocols.Decoding.value`. The bits are those that a decision would record."""
-        assert self._policy.value_head is not None
-        (wanted, shown), found = shown_to(self._policy.vision, obs), dict[Prompt, Tensor]()
+        assert self._parts.value_head is not None
+        (wanted, shown), found = shown_to(self._parts.vision, obs), dict[Prompt, Tensor]()
         for prompts, length in alike(wanted):
             hidden, _ = self._computed(prompts, length, shown)
             last = self._there([row * length + len(prompt) - 1 for row, prompt in enumerate(prompts)])
-            found |= zip(prompts, self._policy.value_head(hidden[last].float())[:, 0], strict=True)
+            found |= zip(prompts, self._parts.value_head(hidden[last].float())[:, 0], strict=True)
         return torch.stack([found[prompt] for prompt in wanted])
 
     def _start(self, lanes: Sequence[int], prompts: Mapping[int, Prompt], noise: Tensor) -> None:
@@ -225,8 +222,8 @@ class LaneDecoding:
         token = token.clamp(max=logp.shape[1] - 1)  # of NaN, which weights that diverged give
         self._keep(self._tokens, at, token.unsqueeze(1))
         self._keep(self._logprobs, at, logp.gather(1, token.unsqueeze(1)))
-        if self._values is not None and self._policy.value_head is not None:
-            self._keep(self._values, at, self._policy.value_head(hidden))
+        if self._values is not None and self._parts.value_head is not None:
+            self._keep(self._values, at, self._parts.value_head(hidden))
         if self._seen is not None:
             self._seen[self._lane, token] |= self._active
         self._place += self._active & (self._count > 0)  # the first token goes right behind the prompt
@@ -274,13 +271,13 @@ class LaneDecoding:
         fields = {
             "tokens": tokens.int(),
             "length": torch.tensor(lengths, dtype=torch.int32, device=tokens.device),
-            "actions": self._there(written(said, len(rows), self._policy.max_bytes)),
+            "actions": self._there(written(said, len(rows), self._parts.now.max_bytes)),
             "logprobs": self._logprobs[where],
         }
         if self._values is not None:
             fields["value"] = self._values[where]
-        elif self._policy.value_head is not None:
-            fields["value"] = self._policy.value_head(self._hidden[where])
+        elif self._parts.value_head is not None:
+            fields["value"] = self._parts.value_head(self._hidden[where])
         return Decision(fields)
 
     @torch.inference_mode()
@@ -301,7 +298,7 @@ class LaneDecoding:
         self._holders, self._busy, self._fresh = Holders(self._lanes), set(), set()
 
     def _acting(self) -> AbstractContextManager[None]:
-        return self._policy.acting()
+        return self._parts.acting()
 
     def _there(self, values: Sequence[int] | np.ndarray) -> Tensor:
         return torch.as_tensor(values, device=self._lane.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from embodied import instructions
 from embodied.errors import ConfigError
-from embodied.protocols import Examples, Exported
+from embodied.protocols import Examples, Exported, Policy
 from embodied.types import Sampling
 
 from ..shared.adapter_folder import check_adapters
@@ -21,10 +21,8 @@ from ..shared.exporting import LOSES_MEAN, check_dtype, check_plain, precision_o
 from ..shared.lora import save_adapter
 from ..shared.precision import rounding_of
 from .network import FORMATS
+from .parts import Parts
 from .save import merged_weights, save_folder
-
-if TYPE_CHECKING:
-    from .policy import CausalLMPolicy
 
 KINDS = {
     "hf": "a Hugging Face folder: weights with adapters merged, tokenizer, generation_config.json",
@@ -60,50 +58,54 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r})
 
 
 def export(
-    policy: CausalLMPolicy, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Policy, parts: Parts, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
-    """See :meth:`embodied.protocols.Exports.export`."""
+    """See :meth:`embodied.protocols.Exports.export`.
+
+    Args:
+        parts: of the policy.
+    """
     assert kind in KINDS
     check_dtype(dtype)
     if kind == "adapter":
-        return _adapter(policy, folder, dtype, options)
+        return _adapter(parts, folder, dtype, options)
     check_plain(options, "hf")
-    known = [prompt for prompt in examples.prompts if policy.vision is None or instructions.PICTURE not in prompt]
+    known = [prompt for prompt in examples.prompts if parts.vision is None or instructions.PICTURE not in prompt]
     prompts = known[:MOST_PROMPTS] or PROMPTS
     asked = "bf16" if dtype == "auto" else dtype
-    found = None if asked == "fp32" else rounding(policy, FORMATS[asked], prompts)
+    found = None if asked == "fp32" else rounding(policy, parts, FORMATS[asked], prompts)
     chosen = "fp32" if dtype == "auto" and found is not None and found.mean > LOSES_MEAN else asked
-    save_folder(policy, folder, shard_bytes(options), FORMATS[chosen])
-    notes = [] if policy.settings.system_prompt is None else [f"system prompt: {policy.settings.system_prompt!r}"]
+    save_folder(parts, folder, shard_bytes(options), FORMATS[chosen])
+    notes = [] if parts.settings.system_prompt is None else [f"system prompt: {parts.settings.system_prompt!r}"]
     if found is not None:
         notes.append(str(found))
     if chosen != asked:
         notes.append(f"auto wrote fp32, as bf16 loses more than {LOSES_MEAN:g} nats on average")
     measured = {} if found is None else {asked: {"logprob_largest": found.largest, "logprob_mean": found.mean}}
-    keys = _keys(policy, chosen)
-    rounded = rounding_of(chosen, keys["precision"], policy.settings.precision)
-    usage = WHOLE if policy.vision is None else WHOLE_WITH_PICTURES
+    keys = _keys(parts, chosen)
+    rounded = rounding_of(chosen, keys["precision"], parts.settings.precision)
+    usage = WHOLE if parts.vision is None else WHOLE_WITH_PICTURES
     return Exported("transformers", usage, tuple(notes), chosen, keys, measured, rounded)
 
 
-def _keys(policy: CausalLMPolicy, dtype: str) -> dict[str, Any]:
+def _keys(parts: Parts, dtype: str) -> dict[str, Any]:
     """What builds the policy from a whole folder (``Exported.model``)."""
-    settings = policy.settings
+    settings = parts.settings
     keys = {name: getattr(settings, name) for name in CARRIED}
     merged = {"precision": precision_of(settings, dtype), "is_lora": False}
     return {"_target_": TARGET, "model_path": ".", **keys, **merged}
 
 
-def _adapter(policy: CausalLMPolicy, folder: Path, dtype: str, options: Mapping[str, Any]) -> Exported:
-    settings, network = policy.settings, policy.network
+def _adapter(parts: Parts, folder: Path, dtype: str, options: Mapping[str, Any]) -> Exported:
+    settings, network = parts.settings, parts.network
     base = check_adapters(settings, dtype, options)
-    whole = [name for name, p in policy.named_parameters() if p.requires_grad and ".lora_" not in name]
-    if whole := [name for name in whole if not name.startswith("value_head")]:
+    trained = (name for name, p in network.named_parameters() if p.requires_grad)
+    if whole := [f"network.{name}" for name in trained if ".lora_" not in name]:
         raise ConfigError(
             f"an adapter holds no layers that were trained in full, and these were: {', '.join(whole[:4])}",
             "write --format hf",
         )
-    if policy.vision is not None:
+    if parts.vision is not None:
         raise ConfigError(
             "the adapters are those of the language model inside a vision-language network, where peft's names of its "
             "layers are others",
@@ -115,7 +117,7 @@ def _adapter(policy: CausalLMPolicy, folder: Path, dtype: str, options: Mapping[
             "write --format hf",
         )
     save_adapter(network, folder, base)
-    policy.tokenizer.tokenizer.save_pretrained(folder)
+    parts.tokenizer.tokenizer.save_pretrained(folder)
     return Exported("peft", ADAPTER.format(base=base), (f"the network below it: {base}",))
 
 
@@ -137,13 +139,13 @@ class Rounding(NamedTuple):
 
 
 @torch.no_grad()
-def rounding(policy: CausalLMPolicy, dtype: torch.dtype, prompts: Sequence[str]) -> Rounding:
+def rounding(policy: Policy, parts: Parts, dtype: torch.dtype, prompts: Sequence[str]) -> Rounding:
     """Measures it on the policy's greedy answers, at most :data:`MOST_TOKENS` tokens each."""
-    told = {name: value.to(policy.device) for name, value in policy.encode_instructions(prompts).items()}
-    noise = torch.zeros(len(prompts), *policy.spec.noise.shape, device=policy.device)
-    greedy = Sampling(do_sample=False, max_new_tokens=min(MOST_TOKENS, policy.settings.max_new_tokens))
+    told = {name: value.to(parts.device) for name, value in policy.encode_instructions(prompts).items()}
+    noise = torch.zeros(len(prompts), *policy.spec.noise.shape, device=parts.device)
+    greedy = Sampling(do_sample=False, max_new_tokens=min(MOST_TOKENS, parts.settings.max_new_tokens))
     records = {**told, **policy.act(told, noise, greedy).fields}
-    network = _merged(policy)
+    network = _merged(parts)
     exact = torch.cat([*_logprobs(network, records)])
     for parameter in network.parameters():
         parameter.copy_(parameter.to(dtype))
@@ -151,12 +153,12 @@ def rounding(policy: CausalLMPolicy, dtype: torch.dtype, prompts: Sequence[str])
     return Rounding(dtype, change.max().item(), change.mean().item(), len(change), len(prompts))
 
 
-def _merged(policy: CausalLMPolicy) -> Any:
+def _merged(parts: Parts) -> Any:
     """The network in float32 with adapters merged, as transformers runs it."""
-    config = copy.deepcopy(policy.network.config)
+    config = copy.deepcopy(parts.network.config)
     network: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    network.load_state_dict(merged_weights(policy))
-    return network.to(policy.device).eval()
+    network.load_state_dict(merged_weights(parts))
+    return network.to(parts.device).eval()
 
 
 def _logprobs(network: Any, records: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embodied.protocols import Examples, Exported
+from embodied.protocols import Examples, Exported, Policy
 
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
+from .parts import Parts
 
 FOLDERS = {
     "hf": "a Hugging Face folder in OpenVLA-OFT's own layout: weights with adapters merged, tokenizer, statistics",
@@ -25,14 +24,18 @@ KINDS = {**FOLDERS, **PROGRAMS}
 
 
 def export(
-    policy: OpenVLAOFTPolicy, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Policy, parts: Parts, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
-    """See :meth:`embodied.protocols.Exports.export`."""
+    """See :meth:`embodied.protocols.Exports.export`.
+
+    Args:
+        parts: of the policy.
+    """
     assert kind in KINDS
     if kind in FOLDERS:
         from .export_folder import export_folder
 
-        return export_folder(policy, kind, folder, dtype, examples, options)
+        return export_folder(policy, parts, kind, folder, dtype, examples, options)
     from .export_program import export_program
 
-    return export_program(policy, kind, folder, dtype, examples, options)
+    return export_program(policy, parts, kind, folder, dtype, examples, options)

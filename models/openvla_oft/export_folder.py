@@ -12,13 +12,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor
 
 from embodied.errors import ConfigError
-from embodied.protocols import Examples, Exported
+from embodied.protocols import Examples, Exported, Policy
 from embodied.targets import load_target
 
 from ..shared.adapter_folder import check_adapters
@@ -29,10 +29,8 @@ from ..shared.lora import save_adapter
 from ..shared.precision import rounding_of
 from .checkpoint import Folder
 from .layout import code_files, statistics
+from .parts import Parts
 from .save import save_folder
-
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
 
 TARGET = "embodied.models.openvla_oft.build_policy"
 LOSES_SHARE = 0.1  # of what the adapters themselves move
@@ -59,13 +57,13 @@ model = PeftModel.from_pretrained(base, "FOLDER")  # base: the network in {base}
 
 
 def export_folder(
-    policy: OpenVLAOFTPolicy, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Policy, parts: Parts, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
     """Writes one of ``FOLDERS``. See :meth:`embodied.protocols.Exports.export`."""
     check_dtype(dtype)
     if kind == "adapter":
-        return _adapter(policy, folder, dtype, options)
-    return _whole(policy, folder, dtype, examples, options)
+        return _adapter(parts, folder, dtype, options)
+    return _whole(policy, parts, folder, dtype, examples, options)
 
 
 # -- the whole model -------------------------------------------------------------------------------------------------
@@ -79,47 +77,47 @@ class Written(NamedTuple):
 
 
 def _whole(
-    policy: OpenVLAOFTPolicy, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Policy, parts: Parts, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
     check_plain(options, "hf")
-    size, moved = shard_bytes(options), _moved(policy, examples)
-    tried = [_write(policy, folder, "bf16" if dtype == "auto" else dtype, examples, size)]
+    size, moved = shard_bytes(options), _moved(policy, parts, examples)
+    tried = [_write(policy, parts, folder, "bf16" if dtype == "auto" else dtype, examples, size)]
     if dtype == "auto" and _too_much(tried[0].change, moved):
         shutil.rmtree(folder)
-        tried.append(_write(policy, folder, "fp32", examples, size))
+        tried.append(_write(policy, parts, folder, "fp32", examples, size))
     found = tried[-1]
-    keys = model_keys(policy, found.dtype)
-    usage = WHOLE.format(model=command(keys, "model_path"), name=policy.statistics.name)
-    notes = [*_code_note(policy), *_arithmetic_note(policy, keys), *_loss_notes(dtype, tried, moved)]
+    keys = model_keys(parts, found.dtype)
+    usage = WHOLE.format(model=command(keys, "model_path"), name=parts.now.statistics.name)
+    notes = [*_code_note(parts), *_arithmetic_note(parts, keys), *_loss_notes(dtype, tried, moved)]
     measured = {one.dtype: one.change.as_json() for one in tried if one.change is not None}
     measured |= {} if moved is None else {"adapters": moved.as_json()}
-    rounded = rounding_of(found.dtype, keys["precision"], policy.settings.precision)
+    rounded = rounding_of(found.dtype, keys["precision"], parts.settings.precision)
     return Exported("transformers", usage, tuple(notes), found.dtype, keys, measured, rounded)
 
 
-def _write(policy: OpenVLAOFTPolicy, folder: Path, dtype: str, examples: Examples, size: int) -> Written:
-    save_folder(policy, folder, size, FORMATS[dtype])
+def _write(policy: Policy, parts: Parts, folder: Path, dtype: str, examples: Examples, size: int) -> Written:
+    save_folder(parts, folder, size, FORMATS[dtype])
     if examples.obs is None:
         return Written(dtype, None)
-    device = policy.prompts.device
+    device = parts.device
     build = load_target(TARGET, "_target_")  # as whoever opens the folder does; an import would be one in a circle
-    again = build(**{**_kwargs(policy, dtype), "model_path": str(folder)}).to(device)
-    assert policy.env is not None
-    again.bind(policy.env)
+    again = build(**{**_kwargs(parts, dtype), "model_path": str(folder)}).to(device)
+    assert parts.now.env is not None
+    again.bind(parts.now.env)
     return Written(dtype, change(policy, again, examples, device))
 
 
-def _kwargs(policy: OpenVLAOFTPolicy, dtype: str) -> dict[str, Any]:
+def _kwargs(parts: Parts, dtype: str) -> dict[str, Any]:
     """Keyword arguments that read a folder of these weights, but for its path."""
-    settings = policy.settings
+    settings = parts.settings
     keys = {name: getattr(settings, name) for name in CARRIED}
     precision = precision_of(settings, dtype)
-    return {**keys, "size": None, "precision": precision, "unnorm_key": policy.statistics.name}
+    return {**keys, "size": None, "precision": precision, "unnorm_key": parts.now.statistics.name}
 
 
-def model_keys(policy: OpenVLAOFTPolicy, dtype: str) -> dict[str, Any]:
+def model_keys(parts: Parts, dtype: str) -> dict[str, Any]:
     """What builds the policy from a whole folder (``Exported.model``)."""
-    return {"_target_": TARGET, "model_path": ".", **_kwargs(policy, dtype)}
+    return {"_target_": TARGET, "model_path": ".", **_kwargs(parts, dtype)}
 
 
 def command(keys: Mapping[str, Any], *paths: str) -> str:
@@ -134,12 +132,12 @@ def command(keys: Mapping[str, Any], *paths: str) -> str:
     return " ".join(["model=openvla_oft", *(f"actor.model.{name}={text}" for name, text in texts.items())])
 
 
-def _moved(policy: OpenVLAOFTPolicy, examples: Examples) -> Change | None:
+def _moved(policy: Policy, parts: Parts, examples: Examples) -> Change | None:
     """What the adapters themselves move; None if there are none, or nothing to ask."""
-    if not policy.settings.is_lora or examples.obs is None:
+    if not parts.settings.is_lora or examples.obs is None:
         return None
-    unadapted = partial(rescale_adapter_scale, policy.model, 0.0)
-    return change(policy, policy, examples, policy.prompts.device, unadapted)
+    unadapted = partial(rescale_adapter_scale, parts.model, 0.0)
+    return change(policy, policy, examples, parts.device, unadapted)
 
 
 def _too_much(found: Change | None, moved: Change | None) -> bool:
@@ -170,17 +168,17 @@ def _loss_notes(asked: str, tried: list[Written], moved: Change | None) -> list[
     return notes
 
 
-def _arithmetic_note(policy: OpenVLAOFTPolicy, keys: Mapping[str, Any]) -> list[str]:
-    if keys["precision"] == policy.settings.precision:
+def _arithmetic_note(parts: Parts, keys: Mapping[str, Any]) -> list[str]:
+    if keys["precision"] == parts.settings.precision:
         return []
     return [
-        f"to be computed in {keys['precision']}, although the run computed in {policy.settings.precision}: merged "
+        f"to be computed in {keys['precision']}, although the run computed in {parts.settings.precision}: merged "
         "weights are rounded when they are read in fewer bits"
     ]
 
 
-def _code_note(policy: OpenVLAOFTPolicy) -> list[str]:
-    path = policy.settings.model_path
+def _code_note(parts: Parts) -> list[str]:
+    path = parts.settings.model_path
     if path is not None and (found := code_files(Folder.open(path))):
         return [f"with the original's own code from {path}: {', '.join(file.name for file in found)}"]
     where = "the network was made at random" if path is None else f"there is none in {path}"
@@ -190,32 +188,32 @@ def _code_note(policy: OpenVLAOFTPolicy) -> list[str]:
 # -- the adapters alone ----------------------------------------------------------------------------------------------
 
 
-def _adapter(policy: OpenVLAOFTPolicy, folder: Path, dtype: str, options: Mapping[str, Any]) -> Exported:
-    base = check_adapters(policy.settings, dtype, options)
-    whole = _in_full(policy)
-    save_adapter(policy.model, folder, base, whole)
-    write_json(folder / "dataset_statistics.json", statistics(policy))
+def _adapter(parts: Parts, folder: Path, dtype: str, options: Mapping[str, Any]) -> Exported:
+    base = check_adapters(parts.settings, dtype, options)
+    whole = _in_full(parts)
+    save_adapter(parts.model, folder, base, whole)
+    write_json(folder / "dataset_statistics.json", statistics(parts))
     notes = [f"the network below it: {base}"]
     if whole:
         modules = dict.fromkeys(name.rpartition(".")[0] for name in whole)
         notes.append(f"with modules that were trained in full: {', '.join(modules)}")
     keys: dict[str, Any] = {}
-    if _same_statistics(policy, base):
-        keys = {**model_keys(policy, dtype), **_adapter_keys(policy), "model_path": base, "lora_path": "."}
+    if _same_statistics(parts, base):
+        keys = {**model_keys(parts, dtype), **_adapter_keys(parts), "model_path": base, "lora_path": "."}
     else:
         notes.append(
-            f"actions are spread over the statistics '{policy.statistics.name}' in dataset_statistics.json, and not "
+            f"actions are spread over the statistics '{parts.now.statistics.name}' in dataset_statistics.json, and not "
             f"over those in {base}; --format hf holds both"
         )
-    if policy.value_head is not None:
+    if parts.value_head is not None:
         notes.append("without the value head, which no program needs to act")
     shown = {**keys, "lora_path": "FOLDER"} if keys else {}
     return Exported("peft", ADAPTER.format(base=base, model=command(shown)), tuple(notes), model=keys)
 
 
-def _adapter_keys(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
+def _adapter_keys(parts: Parts) -> dict[str, Any]:
     """Keys that make the same adapters, which no file but the run's configuration tells."""
-    settings = policy.settings
+    settings = parts.settings
     names = (
         *("precision", "is_lora", "lora_rank", "lora_alpha", "lora_target_modules", "lora_modules_to_save"),
         *("lora_use_rslora", "lora_rank_pattern", "lora_alpha_pattern", "unnorm_key"),
@@ -231,15 +229,15 @@ def _json(value: Any) -> Any:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def _in_full(policy: OpenVLAOFTPolicy) -> dict[str, Tensor]:
+def _in_full(parts: Parts) -> dict[str, Tensor]:
     """Tensors of modules that were trained in full, whole modules of them, by their names in the network.
 
     Raises:
         ConfigError: something was trained that is no layer of its own, or lies below an adapter.
     """
-    trained = [name for name, p in policy.model.named_parameters() if p.requires_grad and ".lora_" not in name]
+    trained = [name for name, p in parts.model.named_parameters() if p.requires_grad and ".lora_" not in name]
     owners = dict.fromkeys(name.rpartition(".")[0] for name in trained)
-    modules = {name: policy.model.get_submodule(name) for name in owners}
+    modules = {name: parts.model.get_submodule(name) for name in owners}
     if odd := [name for name in owners if name.endswith(".base_layer") or [*modules[name].children()]]:
         raise ConfigError(
             f"a folder of adapters holds whole layers, and parts of these were trained: {', '.join(odd[:4])}",
@@ -248,8 +246,8 @@ def _in_full(policy: OpenVLAOFTPolicy) -> dict[str, Tensor]:
     return {f"{name}.{leaf}": p for name, module in modules.items() for leaf, p in module.named_parameters()}
 
 
-def _same_statistics(policy: OpenVLAOFTPolicy, base: str) -> bool:
+def _same_statistics(parts: Parts, base: str) -> bool:
     """Whether the network's folder spreads actions and state as the policy does."""
-    known = Folder.open(base).known_statistics().get(policy.statistics.name, {})
-    own = statistics(policy)[policy.statistics.name]
+    known = Folder.open(base).known_statistics().get(parts.now.statistics.name, {})
+    own = statistics(parts)[parts.now.statistics.name]
     return all(known.get(what, {}).get(name) == value for what, block in own.items() for name, value in block.items())

@@ -12,14 +12,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.errors import ConfigError, unknown_name
-from embodied.protocols import QUANTIZATIONS, Examples, Exported
+from embodied.protocols import QUANTIZATIONS, Examples, Exported, Policy
 from embodied.types import EnvSpec, Sampling
 
 from ..shared.exporting import check_undivided
@@ -29,11 +29,9 @@ from ..shared.programs.run import open_program
 from ..shared.programs.write import check_tools, write
 from ..shared.prompts import padded
 from .config import N_BINS
+from .parts import Parts
 from .processing import TEMPLATE
 from .program import DecisionProgram, Difference, Reference, difference, module_answers, policy_answers
-
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
 
 TOLERANCE = 1e-4  # of actions in the env's units, and of log-probs in nats
 ROWS = 8  # of one call while it is verified
@@ -50,7 +48,7 @@ print(policy.env)  # what it was made for: fields of observations, cameras, acti
 
 
 def export_program(
-    policy: OpenVLAOFTPolicy, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Policy, parts: Parts, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
     """Writes a program. See :meth:`embodied.protocols.Exports.export`.
 
@@ -60,37 +58,37 @@ def export_program(
     """
     check_undivided(options, kind)
     quantize = options.get("quantize")
-    _check(policy, kind, dtype, quantize)
-    assert policy.env is not None
+    _check(parts, kind, dtype, quantize)
+    assert parts.now.env is not None
     real = examples.obs is not None
-    cases = _cases(policy, examples if real else made_up(policy.env))
-    module = DecisionProgram(policy, by_products=kind == "onnx")
+    cases = _cases(parts, examples if real else made_up(parts.now.env))
+    module = DecisionProgram(parts, by_products=kind == "onnx")
     plain_bytes = num_bytes(module)
-    if policy.settings.precision == "fp32" and quantize is None:
-        wanted = [policy_answers(policy, case.inputs, case.texts, case.sampling) for case in cases]
+    if parts.settings.precision == "fp32" and quantize is None:
+        wanted = [policy_answers(policy, parts.device, case.inputs, case.texts, case.sampling) for case in cases]
         loss = None
     else:
-        loss = _loss(policy, module, cases, quantize)
+        loss = _loss(policy, parts, module, cases, quantize)
         wanted = [module_answers(module, case.inputs) for case in cases]
-    files = write(kind, module, cases[0].traced(), max(policy.settings.max_prompt_length, 32), folder)
+    files = write(kind, module, cases[0].traced(), max(parts.settings.max_prompt_length, 32), folder)
     found = _verify(kind, folder, module, cases, wanted)
-    shutil.copyfile(policy.tokenizer.path, folder / TOKENIZER)
+    shutil.copyfile(parts.tokenizer.path, folder / TOKENIZER)
     count = sum(len(case.texts) for case in cases) // 2
     measured = {"observations": count, "real": real, "largest_difference": asdict(found), "tolerance": TOLERANCE}
     measured |= {} if loss is None else {"loss": asdict(loss)}
-    _facts(policy, kind, quantize, measured).write(folder, [*files, TOKENIZER])
+    _facts(policy, parts, kind, quantize, measured).write(folder, [*files, TOKENIZER])
     size = sum((folder / name).stat().st_size for name in files)
     notes = [_said(kind, found, count, real), f"size: weights {_mb(plain_bytes)} in fp32, files {_mb(size)}"]
     if loss is not None:
-        notes.append(loss.said(quantize, policy.settings.precision, count, real))
+        notes.append(loss.said(quantize, parts.settings.precision, count, real))
     if kind == "aoti":
         notes.append("it is machine code: whoever loads it runs it (actor.model.trust=true)")
-    rounding = quantize or ("none" if policy.settings.precision == "fp32" else "16 bits")
+    rounding = quantize or ("none" if parts.settings.precision == "fp32" else "16 bits")
     return Exported("embodied", USAGE, tuple(notes), rounding=rounding, model=MODEL, measured=measured)
 
 
-def _check(policy: OpenVLAOFTPolicy, kind: str, dtype: str, quantize: str | None) -> None:
-    if policy.model.net.autoregressive:
+def _check(parts: Parts, kind: str, dtype: str, quantize: str | None) -> None:
+    if parts.model.net.autoregressive:
         raise ConfigError(
             f"--format {kind} writes one pass over the network, and this policy decodes its tokens one after the other "
             "(actor.model.decoding=autoregressive)",
@@ -102,7 +100,7 @@ def _check(policy: OpenVLAOFTPolicy, kind: str, dtype: str, quantize: str | None
         )
     if quantize is not None and quantize not in QUANTIZATIONS:
         raise unknown_name("quantisation", quantize, QUANTIZATIONS, "--quantize")
-    if policy.env is None:
+    if parts.now.env is None:
         raise ConfigError("the policy is not bound to an env", "call policy.bind(env) before it is exported")
     check_tools(kind)
 
@@ -139,7 +137,7 @@ def made_up(env: EnvSpec) -> Examples:
     return Examples(obs=obs, instructions=[env.tasks[row % len(env.tasks)] for row in range(MADE_UP)])
 
 
-def _cases(policy: OpenVLAOFTPolicy, examples: Examples) -> list[Case]:
+def _cases(parts: Parts, examples: Examples) -> list[Case]:
     """All observations greedily and sampled, in calls of at most :data:`ROWS` rows."""
     obs, texts = examples.obs, examples.instructions
     assert obs is not None
@@ -148,25 +146,25 @@ def _cases(policy: OpenVLAOFTPolicy, examples: Examples) -> list[Case]:
         for begin in range(0, len(texts), ROWS):
             told = texts[begin : begin + ROWS]
             part = {name: torch.from_numpy(values[begin : begin + ROWS]) for name, values in obs.items()}
-            cases.append(Case(_inputs(policy, part, told, sampling, begin), told, sampling))
+            cases.append(Case(_inputs(parts, part, told, sampling, begin), told, sampling))
     return cases
 
 
 def _inputs(
-    policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling, seed: int
+    parts: Parts, obs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling, seed: int
 ) -> dict[str, Tensor]:
     """Inputs of the program in their order."""
     rows, drawn = len(texts), torch.Generator().manual_seed(seed)
-    ids, present = padded([policy.tokenizer.encode(text) for text in texts], policy.tokenizer.pad_id)
+    ids, present = padded([parts.tokenizer.encode(text) for text in texts], parts.tokenizer.pad_id)
     inputs = {
         "images": obs["images"],
         "prompt": ids,
         "present": present,
-        "noise": torch.rand(rows, *policy.spec.noise.shape, generator=drawn),
+        "noise": torch.rand(rows, parts.model.net.action_tokens, generator=drawn),
         "greedy": torch.full((rows,), not sampling.do_sample),
         "temperature": torch.full((rows,), sampling.temperature),
     }
-    return {**inputs, "state": obs["state"].float()} if policy.model.net.proprio_dim else inputs
+    return {**inputs, "state": obs["state"].float()} if parts.model.net.proprio_dim else inputs
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------
@@ -211,10 +209,12 @@ class Loss:
         )
 
 
-def _loss(policy: OpenVLAOFTPolicy, module: DecisionProgram, cases: Sequence[Case], quantize: str | None) -> Loss:
+def _loss(
+    policy: Policy, parts: Parts, module: DecisionProgram, cases: Sequence[Case], quantize: str | None
+) -> Loss:  # fmt: skip
     """Quantise ``module`` if that is asked for, and compare it with the policy on the greedy cases."""
     greedy = [case for case in cases if not case.sampling.do_sample]
-    before = [policy_answers(policy, case.inputs, case.texts, case.sampling) for case in greedy]
+    before = [policy_answers(policy, parts.device, case.inputs, case.texts, case.sampling) for case in greedy]
     if quantize is not None:
         quantize_linears(module.network)
     after = [module_answers(module, case.inputs) for case in greedy]
@@ -234,15 +234,17 @@ def _loss(policy: OpenVLAOFTPolicy, module: DecisionProgram, cases: Sequence[Cas
 # -- what is said ----------------------------------------------------------------------------------------------------
 
 
-def _facts(policy: OpenVLAOFTPolicy, kind: str, quantize: str | None, measured: Mapping[str, Any]) -> Facts:
-    net, tokenizer = policy.model.net, policy.tokenizer
-    assert policy.env is not None
+def _facts(
+    policy: Policy, parts: Parts, kind: str, quantize: str | None, measured: Mapping[str, Any]
+) -> Facts:  # fmt: skip
+    net, tokenizer = parts.model.net, parts.tokenizer
+    assert parts.now.env is not None
     ids = (tokenizer.bos_id, tokenizer.last_id, tokenizer.pad_id)
     return Facts(
-        format=kind, env=policy.env, prompt=PromptFacts(TEMPLATE, True, *ids, policy.settings.max_prompt_length),
+        format=kind, env=parts.now.env, prompt=PromptFacts(TEMPLATE, True, *ids, parts.settings.max_prompt_length),
         num_images=net.num_images, state_dim=net.proprio_dim, num_action_chunks=net.num_action_chunks,
         action_dim=net.action_dim, first_token=net.first_action_id, categories=N_BINS, quantize=quantize,
-        policy=policy.describe(), pictures=policy.pictures(), measured=measured,
+        policy=policy.describe(), pictures=parts.pictures(), measured=measured,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,9 +19,7 @@ from embodied.files import inside
 from ..shared.files import read_json, write_json
 from .checkpoint import TIMM_IDS, Folder
 from .config import N_BINS, OPENVLA_7B, NetConfig
-
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
+from .parts import Parts
 
 CODED = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model")
@@ -31,25 +29,25 @@ TEXT_FIELDS = (
 )
 
 
-def write_layout(policy: OpenVLAOFTPolicy, base: Folder | None, path: Path, dtype: torch.dtype) -> None:
+def write_layout(parts: Parts, base: Folder | None, path: Path, dtype: torch.dtype) -> None:
     """Write everything but the weights.
 
     Args:
         base: the folder that the policy came from.
         dtype: that the configuration says of the weights.
     """
-    net, known = policy.model.net, statistics(policy, base)
+    net, known = parts.model.net, statistics(parts, base)
     write_json(path / "config.json", _kept(base, "config.json") | _config(net, dtype))
     write_json(path / "dataset_statistics.json", known)
-    pixels = _preprocessor(policy)
+    pixels = _preprocessor(parts)
     used = {"tvf_normalize_params": pixels["tvf_normalize_params"]}
     write_json(path / "preprocessor_config.json", pixels | _kept(base, "preprocessor_config.json") | used)
     processor = {"processor_class": "PrismaticProcessor"}
     write_json(path / "processor_config.json", _kept(base, "processor_config.json") | processor)
-    ends = {"bos_token_id": 1, "eos_token_id": policy.tokenizer.eos_id, "pad_token_id": net.vocab_size}
+    ends = {"bos_token_id": 1, "eos_token_id": parts.tokenizer.eos_id, "pad_token_id": net.vocab_size}
     write_json(path / "generation_config.json", {"_from_model_config": True, **ends})
-    write_json(path / "policy.json", _sidecar(policy))
-    _write_tokenizer(policy, base, path)
+    write_json(path / "policy.json", _sidecar(parts))
+    _write_tokenizer(parts, base, path)
     for file in code_files(base):
         shutil.copyfile(file, path / file.name)
 
@@ -95,13 +93,13 @@ def _config(net: NetConfig, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def statistics(policy: OpenVLAOFTPolicy, base: Folder | None = None) -> dict[str, Any]:
+def statistics(parts: Parts, base: Folder | None = None) -> dict[str, Any]:
     """dataset_statistics.json: what the policy uses, and of the same data what its own folder says besides."""
-    assert policy.action_range is not None
-    blocks = {"action": policy.action_range.to_statistics()}
-    if policy.statistics.proprio is not None:
-        blocks["proprio"] = policy.statistics.proprio.to_statistics()
-    name = policy.statistics.name
+    assert parts.now.action_range is not None
+    blocks = {"action": parts.now.action_range.to_statistics()}
+    if parts.now.statistics.proprio is not None:
+        blocks["proprio"] = parts.now.statistics.proprio.to_statistics()
+    name = parts.now.statistics.name
     before = {} if base is None else base.known_statistics().get(name, {})
     if not all(_same(before.get(key), block) for key, block in blocks.items()):
         return {name: blocks}
@@ -113,9 +111,9 @@ def _same(before: Any, block: Mapping[str, Any]) -> bool:
     return isinstance(before, dict) and all(before.get(key, value) == value for key, value in block.items())
 
 
-def _preprocessor(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
-    mean, std = (buffer.view(2, 3).tolist() for buffer in (policy.pixels.mean, policy.pixels.std))
-    side = policy.model.net.image_size
+def _preprocessor(parts: Parts) -> dict[str, Any]:
+    mean, std = (buffer.view(2, 3).tolist() for buffer in (parts.pixels.mean, parts.pixels.std))
+    side = parts.model.net.image_size
     resize = {"size": [side, side], "interpolation": 3, "max_size": None, "antialias": True}
     return {
         "image_processor_type": "PrismaticImageProcessor",
@@ -134,31 +132,31 @@ def _preprocessor(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
     }
 
 
-def _sidecar(policy: OpenVLAOFTPolicy) -> dict[str, Any]:
-    settings = policy.settings
+def _sidecar(parts: Parts) -> dict[str, Any]:
+    settings = parts.settings
     return {
-        "net": policy.model.net.to_dict(),
-        "attention_open": policy.attention_open,
-        "attention_probe": policy.attention_probe,
+        "net": parts.model.net.to_dict(),
+        "attention_open": parts.now.attention_open,
+        "attention_probe": parts.now.attention_probe,
         "center_crop": settings.center_crop,
         "image_preset": settings.image_preset,
         "policy_setup": settings.policy_setup,
-        "unnorm_key": policy.statistics.name,
-        "action_normalization": policy.statistics.normalization.kind,
+        "unnorm_key": parts.now.statistics.name,
+        "action_normalization": parts.now.statistics.normalization.kind,
     }
 
 
-def _write_tokenizer(policy: OpenVLAOFTPolicy, base: Folder | None, path: Path) -> None:
+def _write_tokenizer(parts: Parts, base: Folder | None, path: Path) -> None:
     """tokenizer.json, and beside it what the folder had that the policy came from, or the least that transformers
     needs to read it."""
-    shutil.copyfile(policy.tokenizer.path, path / "tokenizer.json")
+    shutil.copyfile(parts.tokenizer.path, path / "tokenizer.json")
     found = [] if base is None else [file for name in TOKENIZER if (file := inside(base.path, name)).is_file()]
     for file in found:
         shutil.copyfile(file, path / file.name)
     if (path / "tokenizer_config.json").exists():
         return
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    if policy.tokenizer.tokenizer.token_to_id("<PAD>") is not None:
+    if parts.tokenizer.tokenizer.token_to_id("<PAD>") is not None:
         special["pad_token"] = "<PAD>"
     more = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     write_json(path / "tokenizer_config.json", {**more, "processor_class": "PrismaticProcessor", **special})

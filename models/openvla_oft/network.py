@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +14,6 @@ from .config import NetConfig
 from .initialize import initialize
 from .model import OpenVLAOFT
 from .settings import Settings
-
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
 
 
 def build_network(
@@ -38,13 +34,13 @@ def build_network(
     return model
 
 
-def full_weights(policy: OpenVLAOFTPolicy) -> dict[str, Tensor]:
-    """The weights that ``policy`` holds in 8 or 4 bits, as its base has them; by their names in the network."""
-    names = quantized_layers(policy.model)
+def full_weights(model: OpenVLAOFT, settings: Settings) -> dict[str, Tensor]:
+    """The weights that ``model`` holds in 8 or 4 bits, as its base has them; by their names in the network."""
+    names = quantized_layers(model)
     if not names:
         return {}
-    settings = replace(policy.settings, quantization_bit=None)
+    settings = replace(settings, quantization_bit=None)
     folder = None if settings.model_path is None else Folder.open(settings.model_path)
-    network = build_network(settings, policy.model.net, policy.model.eos_id, folder)
+    network = build_network(settings, model.net, model.eos_id, folder)
     own = (name.removesuffix(".base_layer") for name in names)
     return {f"{name}.weight": network.get_parameter(f"{name}.weight").detach() for name in own}

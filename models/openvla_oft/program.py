@@ -9,41 +9,39 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from embodied.protocols import Policy
 from embodied.types import Sampling
 
 from ..shared.lora import merged_state
 from .config import N_BINS
 from .model import OpenVLAOFT
 from .network import full_weights
+from .parts import Parts
 from .processing import resize_by_products
-
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
 
 
 class DecisionProgram(nn.Module):
     """The arithmetic of ``OpenVLAOFTPolicy.act`` in float32, as a function of tensors alone.
 
     Args:
-        policy: bound to its env; it stays as it is.
+        parts: of a policy that is bound to its env; they stay as they are.
         by_products: resize pictures by products of matrices, for formats without a bicubic resize with antialiasing.
     """
 
     meaning: Tensor
 
-    def __init__(self, policy: OpenVLAOFTPolicy, by_products: bool = False) -> None:
+    def __init__(self, parts: Parts, by_products: bool = False) -> None:
         super().__init__()
-        self.network = merged_network(policy)
-        self.pixels = copy.deepcopy(policy.pixels).cpu()
+        self.network = merged_network(parts)
+        self.pixels = copy.deepcopy(parts.pixels).cpu()
         if by_products:
             self.pixels.bicubic = resize_by_products
-        self.proprio = policy.statistics.proprio
-        self.register_buffer("meaning", meanings(policy))
+        self.proprio = parts.now.statistics.proprio
+        self.register_buffer("meaning", meanings(parts))
 
     def forward(
         self, images: Tensor, prompt: Tensor, present: Tensor, noise: Tensor, greedy: Tensor, temperature: Tensor,
@@ -81,11 +79,11 @@ def drawn(logp: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(below, (cdf < total).sum(dim=-1))
 
 
-def merged_network(policy: OpenVLAOFTPolicy) -> OpenVLAOFT:
+def merged_network(parts: Parts) -> OpenVLAOFT:
     """The network in float32 on the CPU, adapters merged; of its output head the rows of action tokens alone."""
     with torch.device("meta"):
-        network = OpenVLAOFT(policy.model.net, policy.model.eos_id)
-    network.load_state_dict(merged_state(policy.model, full_weights(policy)), assign=True)
+        network = OpenVLAOFT(parts.model.net, parts.model.eos_id)
+    network.load_state_dict(merged_state(parts.model, full_weights(parts.model, parts.settings)), assign=True)
     language = network.language_model
     language.rebuild_rotary()
     head = nn.Linear(language.lm_head.in_features, N_BINS, bias=False, device="meta")
@@ -94,11 +92,11 @@ def merged_network(policy: OpenVLAOFTPolicy) -> OpenVLAOFT:
     return network.eval().requires_grad_(False)
 
 
-def meanings(policy: OpenVLAOFTPolicy) -> Tensor:
+def meanings(parts: Parts) -> Tensor:
     """What each class means at each place of a chunk, as the policy itself decodes it: float32 [1, T, N]."""
-    net = policy.model.net
-    classes = torch.arange(N_BINS, device=policy.prompts.device).unsqueeze(1).expand(-1, net.action_tokens)
-    return policy.decode_actions(classes + net.first_action_id).flatten(1).T.unsqueeze(0).contiguous().cpu()
+    net = parts.model.net
+    classes = torch.arange(N_BINS, device=parts.device).unsqueeze(1).expand(-1, net.action_tokens)
+    return parts.decode_actions(classes + net.first_action_id).flatten(1).T.unsqueeze(0).contiguous().cpu()
 
 
 # -- against the policy ----------------------------------------------------------------------------------------------
@@ -113,14 +111,13 @@ class Reference:
 
 
 def policy_answers(
-    policy: OpenVLAOFTPolicy, inputs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling
+    policy: Policy, device: torch.device, inputs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling
 ) -> Reference:
     """The policy's own answers, of ``act`` and ``evaluate``.
 
     Args:
         inputs: of the program.
     """
-    device = policy.prompts.device
     obs = {name: inputs[name].to(device) for name in ("images", "state") if name in inputs}
     obs |= {name: rows.to(device) for name, rows in policy.encode_instructions(texts).items()}
     fields = policy.act(obs, inputs["noise"].to(device), sampling).fields

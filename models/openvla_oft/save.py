@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -17,15 +16,13 @@ from .dead import dead_tensors
 from .film import FILM_FILE, TOWERS, film_file
 from .layout import write_layout
 from .network import full_weights
-
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
+from .parts import Parts
 
 PROPRIO = "proprio_projector."
 
 
 def save_folder(
-    policy: OpenVLAOFTPolicy, path: Path, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype = torch.float32
+    parts: Parts, path: Path, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype = torch.float32
 ) -> None:  # fmt: skip
     """Write everything ``model_path`` needs: weights with adapters merged and, as in OFT, the adapters beside them.
 
@@ -41,35 +38,34 @@ def save_folder(
     """
     if path.exists() and any(path.iterdir()):
         raise CheckpointError(f"{path} is not empty", "give a new folder; nothing is overwritten")
-    if policy.action_range is None:
+    if parts.now.action_range is None:
         raise CheckpointError("the policy has no action range yet", "bind it to an env before saving")
     path.mkdir(parents=True, exist_ok=True)
-    base = None if policy.settings.model_path is None else Folder.open(policy.settings.model_path)
-    _write_tensors(policy, base, path, shard_bytes, dtype)
-    if policy.settings.is_lora:
-        save_adapter(policy.model, path / ADAPTER_FOLDER)
-    write_layout(policy, base, path, dtype)
+    base = None if parts.settings.model_path is None else Folder.open(parts.settings.model_path)
+    _write_tensors(parts, base, path, shard_bytes, dtype)
+    if parts.settings.is_lora:
+        save_adapter(parts.model, path / ADAPTER_FOLDER)
+    write_layout(parts, base, path, dtype)
 
 
-def _write_tensors(
-    policy: OpenVLAOFTPolicy, base: Folder | None, path: Path, shard_bytes: int, dtype: torch.dtype
-) -> None:
+def _write_tensors(parts: Parts, base: Folder | None, path: Path, shard_bytes: int, dtype: torch.dtype) -> None:
     state, proprio = {}, {}
-    for name, tensor in merged_tensors(policy.model, full_weights(policy)):  # one of them in float32 at a time
+    full = full_weights(parts.model, parts.settings)
+    for name, tensor in merged_tensors(parts.model, full):  # one of them in float32 at a time
         if name.startswith(PROPRIO):
             proprio[name.removeprefix(PROPRIO)] = tensor.cpu().contiguous()
         else:
             state[name] = cast(name, tensor, dtype).cpu().contiguous()
     if proprio:
         torch.save(proprio, path / "proprio_projector--0_checkpoint.pt")
-    if policy.value_head is not None:
+    if parts.value_head is not None:
         values = {
-            name: tensor.detach().float().cpu().contiguous() for name, tensor in policy.value_head.state_dict().items()
+            name: tensor.detach().float().cpu().contiguous() for name, tensor in parts.value_head.state_dict().items()
         }
         save_file(values, str(path / VALUE_HEAD_FILE))
-    dead = dead_tensors(base, policy.model.net, state)
+    dead = dead_tensors(base, parts.model.net, state)
     state |= {name: cast(name, tensor, dtype).contiguous() for name, tensor in dead.items()}
-    if policy.model.net.film:
+    if parts.model.net.film:
         towers = {name: state.pop(name) for name in list(state) if name.startswith(TOWERS)}
         torch.save(film_file(towers), path / FILM_FILE.replace("*", "0_checkpoint"))
     write_weights(state, path, shard_bytes)

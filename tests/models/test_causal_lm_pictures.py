@@ -222,7 +222,7 @@ def test_what_cannot_work_is_refused_with_the_reason(folders, tmp_path):
     refused(lambda: policy.bind(env_of(48)), "48×48", f"env.train.image_size={SIZE}")
     refused(lambda: build_policy(max_new_tokens=N).bind(env_of()), "reads texts alone", "llava")
     refused(lambda: make(folders["llava"], context_parallel_size=2), "context_parallel_size", "set it to 1")
-    refused(lambda: facts(policy), "rollout.backend=native")
+    refused(lambda: facts(policy.parts), "rollout.backend=native")
     obs = {**policy.encode_instructions(["<image>?"])}
     refused(lambda: policy.act(obs, draws()[:1], Sampling()), "has 0", "data.image_key")
     intern = make(folders["internvl"])

@@ -193,7 +193,7 @@ KEYS = {"use_proprio": True, "value_head": True, "policy_setup": "libero", "cent
 def saved(make, tmp_path):
     """An adapted policy and the folder it was written to, in several files."""
     policy = make(**KEYS, is_lora=True, lora_rank=4, lora_init_weights=False)
-    save_folder(policy, tmp_path / "hf", shard_bytes=10**6)
+    save_folder(policy.parts, tmp_path / "hf", shard_bytes=10**6)
     return policy, tmp_path / "hf"
 
 

@@ -353,8 +353,8 @@ def test_a_policy_from_a_folder_without_a_sidecar(weights, tmp_path, make, obser
     policy = make(model_path=path, size=None, image_size=56, **HEADS)
     network, obs = load_network(path, **HEADS), observe(3)
     with torch.no_grad():
-        read = policy._read_out(obs)
-        again = network(*policy._inputs(obs))
+        read = policy.parts.read_out(policy.inputs(obs))
+        again = network(*policy.inputs(obs))
     assert torch.equal(read.logits, again.logits)
     assert policy.statistics.name == "d"
     with pytest.raises(ConfigError, match="hidden_size 64, the checkpoint's 128"):
@@ -368,7 +368,9 @@ def test_a_folder_of_ours_says_everything(make, observe, tmp_path) -> None:
     network = load_network(str(tmp_path / "hf"))
     assert network.net == policy.model.net
     with torch.no_grad():
-        torch.testing.assert_close(network(*policy._inputs(obs)).logits, policy._read_out(obs).logits)
+        torch.testing.assert_close(
+            network(*policy.inputs(obs)).logits, policy.parts.read_out(policy.inputs(obs)).logits
+        )
     with pytest.raises(ConfigError, match="attention bidirectional, the checkpoint's causal"):
         load_network(str(tmp_path / "hf"), attention="bidirectional")
 

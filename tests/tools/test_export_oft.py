@@ -138,7 +138,7 @@ def test_the_folder_answers_as_the_checkpoint(checkpoint, folder, seen):
     one, two = (policy.act(seen, noise, Sampling()).fields for policy in (live, read))
     assert torch.equal(one["action_tokens"], two["action_tokens"])
     assert (one["value"] - two["value"]).abs().max() < 1e-5
-    network, prompts = load_network(str(folder), vision_num_attention_heads=4, stop_token=True), live._inputs(seen)
+    network, prompts = load_network(str(folder), vision_num_attention_heads=4, stop_token=True), live.inputs(seen)
     with torch.no_grad():
         assert (network(*prompts).logits - live.model(*prompts).logits).abs().max() < 1e-5
 
@@ -326,7 +326,7 @@ def test_adapters_alone_are_a_folder_of_peft(made, base, seen, tmp_path):
     live = restore(checkpoint).policy
     with torch.no_grad():  # as training would have left it
         live.model.language_model.lm_head.weight.mul_(1.5)
-    inputs = live._inputs(seen)
+    inputs = live.inputs(seen)
     wanted = live.model(*inputs).logits
     live.export("adapter", tmp_path / "trained", "fp32", examples(), {})
     network = policy_of(model_path=str(base)).model.eval()
