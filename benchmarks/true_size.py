@@ -250,9 +250,9 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
     """Writes a folder in the layout of the released checkpoints, with random weights in bf16, a file at a time: more
     memory than one file takes is not needed."""
     from embodied.models.openvla_oft import build_policy
-    from embodied.models.openvla_oft.dead import dead_tensors
-    from embodied.models.openvla_oft.layout import write_layout
-    from embodied.models.openvla_oft.processing import PixelProcessor
+    from embodied.models.openvla_oft.export.layout import write_layout
+    from embodied.models.openvla_oft.files.dead import dead_tensors
+    from embodied.models.openvla_oft.tokens.processing import PixelProcessor
     from embodied.models.shared.files import INDEX, _shards, write_json
     from safetensors.torch import save_file
 

@@ -128,7 +128,7 @@ def test_envs_and_models_import_only_the_contracts(path):
         ("envs/shared/machine.py", "from ..libero import files"),
         ("envs/_template.py", "from .libero import LiberoEnv"),
         ("envs/libero/env.py", "from embodied.models.shared import lora"),
-        ("models/shared/lora.py", "from ..openvla_oft.config import N_BINS"),
+        ("models/shared/lora.py", "from ..openvla_oft.network.config import N_BINS"),
         ("models/causal_lm/policy.py", "from ..openvla_oft.sampling import draw"),
         ("models/openvla_oft/policy.py", "from models.shared import lora"),
     ],

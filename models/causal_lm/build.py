@@ -18,17 +18,17 @@ from ..shared.keys import bad
 from ..shared.quantized import QuantizedLinear, replace_linears
 from ..shared.trained import choose_trained
 from ..shared.weights.stored import check_no_adapter
-from .adapters import add_adapters
-from .context_parallel import check_heads
-from .network import FORMATS, end_tokens, load_network, load_tokenizer
+from .files.load import FORMATS, end_tokens, load_network, load_tokenizer
+from .files.save import VALUE_HEAD_FILE
+from .files.source import located
+from .network.adapters import add_adapters
+from .network.context_parallel import check_heads
+from .network.trunk import Trunk, check_against_transformers
+from .network.value_head import ValueHead
 from .parts import Parts, Situation
 from .policy import CausalLMPolicy
-from .save import VALUE_HEAD_FILE
 from .settings import Settings
-from .source import located
-from .tokenizer import TextTokenizer
-from .trunk import Trunk, check_against_transformers
-from .value_head import ValueHead
+from .text.tokenizer import TextTokenizer
 
 
 def build(settings: Settings) -> CausalLMPolicy:

@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from embodied.types import Evaluation, Sampling
 
 from ..shared import sampling as drawing
-from .context_parallel import Part
-from .distribution import Rows, first_seen, next_token
-from .packing import Packed, pack, rows
+from .decoding.distribution import Rows, first_seen, next_token
+from .network.context_parallel import Part
+from .network.packing import Packed, pack, rows
+from .network.vision import Placed, digest
 from .parts import Parts
-from .vision import Placed, digest
 
 LOGITS_AT_ONCE = 1 << 23  # numbers; more are computed in parts, and a second time in the backward pass
 

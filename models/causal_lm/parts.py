@@ -13,11 +13,11 @@ from torch import nn
 from embodied.protocols import Team
 
 from ..shared.files import FORMATS
+from .network.trunk import Trunk
+from .network.value_head import ValueHead
+from .network.vision import Vision
 from .settings import Settings
-from .tokenizer import TextTokenizer
-from .trunk import Trunk
-from .value_head import ValueHead
-from .vision import Vision
+from .text.tokenizer import TextTokenizer
 
 
 @dataclass

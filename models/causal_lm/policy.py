@@ -21,17 +21,17 @@ from embodied.protocols import EngineFacts, EngineText, Examples, Exported, Team
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
 from ..shared.quantized import numbers_of
-from . import export as exporting
 from . import serving
-from .decoding import LaneDecoding
+from .decoding.lane_decoding import LaneDecoding
 from .evaluating import evaluate
-from .flops import Work, work_of
-from .own_code import told
+from .files import export as exporting
+from .files.own_code import told
+from .network.flops import Work, work_of
+from .network.trunk import Trunk
+from .network.vision import check_pictures
 from .parts import Parts
 from .settings import Settings
-from .tokenizer import MORE_CHARACTERS, TextTokenizer
-from .trunk import Trunk
-from .vision import check_pictures
+from .text.tokenizer import MORE_CHARACTERS, TextTokenizer
 
 MOST_LANES = 256  # texts that act() makes at the same time
 
@@ -224,7 +224,7 @@ class CausalLMPolicy(nn.Module):
         return [self.tokenizer.pieces(tokens[:length]) for tokens, length in pairs]
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`."""
+        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.network.flops`."""
         forward = self._work.forward(np.asarray(records["prompt_length"]), np.asarray(records["length"]))
         return forward * ((2 + (not self.settings.is_lora)) if training else 1)
 
@@ -235,7 +235,7 @@ class CausalLMPolicy(nn.Module):
 
     @contextmanager
     def splitting(self, team: Team) -> Iterator[None]:
-        """See :meth:`embodied.protocols.SplitsTexts.splitting`; how is in :mod:`.context_parallel`."""
+        """See :meth:`embodied.protocols.SplitsTexts.splitting`; how is in :mod:`.network.context_parallel`."""
         self.parts.now.team = team
         try:
             yield
@@ -254,7 +254,7 @@ class CausalLMPolicy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
-        from .save import save_folder
+        from .files.save import save_folder
 
         save_folder(self.parts, folder)
 

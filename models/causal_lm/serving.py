@@ -15,12 +15,12 @@ from embodied.types import Decision, Sampling
 from ..shared.bits import KEY
 from ..shared.keys import bad
 from ..shared.lora import merged_tensors
-from .decoding import written
-from .network import FORMATS
-from .own_code import is_own
+from .decoding.lane_decoding import written
+from .decoding.prompts import prompts_of
+from .files.load import FORMATS
+from .files.own_code import is_own
+from .files.save import save_config
 from .parts import Parts
-from .prompts import prompts_of
-from .save import save_config
 
 
 def facts(parts: Parts) -> EngineFacts:

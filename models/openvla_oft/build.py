@@ -19,20 +19,20 @@ from ..shared.lora import inject, load_adapter
 from ..shared.trained import choose_trained, lora_config
 from ..shared.weights.adapter import MERGE_OFT
 from ..shared.weights.finite import check_range
-from .action_tokenizer import ENTRIES, ActionTokenizer
-from .checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
-from .config import NetConfig
-from .initialize import initialize
-from .model import OpenVLAOFT
-from .network import build_network
-from .normalization import Normalization, Statistics, action_block
+from .files.checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
+from .files.load import build_network
+from .network.config import NetConfig
+from .network.initialize import initialize
+from .network.model import OpenVLAOFT
+from .network.value_head import ValueHead
 from .parts import Parts, Situation
 from .policy import OpenVLAOFTPolicy
-from .processing import PixelProcessor
 from .settings import Settings
-from .statistics.blocks import check_constant
-from .tokenizer import EMBEDDED, PromptTokenizer
-from .value_head import ValueHead
+from .tokens.action_tokenizer import ENTRIES, ActionTokenizer
+from .tokens.normalization import Normalization, Statistics, action_block
+from .tokens.processing import PixelProcessor
+from .tokens.statistics import check_constant
+from .tokens.tokenizer import EMBEDDED, PromptTokenizer
 
 TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they get no adapters
 

@@ -18,13 +18,13 @@ from embodied.types import EnvSpec
 from ..shared.compiled import CompiledBlocks, bucket, filled
 from ..shared.files import FORMATS
 from ..shared.offload import activations_on_host
-from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_to_env
-from .model import Inputs, OpenVLAOFT, ReadOut
-from .normalization import Statistics
-from .processing import PixelProcessor
+from .network.model import Inputs, OpenVLAOFT, ReadOut
+from .network.value_head import ValueHead
 from .settings import Settings
-from .tokenizer import PromptTokenizer
-from .value_head import ValueHead
+from .tokens.action_tokenizer import EPS, ActionTokenizer, Range, gripper_to_env
+from .tokens.normalization import Statistics
+from .tokens.processing import PixelProcessor
+from .tokens.tokenizer import PromptTokenizer
 
 
 @dataclass

@@ -21,16 +21,16 @@ from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, N
 
 from ..shared import sampling as drawing
 from ..shared.quantized import numbers_of
-from . import export as exporting
-from .action_tokenizer import Range, gripper_from_env
-from .config import N_BINS
+from .export import formats as exporting
 from .fit import check_fit
-from .flops import forward_flops, training_flops
-from .model import Inputs, ReadOut
-from .normalization import Statistics, action_block
+from .network.config import N_BINS
+from .network.flops import forward_flops, training_flops
+from .network.model import Inputs, ReadOut
 from .parts import Parts
 from .settings import Settings
-from .tokenizer import PromptTokenizer
+from .tokens.action_tokenizer import Range, gripper_from_env
+from .tokens.normalization import Statistics, action_block
+from .tokens.tokenizer import PromptTokenizer
 
 MOST_PROMPTS = 1024  # rows of the prompt table at most: a server may see any number of sentences
 
@@ -225,7 +225,7 @@ class OpenVLAOFTPolicy(nn.Module):
         return self.parts.pictures()
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`.
+        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.network.flops`.
 
         The number is the same for all records, because prompts are padded to one length.
         """
@@ -246,7 +246,7 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
-        from .save import save_folder
+        from .export.save import save_folder
 
         save_folder(self.parts, folder)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from embodied.types import Sampling
 
 from ..shared import sampling as distribution
-from .config import N_BINS
-from .model import Inputs, ReadOut
+from .network.config import N_BINS
+from .network.model import Inputs, ReadOut
 from .parts import Parts
 
 MASKS = ("bidirectional", "causal")

@@ -235,7 +235,7 @@ def test_what_cannot_work_is_refused_with_the_reason(folders, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(made), encoding="utf-8")
     refused(lambda: prompt_counter(model_path=str(tmp_path)), "pixtral", "depends on its shape")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}', encoding="utf-8")
-    from embodied.models.causal_lm.vision import check_pictures
+    from embodied.models.causal_lm.network.vision import check_pictures
 
     with pytest.raises(SpecMismatchError, match="M-RoPE"):
         check_pictures(env_of(), None, str(tmp_path))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from embodied.models.openvla_oft import Settings
-from embodied.models.openvla_oft.config import OPENVLA_7B
-from embodied.models.openvla_oft.flops import sequence_length
+from embodied.models.openvla_oft.network.config import OPENVLA_7B
+from embodied.models.openvla_oft.network.flops import sequence_length
 from embodied.models.openvla_oft.probe import read
 
 from embodied.testing import check_policy

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from embodied.models.openvla_oft import Settings, build_policy
-from embodied.models.openvla_oft.action_tokenizer import ActionTokenizer, Range
 from embodied.models.openvla_oft.build import _add_adapters
-from embodied.models.openvla_oft.checkpoint import Folder, ignored, load_exact
-from embodied.models.openvla_oft.config import OPENVLA_7B, TINY, NetConfig, TowerConfig
-from embodied.models.openvla_oft.model import OpenVLAOFT
-from embodied.models.openvla_oft.save import save_folder
-from embodied.models.openvla_oft.tokenizer import PromptTokenizer
+from embodied.models.openvla_oft.export.save import save_folder
+from embodied.models.openvla_oft.files.checkpoint import Folder, ignored, load_exact
+from embodied.models.openvla_oft.network.config import OPENVLA_7B, TINY, NetConfig, TowerConfig
+from embodied.models.openvla_oft.network.model import OpenVLAOFT
+from embodied.models.openvla_oft.tokens.action_tokenizer import ActionTokenizer, Range
+from embodied.models.openvla_oft.tokens.tokenizer import PromptTokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

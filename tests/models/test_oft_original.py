@@ -10,13 +10,13 @@ import oft_reference
 import pytest
 import torch
 from embodied.models.openvla_oft import build_policy
-from embodied.models.openvla_oft.checkpoint import Folder
-from embodied.models.openvla_oft.config import OPENVLA_7B
-from embodied.models.openvla_oft.model import OpenVLAOFT
-from embodied.models.openvla_oft.names import released_name
+from embodied.models.openvla_oft.files.checkpoint import Folder
+from embodied.models.openvla_oft.files.names import released_name
+from embodied.models.openvla_oft.files.shapes import TowerHints, sizes_of
+from embodied.models.openvla_oft.network.config import OPENVLA_7B
+from embodied.models.openvla_oft.network.model import OpenVLAOFT
 from embodied.models.openvla_oft.original import decode, inputs_of, load_network
-from embodied.models.openvla_oft.shapes import TowerHints, sizes_of
-from embodied.models.openvla_oft.tokenizer import EMBEDDED
+from embodied.models.openvla_oft.tokens.tokenizer import EMBEDDED
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

@@ -261,7 +261,7 @@ def test_auto_writes_fp32_where_bf16_would_lose_too_much(slight, tmp_path, capsy
 
 
 def test_auto_writes_bf16_where_nothing_is_lost(made, tmp_path, capsys, monkeypatch):
-    from embodied.models.openvla_oft import export_folder
+    from embodied.models.openvla_oft.export import folder as export_folder
 
     monkeypatch.setattr(export_folder, "LOSES_MEAN", 0.5)  # a network of random weights has no room for rounding
     monkeypatch.setattr(export_folder, "LOSES_SHARE", 0.5)
