@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from embodied.models.openvla_oft import build_policy, save
+from embodied.models.openvla_oft import build_policy
+from embodied.models.openvla_oft.export import save
 from embodied.models.openvla_oft.original import load_network
 from embodied.models.shared.lora import merged_state
 from peft import PeftModel
