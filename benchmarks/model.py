@@ -16,8 +16,8 @@ tokens. Variants take turns within each round:
 ``--gaps`` gives, for each number format, how far log-probs of ``act`` (batches of 8) and ``evaluate`` (one of 32) lie
 apart, and how far log-probs, loss and gradient lie from those of float32 arithmetic on exactly the same weights.
 
-FLOPs are those that a chunk needs (embodied.models.openvla_oft.flops), the same for all variants of a batch: what
-``plain`` computes besides lowers its share. Peak memory is torch's on a GPU, that of the process on a CPU.
+FLOPs are those that a chunk needs (embodied.models.openvla_oft.network.flops), the same for all variants of a batch:
+what ``plain`` computes besides lowers its share. Peak memory is torch's on a GPU, that of the process on a CPU.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from _measure import begin, save, spread
 from _model_gaps import SAMPLING, env_of, report_gaps
 from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
-from embodied.models.openvla_oft.flops import forward_flops, training_flops
-from embodied.models.openvla_oft.model import Inputs
+from embodied.models.openvla_oft.network.flops import forward_flops, training_flops
+from embodied.models.openvla_oft.network.model import Inputs
 from embodied.models.openvla_oft.policy import FORMATS, OpenVLAOFTPolicy
 from torch import Tensor
 
@@ -152,7 +152,7 @@ def plain_logits(policy: OpenVLAOFTPolicy, obs: dict[str, Tensor]) -> Tensor:
     """Action logits [B, T, 256], cut out of those of all positions and all words."""
     model, language, batch = policy.model, policy.model.language_model, len(obs["images"])
     prompt, present = _padded_prompt(policy, batch)
-    with policy._number_format():
+    with policy.parts.number_format():
         context = model._context(Inputs(policy.pixels(obs["images"]), prompt))
         prefix = model._prefix(prompt, context)
         embeddings = torch.cat([prefix, *model._tail(prompt, prefix, None)], dim=1)

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -250,9 +251,9 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
     """Writes a folder in the layout of the released checkpoints, with random weights in bf16, a file at a time: more
     memory than one file takes is not needed."""
     from embodied.models.openvla_oft import build_policy
-    from embodied.models.openvla_oft.dead import dead_tensors
-    from embodied.models.openvla_oft.layout import write_layout
-    from embodied.models.openvla_oft.processing import PixelProcessor
+    from embodied.models.openvla_oft.export.layout import write_layout
+    from embodied.models.openvla_oft.files.dead import dead_tensors
+    from embodied.models.openvla_oft.tokens.processing import PixelProcessor
     from embodied.models.shared.files import INDEX, _shards, write_json
     from safetensors.torch import save_file
 
@@ -270,7 +271,7 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
         policy = build_policy(**usual, lora_rank=1)
     policy.bind(FakeEnv().spec)
     net, settings = policy.model.net, policy.settings
-    policy.pixels = PixelProcessor(net.image_size, settings.center_crop, None, settings.image_preset)  # with memory
+    pixels = PixelProcessor(net.image_size, settings.center_crop, None, settings.image_preset)  # with memory
     state = {n.replace(".base_layer.", "."): t for n, t in policy.model.state_dict().items() if ".lora_" not in n}
     with mode():
         state |= dead_tensors(None, net, state)
@@ -285,7 +286,7 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
         where |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for tensor in state.values())
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
-    write_layout(policy, None, folder, torch.bfloat16)
+    write_layout(replace(policy.parts, pixels=pixels), None, folder, torch.bfloat16)
     return {"files": len(shards), "bytes": total, "seconds": round(time.perf_counter() - began, 1)}
 
 

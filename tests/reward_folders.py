@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from embodied.models.causal_lm.characters import character_tokenizer
+from embodied.models.causal_lm.text.characters import character_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 CHARACTERS = " #0123456789abcdxyz+=?:\n"

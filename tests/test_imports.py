@@ -37,13 +37,9 @@ def modules(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
-def imported(path: Path, package: str, at_run_time: bool = False) -> Iterator[str]:
-    """Absolute names of all modules that a file imports, wherever in it; ``from a import b`` gives ``a.b``.
-
-    Args:
-        at_run_time: leave out what stands under ``if TYPE_CHECKING:``.
-    """
-    for node in nodes(ast.parse(path.read_text(encoding="utf-8")), at_run_time):
+def imported(path: Path, package: str) -> Iterator[str]:
+    """Absolute names of all modules that a file imports, wherever in it; ``from a import b`` gives ``a.b``."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -51,14 +47,6 @@ def imported(path: Path, package: str, at_run_time: bool = False) -> Iterator[st
             base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
             prefix = ".".join(filter(None, (base, node.module)))
             yield from (f"{prefix}.{alias.name}" for alias in node.names)
-
-
-def nodes(node: ast.AST, at_run_time: bool) -> Iterator[ast.AST]:
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if at_run_time and isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
-            continue
-        yield from nodes(child, at_run_time)
 
 
 def parts_used(path: Path) -> set[str]:
@@ -128,7 +116,7 @@ def test_envs_and_models_import_only_the_contracts(path):
         ("envs/shared/machine.py", "from ..libero import files"),
         ("envs/_template.py", "from .libero import LiberoEnv"),
         ("envs/libero/env.py", "from embodied.models.shared import lora"),
-        ("models/shared/lora.py", "from ..openvla_oft.config import N_BINS"),
+        ("models/shared/lora.py", "from ..openvla_oft.network.config import N_BINS"),
         ("models/causal_lm/policy.py", "from ..openvla_oft.sampling import draw"),
         ("models/openvla_oft/policy.py", "from models.shared import lora"),
     ],
@@ -152,13 +140,13 @@ def test_there_are_adapters():
 def circle(roots: Sequence[Path]) -> list[str]:
     """Modules below ``roots`` that import each other in a circle, wherever in them; empty if there is none.
 
-    Imports for annotations alone (``if TYPE_CHECKING:``) never run and do not count.
+    Imports for annotations alone (``if TYPE_CHECKING:``) count: who is given a whole object knows it.
     """
     files = {module_name(path): path for root in roots for path in modules(root)}
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        found = (known_part(used, files) for used in imported(path, package, at_run_time=True))
+        found = (known_part(used, files) for used in imported(path, package))
         graph[name] = {used for used in found if used}
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -195,10 +183,12 @@ def test_circles_are_found(tmp_path, monkeypatch):
     room.mkdir(parents=True)
     (room / "__init__.py").write_text("from .policy import Policy\n", encoding="utf-8")
     (room / "policy.py").write_text("def save():\n    from . import files\n    files.write()\n", encoding="utf-8")
+    (room / "files.py").write_text("from typing import TYPE_CHECKING\n", encoding="utf-8")
+    assert circle([tmp_path / "models"]) == []
     (room / "files.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .policy import Policy\n", encoding="utf-8"
     )
-    assert circle([tmp_path / "models"]) == []
+    assert set(circle([tmp_path / "models"])) == {"embodied.models.room.policy", "embodied.models.room.files"}
     (room / "files.py").write_text(
         "def read():\n    from embodied.models.room.policy import Policy\n", encoding="utf-8"
     )

@@ -76,20 +76,20 @@ def conditions_of(config: PerturbConfig | None, key: str) -> list[Condition]:
     _check_names(config.kinds or (), config.conditions, "perturbation", f"{key}.kinds")
     _check_names(config.without, config.conditions, "perturbation", f"{key}.without")
     _check_names(config.strengths or (), strengths, "strength", f"{key}.strengths")
-    found = [
+    used = [
         Condition(kind, strength, Perturbation(**amounts.model_dump(), gripper_dim=config.gripper_dim))
         for kind, table in config.conditions.items()
         for strength, amounts in table.items()
         if kind in (config.kinds or config.conditions) and kind not in config.without
         if strength in (config.strengths or strengths)
     ]
-    if not found:
+    if not used:
         raise ConfigError(
             f"{key} leaves no perturbation: {len(config.conditions)} are known, and kinds, strengths and without leave "
             "out all of them",
             f"leave out {key}, or add +perturb=robot to the command",
         )
-    return found
+    return used
 
 
 def _check_names(names: Iterable[str], known: Iterable[str], what: str, key: str) -> None:

@@ -11,12 +11,14 @@ from embodied.protocols import Policy
 from embodied.serving.limits import ServerLimits
 from embodied.serving.metadata import metadata
 from embodied.serving.metrics import Metrics
+from embodied.serving.protocols import openpi, openvla
 from embodied.serving.requests import QuestionReader
 from embodied.serving.server import Server
 from embodied.serving.service import Service
 from embodied.types import EnvSpec, Sampling
 
 GREEDY = Sampling(do_sample=False)
+ROUTES = [openpi.ROUTE, openvla.ROUTE]
 
 
 def build_server(
@@ -56,4 +58,4 @@ def build_server(
         seed=seed, device=device,
     )  # fmt: skip
     told = metadata(policy, env, reader.keys, limits, greedy=not sampling.do_sample, max_batch=max_batch)
-    return Server(service, reader, told, limits, metrics, token, certificate)
+    return Server(service, reader, told, ROUTES, limits, metrics, token, certificate)

@@ -1,4 +1,4 @@
-"""The server: one port for the websocket (any path), ``POST /act``, ``/healthz``, ``/readyz`` and ``/metrics``.
+"""The server: one port for the routes of its protocols, ``/healthz``, ``/readyz`` and ``/metrics``.
 
 starting ──warm-up──▶ ready ──SIGTERM──▶ draining: nothing new, what is under way is answered ──▶ closed
 """
@@ -8,25 +8,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
+
+from aiohttp import web
 
 from embodied.client import wire
 from embodied.errors import ConfigError, EmbodiedError, RequestError
-from embodied.serving import access, openpi, openvla
+from embodied.serving import access
 from embodied.serving.connections import Connections, address_of
+from embodied.serving.host import Conversation, Route
 from embodied.serving.limits import Rate, ServerLimits
 from embodied.serving.metrics import Metrics
 from embodied.serving.reading import Frames
 from embodied.serving.requests import QuestionReader
 from embodied.serving.service import Service
-
-try:
-    from aiohttp import web
-except ImportError as error:
-    raise ConfigError("the Python package 'aiohttp' is not installed", "pip install 'embodied-rl[serve]'") from error
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +39,7 @@ class Server:
 
     Args:
         metadata: the first message of each websocket.
+        routes: of the protocols that are spoken.
         token: asked of every client, but not for health and readiness.
         certificate: of TLS.
     """
@@ -49,6 +49,7 @@ class Server:
         service: Service,
         reader: QuestionReader,
         metadata: Mapping[str, Any],
+        routes: Sequence[Route],
         limits: ServerLimits,
         metrics: Metrics,
         token: str | None = None,
@@ -56,6 +57,8 @@ class Server:
     ) -> None:
         self.service, self.reader, self.limits, self.metrics = service, reader, limits, metrics
         self.metadata = wire.pack(metadata)
+        self.directory = f"here are {', '.join(route.title for route in routes)}, /healthz, /readyz and /metrics\n"
+        self._routes = sorted(routes, key=lambda route: "{" in route.path)  # what takes any path stands behind others
         self.wire_limits = wire.Limits(max_bytes=limits.max_bytes)
         self.rate = Rate(limits.rate, limits.burst)
         self.draining = asyncio.Event()
@@ -66,10 +69,10 @@ class Server:
         self._under_way = 0  # requests that have come and are not answered
         self._idle = asyncio.Event()  # set while there is none
         self._idle.set()
-        self._ready = False
+        self.ready = False
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
-        self.conversations: set[openpi.Conversation] = set()  # open websockets
+        self.conversations: set[Conversation] = set()  # open websockets
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -84,8 +87,9 @@ class Server:
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._readiness)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/act", self._act)
-        app.router.add_get("/{path:.*}", self._websocket)
+        for route in self._routes:
+            for method in route.methods:
+                app.router.add_route(method, route.path, partial(self._answer, route))
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, auto_decompress=False, keepalive_timeout=30.0,
             shutdown_timeout=LEAVE_S,
@@ -103,13 +107,13 @@ class Server:
             ) from error
         self.service.start()
         await self.service.ready()
-        self._ready = True
+        self.ready = True
         self.metrics.ready.set(1)
         return int(self._listening.sockets[0].getsockname()[1])
 
     async def drain(self) -> None:
         """Take nothing new, answer what is under way (for ``drain_s`` at most), close all connections and end."""
-        self._ready = False
+        self.ready = False
         self.metrics.ready.set(0)
         if self._listening is not None:
             self._listening.close()
@@ -132,7 +136,7 @@ class Server:
         while self.conversations and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
 
-    # -- answers to both protocols -----------------------------------------------------------------------------------
+    # -- what protocols call (host.py) ---------------------------------------------------------------------------------
 
     async def decoded(self, read: Callable[..., Any], *arguments: Any) -> Any:
         """Read a request in a thread of its own kind: pictures take milliseconds."""
@@ -185,25 +189,12 @@ class Server:
         return web.Response(text="OK\n" if alive else "the inference thread has ended\n", status=200 if alive else 500)
 
     async def _readiness(self, request: web.Request) -> web.Response:
-        if self._ready and self.service.alive:
+        if self.ready and self.service.alive:
             return web.Response(text="ready\n")
         return web.Response(text="draining\n" if self.draining.is_set() else "starting\n", status=503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
-    async def _act(self, request: web.Request) -> web.Response:
-        if not self._ready:
-            return openvla.refusal(self.failed(RequestError("the server is not ready", "try again later", "draining")))
-        self.begins()
-        try:
-            return await openvla.act(self, request, address_of(request.transport))
-        finally:
-            self.ends()
-
-    async def _websocket(self, request: web.Request) -> web.StreamResponse:
-        if request.headers.get("Upgrade", "").lower() != "websocket":
-            raise web.HTTPNotFound(text="here are a websocket, POST /act, /healthz, /readyz and /metrics\n")
-        if not self._ready:
-            raise web.HTTPServiceUnavailable(text="not ready\n", headers={"Retry-After": "1"})
-        return await openpi.converse(self, request, address_of(request.transport))
+    async def _answer(self, route: Route, request: web.Request) -> web.StreamResponse:
+        return await route.answer(self, request, address_of(request.transport))

@@ -6,23 +6,16 @@ Importing this package imports neither torch nor transformers.
 
 | file | what it does |
 |---|---|
-| ``source.py`` | finds the weights: folder, GGUF file, installed package |
-| ``own_code.py`` | code that comes with a checkpoint: whether it is needed and may be run |
-| ``network.py`` | loads or makes the network, and finds out whether it can be run here |
-| ``tokenizer.py``, ``characters.py`` | text ↔ tokens: chat template, truncation, ends of a text |
-| ``pictures.py`` | what a vision-language model says of pictures: their size, their tokens in a prompt |
-| ``vision.py`` | the frozen part that reads pictures, and what it puts into prompts |
-| ``counting.py`` | prompts by the tokenizer alone: their numbers of tokens before a run begins, their texts |
-| ``trunk.py``, ``attention.py`` | runs the network's layers on tokens laid end to end |
-| ``packing.py`` | lays prompts and responses end to end for a training pass |
-| ``context_parallel.py`` | computes the texts of a training pass by several processes |
-| ``distribution.py`` | the distribution of the next token |
-| ``decoding.py``, ``lanes.py`` | generates texts in lanes, token by token |
-| ``evaluating.py`` | log-probs, entropies and values of recorded texts |
 | ``policy.py`` | what the runtime drives |
+| ``parts.py`` | what a policy consists of, for all that is done with it |
+| ``evaluating.py`` | log-probs, entropies and values of recorded texts |
 | ``serving.py`` | what an inference engine gets of the policy, and gives back |
 | ``reward_model.py`` | a sequence classifier that scores answers |
-| ``save.py``, ``export.py`` | folders that other programs read |
+| ``counting.py`` | prompts by the tokenizer alone: their numbers of tokens before a run begins, their texts |
+| ``files/`` | folders of Hugging Face: found, checked, loaded, written; code that comes with them |
+| ``text/`` | text ↔ tokens: chat template, truncation, ends of a text; the tokens of a picture |
+| ``network/`` | runs the layers on tokens laid end to end, also by several processes; reads pictures |
+| ``decoding/`` | the distribution of the next token; generates texts in lanes |
 """
 
 from __future__ import annotations
@@ -98,7 +91,7 @@ def prompt_counter_files(
     **others: Any,
 ) -> list[Path]:
     """Lists the files that the counts of :func:`prompt_counter` depend on. The arguments are the same."""
-    from .source import tokenizer_files
+    from .files.source import tokenizer_files
 
     return tokenizer_files(model_path, tokenizer_path, chat_template)
 
@@ -106,7 +99,7 @@ def prompt_counter_files(
 def image_size(model_path: str | None) -> int | None:
     """Reads how many pixels each side of a picture has in the network of a folder. None if it reads no pictures, or if
     its config.json does not say it."""
-    from .pictures import said_size
+    from .text.pictures import said_size
 
     return None if model_path is None else said_size(Path(model_path).expanduser())
 

@@ -18,16 +18,17 @@ from ..shared.keys import bad
 from ..shared.quantized import QuantizedLinear, replace_linears
 from ..shared.trained import choose_trained
 from ..shared.weights.stored import check_no_adapter
-from .adapters import add_adapters
-from .context_parallel import check_heads
-from .network import FORMATS, end_tokens, load_network, load_tokenizer
+from .files.load import FORMATS, end_tokens, load_network, load_tokenizer
+from .files.save import VALUE_HEAD_FILE
+from .files.source import located
+from .network.adapters import add_adapters
+from .network.context_parallel import check_heads
+from .network.trunk import Trunk, check_against_transformers
+from .network.value_head import ValueHead
+from .parts import Parts, Situation
 from .policy import CausalLMPolicy
-from .save import VALUE_HEAD_FILE
 from .settings import Settings
-from .source import located
-from .tokenizer import TextTokenizer
-from .trunk import Trunk, check_against_transformers
-from .value_head import ValueHead
+from .text.tokenizer import TextTokenizer
 
 
 def build(settings: Settings) -> CausalLMPolicy:
@@ -47,21 +48,31 @@ def build(settings: Settings) -> CausalLMPolicy:
     check_heads(settings.context_parallel_size, network.config.num_attention_heads)
     if settings.quantization_bit is not None:
         replace_linears(network.model.layers, settings.quantization_bit, QuantizedLinear.quantize)
-    policy = CausalLMPolicy(
+    parts = Parts(
         network,
+        Trunk(network),
         TextTokenizer(tokenizer, settings, end_tokens(network, tokenizer, settings.ends), pictures),
         _value_head(settings, network.config.hidden_size) if settings.value_head else None,
+        vision,
         settings,
+        Situation(max_bytes=4 * settings.max_new_tokens),  # until an env is bound
     )
+    policy = CausalLMPolicy(parts)
     if settings.is_lora:
         add_adapters(network, settings)
-    choose_trained(policy, settings, ("value_head",), own="network.", hint=" (tied weights bear the name embed_tokens)")
-    policy.vision = vision  # now, so that no pattern trains it
+    _choose_trained(parts)
     _set_precision(policy, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(network)
     policy.find_training_modules()
     return policy
+
+
+def _choose_trained(parts: Parts) -> None:
+    """Choose among the weights of network and value head. What reads pictures is left out, so no pattern trains it."""
+    modules = {"network": parts.network} | ({} if parts.value_head is None else {"value_head": parts.value_head})
+    hint = " (tied weights bear the name embed_tokens)"
+    choose_trained(nn.ModuleDict(modules), parts.settings, ("value_head",), own="network.", hint=hint)
 
 
 def check_alone(settings: Settings) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .network import load_tokenizer
-from .pictures import Pictures
+from .files.load import load_tokenizer
+from .files.source import located
 from .settings import Settings
-from .source import located
-from .tokenizer import TextTokenizer
+from .text.pictures import Pictures
+from .text.tokenizer import TextTokenizer
 
 
 class PromptCounter:

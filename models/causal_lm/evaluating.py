@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,61 +18,59 @@ from torch.utils.checkpoint import checkpoint
 from embodied.types import Evaluation, Sampling
 
 from ..shared import sampling as drawing
-from .context_parallel import Part
-from .distribution import Rows, first_seen, next_token
-from .packing import Packed, pack, rows
-from .vision import Placed, digest
-
-if TYPE_CHECKING:
-    from .policy import CausalLMPolicy
+from .decoding.distribution import Rows, first_seen, next_token
+from .network.context_parallel import Part
+from .network.packing import Packed, pack, rows
+from .network.vision import Placed, digest
+from .parts import Parts
 
 LOGITS_AT_ONCE = 1 << 23  # numbers; more are computed in parts, and a second time in the backward pass
 
 
 def evaluate(
-    policy: CausalLMPolicy, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool
+    parts: Parts, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool
 ) -> Evaluation:  # fmt: skip
     """See :meth:`embodied.protocols.Policy.evaluate`."""
-    made = _pass(policy, records, sampling)
+    made = _pass(parts, records, sampling)
     logprobs, entropy = (made.by_record(found) for found in made.chosen())
     return Evaluation(logprobs, entropy, made.values(), made.distribution() if distribution else None)
 
 
-def _pass(policy: CausalLMPolicy, records: Mapping[str, Tensor], sampling: Sampling) -> _Pass:
+def _pass(parts: Parts, records: Mapping[str, Tensor], sampling: Sampling) -> _Pass:
     tokens = records["tokens"].long()
-    lay = pack if policy.settings.sequence_packing else rows
-    shown = None if policy.vision is None else policy.vision.shown(records)
+    lay = pack if parts.settings.sequence_packing else rows
+    shown = None if parts.vision is None else parts.vision.shown(records)
     packed = lay(
         records["prompt_ids"], records["prompt_length"], records["tokens"], records["length"],
         None if shown is None else [digest(pixels) for pixels in shown],
     )  # fmt: skip
-    part = packed if policy.team is None else Part.of(packed, policy.team)
-    with policy.number_format():
-        placed = None if shown is None else _placed(policy, records, packed, shown)
-        hidden = policy.trunk.hidden(part.ids, policy.trunk.rotary(part.positions), part, placed)
+    part = packed if parts.now.team is None else Part.of(packed, parts.now.team)
+    with parts.number_format():
+        placed = None if shown is None else _placed(parts, records, packed, shown)
+        hidden = parts.trunk.hidden(part.ids, parts.trunk.rotary(part.positions), part, placed)
     since = None
     if sampling.repetition_penalty != 1.0:
         prompts, sizes = records["prompt_ids"].long(), records["prompt_length"].long()
-        since = first_seen(prompts, sizes, tokens, policy.trunk.vocabulary)
-    return _Pass(policy, sampling, tokens, packed, part, hidden, since)
+        since = first_seen(prompts, sizes, tokens, parts.trunk.vocabulary)
+    return _Pass(parts, sampling, tokens, packed, part, hidden, since)
 
 
 def _placed(
-    policy: CausalLMPolicy, records: Mapping[str, Tensor], packed: Packed, shown: Sequence[np.ndarray]
+    parts: Parts, records: Mapping[str, Tensor], packed: Packed, shown: Sequence[np.ndarray]
 ) -> Placed | None:  # fmt: skip
     """The features of pictures, once for each prompt that is computed."""
-    assert policy.vision is not None
+    assert parts.vision is not None
     ids, sizes = records["prompt_ids"].cpu().numpy(), records["prompt_length"].cpu().numpy()
     first = packed.first.tolist()
     prompts = [ids[text, : sizes[text]] for text in first]
-    return policy.vision.placed(prompts, packed.begins.tolist(), [shown[text] for text in first])
+    return parts.vision.placed(prompts, packed.begins.tolist(), [shown[text] for text in first])
 
 
 @dataclass(frozen=True)
 class _Pass:
     """The network's pass over the texts of some records."""
 
-    policy: CausalLMPolicy
+    parts: Parts
     sampling: Sampling
     tokens: Tensor  # int64 [B, n]
     packed: Packed
@@ -90,34 +87,34 @@ class _Pass:
         """Log-probs and entropies [N] of the recorded tokens. Logits of a large vocabulary are never all there at
         once."""
         chosen, asked = self.tokens[self.packed.text, self.packed.made], self.part.answers
-        size = max(1, LOGITS_AT_ONCE // self.policy.trunk.vocabulary)
-        parts = [*zip(asked.number.split(size), asked.row.split(size), strict=True)]
+        size = max(1, LOGITS_AT_ONCE // self.parts.trunk.vocabulary)
+        slices = [*zip(asked.number.split(size), asked.row.split(size), strict=True)]
 
         def one(number: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
             logp = self._log_probs(number, row)
             return logp.gather(1, chosen[number].unsqueeze(1)).squeeze(1), drawing.entropy(logp)
 
-        if len(parts) == 1:
-            logprobs, entropies = one(*parts[0])
+        if len(slices) == 1:
+            logprobs, entropies = one(*slices[0])
             return asked.together(logprobs), asked.together(entropies)
         again = torch.is_grad_enabled()
-        found = [checkpoint(one, *part, use_reentrant=False) if again else one(*part) for part in parts]
+        found = [checkpoint(one, *part, use_reentrant=False) if again else one(*part) for part in slices]
         columns = zip(*found, strict=True)
         logprobs, entropies = (asked.together(torch.cat(column)) for column in columns)
         return logprobs, entropies
 
     def values(self) -> Tensor | None:
         """Values [B, 1] of the prompts, or [B, n] before each token; None without a value head."""
-        if (head := self.policy.value_head) is None:
+        if (head := self.parts.value_head) is None:
             return None
-        token_level = self.policy.settings.value_type == "token_level"
+        token_level = self.parts.settings.value_type == "token_level"
         asked = self.part.answers if token_level else self.part.prompts
         found = asked.together(head(self.hidden[asked.row]))
         return self.by_record(found[:, 0]) if token_level else found
 
     def distribution(self) -> Tensor:
         """Log-probs of all tokens, float32 [B, n, V]. Behind the end of a text, token 0 is certain."""
-        shape = (*self.tokens.shape, self.policy.trunk.vocabulary)
+        shape = (*self.tokens.shape, self.parts.trunk.vocabulary)
         everything = self.hidden.new_full(shape, drawing.EXCLUDED, dtype=torch.float32)
         everything[..., 0] = 0.0
         asked = self.part.answers
@@ -129,6 +126,6 @@ class _Pass:
         float32 [R, V]."""
         made, packed = self.packed.made[number], self.packed
         seen = None if self.since is None else self.since[packed.text[number]] <= made.unsqueeze(1)
-        ends = torch.tensor(self.policy.tokenizer.ends, device=number.device)
-        logits = self.policy.trunk.logits(self.hidden[row])
+        ends = torch.tensor(self.parts.tokenizer.ends, device=number.device)
+        logits = self.parts.trunk.logits(self.hidden[row])
         return next_token(logits, Rows(made, seen), self.sampling, ends)

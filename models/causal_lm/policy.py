@@ -17,22 +17,21 @@ from torch import Tensor, nn
 from embodied import instructions
 from embodied.errors import SpecMismatchError
 from embodied.logprobs import LOGPROB_DTYPES
-from embodied.protocols import EngineFacts, EngineText, Team
+from embodied.protocols import EngineFacts, EngineText, Examples, Exported, Team
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
 from ..shared.quantized import numbers_of
-from . import export as exporting
 from . import serving
-from .decoding import LaneDecoding
+from .decoding.lane_decoding import LaneDecoding
 from .evaluating import evaluate
-from .flops import Work, work_of
-from .network import FORMATS
-from .own_code import told
+from .files import export as exporting
+from .files.own_code import told
+from .network.flops import Work, work_of
+from .network.trunk import Trunk
+from .network.vision import check_pictures
+from .parts import Parts
 from .settings import Settings
-from .tokenizer import MORE_CHARACTERS, TextTokenizer
-from .trunk import Trunk
-from .value_head import ValueHead
-from .vision import Vision, check_pictures
+from .text.tokenizer import MORE_CHARACTERS, TextTokenizer
 
 MOST_LANES = 256  # texts that act() makes at the same time
 
@@ -41,22 +40,25 @@ class CausalLMPolicy(nn.Module):
     """A causal language model, made by :func:`~embodied.models.causal_lm.build_policy`. Call ``bind`` first."""
 
     export_formats = exporting.KINDS  # see embodied.protocols.Exports
-    export = exporting.export
 
-    def __init__(
-        self, network: Any, tokenizer: TextTokenizer, value_head: ValueHead | None, settings: Settings
-    ) -> None:  # fmt: skip
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.network = network
-        self.value_head = value_head
-        self.vision: Vision | None = None  # what reads pictures
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.trunk = Trunk(network)
-        self.max_bytes = 4 * settings.max_new_tokens  # L, until an env is bound
-        self.team: Team | None = None  # what computes each text together; None = this process alone
-        self._work: Work = work_of(self.trunk)
-        self._training_modules: list[nn.Module] = []
+        self.parts = parts
+        # modules of this module, so that their weights are its own
+        self.network, self.value_head, self.vision = parts.network, parts.value_head, parts.vision
+        self._work: Work = work_of(parts.trunk)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.parts.tokenizer
+
+    @property
+    def settings(self) -> Settings:
+        return self.parts.settings
+
+    @property
+    def trunk(self) -> Trunk:
+        return self.parts.trunk
 
     @property
     def spec(self) -> PolicySpec:
@@ -64,7 +66,7 @@ class CausalLMPolicy(nn.Module):
         decision = {
             "tokens": ArraySpec((n,), "int32"),
             "length": ArraySpec((), "int32"),
-            "actions": ArraySpec((1, self.max_bytes), "uint8"),
+            "actions": ArraySpec((1, self.parts.now.max_bytes), "uint8"),
             "logprobs": ArraySpec((n,), "float32"),
         }
         if self.value_head is not None:
@@ -75,10 +77,6 @@ class CausalLMPolicy(nn.Module):
             logprob_dtypes=LOGPROB_DTYPES,
         )  # fmt: skip
 
-    @property
-    def device(self) -> torch.device:
-        return self.network.model.embed_tokens.weight.device
-
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""
         if not isinstance(env.action, TextAction):
@@ -88,7 +86,7 @@ class CausalLMPolicy(nn.Module):
             )
         self._check_transcripts(env)
         check_pictures(env, self.vision, self.settings.model_path)
-        self.max_bytes = env.action.max_bytes
+        self.parts.now.max_bytes = env.action.max_bytes
 
     def _check_transcripts(self, env: EnvSpec) -> None:
         """Refuses transcripts that could have too many tokens in the midst of a run. A byte gives one token at most."""
@@ -135,9 +133,9 @@ class CausalLMPolicy(nn.Module):
     def _too_long(self) -> Iterator[str]:
         ascii_alone = self.settings.model_path is None and self.settings.alphabet.isascii()
         likely = (1 if ascii_alone else 4) * self.settings.max_new_tokens  # bytes
-        if self.max_bytes < likely:
+        if (most := self.parts.now.max_bytes) < likely:
             yield (
-                f"answers of more than {self.max_bytes} bytes are cut, and {self.settings.max_new_tokens} tokens may "
+                f"answers of more than {most} bytes are cut, and {self.settings.max_new_tokens} tokens may "
                 f"have {likely}: what stands at the end, such as the result, would be lost "
                 "(env.train.max_response_bytes)"
             )
@@ -152,7 +150,7 @@ class CausalLMPolicy(nn.Module):
 
     def decoding(self, lanes: int, enforce_eager: bool = True) -> LaneDecoding:
         """See :meth:`embodied.protocols.Decodes.decoding`."""
-        return LaneDecoding(self, lanes, enforce_eager)
+        return LaneDecoding(self.parts, lanes, enforce_eager)
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
@@ -182,7 +180,7 @@ class CausalLMPolicy(nn.Module):
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
     ) -> Evaluation:  # fmt: skip
         """See :meth:`embodied.protocols.Policy.evaluate`. Behind the end of a text, log-probs and entropies are 0."""
-        return evaluate(self, records, sampling, distribution)
+        return evaluate(self.parts, records, sampling, distribution)
 
     def forward(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
@@ -226,7 +224,7 @@ class CausalLMPolicy(nn.Module):
         return [self.tokenizer.pieces(tokens[:length]) for tokens, length in pairs]
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`."""
+        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.network.flops`."""
         forward = self._work.forward(np.asarray(records["prompt_length"]), np.asarray(records["length"]))
         return forward * ((2 + (not self.settings.is_lora)) if training else 1)
 
@@ -237,12 +235,12 @@ class CausalLMPolicy(nn.Module):
 
     @contextmanager
     def splitting(self, team: Team) -> Iterator[None]:
-        """See :meth:`embodied.protocols.SplitsTexts.splitting`; how is in :mod:`.context_parallel`."""
-        self.team = team
+        """See :meth:`embodied.protocols.SplitsTexts.splitting`; how is in :mod:`.network.context_parallel`."""
+        self.parts.now.team = team
         try:
             yield
         finally:
-            self.team = None
+            self.parts.now.team = None
 
     def shard_modules(self) -> Sequence[nn.Module]:
         """See :class:`embodied.protocols.Shardable`: the transformer's layers."""
@@ -250,28 +248,34 @@ class CausalLMPolicy(nn.Module):
 
     def find_training_modules(self) -> None:
         """List the modules that behave differently in training: dropout and recomputed layers."""
-        self._training_modules = [
+        self.parts.now.training_modules = [
             m for m in self.modules() if isinstance(m, nn.Dropout) or getattr(m, "gradient_checkpointing", False)
         ]
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
-        from .save import save_folder
+        from .files.save import save_folder
 
-        save_folder(self, folder)
+        save_folder(self.parts, folder)
+
+    def export(
+        self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    ) -> Exported:  # fmt: skip
+        """See :meth:`embodied.protocols.Exports.export`."""
+        return exporting.export(self, self.parts, kind, folder, dtype, examples, options)
 
     @property
     def engine_facts(self) -> EngineFacts:
         """See :class:`embodied.protocols.ServedByEngine`."""
-        return serving.facts(self)
+        return serving.facts(self.parts)
 
     def engine_folder(self, folder: Path) -> None:
         """See :meth:`embodied.protocols.ServedByEngine.engine_folder`."""
-        serving.write_folder(self, folder)
+        serving.write_folder(self.parts, folder)
 
     def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :meth:`embodied.protocols.ServedByEngine.engine_weights`."""
-        return serving.weights(self)
+        return serving.weights(self.parts)
 
     def engine_prompts(self, obs: Mapping[str, Tensor]) -> list[list[int]]:
         """See :meth:`embodied.protocols.ServedByEngine.engine_prompts`."""
@@ -279,22 +283,4 @@ class CausalLMPolicy(nn.Module):
 
     def engine_decision(self, texts: Sequence[EngineText], sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.ServedByEngine.engine_decision`."""
-        return serving.decision(self, texts, sampling)
-
-    @contextmanager
-    def acting(self) -> Iterator[None]:
-        """Compute without dropout and recomputation, in the number format of the settings, inside the block."""
-        modes = [module.training for module in self._training_modules]
-        for module in self._training_modules:
-            module.training = False
-        try:
-            with self.number_format():
-                yield
-        finally:
-            for module, mode in zip(self._training_modules, modes, strict=True):
-                module.training = mode
-
-    def number_format(self) -> torch.autocast:
-        """Compute in the number format of the settings inside the block."""
-        dtype = FORMATS[self.settings.precision]
-        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+        return serving.decision(self.parts, texts, sampling)

@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification
 from embodied import instructions
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError, unknown_name
 
-from .network import FORMATS, UNREADABLE, folder_of, read_tokenizer, short
-from .own_code import may_run, network_code, told
-from .weights import Weights
+from .files.load import FORMATS, UNREADABLE, folder_of, read_tokenizer, short
+from .files.own_code import may_run, network_code, told
+from .files.weights import Weights
 
 KEY = "reward.model"
 

@@ -19,19 +19,20 @@ from ..shared.lora import inject, load_adapter
 from ..shared.trained import choose_trained, lora_config
 from ..shared.weights.adapter import MERGE_OFT
 from ..shared.weights.finite import check_range
-from .action_tokenizer import ENTRIES
-from .checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
-from .config import NetConfig
-from .initialize import initialize
-from .model import OpenVLAOFT
-from .network import build_network
-from .normalization import Normalization, Statistics, action_block
+from .files.checkpoint import VALUE_HEAD_FILE, Folder, adapter_folder, ignored, load_exact
+from .files.load import build_network
+from .network.config import NetConfig
+from .network.initialize import initialize
+from .network.model import OpenVLAOFT
+from .network.value_head import ValueHead
+from .parts import Parts, Situation
 from .policy import OpenVLAOFTPolicy
-from .processing import PixelProcessor
 from .settings import Settings
-from .statistics.blocks import check_constant
-from .tokenizer import EMBEDDED, PromptTokenizer
-from .value_head import ValueHead
+from .tokens.action_tokenizer import ENTRIES, ActionTokenizer
+from .tokens.normalization import Normalization, Statistics, action_block
+from .tokens.processing import PixelProcessor
+from .tokens.statistics import check_constant
+from .tokens.tokenizer import EMBEDDED, PromptTokenizer
 
 TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch (FiLM's too), so they get no adapters
 
@@ -46,31 +47,37 @@ def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTP
     folder = None if settings.model_path is None else Folder.open(settings.model_path)
     net = _net_config(settings, folder)
     tokenizer = PromptTokenizer(EMBEDDED if folder is None else folder.tokenizer, net.vocab_size)
+    model = build_network(settings, net, tokenizer.eos_id, folder, device)
+    colours = folder.pixel_statistics if folder else None
+    pixels = PixelProcessor(net.image_size, settings.center_crop, colours, settings.image_preset)
+    statistics = _statistics(settings, net, folder)
+    value_head = _value_head(settings, net, folder)
+    _prepare(model, value_head, settings)
+    now = Situation(statistics, statistics.action, _is_open(settings, folder))
+    words = ActionTokenizer(net.vocab_size)
     policy = OpenVLAOFTPolicy(
-        model=build_network(settings, net, tokenizer.eos_id, folder, device),
-        tokenizer=tokenizer,
-        pixels=PixelProcessor(
-            net.image_size,
-            settings.center_crop,
-            folder.pixel_statistics if folder else None,
-            settings.image_preset,
-        ),
-        statistics=_statistics(settings, net, folder),
-        value_head=_value_head(settings, net, folder),
-        settings=settings,
+        Parts(model, tokenizer, words, pixels, value_head, settings, _compiled(model, settings), now)
     )
-    if settings.is_lora:
-        _add_adapters(policy.model, settings)
-    choose_trained(policy, settings, ("value_head", *TRAINED_IN_FULL), own="model.")
-    _set_precision(policy, settings.precision)
-    if settings.gradient_checkpointing:
-        _enable_checkpointing(policy)
-    if settings.compiles:
-        backend, names = settings.torch_compile_backend, policy._no_split_modules
-        policy.compiled = CompiledBlocks(policy.model, names, backend, on=settings.torch_compile)
     policy.find_training_modules()
-    policy.attention_open = _is_open(settings, folder)
     return policy
+
+
+def _prepare(model: OpenVLAOFT, value_head: ValueHead | None, settings: Settings) -> None:
+    """Add adapters; choose what is trained, number formats and recomputation."""
+    if settings.is_lora:
+        _add_adapters(model, settings)
+    weights = nn.ModuleDict({"model": model} if value_head is None else {"model": model, "value_head": value_head})
+    choose_trained(weights, settings, ("value_head", *TRAINED_IN_FULL), own="model.")
+    _set_precision(weights, settings.precision)
+    if settings.gradient_checkpointing:
+        _enable_checkpointing(model)
+
+
+def _compiled(model: OpenVLAOFT, settings: Settings) -> CompiledBlocks | None:
+    if not settings.compiles:
+        return None
+    names, backend = OpenVLAOFTPolicy._no_split_modules, settings.torch_compile_backend
+    return CompiledBlocks(model, names, backend, on=settings.torch_compile)
 
 
 def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
@@ -132,10 +139,10 @@ def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
         load_adapter(model, folder, ignored(model.net), MERGE_OFT)
 
 
-def _set_precision(policy: nn.Module, precision: str) -> None:
+def _set_precision(weights: nn.Module, precision: str) -> None:
     """Put frozen weights in the arithmetic's format. Trained ones stay float32: 16 bits would round updates away. Codes
     stay codes."""
-    for name, parameter in policy.named_parameters():
+    for name, parameter in weights.named_parameters():
         if parameter.is_floating_point():
             dtype = torch.float32 if parameter.requires_grad else FORMATS[precision]
             if dtype == torch.float16:
@@ -143,11 +150,11 @@ def _set_precision(policy: nn.Module, precision: str) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _enable_checkpointing(policy: OpenVLAOFTPolicy) -> None:
+def _enable_checkpointing(model: OpenVLAOFT) -> None:
     """Set it on the layers: transformers renamed its own switch within version 5."""
-    layers: Any = policy.model.language_model.model.layers
+    layers: Any = model.language_model.model.layers
     for layer in layers:
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-    for tower in (policy.model.vision_backbone.featurizer, policy.model.vision_backbone.fused_featurizer):
+    for tower in (model.vision_backbone.featurizer, model.vision_backbone.fused_featurizer):
         tower.gradient_checkpointing = True

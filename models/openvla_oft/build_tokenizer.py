@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from .processing import prompt
-from .tokenizer import EMBEDDED, SPACE
+from .tokens.processing import prompt
+from .tokens.tokenizer import EMBEDDED, SPACE
 
 VOCAB = 768
 SPECIAL = ["<unk>", "<s>", "</s>"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embodied.errors import SpecMismatchError
 from embodied.types import EnvSpec, TextAction
 
-from .config import NetConfig
+from .network.config import NetConfig
 
 
 def check_fit(policy: NetConfig, env: EnvSpec) -> None:

@@ -15,7 +15,7 @@ It needs only tensors and config.json, no tokenizer and no statistics. Sizes com
   normalised for SigLIP. ``proprio`` float [B, S], normalised.
 - ``input_ids`` int [B, L] may lack the last token 29871 and hold padding at any place. It may end in action tokens (or
   stand-ins for them) and </s>, as in training: the prompt is found in it.
-- Other spellings of tensor names (prismatic, timm, FiLM wrappers) are listed in :mod:`.names`. No file holds the
+- Other spellings of tensor names (prismatic, timm, FiLM wrappers) are listed in :mod:`.files.names`. No file holds the
   towers' number of heads: give ``vision_num_attention_heads=4``, or two numbers, unless the widths are the released.
 - The original takes the most likely of all 32064 tokens, ``network.language_model.lm_head(read.hidden).argmax(-1)``.
   With random weights this is a text token. ``decode`` clips these as the original does.
@@ -29,13 +29,13 @@ from typing import Any
 from torch import Tensor
 
 from ..shared.prompts import padded
-from .action_tokenizer import EPS, ActionTokenizer, Range
-from .checkpoint import Folder
-from .config import NetConfig
-from .model import Inputs, OpenVLAOFT
-from .network import build_network
+from .files.checkpoint import Folder
+from .files.load import build_network
+from .network.config import NetConfig
+from .network.model import Inputs, OpenVLAOFT
 from .settings import Settings
-from .tokenizer import LLAMA_SPACE
+from .tokens.action_tokenizer import EPS, ActionTokenizer, Range
+from .tokens.tokenizer import LLAMA_SPACE
 
 EOS = 2
 HINTS = ("vision_num_attention_heads", "vision_num_layers")
@@ -112,7 +112,7 @@ def decode(
     """Token ids [B, T] → float64 [B, K, A] in the units of the data, the gripper as the data has it.
 
     Args:
-        low: q01 of the statistics, or min (see :mod:`.normalization`) [A].
+        low: q01 of the statistics, or min (see :mod:`.tokens.normalization`) [A].
         high: q99, or max [A].
     """
     net = network.net

@@ -6,8 +6,8 @@ Shapes: B rows, n images, S state, T = K·A action tokens, V values.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from embodied.logprobs import LOGPROB_DTYPES
+from embodied.protocols import Examples, Exported
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
 
 from ..shared import sampling as drawing
-from ..shared.compiled import CompiledBlocks, bucket, filled
-from ..shared.files import FORMATS
-from ..shared.offload import activations_on_host
 from ..shared.quantized import numbers_of
-from . import export as exporting
-from .action_tokenizer import EPS, ActionTokenizer, Range, gripper_from_env, gripper_to_env
-from .config import N_BINS
+from .export import formats as exporting
 from .fit import check_fit
-from .flops import forward_flops, training_flops
-from .model import Inputs, OpenVLAOFT, ReadOut
-from .normalization import Statistics, action_block
-from .processing import PixelProcessor
+from .network.config import N_BINS
+from .network.flops import forward_flops, training_flops
+from .network.model import Inputs, ReadOut
+from .parts import Parts
 from .settings import Settings
-from .tokenizer import PromptTokenizer
-from .value_head import ValueHead
+from .tokens.action_tokenizer import Range, gripper_from_env
+from .tokens.normalization import Statistics, action_block
+from .tokens.tokenizer import PromptTokenizer
 
 MOST_PROMPTS = 1024  # rows of the prompt table at most: a server may see any number of sentences
 
@@ -44,40 +41,39 @@ class OpenVLAOFTPolicy(nn.Module):
     _no_split_modules = ("LlamaDecoderLayer", "Block")  # units of sharding and recomputation
 
     export_formats = exporting.KINDS  # see embodied.protocols.Exports
-    export = exporting.export
 
     prompts: Tensor
     present: Tensor
 
-    def __init__(
-        self,
-        model: OpenVLAOFT,
-        tokenizer: PromptTokenizer,
-        pixels: PixelProcessor,
-        statistics: Statistics,
-        value_head: ValueHead | None,
-        settings: Settings,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.model = model
-        self.value_head = value_head
-        self.pixels = pixels
-        self.tokenizer = tokenizer
-        self.statistics = statistics
-        self.settings = settings
-        self.action_tokenizer = ActionTokenizer(model.net.vocab_size)
-        self.action_range = statistics.action
+        self.parts = parts
+        # modules of this module, so that their weights are its own
+        self.model, self.value_head, self.pixels = parts.model, parts.value_head, parts.pixels
         self.padded = False  # whether the bound prompts differ in length
-        self.attention_open = False  # whether the mask is a guess until the first observations settle it
-        self.attention_probe: dict[str, float] = {}  # attention mask → nats, once it was probed (see .probe)
-        self.compiled: CompiledBlocks | None = None  # if acting or learning runs compiled blocks
-        self.env: EnvSpec | None = None  # that it is bound to
         self._tasks: tuple[str, ...] = ()  # instructions of the bound env
         self._row: dict[str, int] = {}  # instruction → row of the table of prompts
         self._least = 0  # least tokens of a prompt, for envs whose sentences are not known beforehand
         self._training_modules: list[nn.Module] = []
         self.register_buffer("prompts", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.register_buffer("present", torch.empty(0, 0, dtype=torch.bool), persistent=False)
+
+    @property
+    def env(self) -> EnvSpec | None:
+        """The env that it is bound to."""
+        return self.parts.now.env
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        return self.parts.tokenizer
+
+    @property
+    def settings(self) -> Settings:
+        return self.parts.settings
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.parts.now.statistics
 
     @property
     def spec(self) -> PolicySpec:
@@ -99,10 +95,10 @@ class OpenVLAOFTPolicy(nn.Module):
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`."""
         check_fit(self.model.net, env)
-        self.env, self._tasks = env, tuple(dict.fromkeys(env.tasks))
+        self.parts.now.env, self._tasks = env, tuple(dict.fromkeys(env.tasks))
         self._least = self.settings.max_prompt_length if "instruction" in env.obs else 0
         self._tokenise(self._tasks)
-        self.action_range = self.statistics.action or self._env_range(env)
+        self.parts.now.action_range = self.statistics.action or self._env_range(env)
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
         """See :meth:`embodied.protocols.Policy.encode_instructions`.
@@ -130,9 +126,9 @@ class OpenVLAOFTPolicy(nn.Module):
         """
         key, action = self.settings.action_normalization, action_block(name, values)
         normalization = self.statistics.normalization.of_statistics(action, key)
-        found = Statistics.from_block(name, values, self.model.net, normalization)
-        self.statistics = found if self.settings.policy_setup == "none" else found.with_gripper(0.0, 1.0)
-        self.action_range = self.statistics.action
+        used = Statistics.from_block(name, values, self.model.net, normalization)
+        used = used if self.settings.policy_setup == "none" else used.with_gripper(0.0, 1.0)
+        self.parts.now.statistics, self.parts.now.action_range = used, used.action
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
@@ -143,7 +139,7 @@ class OpenVLAOFTPolicy(nn.Module):
             return drawing.draw(logp, noise[:, position : position + logits.shape[1]], sampling)
 
         with _acting(self._training_modules):
-            read, classes = self._decode(obs, choose)
+            read, classes = self.parts.decode(self.inputs(obs), choose)
             value = self._value(read)
         logp = drawing.log_probs(read.logits, sampling)
         tokens = classes + self.model.net.first_action_id
@@ -159,7 +155,7 @@ class OpenVLAOFTPolicy(nn.Module):
     ) -> Evaluation:  # fmt: skip
         """See :meth:`embodied.protocols.Policy.evaluate`."""
         tokens = records["action_tokens"].long()
-        read = self._read_out(records, tokens)
+        read = self.parts.read_out(self.inputs(records), tokens)
         logp = drawing.log_probs(read.logits, sampling)
         chosen = logp.gather(-1, (tokens - self.model.net.first_action_id).unsqueeze(-1)).squeeze(-1)
         return Evaluation(chosen, drawing.entropy(logp), self._value(read), logp if distribution else None)
@@ -172,17 +168,14 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def decode_actions(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → float32 [B, K, A] in the env's units."""
-        net, action_range = self.model.net, self.action_range
-        assert action_range is not None, "bind() comes first"
-        values = self.action_tokenizer.decode(tokens).unflatten(-1, (net.num_action_chunks, net.action_dim))
-        eps = 0.0 if net.autoregressive else EPS
-        return gripper_to_env(action_range.unnormalize(values, eps), self.settings.policy_setup).float()
+        return self.parts.decode_actions(tokens)
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         """See :meth:`embodied.protocols.Clonable.encode_actions`: token ids int32 [B, T]."""
-        assert self.action_range is not None, "bind() comes first"
-        values = self.action_range.normalize(gripper_from_env(actions.double(), self.settings.policy_setup))
-        return {"action_tokens": self.action_tokenizer.encode(values).flatten(1).int()}
+        action_range = self.parts.now.action_range
+        assert action_range is not None, "bind() comes first"
+        values = action_range.normalize(gripper_from_env(actions.double(), self.settings.policy_setup))
+        return {"action_tokens": self.parts.action_tokenizer.encode(values).flatten(1).int()}
 
     @torch.no_grad()
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
@@ -190,18 +183,18 @@ class OpenVLAOFTPolicy(nn.Module):
         from .probe import look
 
         with _acting(self._training_modules):
-            return look(self, obs)
+            return look(self.parts, self.inputs(obs))
 
     def extra_state(self) -> Mapping[str, str]:
         """See :class:`embodied.protocols.HasExtraState`."""
-        told_or_open = self.settings.attention != "auto" or self.attention_open
+        told_or_open = self.settings.attention != "auto" or self.parts.now.attention_open
         return {**({} if told_or_open else {"attention": self.model.net.attention}), **self.statistics.as_text()}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
         """See :class:`embodied.protocols.HasExtraState`. A mask that was asked for by name stays."""
         if self.settings.attention == "auto" and "attention" in found:
             self.model.set_attention(found["attention"])
-            self.attention_open = False
+            self.parts.now.attention_open = False
         if "statistics" in found:
             values = json.loads(found["statistics"])
             self.use_statistics(values.pop("name"), values)
@@ -218,7 +211,7 @@ class OpenVLAOFTPolicy(nn.Module):
             "precision": settings.precision
             + (f", frozen layers in {settings.quantization_bit} bits" if settings.quantization_bit else ""),
             "attention": net.attention
-            + (" (to be probed)" if self.attention_open else "")
+            + (" (to be probed)" if self.parts.now.attention_open else "")
             + (", stop token" if net.stop_token else ", no stop token"),
             "decoding": net.decoding,
             "input": f"{net.num_images} × {net.image_size} px, state {net.proprio_dim}, prompt {self.prompts.shape[1]}",
@@ -229,14 +222,10 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def pictures(self) -> Mapping[str, Any]:
         """See :meth:`embodied.protocols.PreparesPictures.pictures`."""
-        net, settings = self.model.net, self.settings
-        return {
-            "image_size": [net.image_size, net.image_size], "num_images_in_input": net.num_images,
-            "image_preset": settings.image_preset, "center_crop": settings.center_crop,
-        }  # fmt: skip
+        return self.parts.pictures()
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.flops`.
+        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.network.flops`.
 
         The number is the same for all records, because prompts are padded to one length.
         """
@@ -257,50 +246,22 @@ class OpenVLAOFTPolicy(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
-        from .save import save_folder
+        from .export.save import save_folder
 
-        save_folder(self, folder)
+        save_folder(self.parts, folder)
 
-    def _decode(self, obs: Mapping[str, Tensor], choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
-        """Read-out and classes [B, T]. ``choose`` takes classes from logits [B, n, 256] of tokens ``position …``."""
-        if not self.model.net.autoregressive:
-            read = self._read_out(obs)
-            return read, choose(read.logits, 0)
-        with self._number_format():
-            return self.model.generate(self._inputs(obs), choose)
+    def export(
+        self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    ) -> Exported:  # fmt: skip
+        """See :meth:`embodied.protocols.Exports.export`."""
+        return exporting.export(self, self.parts, kind, folder, dtype, examples, options)
 
-    def _read_out(self, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> ReadOut:
-        """The one forward pass behind ``act`` (without ``tokens``) and ``evaluate``."""
-        with self._number_format(), self._saving():
-            inputs = self._inputs(obs)
-            if self.compiled is None:
-                return self.model(*inputs, tokens)
-            rows, given = len(inputs.prompt), (*inputs, tokens)
-            on = self._runs_compiled(acting=tokens is None, rows=rows)
-            with self.compiled.switched(on):
-                if not on:
-                    return self.model(*given)
-                read = self.model(*(None if t is None else filled(t, bucket(rows)) for t in given))
-            return ReadOut(read.hidden[:rows], read.logits[:rows])
-
-    def _runs_compiled(self, acting: bool, rows: int) -> bool:
-        settings = self.settings
-        most = None if torch.is_grad_enabled() else settings.torch_compile_max_bs
-        return (settings.acts_compiled if acting else settings.torch_compile) and (most is None or rows <= most)
-
-    def _inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
+    def inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
+        """What the network reads of B observations, with the rows ``prompt`` of the prompt table."""
         images, row = obs["images"][:, : self.model.net.num_images], obs["prompt"].long()
         present = self.present[row] if self.padded else None
-        return Inputs(self.pixels(images), self.prompts[row], present, self._proprio(obs))
-
-    def _number_format(self) -> AbstractContextManager[Any]:
-        dtype = FORMATS[self.settings.precision]
-        return torch.autocast(self.prompts.device.type, dtype, enabled=dtype != torch.float32)
-
-    def _saving(self) -> AbstractContextManager[Any]:
-        """Context that decides where activations wait for the backward pass."""
-        offload = self.settings.activation_offload and torch.is_grad_enabled()
-        return activations_on_host(self) if offload else nullcontext()
+        with self.parts.number_format():
+            return Inputs(self.pixels(images), self.prompts[row], present, self._proprio(obs))
 
     def _value(self, read: ReadOut) -> Tensor | None:
         return None if self.value_head is None else self.value_head(read.hidden[:, 0])

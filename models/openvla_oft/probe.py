@@ -8,9 +8,7 @@ positions, and the entropy over the 256 action tokens (log 256 = 5.5 nats is pur
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,11 +16,9 @@ from torch import Tensor
 from embodied.types import Sampling
 
 from ..shared import sampling as distribution
-from .config import N_BINS
-from .model import ReadOut
-
-if TYPE_CHECKING:
-    from .policy import OpenVLAOFTPolicy
+from .network.config import N_BINS
+from .network.model import Inputs, ReadOut
+from .parts import Parts
 
 MASKS = ("bidirectional", "causal")
 CLEARLY = 0.9  # a mask is clearly better if its nats are at most this share of the other's
@@ -44,69 +40,67 @@ class Reading:
         return self.entropy if self.nll is None else self.nll
 
 
-def read(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> Reading:
+def read(parts: Parts, inputs: Inputs, tokens: Tensor | None = None) -> Reading:
     """Take a reading in one forward pass. Only here the logits of the whole vocabulary are computed.
 
     Args:
-        tokens: int [B, T], demonstrated action tokens of the observations.
+        tokens: int [B, T], demonstrated action tokens of the inputs.
     """
 
     def greedy(logits: Tensor, position: int) -> Tensor:
         return logits.argmax(-1)
 
     with torch.no_grad():
-        out = policy._decode(obs, greedy)[0] if tokens is None else policy._read_out(obs, tokens.long())
+        out = parts.decode(inputs, greedy)[0] if tokens is None else parts.read_out(inputs, tokens.long())
         logp = distribution.log_probs(out.logits, Sampling())
         nll = None
         if tokens is not None:
-            classes = tokens.long() - policy.model.net.first_action_id
+            classes = tokens.long() - parts.model.net.first_action_id
             nll = -logp.gather(-1, classes.unsqueeze(-1)).mean().item()
-        return Reading(_inside(policy, out), distribution.entropy(logp).mean().item(), nll)
+        return Reading(_inside(parts, out), distribution.entropy(logp).mean().item(), nll)
 
 
-def _inside(policy: OpenVLAOFTPolicy, out: ReadOut) -> float:
-    net, head = policy.model.net, policy.model.language_model.lm_head
-    with policy._number_format():
+def _inside(parts: Parts, out: ReadOut) -> float:
+    net, head = parts.model.net, parts.model.language_model.lm_head
+    with parts.number_format():
         logits = head(out.hidden)[..., : net.vocab_size].float()
     return logits.softmax(-1)[..., net.first_action_id :].sum(-1).mean().item()
 
 
-def compare_masks(
-    policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None
-) -> dict[str, Reading]:
+def compare_masks(parts: Parts, inputs: Inputs, tokens: Tensor | None = None) -> dict[str, Reading]:
     """Take a reading under each mask. Afterwards the policy has its own mask again."""
-    before, readings = policy.model.net.attention, {}
+    before, readings = parts.model.net.attention, {}
     try:
         for mask in MASKS:
-            policy.model.set_attention(mask)
-            readings[mask] = read(policy, obs, tokens)
+            parts.model.set_attention(mask)
+            readings[mask] = read(parts, inputs, tokens)
     finally:
-        policy.model.set_attention(before)
+        parts.model.set_attention(before)
     return readings
 
 
-def settle_attention(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor], tokens: Tensor | None = None) -> str:
-    """Take the mask that fits ``obs`` clearly better, or leave it open. Returns a message for the user."""
-    readings = compare_masks(policy, obs, tokens)
+def settle_attention(parts: Parts, inputs: Inputs, tokens: Tensor | None = None) -> str:
+    """Take the mask that fits ``inputs`` clearly better, or leave it open. Returns a message for the user."""
+    readings = compare_masks(parts, inputs, tokens)
     best, other = sorted(MASKS, key=lambda mask: readings[mask].nats)
     measure = "entropy" if tokens is None else "negative log-likelihood"
-    policy.attention_probe = {mask: reading.nats for mask, reading in readings.items()}
+    parts.now.attention_probe = {mask: reading.nats for mask, reading in readings.items()}
     numbers = f"{measure} {best} {readings[best].nats:.2f}, {other} {readings[other].nats:.2f} nats"
     if readings[best].nats > CLEARLY * readings[other].nats:
         return (
-            f"warning: attention: auto cannot tell ({numbers}); {policy.model.net.attention} stays. Set "
+            f"warning: attention: auto cannot tell ({numbers}); {parts.model.net.attention} stays. Set "
             "actor.model.attention to what the checkpoint was trained with: the wrong mask ruins it silently"
         )
-    policy.model.set_attention(best)
-    policy.attention_open = False
+    parts.model.set_attention(best)
+    parts.now.attention_open = False
     return f"attention: {best} fits the checkpoint ({numbers}); actor.model.attention={best} skips this probe"
 
 
-def look(policy: OpenVLAOFTPolicy, obs: Mapping[str, Tensor]) -> list[str]:
+def look(parts: Parts, inputs: Inputs) -> list[str]:
     """See :meth:`embodied.protocols.Policy.probe`. Random weights have no prior to look at."""
-    lines = [settle_attention(policy, obs)] if policy.attention_open else []
-    if policy.settings.probe and policy.settings.model_path is not None:
-        lines += warnings(read(policy, obs))
+    lines = [settle_attention(parts, inputs)] if parts.now.attention_open else []
+    if parts.settings.probe and parts.settings.model_path is not None:
+        lines += warnings(read(parts, inputs))
     return lines
 
 

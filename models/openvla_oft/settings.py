@@ -12,8 +12,8 @@ from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_
 
 from ..shared.bits import check_quantization
 from ..shared.keys import as_tuple, bad
-from .config import DEAD_TARGETS, GRIPPERS, PRESETS, RELEASED_TARGETS, NetConfig, check_sizes, resize_towers
-from .shapes import TowerHints
+from .files.shapes import TowerHints
+from .network.config import DEAD_TARGETS, GRIPPERS, PRESETS, RELEASED_TARGETS, NetConfig, check_sizes, resize_towers
 
 # Names of robots in the RLinf documents → their gripper convention.
 SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}

@@ -72,7 +72,7 @@ def test_functions_of_each_signature(function, tmp_path, code, raw, both, full):
 
 def test_a_full_prompt_is_what_the_policy_reads(tmp_path):
     from embodied.models.causal_lm import build_policy
-    from embodied.models.causal_lm.prompts import prompts_of
+    from embodied.models.causal_lm.decoding.prompts import prompts_of
 
     talk = instructions.of_messages([{"role": "user", "content": "1+2="}])
     for most, truncation, shown in ((64, "error", "<user>1+2=>"), (6, "left", ">1+2=>"), (8, "right", "<user>1+")):

@@ -18,7 +18,7 @@ from causal_lm_texts import (
     sequences,
 )
 from embodied.models.causal_lm.settings import Settings
-from embodied.models.causal_lm.tokenizer import TextTokenizer
+from embodied.models.causal_lm.text.tokenizer import TextTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -222,7 +222,7 @@ def test_what_cannot_work_is_refused_with_the_reason(folders, tmp_path):
     refused(lambda: policy.bind(env_of(48)), "48×48", f"env.train.image_size={SIZE}")
     refused(lambda: build_policy(max_new_tokens=N).bind(env_of()), "reads texts alone", "llava")
     refused(lambda: make(folders["llava"], context_parallel_size=2), "context_parallel_size", "set it to 1")
-    refused(lambda: facts(policy), "rollout.backend=native")
+    refused(lambda: facts(policy.parts), "rollout.backend=native")
     obs = {**policy.encode_instructions(["<image>?"])}
     refused(lambda: policy.act(obs, draws()[:1], Sampling()), "has 0", "data.image_key")
     intern = make(folders["internvl"])
@@ -235,7 +235,7 @@ def test_what_cannot_work_is_refused_with_the_reason(folders, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(made), encoding="utf-8")
     refused(lambda: prompt_counter(model_path=str(tmp_path)), "pixtral", "depends on its shape")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}', encoding="utf-8")
-    from embodied.models.causal_lm.vision import check_pictures
+    from embodied.models.causal_lm.network.vision import check_pictures
 
     with pytest.raises(SpecMismatchError, match="M-RoPE"):
         check_pictures(env_of(), None, str(tmp_path))

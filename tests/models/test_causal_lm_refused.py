@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from causal_lm_texts import make
 from embodied.models.causal_lm import build_policy
-from embodied.models.causal_lm.own_code import tokenizer_code
+from embodied.models.causal_lm.files.own_code import tokenizer_code
 
 from embodied.errors import ConfigError, UnknownNameError
 from embodied.protocols import Examples

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from causal_lm_texts import TEXTS, answered, make
-from embodied.models.causal_lm import build_policy, source
+from embodied.models.causal_lm import build_policy
+from embodied.models.causal_lm.files import source
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from embodied import instructions

@@ -15,8 +15,8 @@ import pytest
 import torch
 from embodied.models.exported import build_policy as build_exported
 from embodied.models.openvla_oft import build_policy
-from embodied.models.openvla_oft import export_program as exporter
-from embodied.models.openvla_oft.program import Reference, difference
+from embodied.models.openvla_oft.export import program as exporter
+from embodied.models.openvla_oft.export.decision import Reference, difference
 from embodied.models.shared.programs import write as writer
 
 from embodied import eval as evaluation

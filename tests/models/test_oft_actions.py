@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from embodied.models.openvla_oft.action_tokenizer import ActionTokenizer, Range, gripper_from_env, gripper_to_env
+from embodied.models.openvla_oft.tokens.action_tokenizer import ActionTokenizer, Range, gripper_from_env, gripper_to_env
 
 from embodied.errors import CheckpointError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from embodied.models.openvla_oft import Settings
-from embodied.models.openvla_oft.config import OPENVLA_7B
-from embodied.models.openvla_oft.flops import sequence_length
+from embodied.models.openvla_oft.network.config import OPENVLA_7B
+from embodied.models.openvla_oft.network.flops import sequence_length
 from embodied.models.openvla_oft.probe import read
 
 from embodied.testing import check_policy
@@ -60,9 +60,9 @@ def test_the_value_is_that_of_the_observation_whatever_is_drawn(make, observe, u
 
 def test_a_probe_reads_what_the_likeliest_tokens_give(make, observe) -> None:
     policy, obs = make(**V1), observe(4)
-    reading = read(policy, obs)
+    reading = read(policy.parts, policy.inputs(obs))
     tokens = policy.act(obs, torch.zeros(4, 7), Sampling(do_sample=False)).fields["action_tokens"]
-    assert reading.entropy == pytest.approx(read(policy, obs, tokens).entropy, abs=1e-4)
+    assert reading.entropy == pytest.approx(read(policy.parts, policy.inputs(obs), tokens).entropy, abs=1e-4)
     assert 0 < reading.inside < 1
 
 
@@ -79,7 +79,7 @@ def test_a_token_depends_on_those_before_it_only(make, observe, uniform) -> None
     tokens = policy.act(obs, uniform, Sampling()).fields["action_tokens"]
     changed = tokens.clone()
     changed[:, 3] = 768 + (tokens[:, 3] - 768 + 100) % 256
-    one, two = (policy._read_out(obs, t.long()).logits for t in (tokens, changed))
+    one, two = (policy.parts.read_out(policy.inputs(obs), t.long()).logits for t in (tokens, changed))
     assert torch.equal(one[:, :4], two[:, :4])
     assert (one[:, 4] - two[:, 4]).abs().max() > 1e-3
 
@@ -87,7 +87,7 @@ def test_a_token_depends_on_those_before_it_only(make, observe, uniform) -> None
 def test_greedy_is_the_argmax_at_each_step(make, observe, uniform) -> None:
     policy, obs = make(**V1), observe(4)
     tokens = policy.act(obs, uniform, Sampling(do_sample=False)).fields["action_tokens"].long()
-    logits = policy._read_out(obs, tokens).logits
+    logits = policy.parts.read_out(policy.inputs(obs), tokens).logits
     assert torch.equal(logits.argmax(-1) + 768, tokens)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from embodied.models.openvla_oft import Settings, build_policy
-from embodied.models.openvla_oft.action_tokenizer import ActionTokenizer, Range
 from embodied.models.openvla_oft.build import _add_adapters
-from embodied.models.openvla_oft.checkpoint import Folder, ignored, load_exact
-from embodied.models.openvla_oft.config import OPENVLA_7B, TINY, NetConfig, TowerConfig
-from embodied.models.openvla_oft.model import OpenVLAOFT
-from embodied.models.openvla_oft.save import save_folder
-from embodied.models.openvla_oft.tokenizer import PromptTokenizer
+from embodied.models.openvla_oft.export.save import save_folder
+from embodied.models.openvla_oft.files.checkpoint import Folder, ignored, load_exact
+from embodied.models.openvla_oft.network.config import OPENVLA_7B, TINY, NetConfig, TowerConfig
+from embodied.models.openvla_oft.network.model import OpenVLAOFT
+from embodied.models.openvla_oft.tokens.action_tokenizer import ActionTokenizer, Range
+from embodied.models.openvla_oft.tokens.tokenizer import PromptTokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -193,7 +193,7 @@ KEYS = {"use_proprio": True, "value_head": True, "policy_setup": "libero", "cent
 def saved(make, tmp_path):
     """An adapted policy and the folder it was written to, in several files."""
     policy = make(**KEYS, is_lora=True, lora_rank=4, lora_init_weights=False)
-    save_folder(policy, tmp_path / "hf", shard_bytes=10**6)
+    save_folder(policy.parts, tmp_path / "hf", shard_bytes=10**6)
     return policy, tmp_path / "hf"
 
 

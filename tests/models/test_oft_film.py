@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from embodied.models.openvla_oft import build_policy
-from embodied.models.openvla_oft.checkpoint import load_exact
-from embodied.models.openvla_oft.film import film_file, read_film
-from embodied.models.openvla_oft.model import Inputs
+from embodied.models.openvla_oft.files.checkpoint import load_exact
+from embodied.models.openvla_oft.files.film import film_file, read_film
+from embodied.models.openvla_oft.network.model import Inputs
 
 from embodied.errors import CheckpointError, ConfigError
 from embodied.testing import check_policy

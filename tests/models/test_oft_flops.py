@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from embodied.models.openvla_oft.config import OPENVLA_7B
-from embodied.models.openvla_oft.flops import forward_flops, sequence_length, training_flops
+from embodied.models.openvla_oft.network.config import OPENVLA_7B
+from embodied.models.openvla_oft.network.flops import forward_flops, sequence_length, training_flops
 from torch.utils.flop_counter import FlopCounterMode
 
 from embodied.protocols import CountsFlops

@@ -10,8 +10,8 @@ import oft_reference
 import pytest
 import torch
 from embodied.models.openvla_oft import build_policy
-from embodied.models.openvla_oft.action_tokenizer import ActionTokenizer, Range
-from embodied.models.openvla_oft.normalization import Statistics
+from embodied.models.openvla_oft.tokens.action_tokenizer import ActionTokenizer, Range
+from embodied.models.openvla_oft.tokens.normalization import Statistics
 
 from embodied.errors import CheckpointError, ConfigError
 from embodied.learn import statistics

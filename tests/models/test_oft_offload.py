@@ -64,5 +64,5 @@ def test_recomputed_layers_leave_their_inputs_alone(make, observe, noise) -> Non
 
 def test_acting_moves_nothing(make, observe, noise, monkeypatch) -> None:
     policy = make(activation_offload=True)
-    monkeypatch.setattr("embodied.models.openvla_oft.policy.activations_on_host", None)
+    monkeypatch.setattr("embodied.models.openvla_oft.parts.activations_on_host", None)
     policy.act(observe(2), noise(2), Sampling())

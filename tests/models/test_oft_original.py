@@ -10,13 +10,13 @@ import oft_reference
 import pytest
 import torch
 from embodied.models.openvla_oft import build_policy
-from embodied.models.openvla_oft.checkpoint import Folder
-from embodied.models.openvla_oft.config import OPENVLA_7B
-from embodied.models.openvla_oft.model import OpenVLAOFT
-from embodied.models.openvla_oft.names import released_name
+from embodied.models.openvla_oft.files.checkpoint import Folder
+from embodied.models.openvla_oft.files.names import released_name
+from embodied.models.openvla_oft.files.shapes import TowerHints, sizes_of
+from embodied.models.openvla_oft.network.config import OPENVLA_7B
+from embodied.models.openvla_oft.network.model import OpenVLAOFT
 from embodied.models.openvla_oft.original import decode, inputs_of, load_network
-from embodied.models.openvla_oft.shapes import TowerHints, sizes_of
-from embodied.models.openvla_oft.tokenizer import EMBEDDED
+from embodied.models.openvla_oft.tokens.tokenizer import EMBEDDED
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -353,8 +353,8 @@ def test_a_policy_from_a_folder_without_a_sidecar(weights, tmp_path, make, obser
     policy = make(model_path=path, size=None, image_size=56, **HEADS)
     network, obs = load_network(path, **HEADS), observe(3)
     with torch.no_grad():
-        read = policy._read_out(obs)
-        again = network(*policy._inputs(obs))
+        read = policy.parts.read_out(policy.inputs(obs))
+        again = network(*policy.inputs(obs))
     assert torch.equal(read.logits, again.logits)
     assert policy.statistics.name == "d"
     with pytest.raises(ConfigError, match="hidden_size 64, the checkpoint's 128"):
@@ -368,7 +368,9 @@ def test_a_folder_of_ours_says_everything(make, observe, tmp_path) -> None:
     network = load_network(str(tmp_path / "hf"))
     assert network.net == policy.model.net
     with torch.no_grad():
-        torch.testing.assert_close(network(*policy._inputs(obs)).logits, policy._read_out(obs).logits)
+        torch.testing.assert_close(
+            network(*policy.inputs(obs)).logits, policy.parts.read_out(policy.inputs(obs)).logits
+        )
     with pytest.raises(ConfigError, match="attention bidirectional, the checkpoint's causal"):
         load_network(str(tmp_path / "hf"), attention="bidirectional")
 

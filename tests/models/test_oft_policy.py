@@ -64,7 +64,7 @@ def test_the_value_is_read_at_the_last_prompt_token(make, observe, noise) -> Non
     """That has seen the observation and no action token: the first read-out position."""
     policy, obs = make(value_head=True, use_proprio=True), observe(3)
     with torch.no_grad():
-        hidden = policy._read_out(obs).hidden
+        hidden = policy.parts.read_out(policy.inputs(obs)).hidden
         first, last = policy.value_head(hidden[:, 0]), policy.value_head(hidden[:, -1])
     assert (first - last).abs().max() > 1e-2
     torch.testing.assert_close(policy.act(obs, noise(3), Sampling()).fields["value"], first, atol=1e-5, rtol=0)
@@ -187,10 +187,10 @@ def test_a_converted_gripper_has_the_range_0_to_1_without_statistics(make, env, 
     if opens is None:
         assert gripper.tolist() == pytest.approx([1 - (2 * i + 1) / 255 for i in range(255)], abs=1e-6)
     else:
-        assert (policy.action_range.low[-1], policy.action_range.high[-1]) == (0.0, 1.0)
+        assert (policy.parts.now.action_range.low[-1], policy.parts.now.action_range.high[-1]) == (0.0, 1.0)
         assert set(gripper.tolist()) == {-1.0, 1.0}
         assert gripper.eq(opens).sum() == 128
-    assert policy.action_range.low[:-1] == (-1.0,) * 6
+    assert policy.parts.now.action_range.low[:-1] == (-1.0,) * 6
 
 
 def test_act_leaves_dropout_out_and_the_mode_alone(make, observe, noise) -> None:

@@ -50,23 +50,23 @@ def forget_attention(folder) -> None:
 
 def test_the_mask_of_the_training_is_found_by_entropy(causal_folder, make, observe) -> None:
     policy = make(model_path=str(causal_folder[0]), attention="auto", size=None)
-    assert policy.attention_open
+    assert policy.parts.now.attention_open
     assert "to be probed" in policy.describe()["attention"]
     lines = policy.probe(observe(4))
     assert policy.model.net.attention == "causal"
-    assert not policy.attention_open
+    assert not policy.parts.now.attention_open
     assert "causal fits" in lines[0]
     assert "bidirectional" in lines[0]
-    assert policy.probe(observe(4)) == look(policy, observe(4)), "nothing is left to settle"
+    assert policy.probe(observe(4)) == look(policy.parts, policy.inputs(observe(4))), "nothing is left to settle"
 
 
 def test_the_mask_of_the_training_is_found_by_demonstrations(causal_folder, make, observe) -> None:
     folder, tokens = causal_folder
     policy = make(model_path=str(folder), attention="auto", size=None)
-    readings = compare_masks(policy, observe(4), tokens)
+    readings = compare_masks(policy.parts, policy.inputs(observe(4)), tokens)
     assert policy.model.net.attention == "causal", "the sidecar's stays"
     assert readings["causal"].nll < 0.5 * readings["bidirectional"].nll
-    assert "negative log-likelihood" in settle_attention(policy, observe(4), tokens)
+    assert "negative log-likelihood" in settle_attention(policy.parts, policy.inputs(observe(4)), tokens)
 
 
 def test_a_probed_policy_acts_like_one_that_was_told(causal_folder, make, observe, noise) -> None:
@@ -86,7 +86,7 @@ def test_the_result_is_recorded_in_the_sidecar(causal_folder, make, observe, tmp
     assert sidecar["attention_probe"]["causal"] < sidecar["attention_probe"]["bidirectional"]
     again = make(model_path=str(tmp_path / "hf"), attention="auto")
     assert again.model.net.attention == "causal"
-    assert not again.attention_open
+    assert not again.parts.now.attention_open
 
 
 def test_a_resumed_run_keeps_the_mask_and_does_not_look_again(causal_folder, make, observe) -> None:
@@ -123,7 +123,7 @@ def test_random_weights_cannot_tell_and_say_so(make, observe, tmp_path) -> None:
     policy = make(model_path=str(tmp_path / "hf"), attention="auto")
     lines = policy.probe(observe(4))
     assert "cannot tell" in lines[0]
-    assert policy.attention_open
+    assert policy.parts.now.attention_open
     assert policy.model.net.attention == "bidirectional"
 
 
@@ -137,14 +137,14 @@ def test_a_dead_prior_is_warned_about_unless_told_not_to(make, observe, tmp_path
 
 def test_a_live_prior_is_silent(causal_folder, make, observe) -> None:
     policy = make(model_path=str(causal_folder[0]), attention="causal")
-    assert read(policy, observe(4)).entropy < 2.0
+    assert read(policy.parts, policy.inputs(observe(4))).entropy < 2.0
     assert not any("nearly uniform" in line for line in policy.probe(observe(4)))
 
 
 def test_mass_and_entropy_against_the_whole_vocabulary(make, observe) -> None:
     policy = make()
-    reading = read(policy, observe(2))
-    out = policy._read_out(observe(2))
+    reading = read(policy.parts, policy.inputs(observe(2)))
+    out = policy.parts.read_out(policy.inputs(observe(2)))
     logits = policy.model.language_model.lm_head(out.hidden)[..., :1024]
     assert reading.inside == pytest.approx(logits.softmax(-1)[..., 768:].sum(-1).mean().item(), abs=1e-6)
     assert 0 < reading.entropy < math.log(256)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from embodied.models.openvla_oft.build_tokenizer import build
-from embodied.models.openvla_oft.processing import (
+from embodied.models.openvla_oft.tokens.processing import (
     PixelProcessor,
     bicubic_weights,
     centre_crop,
@@ -18,7 +18,7 @@ from embodied.models.openvla_oft.processing import (
     resize,
     resize_lanczos3,
 )
-from embodied.models.openvla_oft.tokenizer import EMBEDDED, PromptTokenizer
+from embodied.models.openvla_oft.tokens.tokenizer import EMBEDDED, PromptTokenizer
 from embodied.models.shared.constants import constant
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from embodied.models.causal_lm.characters import character_tokenizer
 from embodied.models.causal_lm.settings import CHARACTERS
+from embodied.models.causal_lm.text.characters import character_tokenizer
 from transformers import (
     AutoModelForImageTextToText,
     CLIPVisionConfig,

@@ -83,7 +83,7 @@ MUTANTS = [
     ),
     Mutant(
         "padding-is-seen",
-        "models/openvla_oft/language.py",
+        "models/openvla_oft/network/language.py",
         "mask = present[:, None, None, :]",
         "mask = torch.ones_like(present)[:, None, None, :]",
         ("tests/models/test_oft_original.py::test_a_recorded_case_may_hold_a_padded_batch_of_embeddings",),

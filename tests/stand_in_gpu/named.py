@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from device import FROM_HOST, TO_HOST, WAITS
 
+LANES = "models/causal_lm/decoding/lane_decoding.py"
+
 NAMED = {
     # once a run
     (FROM_HOST, "embodied/run/build.py make_policy"): "the weights",
@@ -19,20 +21,20 @@ NAMED = {
     (FROM_HOST, "embodied/runtime/policy_port.py OnePass._answer"): "the noise",
     (TO_HOST, "embodied/runtime/policy_port.py PolicyRows._read"): "decisions, into the slab",
     # texts: once a rollout, or when lanes are filled
-    (FROM_HOST, "models/causal_lm/decoding.py LaneDecoding._allocate"): "the tokens that end a text",
+    (FROM_HOST, f"{LANES} LaneDecoding._allocate"): "the tokens that end a text",
     (FROM_HOST, "embodied/runtime/decoder.py Decoder._admit"): "the noise",
-    (TO_HOST, "models/causal_lm/prompts.py prompts_of"): "prompts, to see which are equal",
-    (FROM_HOST, "models/causal_lm/decoding.py LaneDecoding._there"): "prompts that are filled up, and numbers of lanes",
-    (FROM_HOST, "models/causal_lm/decoding.py LaneDecoding._start"): "numbers of lanes",
+    (TO_HOST, "models/causal_lm/decoding/prompts.py prompts_of"): "prompts, to see which are equal",
+    (FROM_HOST, f"{LANES} LaneDecoding._there"): "prompts that are filled up, and numbers of lanes",
+    (FROM_HOST, f"{LANES} LaneDecoding._start"): "numbers of lanes",
     # texts: once a token of all lanes
-    (TO_HOST, "models/causal_lm/decoding.py LaneDecoding._ended"): "the tokens, to see which texts have ended",
+    (TO_HOST, f"{LANES} LaneDecoding._ended"): "the tokens, to see which texts have ended",
     # texts: when some have ended
-    (FROM_HOST, "models/causal_lm/decoding.py LaneDecoding._ended"): "numbers of lanes",
-    (TO_HOST, "models/causal_lm/decoding.py LaneDecoding.take"): "tokens, of which the answer is made",
-    (FROM_HOST, "models/causal_lm/decoding.py LaneDecoding.take"): "lengths",
+    (FROM_HOST, f"{LANES} LaneDecoding._ended"): "numbers of lanes",
+    (TO_HOST, f"{LANES} LaneDecoding.take"): "tokens, of which the answer is made",
+    (FROM_HOST, f"{LANES} LaneDecoding.take"): "lengths",
     # texts: once a pass of an update
-    (TO_HOST, "models/causal_lm/packing.py pack.<genexpr>"): "tokens and lengths, to lay texts end to end",
-    (FROM_HOST, "models/causal_lm/packing.py there"): "where each token goes",
+    (TO_HOST, "models/causal_lm/network/packing.py pack.<genexpr>"): "tokens and lengths, to lay texts end to end",
+    (FROM_HOST, "models/causal_lm/network/packing.py there"): "where each token goes",
     (FROM_HOST, "models/causal_lm/evaluating.py _Pass._log_probs"): "the tokens that end a text",
     # once a pass of an update
     (FROM_HOST, "embodied/learn/batch.py gather.<dictcomp>"): "records of the slab",

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from embodied.models.openvla_oft import build_policy, save
+from embodied.models.openvla_oft import build_policy
+from embodied.models.openvla_oft.export import save
 from embodied.models.openvla_oft.original import load_network
 from embodied.models.shared.lora import merged_state
 from peft import PeftModel
@@ -138,7 +139,7 @@ def test_the_folder_answers_as_the_checkpoint(checkpoint, folder, seen):
     one, two = (policy.act(seen, noise, Sampling()).fields for policy in (live, read))
     assert torch.equal(one["action_tokens"], two["action_tokens"])
     assert (one["value"] - two["value"]).abs().max() < 1e-5
-    network, prompts = load_network(str(folder), vision_num_attention_heads=4, stop_token=True), live._inputs(seen)
+    network, prompts = load_network(str(folder), vision_num_attention_heads=4, stop_token=True), live.inputs(seen)
     with torch.no_grad():
         assert (network(*prompts).logits - live.model(*prompts).logits).abs().max() < 1e-5
 
@@ -261,7 +262,7 @@ def test_auto_writes_fp32_where_bf16_would_lose_too_much(slight, tmp_path, capsy
 
 
 def test_auto_writes_bf16_where_nothing_is_lost(made, tmp_path, capsys, monkeypatch):
-    from embodied.models.openvla_oft import export_folder
+    from embodied.models.openvla_oft.export import folder as export_folder
 
     monkeypatch.setattr(export_folder, "LOSES_MEAN", 0.5)  # a network of random weights has no room for rounding
     monkeypatch.setattr(export_folder, "LOSES_SHARE", 0.5)
@@ -326,7 +327,7 @@ def test_adapters_alone_are_a_folder_of_peft(made, base, seen, tmp_path):
     live = restore(checkpoint).policy
     with torch.no_grad():  # as training would have left it
         live.model.language_model.lm_head.weight.mul_(1.5)
-    inputs = live._inputs(seen)
+    inputs = live.inputs(seen)
     wanted = live.model(*inputs).logits
     live.export("adapter", tmp_path / "trained", "fp32", examples(), {})
     network = policy_of(model_path=str(base)).model.eval()

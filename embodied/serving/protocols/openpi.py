@@ -1,0 +1,256 @@
+"""openpi's websocket protocol: metadata first, then one frame an observation, one frame an answer.
+
+Unlike openpi's server this one answers a request that it cannot read and goes on: with a text frame, or with a map to
+clients that send keys of ours (:mod:`embodied.client.wire`). openpi's client raises the text of such a frame and can go
+on as well. Tracebacks stay in the server's log.
+
+    frame ─▶ Frames.read ─▶ Service.submit ─▶ inference thread ─▶ event loop: answer
+             (event loop or decoder threads)
+
+The next frame of a client is read while its last one is answered, so that pings are answered and one frame waits at
+most. When a client leaves, aiohttp cancels its handler, and nothing is computed for it that has not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
+
+from embodied.client import wire
+from embodied.errors import EmbodiedError, WireError
+from embodied.serving.host import Host, Route
+from embodied.serving.requests import Question
+from embodied.serving.service import Answer, Outcome, Session, Ticket
+
+log = logging.getLogger(__name__)
+
+NAME = "openpi"
+CLOSE_S = 3.0  # for the client to answer a close
+SMALL = 1 << 14  # an answer of so many bytes or characters waits for no client that has taken all before
+GOODBYE = b"the server ends"
+
+
+async def converse(host: Host, request: web.Request, address: str) -> web.WebSocketResponse:
+    """Hold one connection until either side ends it.
+
+    Raises:
+        HTTPNotFound: the request is no websocket's.
+        HTTPServiceUnavailable: the server is not ready.
+    """
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        raise web.HTTPNotFound(text=host.directory)
+    if not host.ready:
+        raise web.HTTPServiceUnavailable(text="not ready\n", headers={"Retry-After": "1"})
+    limits = host.limits
+    socket = web.WebSocketResponse(
+        max_msg_size=limits.max_bytes, heartbeat=limits.ping_s, compress=False, timeout=CLOSE_S
+    )
+    try:
+        await socket.prepare(request)
+    except ConnectionError:  # the client has gone meanwhile
+        return socket
+    if request.transport is not None:
+        await Conversation(host, socket, request.transport, address).run()
+    return socket
+
+
+class Conversation:
+    """One connection. Its life: metadata, then a frame and its answer in turn, until either side ends it."""
+
+    def __init__(self, host: Host, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str) -> None:
+        self.host, self.session, self.loop = host, Session(), asyncio.get_running_loop()
+        self._socket, self._transport, self._address = socket, transport, address
+        self._ours = False  # whether the client has sent keys of ours, and so reads errors in maps
+        self._before: float | None = None  # seconds that its last request took, as openpi's server tells
+        self._asked: _Request | None = None  # the one that is not answered yet
+        self._answered: asyncio.Future[None] | None = None  # of a frame that waits for the answer to the one before
+        self._last = self.loop.time()  # when the last request was answered
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        draining = self.host.draining
+        self._idle = self.loop.call_later(self.host.limits.idle_s, self._look_at_clock)
+        self.host.conversations.add(self)
+        try:
+            await self._send_within(self._socket.send_bytes(self.host.metadata))
+            while not draining.is_set():
+                if (message := await self._socket.receive()).type not in (WSMsgType.BINARY, WSMsgType.TEXT):
+                    return
+                if self._asked is not None:
+                    self._answered = self.loop.create_future()
+                    await self._answered
+                if not draining.is_set():
+                    self._begin(message)
+            await self._socket.close(code=WSCloseCode.GOING_AWAY, message=GOODBYE)
+        except (ConnectionError, TimeoutError):  # the client has gone, or does not take its answers
+            self._transport.abort()
+        finally:
+            self.host.conversations.discard(self)
+            self._idle.cancel()
+            if self._asked is not None:
+                self._asked.give_up()
+            self._ends()
+
+    def leave(self) -> None:
+        """Close the connection because the server ends; if an answer is under way, after it."""
+        if self._asked is None:
+            self._close(WSCloseCode.GOING_AWAY, GOODBYE)
+
+    def _look_at_clock(self) -> None:
+        """Close the connection if it was idle for too long, else look again later."""
+        left = self._last + self.host.limits.idle_s - self.loop.time()
+        if self._asked is None and left <= 0:
+            self._close(WSCloseCode.POLICY_VIOLATION, b"idle for too long")
+        else:
+            self._idle = self.loop.call_later(max(left, 1.0), self._look_at_clock)
+
+    def _close(self, code: WSCloseCode, why: bytes) -> None:
+        """Then the frame that is waited for is none."""
+        self._in_task(self._socket.close(code=code, message=why))
+
+    def _in_task(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- a request ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, message: WSMessage) -> None:
+        host = self.host
+        host.begins()
+        asked = self._asked = _Request(self)
+        if (wait := host.rate.wait(self._address)) > 0:
+            host.metrics.slowed.inc()
+            asked.later = self.loop.call_later(wait, asked.read, message)
+        else:
+            asked.read(message)
+
+    def answer(self, asked: _Request, outcome: Outcome) -> None:
+        """Answer the request that is under way. Called on the event loop."""
+        try:
+            if isinstance(outcome, Answer):
+                self.host.answered(NAME, asked.came)
+                self._send(self._packed(outcome, asked.request_id))
+            else:
+                self._send(self._refusal(self.host.failed(outcome), asked.request_id))
+        except ConnectionError:
+            self._transport.abort()
+        except Exception:
+            log.exception("a request of %s was not answered", self._address)
+            self._transport.abort()
+
+    def heard_ours(self) -> None:
+        """The client has sent keys of ours."""
+        self._ours = True
+
+    def _ends(self) -> None:
+        """The request that was under way is answered, or nobody waits for it."""
+        if self._asked is None:
+            return
+        now = self.loop.time()
+        self._before = now - self._asked.came
+        self._asked, self._last = None, now
+        self.host.ends()
+        if self._answered is not None:
+            if not self._answered.done():
+                self._answered.set_result(None)
+            self._answered = None
+        elif self.host.draining.is_set():
+            self._close(WSCloseCode.GOING_AWAY, GOODBYE)
+
+    def _packed(self, answer: Answer, request_id: int | str | None) -> bytes:
+        timing: dict[str, Any] = {
+            "infer_ms": answer.infer_ms, "queue_ms": answer.queue_ms, "batch": answer.batch
+        }  # fmt: skip
+        if self._before is not None:
+            timing["prev_total_ms"] = 1000 * self._before
+        reply: dict[str, Any] = {wire.ACTIONS: wire.plain_array(answer.actions)}
+        reply |= {"server_timing": timing, "policy_timing": {"infer_ms": answer.infer_ms}}
+        if request_id is not None:
+            reply[wire.REQUEST_ID] = request_id
+        return wire.pack_plain(reply)
+
+    def _refusal(self, error: Mapping[str, str], request_id: int | str | None) -> bytes | str:
+        if not self._ours:
+            return f"{error['message']}\n  fix: {error['fix']}"
+        return wire.pack({wire.ERROR: error} | ({} if request_id is None else {wire.REQUEST_ID: request_id}))
+
+    def _send(self, frame: bytes | str) -> None:
+        """Send an answer: at once if all before it was taken, else in a task."""
+        sending = self._socket.send_str(frame) if isinstance(frame, str) else self._socket.send_bytes(frame)
+        if len(frame) > SMALL or self._transport.get_write_buffer_size():
+            self._in_task(self._send_slowly(sending))
+            return
+        try:
+            sending.send(None)  # writes the frame; nothing is waited for
+        except StopIteration:
+            self._ends()
+            return
+        finally:
+            sending.close()
+        raise RuntimeError("the websocket waits before it sends, though all before was taken")
+
+    async def _send_slowly(self, sending: Coroutine[Any, Any, None]) -> None:
+        try:
+            await self._send_within(sending)
+            self._ends()
+        except (ConnectionError, TimeoutError):
+            self._transport.abort()
+
+    async def _send_within(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Raises TimeoutError if the client does not take it."""
+        async with asyncio.timeout(self.host.limits.send_s):
+            await sending
+
+
+class _Request(Ticket):
+    """A frame on its way to its answer."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self.came = conversation.loop.time()
+        self.request_id: int | str | None = None
+        self.later: asyncio.TimerHandle | None = None  # when it is held back
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        self.gone = True
+        if self.later is not None:
+            self.later.cancel()
+
+    def read(self, message: WSMessage) -> None:
+        self.later = None
+        host = self._conversation.host
+        if message.type is WSMsgType.TEXT:
+            self.deliver(WireError("a text frame", "send binary frames (embodied.client.wire.pack)"))
+            return
+        host.metrics.note(host.metrics.received_bytes.inc, len(message.data))
+        host.frames.read(message.data, self)
+
+    def heard(self, request_id: int | str | None, ours: bool) -> None:
+        self.request_id = request_id
+        if ours:
+            self._conversation.heard_ours()
+
+    def asks(self, found: Question | EmbodiedError) -> None:
+        conversation = self._conversation
+        try:
+            if isinstance(found, EmbodiedError):
+                raise found
+            conversation.host.service.submit(found, conversation.session, self)
+        except EmbodiedError as error:
+            with suppress(RuntimeError):  # the loop is closed
+                conversation.loop.call_soon_threadsafe(self.deliver, error)
+
+    def deliver(self, outcome: Outcome) -> None:
+        if not self.gone:
+            self.gone = True  # one answer for each request: a second one would be taken for that to the next
+            self._conversation.answer(self, outcome)
+
+
+ROUTE = Route("a websocket", ("GET", "HEAD"), "/{path:.*}", converse)

@@ -1,0 +1,1 @@
+"""Generates texts, token by token."""

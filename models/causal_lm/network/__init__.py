@@ -1,0 +1,1 @@
+"""Runs the layers of a network on tokens laid end to end."""

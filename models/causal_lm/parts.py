@@ -1,0 +1,65 @@
+"""What a policy consists of. It holds one :class:`Parts`; decoding, evaluation, saving, export and serving take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from embodied.protocols import Team
+
+from ..shared.files import FORMATS
+from .network.trunk import Trunk
+from .network.value_head import ValueHead
+from .network.vision import Vision
+from .settings import Settings
+from .text.tokenizer import TextTokenizer
+
+
+@dataclass
+class Situation:
+    """What changes while a policy is used."""
+
+    max_bytes: int  # L, of an answer
+    team: Team | None = None  # what computes each text together; None = this process alone
+    training_modules: list[nn.Module] = field(default_factory=list)  # those that behave differently in training
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The network and what belongs to it."""
+
+    network: Any
+    trunk: Trunk  # reads the network
+    tokenizer: TextTokenizer
+    value_head: ValueHead | None
+    vision: Vision | None  # reads pictures
+    settings: Settings
+    now: Situation
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.model.embed_tokens.weight.device
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Compute without dropout and recomputation, in the number format of the settings, inside the block."""
+        modules = self.now.training_modules
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.training = False
+        try:
+            with self.number_format():
+                yield
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    def number_format(self) -> torch.autocast:
+        """Compute in the number format of the settings inside the block."""
+        dtype = FORMATS[self.settings.precision]
+        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)

@@ -1,0 +1,1 @@
+"""Writes the policy: as a folder, or as a program."""

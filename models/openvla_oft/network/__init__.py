@@ -1,0 +1,1 @@
+"""The network itself: its sizes, its parts, their first weights, what a pass costs."""

@@ -1,0 +1,109 @@
+"""What a policy consists of. It holds one :class:`Parts`; the probe, saving and export take it.
+
+Shapes: B rows, n images, T = K·A action tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.types import EnvSpec
+
+from ..shared.compiled import CompiledBlocks, bucket, filled
+from ..shared.files import FORMATS
+from ..shared.offload import activations_on_host
+from .network.model import Inputs, OpenVLAOFT, ReadOut
+from .network.value_head import ValueHead
+from .settings import Settings
+from .tokens.action_tokenizer import EPS, ActionTokenizer, Range, gripper_to_env
+from .tokens.normalization import Statistics
+from .tokens.processing import PixelProcessor
+from .tokens.tokenizer import PromptTokenizer
+
+
+@dataclass
+class Situation:
+    """What changes while a policy is used."""
+
+    statistics: Statistics
+    action_range: Range | None  # in the env's units; None until statistics or an env tell it
+    attention_open: bool  # whether the mask is a guess until the first observations settle it
+    attention_probe: dict[str, float] = field(default_factory=dict)  # attention mask → nats, once it was probed
+    env: EnvSpec | None = None  # that the policy is bound to
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The network and what belongs to it."""
+
+    model: OpenVLAOFT
+    tokenizer: PromptTokenizer
+    action_tokenizer: ActionTokenizer
+    pixels: PixelProcessor
+    value_head: ValueHead | None
+    settings: Settings
+    compiled: CompiledBlocks | None  # if acting or learning runs compiled blocks
+    now: Situation
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy computes: that of its buffers, as FSDP may keep weights elsewhere."""
+        return self.pixels.mean.device
+
+    def decode(self, inputs: Inputs, choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
+        """Read-out and classes [B, T]. ``choose`` takes classes from logits [B, n, 256] of tokens ``position …``."""
+        if not self.model.net.autoregressive:
+            read = self.read_out(inputs)
+            return read, choose(read.logits, 0)
+        with self.number_format():
+            return self.model.generate(inputs, choose)
+
+    def read_out(self, inputs: Inputs, tokens: Tensor | None = None) -> ReadOut:
+        """The one forward pass behind ``act`` (without ``tokens``) and ``evaluate``."""
+        with self.number_format(), self._saving():
+            if self.compiled is None:
+                return self.model(*inputs, tokens)
+            rows, arguments = len(inputs.prompt), (*inputs, tokens)
+            on = self._runs_compiled(acting=tokens is None, rows=rows)
+            with self.compiled.switched(on):
+                if not on:
+                    return self.model(*arguments)
+                read = self.model(*(None if t is None else filled(t, bucket(rows)) for t in arguments))
+            return ReadOut(read.hidden[:rows], read.logits[:rows])
+
+    def number_format(self) -> torch.autocast:
+        """Compute in the number format of the settings inside the block."""
+        dtype = FORMATS[self.settings.precision]
+        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        """Context that decides where activations wait for the backward pass."""
+        offload = self.settings.activation_offload and torch.is_grad_enabled()
+        return activations_on_host(self.model) if offload else nullcontext()
+
+    def _runs_compiled(self, acting: bool, rows: int) -> bool:
+        settings = self.settings
+        most = None if torch.is_grad_enabled() else settings.torch_compile_max_bs
+        return (settings.acts_compiled if acting else settings.torch_compile) and (most is None or rows <= most)
+
+    def decode_actions(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → float32 [B, K, A] in the env's units."""
+        net, action_range = self.model.net, self.now.action_range
+        assert action_range is not None, "bind() comes first"
+        values = self.action_tokenizer.decode(tokens).unflatten(-1, (net.num_action_chunks, net.action_dim))
+        eps = 0.0 if net.autoregressive else EPS
+        return gripper_to_env(action_range.unnormalize(values, eps), self.settings.policy_setup).float()
+
+    def pictures(self) -> Mapping[str, Any]:
+        """See :meth:`embodied.protocols.PreparesPictures.pictures`."""
+        net, settings = self.model.net, self.settings
+        return {
+            "image_size": [net.image_size, net.image_size], "num_images_in_input": net.num_images,
+            "image_preset": settings.image_preset, "center_crop": settings.center_crop,
+        }  # fmt: skip
