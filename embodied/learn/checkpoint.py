@@ -32,11 +32,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
-from embodied.files import checksums, sealed
 from embodied.learn.checkpoint_load import raise_if_stopped, reason_of
 from embodied.learn.checkpoint_meta import Meta, check_files, read_meta
 from embodied.learn.snapshot import PARTS, Snapshot, Stager, snapshot_of
 from embodied.learn.state import Learner
+from embodied.lib.files import checksums, sealed
 from embodied.parallel import collectives as ranks
 
 REPLACED = ".replaced-"

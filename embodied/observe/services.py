@@ -25,8 +25,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from embodied import hidden
 from embodied.errors import ConfigError
+from embodied.lib import hidden
 from embodied.protocols import Cell
 
 SERVICES = ("wandb", "swanlab", "mlflow", "trackio")

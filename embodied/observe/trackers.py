@@ -15,10 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from embodied.errors import RunFolderError, unknown_name
+from embodied.lib.targets import load_target
 from embodied.observe import metrics as names
 from embodied.observe.services import SERVICES, About, Service
 from embodied.protocols import Cell, TakesTables, TakesVideos, Tracker
-from embodied.targets import load_target
 
 
 class JsonlTracker:

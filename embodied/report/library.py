@@ -12,8 +12,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from embodied.cache import cache_folder
 from embodied.errors import AssetsMissingError, ConfigError
+from embodied.lib.cache import cache_folder
 from embodied.run.reports import NEEDED
 
 NOTICE = (

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from zipfile import BadZipFile
 
-from embodied.cache import cache_folder
 from embodied.errors import DatasetError
+from embodied.lib.cache import cache_folder
 
 T = TypeVar("T")
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error)

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from embodied.errors import ConfigError, RendererUnavailableError
+from embodied.lib.targets import load_target
 from embodied.observe import statistics
 from embodied.observe.console import Console
 from embodied.protocols import NeedsOfMachine, Policy
@@ -37,7 +38,6 @@ from embodied.run.reporter import Reporter
 from embodied.run.shares import folder_of_rank, slots_of
 from embodied.run.simulators import MAX_POLICY_BATCH, Simulators, open_fork_server, rows_of_call
 from embodied.runtime.signals import StopSignal
-from embodied.targets import load_target
 from embodied.types import EpisodeResult, WorkerFacts
 
 NAME = "selftest.json"

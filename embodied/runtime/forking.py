@@ -131,7 +131,7 @@ def _steps(hello: Hello) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
     """Import the module of an env's class, and what the env offers to import (:class:`embodied.protocols.Preloads`)."""
-    from embodied.targets import load_target
+    from embodied.lib.targets import load_target
 
     make = load_target(target, "env._target_")
     if hasattr(make, "preload"):

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from embodied.errors import SafeStopError
+from embodied.lib.targets import load_target
 from embodied.protocols import SafeStop
 from embodied.runtime.exit_status import tail
 from embodied.runtime.messages import receive, send
 from embodied.runtime.placement import START, module_folders
-from embodied.targets import load_target
 
 
 @dataclass(frozen=True)

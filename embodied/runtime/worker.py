@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import EmbodiedError
+from embodied.lib.targets import load_target
 from embodied.protocols import Batched, Env, MovesCameras
 from embodied.runtime.batch import Rounds
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
@@ -34,7 +35,6 @@ from embodied.runtime.messages import Notice, Ready, WorkerSetup, receive, send
 from embodied.runtime.perturb import Disturbance
 from embodied.runtime.slab import Slab
 from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
-from embodied.targets import load_target
 from embodied.types import WorkerFacts
 
 TOGETHER_S = 0.0005

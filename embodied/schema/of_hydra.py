@@ -16,8 +16,8 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from embodied import hidden
 from embodied.errors import ConfigError
+from embodied.lib import hidden
 
 SEARCH, RUN_DIR, SUBDIR = "hydra.searchpath", "hydra.run.dir", "hydra.output_subdir"
 OF_HYDRA: Mapping[str, tuple[str, str, str]] = {

@@ -10,10 +10,10 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.schema.base import Precision, Section
 from embodied.schema.checkpoint import CheckpointConfig
 from embodied.schema.names import Names
-from embodied.targets import load_target
 
 TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 DEFAULT_SEED = 1234

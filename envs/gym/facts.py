@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied import errors
-from embodied.cache import cache_folder
+from embodied.lib.cache import cache_folder
 
 from .asking import asked
 from .settings import Making

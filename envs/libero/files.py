@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from embodied.cache import cache_folder
 from embodied.errors import AssetsMissingError, unknown_name
+from embodied.lib.cache import cache_folder
 
 MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
     "libero_spatial": 220,

@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embodied.cache import cache_folder
 from embodied.errors import (
     AssetsMissingError,
     ConfigError,
@@ -30,6 +29,7 @@ from embodied.errors import (
     UnknownNameError,
     unknown_name,
 )
+from embodied.lib.cache import cache_folder
 
 from .rendering import REMEDY
 
