@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from embodied.lib.child import Child
 from embodied.runtime.signals import StopSignal
 
 LOWEST = 19  # priority beside a run
 LOOK_S = 0.05  # between two looks at whether a program has ended, or a stop signal has come
-KILLED_S = 10.0  # that a killed program may take to end; one that waits for a broken disk does not end
 
 
 class Beside:
@@ -34,17 +31,7 @@ class Beside:
     """
 
     def __init__(self, command: Sequence[str], behind: bool) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True
-            )
-        except OSError:
-            self._said.close()
-            raise
-        if behind:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST)
+        self._process = Child(command, kept="stderr", priority=LOWEST if behind else None)
 
     @property
     def pid(self) -> int:
@@ -52,7 +39,7 @@ class Beside:
 
     def runs(self) -> bool:
         """Whether it goes on."""
-        return self._process.poll() is None
+        return self._process.runs()
 
     def hurry(self) -> None:
         """Gives it, and what it has started, the priority of this process, which now waits for it. Only a privileged
@@ -65,14 +52,11 @@ class Beside:
         self._process.wait()
 
     def failure(self) -> str:
-        """Why it has failed: its error with the fix, or the last that it said; empty if it has not. Call it once, after
-        its end."""
+        """Why it has failed: its error with the fix, or the last that it said; empty if it has not."""
         status = self._process.wait()
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        self._said.close()
         if status == 0:
             return ""
+        lines = self._process.lines()
         errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
         said = [line.strip() for line in (lines[errors[-1] :] if errors else lines[-2:])]
         text = " ".join(line for line in said if not line.startswith("kind: ")).removeprefix("error: ")
@@ -81,11 +65,7 @@ class Beside:
     def kill(self) -> None:
         """Ends it, and what it has started as well."""
         if self.runs():
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILLED_S)
-        self._said.close()
+            self._process.end()
 
 
 class NewestNext:
