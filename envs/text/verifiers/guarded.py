@@ -187,7 +187,7 @@ def _end(pid: int, pidfd: int, parent: int) -> int:
     if os.getpid() != parent:
         return 0
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)  # no lib.child.Child, which starts programs: this is a fork
     _, status = os.waitpid(pid, 0)
     os.close(pidfd)
     return os.waitstatus_to_exitcode(status)
