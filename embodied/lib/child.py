@@ -14,6 +14,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +76,8 @@ class Child(subprocess.Popen[bytes]):
 
     Args:
         command: its arguments; the first is its name or path.
-        kept: the stream whose end is kept for :meth:`lines`; errors join a kept ``"stdout"``.
+        kept: the stream whose end is kept for :meth:`lines`; errors join a kept ``"stdout"``. It leads to a pipe, or to
+            a temporary file if the program lives on: nobody would read the pipe then.
         session: it has a session of its own: no Ctrl-C that is meant for this process reaches it, and :meth:`end` ends
             its whole process group. Else it stays in the group of this process, and :meth:`end` ends it alone.
         death: signal that it gets when this process dies in whatever way; None = it lives on.
@@ -93,20 +95,28 @@ class Child(subprocess.Popen[bytes]):
     ) -> None:  # fmt: skip
         self._session, self._killed = session, False
         self._printed, self._reader = bytearray(), None
+        self._file = tempfile.TemporaryFile() if kept and death is None else None  # noqa: SIM115 (see lines and end)
         streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         if kept:
-            streams |= {"stderr": subprocess.STDOUT, kept: subprocess.PIPE}
+            streams |= {"stderr": subprocess.STDOUT, kept: self._file or subprocess.PIPE}
         how = {**streams, "start_new_session": session, **how}
         if death is None:
-            super().__init__(command, **how)
+            self._start(command, how)
         else:
             _by_lasting_thread(lambda: self._start_with_death(command, death, how))
         if priority is not None:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self.pid, priority)
-        if kept:
+        if kept and self._file is None:
             self._reader = threading.Thread(target=self._read, args=(getattr(self, kept),), daemon=True)
             self._reader.start()
+
+    def _start(self, command: Sequence[str], how: dict[str, Any]) -> None:
+        try:
+            super().__init__(command, **how)
+        except BaseException:
+            self._close_file()
+            raise
 
     def _start_with_death(self, command: Sequence[str], death: signal.Signals, how: dict[str, Any]) -> None:
         report, theirs = os.pipe()
@@ -140,7 +150,16 @@ class Child(subprocess.Popen[bytes]):
         """Returns the last lines that it has printed to the kept stream, once it has ended."""
         if self._reader is not None:
             self._reader.join(DRAIN_S)
+        self._close_file()
         return bytes(self._printed).decode(errors="replace").strip().splitlines()
+
+    def _close_file(self) -> None:
+        """Keeps the end of a temporary file."""
+        if self._file is not None:
+            with self._file as file:
+                size = os.fstat(file.fileno()).st_size
+                self._printed += os.pread(file.fileno(), KEPT, max(0, size - KEPT))
+            self._file = None
 
     def end(self, grace_s: float = 0.0) -> None:
         """Ends it, with its group: by SIGTERM if it has ``grace_s`` seconds for that, then by SIGKILL. What a signal
@@ -151,6 +170,7 @@ class Child(subprocess.Popen[bytes]):
                 self.wait(grace_s)
         self.kill()
         reap([self])
+        self._close_file()
 
     def kill(self) -> None:
         """Kills it, with its group, and does not wait for the end. Only the first call does: others may get the pid."""

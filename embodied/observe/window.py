@@ -28,8 +28,10 @@ class Window:
 
     def __init__(self, title: str) -> None:
         command = [sys.executable, "-m", "embodied.observe.window", title]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": None}
-        self._viewer = Child(command, session=False, death=None, **pipes)  # it ends when its input does
+        self._viewer = Child(
+            command, session=False, death=None,  # it ends when its input does
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None,
+        )  # fmt: skip
         self._open = True
         assert self._viewer.stdout is not None
         with self._viewer.stdout as says:

@@ -31,7 +31,8 @@ class Beside:
     """
 
     def __init__(self, command: Sequence[str], behind: bool) -> None:
-        self._process = Child(command, kept="stderr", priority=LOWEST if behind else None)
+        priority = LOWEST if behind else None
+        self._process = Child(command, kept="stderr", priority=priority, death=None)  # docs/export.md: it then goes on
 
     @property
     def pid(self) -> int:
@@ -54,9 +55,9 @@ class Beside:
     def failure(self) -> str:
         """Why it has failed: its error with the fix, or the last that it said; empty if it has not."""
         status = self._process.wait()
+        lines = self._process.lines()
         if status == 0:
             return ""
-        lines = self._process.lines()
         errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
         said = [line.strip() for line in (lines[errors[-1] :] if errors else lines[-2:])]
         text = " ".join(line for line in said if not line.startswith("kind: ")).removeprefix("error: ")

@@ -63,8 +63,8 @@ def run(composed: Composed, folders: Sequence[str], processes: Group, stop: Stop
 
 def _make(overrides: Sequence[str], stop: StopSignal) -> None:
     command = [sys.executable, "-m", "embodied.sft", *overrides]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"))  # it is the terminal's, as this run is
-    process, told = Child(command, session=False, death=SIGTERM, **streams), False
+    process = Child(command, session=False, death=SIGTERM, stdin=None, stdout=None, stderr=None)  # it has the terminal
+    told = False
     try:
         with stop.hold():  # a signal raises Stopped at its end, when the first run has saved and is gone
             while process.poll() is None:

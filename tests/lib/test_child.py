@@ -308,3 +308,42 @@ def test_a_process_that_has_lost_its_parent_ends_at_once():
 def test_how_a_process_ended(code, text):
     assert how_it_ended(code) == text
     assert how_it_ended(code, "ended") == text.replace("killed", "ended")
+
+
+def test_what_lives_on_keeps_its_end_in_a_file(tmp_path):
+    """Nobody reads a pipe when its reader is gone; a program that writes to one then ends by SIGPIPE."""
+    code = f"""
+import sys, time
+from embodied.lib.child import Child
+talks = "import os, time; time.sleep(1); os.write(2, b'words'); open({str(tmp_path / "done")!r}, 'w')"
+Child([sys.executable, "-c", talks], kept="stderr", death=None)
+print("begun", flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    with parent.stdout as printed:
+        assert printed.readline() == b"begun\n"
+    parent.kill()
+    parent.wait()
+    until((tmp_path / "done").exists)
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed", "never began"])
+def test_a_file_of_what_lives_on_is_read_and_closed(ends):
+    before = set(os.listdir("/proc/self/fd"))
+    if ends == "never began":
+        with pytest.raises(FileNotFoundError):
+            Child(["no-such-program"], kept="stderr", death=None)
+    else:
+        loud = f"import sys, time; sys.stderr.write('x' * 10 + chr(10) + 'y' * {2 * child.KEPT}); sys.stderr.flush()"
+        more = "; time.sleep(600)" if ends == "killed" else ""
+        started = Child([sys.executable, "-c", loud + more], kept="stderr", death=None)
+        if ends == "killed":
+            assert started._file is not None
+            file = started._file
+            until(lambda: os.fstat(file.fileno()).st_size > child.KEPT)
+            started.end()
+        started.wait(LIMIT_S)
+        assert started.lines() == started.lines() == ["y" * child.KEPT]
+    assert set(os.listdir("/proc/self/fd")) == before
