@@ -30,12 +30,12 @@ from typing import Any
 
 from _measure import descendants, machine, minor_faults, pss_bytes, save, spread
 
+from embodied.lib.targets import load_target
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.pool import Back, Deadlines, Lost, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab, runtime_fields
-from embodied.targets import load_target
 from embodied.types import ArraySpec
 
 PATIENT = Deadlines(300, 300, 300)

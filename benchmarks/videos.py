@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from _measure import cpu_seconds, descendants, judge, machine, read_proc, save, spread
 
+from embodied.lib.targets import load_target
 from embodied.observe.grid import NAME, Tile, write_grid
 from embodied.observe.timing import Sections
 from embodied.random import Stream
@@ -42,7 +43,6 @@ from embodied.runtime.shown import Shown
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
 from embodied.schema import target_kwargs
 from embodied.schema.compose import compose
-from embodied.targets import load_target
 from embodied.testing import FakePolicy
 from embodied.types import Episode, EpisodeResult, Sampling
 

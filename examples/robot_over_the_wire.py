@@ -29,9 +29,9 @@ import numpy as np
 from embodied import instructions
 from embodied.client import Answer, ChunkQueue, Client, Guard
 from embodied.errors import EmbodiedError
+from embodied.lib.targets import load_target
 from embodied.protocols import Env
 from embodied.runtime.plan import eval_plan
-from embodied.targets import load_target
 from embodied.types import Start
 
 

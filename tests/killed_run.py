@@ -62,8 +62,8 @@ MOMENTS = {
     "rollout": lambda: die_at_call(3, FakePolicy, "act"),
     "update": lambda: die_at_call(2, FakePolicy, "evaluate"),  # the first optimizer batch has changed the weights
     "writing": lambda: setattr(torch, "save", write_half_and_die),
-    "renaming": lambda: die_at_call(1, checkpoint, "_sync_folder"),  # after meta.json, before the rename
-    "renamed": lambda: die_at_call(2, checkpoint, "_sync_folder"),
+    "renaming": lambda: die_at_call(1, checkpoint, "_replace"),  # after meta.json, before the rename
+    "renamed": lambda: die_at_call(1, checkpoint, "sync_folder"),
     "deleting": lambda: setattr(checkpoint, "_remove", delete_half_and_die),
 }
 DURING_A_ROLLOUT = ("rollout", "update")

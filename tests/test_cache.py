@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from embodied import cache
-from embodied.cache import one_first
+from embodied.lib import cache
+from embodied.lib.cache import one_first
 
 
 def test_others_wait_for_the_first_and_then_go_in_together(tmp_path: Path, monkeypatch):

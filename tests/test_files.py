@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from embodied import files
 from embodied.errors import DamagedCheckpointError
+from embodied.lib import files
 
 
 def test_the_same_bytes_are_read_once_and_other_bytes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

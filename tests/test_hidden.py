@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embodied import hidden
+from embodied.lib import hidden
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "embodied"
 
 LAYERS = {
-    "errors": -1, "perturbations": -1, "client": 0, "types": 0, "random": 0, "files": 0, "hidden": 0, "targets": 1,
-    "instructions": 1, "logprobs": 1, "spec_json": 1, "protocols": 1, "cache": 0, "rows": 1, "weights": 1,
+    "errors": -2, "perturbations": -2, "client": -1, "types": -1, "random": -1, "lib": 0,
+    "instructions": 1, "logprobs": 1, "protocols": 1, "rows": 1, "weights": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,
     "runtime": 4, "learn": 4,
@@ -87,8 +87,7 @@ def test_the_rule_finds_what_it_is_for(tmp_path, monkeypatch):
 
 ADAPTERS = [*modules(ROOT / "envs"), *modules(ROOT / "models")]
 VOCABULARY = (
-    "types", "protocols", "errors", "random", "instructions", "logprobs", "cache", "rows", "files", "spec_json",
-    "targets", "weights",
+    "types", "protocols", "errors", "random", "instructions", "logprobs", "lib", "rows", "weights",
 )  # fmt: skip
 
 

@@ -30,10 +30,10 @@ from mutations import (
 from saved_policies import ENV, LORA, SMALL, save
 
 from embodied.errors import EmbodiedError
-from embodied.files import check_seal, sealed
 from embodied.learn.checkpoint import Checkpoints
 from embodied.learn.exported import open_export
 from embodied.learn.origin import Origin, restore
+from embodied.lib.files import check_seal, sealed
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.tools import export
 

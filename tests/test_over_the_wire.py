@@ -23,7 +23,7 @@ from straight_policy import Straight
 from embodied import eval as evaluation
 from embodied import train
 from embodied.learn.origin import restore
-from embodied.targets import load_target
+from embodied.lib.targets import load_target
 from embodied.testing import FakeEnv
 from embodied.types import Sampling, Start
 

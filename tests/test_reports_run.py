@@ -17,7 +17,8 @@ from beside_runs import Said, until
 from logged import rows_of
 
 from embodied import train
-from embodied.run import beside, reports, starts
+from embodied.lib import child
+from embodied.run import reports, starts
 from embodied.run.reports import Reports
 from embodied.runtime.signals import Stopped, StopSignal
 
@@ -149,7 +150,7 @@ def test_a_machine_without_temporary_files_ends_no_run(monkeypatch: pytest.Monke
     def full() -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(beside.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(child.tempfile, "TemporaryFile", full)
     console = Said()
     Reports(Path("runs/run"), True, console).finish(StopSignal())
     assert console.lines == ["the report was not written: [Errno 28] No space left on device"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied.errors import SpecMismatchError
-from embodied.spec_json import VERSION, from_json, to_json
+from embodied.lib.spec_json import VERSION, from_json, to_json
 from embodied.testing import FakeBatchEnv, FakeEnv, FakeTextEnv
 from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, EnvSpec
 
@@ -63,7 +63,7 @@ SIMULATORS = {
 ASK = """
 import json, sys
 from importlib import import_module
-from embodied.spec_json import from_json, to_json
+from embodied.lib.spec_json import from_json, to_json
 module, name, kwargs, simulators = json.loads(sys.argv[1])
 spec = getattr(import_module(module), name)(**kwargs).spec
 back = from_json(json.loads(json.dumps(to_json(spec), allow_nan=False)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from embodied.files import sealed
+from embodied.lib.files import sealed
 from embodied.run.trainings import left_out_by, noted
 
 

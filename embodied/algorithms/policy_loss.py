@@ -23,7 +23,7 @@ from torch import Tensor
 from embodied.algorithms import losses
 from embodied.algorithms.conformance.blame import blame
 from embodied.errors import ConfigError, EmbodiedError, unknown_name
-from embodied.targets import load_target
+from embodied.lib.targets import load_target
 
 KEY = "algorithm.loss_type"
 

@@ -7,7 +7,6 @@ other. An episode exists once its row in ``meta/episodes`` does; that file is re
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from embodied.data.demonstrations import package
 from embodied.data.lerobot import CAMERA, FIELD, VERSION
 from embodied.data.lerobot_meta import episode_rows, file_of, read_json
 from embodied.errors import DatasetError
+from embodied.lib.whole import write_whole
 from embodied.types import EnvSpec, Start
 
 FILES_PER_CHUNK = 1000
@@ -195,9 +195,7 @@ def _rows(values: np.ndarray) -> Any:
 def _write_parquet(path: Path, table: Any) -> None:
     parquet = package("pyarrow.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")  # loaders skip it: they look for *.parquet
-    parquet.write_table(table, aside)
-    _settle(aside, path)
+    write_whole(path, lambda file: parquet.write_table(table, file))
 
 
 def _write_tasks(path: Path, tasks: Sequence[str]) -> None:
@@ -220,15 +218,7 @@ def _write_tasks(path: Path, tasks: Sequence[str]) -> None:
 
 def _write_json(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    _settle(aside, path)
-
-
-def _settle(aside: Path, path: Path) -> None:
-    with aside.open("rb") as file:
-        os.fsync(file.fileno())
-    aside.rename(path)
+    write_whole(path, json.dumps(values, indent=1) + "\n")
 
 
 def _statistics(folder: Path, info: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

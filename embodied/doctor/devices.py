@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 from embodied.doctor.findings import Finding, gib
-from embodied.runtime.exit_status import how_it_ended
+from embodied.lib.child import Child, how_it_ended, reap
 from embodied.runtime.placement import NVIDIA
 
 CUDA_TORCH = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
@@ -142,16 +142,16 @@ def together(count: int, backend: str, limit_s: float = PEERS_S) -> Finding:
         for rank in range(count):
             with (Path(folder) / f"{rank}.log").open("wb") as log:
                 command = [sys.executable, "-m", "embodied.doctor.peers", str(rank), str(count), str(meeting), backend]
-                started.append(subprocess.Popen(command, stdout=log, stderr=log))
+                started.append(Child(command, session=False, stdout=log, stderr=log))  # the check ends it, too
         until = time.monotonic() + limit_s
         try:
             codes: list[int | None] = [process.wait(max(0.0, until - time.monotonic())) for process in started]
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             codes = [process.poll() for process in started]
         finally:
             for process in started:
                 process.kill()
-                process.wait()
+            reap(started)
         return _met(codes, backend, [Path(folder) / f"{rank}.log" for rank in range(count)], limit_s)
 
 

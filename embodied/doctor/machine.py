@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodied.cache import cache_folder
 from embodied.doctor.findings import Finding, gib, of_error
 from embodied.errors import EmbodiedError
+from embodied.lib.cache import cache_folder
 from embodied.run.folder import check_writable, nearest_folder
 from embodied.runtime import file_limit
 from embodied.runtime.placement import START

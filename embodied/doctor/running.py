@@ -18,8 +18,8 @@ from typing import Any
 
 from embodied.doctor.findings import Finding, of_error
 from embodied.errors import EmbodiedError
+from embodied.lib.child import how_it_ended
 from embodied.runtime.apart.processes import Processes
-from embodied.runtime.exit_status import how_it_ended
 
 LIMIT_S = 60.0
 

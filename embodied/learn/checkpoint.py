@@ -15,9 +15,7 @@ so that any number of ranks can go on from what any other number saved.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,11 +30,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
-from embodied.files import checksums, sealed
 from embodied.learn.checkpoint_load import raise_if_stopped, reason_of
 from embodied.learn.checkpoint_meta import Meta, check_files, read_meta
 from embodied.learn.snapshot import PARTS, Snapshot, Stager, snapshot_of
 from embodied.learn.state import Learner
+from embodied.lib.files import checksums, sealed
+from embodied.lib.whole import sync_folder, write_whole
 from embodied.parallel import collectives as ranks
 
 REPLACED = ".replaced-"
@@ -219,11 +218,10 @@ class Checkpoints:
                 raise OSError(reason)
             files = {file.name: file.stat().st_size for file in sorted(aside.iterdir())}
             written = asdict(meta) | {"files": files, "checksums": checksums(aside, files)}
-            _write_synced(aside / "meta.json", json.dumps(sealed(written), indent=1))
-            _sync_folder(aside)
+            write_whole(aside / "meta.json", json.dumps(sealed(written), indent=1))
             replaced = _replace(final, aside)
             for folder in (self.folder, self.folder.parent):
-                _sync_folder(folder)
+                sync_folder(folder)
             shutil.rmtree(replaced, ignore_errors=True)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
@@ -262,22 +260,3 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    """The names in it, for good: a rename is on the disk only when its folder is."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that does not know this
-            raise
-    finally:
-        os.close(descriptor)

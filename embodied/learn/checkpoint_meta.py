@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
-from embodied.files import check_checksums, check_folder, check_seal, checkpoint_near, inside, read_json
 from embodied.learn.state import trainable
+from embodied.lib.files import check_checksums, check_folder, check_seal, checkpoint_near, inside, read_json
 from embodied.protocols import Policy
 
 FORMAT = 2
@@ -36,7 +36,7 @@ class Meta:
     steps: int = 0  # optimizer steps of the next iteration that are done as well (supervised training)
     origin: dict[str, Any] = field(default_factory=dict)  # origin.Origin: what builds the policy, and its env's spec
     files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
-    checksums: dict[str, str] = field(default_factory=dict)  # of the same (embodied.files): other bytes = damaged later
+    checksums: dict[str, str] = field(default_factory=dict)  # of the same (lib/files.py): other bytes = damaged later
 
     @property
     def weight_version(self) -> int:

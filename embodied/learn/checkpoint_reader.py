@@ -21,7 +21,7 @@ import torch.distributed.checkpoint.metadata as parts
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from embodied.errors import DamagedCheckpointError
-from embodied.files import inside
+from embodied.lib.files import inside
 
 METADATA = ".metadata"
 MOST_METADATA_BYTES = 1 << 30

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError
-from embodied.files import EXPORT_FILE, check_export, checksums, reading, sealed
 from embodied.learn.origin import Restored
+from embodied.lib.files import EXPORT_FILE, check_export, checksums, reading, sealed
+from embodied.lib.spec_json import from_json
+from embodied.lib.targets import load_target
 from embodied.protocols import ROUNDINGS
-from embodied.spec_json import from_json
-from embodied.targets import load_target
 from embodied.types import EnvSpec
 
 NOT_CHECKED = ("README.md", "verified.json", EXPORT_FILE)
@@ -52,13 +52,13 @@ class ExportFile:
 
     format: str  # as --format named it
     dtype: str  # of the tensors: fp32, bf16 or fp16
-    env_spec: Mapping[str, Any]  # embodied.spec_json
+    env_spec: Mapping[str, Any]  # embodied.lib.spec_json
     policy: Mapping[str, Any]  # num_action_chunks, and what the policy says of itself
     model: Mapping[str, Any]  # ``_target_`` and keyword arguments; empty if nothing here builds a policy from it
     source: Mapping[str, Any]  # the checkpoint, how far and by which trainings it was trained
     measured: Mapping[str, Any] = field(default_factory=dict)  # what the export has measured
     rounding: str = "none"  # of weights or arithmetic against those of the run (embodied.protocols.ROUNDINGS)
-    files: Mapping[str, str] = field(default_factory=dict)  # name → size and checksum (embodied.files)
+    files: Mapping[str, str] = field(default_factory=dict)  # name → size and checksum (embodied.lib.files)
 
 
 def is_export(folder: Path) -> bool:

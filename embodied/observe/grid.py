@@ -8,18 +8,16 @@ A video that ends before the others holds its last picture. Imports no torch.
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodied.errors import RunFolderError
+from embodied.lib.child import Child
+from embodied.lib.whole import settle
 from embodied.observe.video import is_whole
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ def write_grid(tiles: Sequence[Tile], path: Path, goes_on: Callable[[], bool] = 
                 if not _run(command, goes_on):
                     return False
                 if is_whole(aside) and aside.stat().st_size <= MOST_BYTES:
-                    os.replace(aside, path)
+                    settle(aside, path)
                     return True
         raise _failed(path, f"it is no whole file of at most {MOST_BYTES / 1e6:g} MB")
     except OSError as error:
@@ -213,27 +211,20 @@ def _run(command: Sequence[str], goes_on: Callable[[], bool]) -> bool:
     Raises:
         OSError: it failed, or took too long.
     """
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
-        )
-        try:
-            began = time.monotonic()
-            while process.poll() is None:
-                if not goes_on():
-                    return False
-                if time.monotonic() - began > LIMIT_S:
-                    raise OSError(f"ffmpeg was not ready after {LIMIT_S:g} s")
-                time.sleep(_LOOK_S)
-        finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if process.returncode:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
-            raise OSError(lines[-1] if lines else f"ffmpeg ended with status {process.returncode}")
+    process, began = Child(command, kept="stderr"), time.monotonic()
+    try:
+        while process.runs():
+            if not goes_on():
+                return False
+            if time.monotonic() - began > LIMIT_S:
+                raise OSError(f"ffmpeg was not ready after {LIMIT_S:g} s")
+            time.sleep(_LOOK_S)
+    finally:
+        if process.runs():
+            process.end()
+    if process.returncode:
+        lines = process.lines()
+        raise OSError(lines[-1] if lines else f"ffmpeg ended with status {process.returncode}")
     return True
 
 

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
+from embodied.lib.whole import write_whole
 from embodied.observe import streams
 from embodied.observe.service_clients import CLIENTS, Client
 
@@ -55,9 +56,7 @@ def _serve(messages: IO[str], answers: IO[str]) -> None:
             continue  # a resumed run repeats it
         getattr(client, what)(**values)
         done[kind] = values["step"]
-        aside = state.with_name(f".{state.name}.part")
-        aside.write_text(json.dumps({"id": begin["id"], "done": done}), encoding="utf-8")
-        aside.replace(state)
+        write_whole(state, json.dumps({"id": begin["id"], "done": done}))
     _limit(END_S)
     client.close()
 

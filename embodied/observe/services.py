@@ -13,7 +13,6 @@ import json
 import os
 import queue
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -23,10 +22,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from embodied import hidden
 from embodied.errors import ConfigError
+from embodied.lib import hidden
+from embodied.lib.child import Child
 from embodied.protocols import Cell
 
 SERVICES = ("wandb", "swanlab", "mlflow", "trackio")
@@ -83,7 +83,7 @@ class Service:
         self._log = folder.absolute() / "logs" / f"tracker-{name}.log"
         self._out: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         self._said: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Child | None = None
         self._reader_done = threading.Event()
         self._ending, self._off = False, False
         kept = _state(self._file) if resumes else {}
@@ -96,15 +96,13 @@ class Service:
             self._file.write_text(json.dumps(state), encoding="utf-8")
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("a", encoding="utf-8") as log:
-                self._process = subprocess.Popen(
-                    PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                    start_new_session=True,
-                encoding="utf-8")  # fmt: skip
+                self._process = Child(
+                    PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, priority=PRIORITY,
+                    death=None,  # it sends what it has, and ends when its input does
+                )  # fmt: skip
         except OSError as error:
             self._turn_off(str(error))
             return
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, PRIORITY)
         for target in (self._write, self._read):
             threading.Thread(target=target, args=(self._process,), daemon=True, name=f"tracker {name}").start()
         self._send("begin", given | state | facts)
@@ -187,24 +185,21 @@ class Service:
     def _kill(self) -> None:
         """Ends its process and what that has started."""
         if self._process is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.end()
             self._process = None
 
-    def _write(self, process: subprocess.Popen[str]) -> None:
+    def _write(self, process: Child) -> None:
         assert process.stdin is not None
         with suppress(OSError, ValueError):
             while (line := self._out.get()) is not None:
-                process.stdin.write(f"{line}\n")
+                process.stdin.write(f"{line}\n".encode())
                 process.stdin.flush()
         with suppress(OSError, ValueError):
             process.stdin.close()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: Child) -> None:
         assert process.stdout is not None
-        said: IO[str] = process.stdout
-        with suppress(OSError, ValueError), said:
+        with suppress(OSError, ValueError), process.stdout as said:
             for line in said:
                 with suppress(ValueError):
                     self._said.put(json.loads(line))

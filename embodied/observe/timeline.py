@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embodied.lib.whole import write_whole
+
 POLICY, SLOTS = 1, 2  # "processes" of the trace; their "threads" are the lanes
 
 
@@ -123,9 +125,7 @@ class Timeline:
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"displayTimeUnit": "ms", "otherData": {"spans_left_out": self._left_out}, "traceEvents": events}
-        aside = path.with_name(f".{path.name}.part")
-        aside.write_text(json.dumps(whole), encoding="utf-8")
-        aside.rename(path)
+        write_whole(path, json.dumps(whole))
 
     def _span(self, slot: int, name: str, began: float, ended: float) -> None:
         if self._keep and ended > began:

@@ -15,10 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from embodied.errors import RunFolderError, unknown_name
+from embodied.lib.targets import load_target
+from embodied.lib.whole import write_whole
 from embodied.observe import metrics as names
 from embodied.observe.services import SERVICES, About, Service
 from embodied.protocols import Cell, TakesTables, TakesVideos, Tracker
-from embodied.targets import load_target
 
 
 class JsonlTracker:
@@ -56,9 +57,7 @@ class JsonlTracker:
         """Drop lines after ``last_step``. A rename replaces the file, so a crash in here loses no line."""
         lines = self._path.read_text(encoding="utf-8", errors="replace").split("\n")
         kept = [line for line in lines if _step_of(line) <= last_step]
-        aside = self._path.with_name(f"{self._path.name}.part")
-        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        os.replace(aside, self._path)
+        write_whole(self._path, "".join(f"{line}\n" for line in kept))
 
 
 class TensorBoardTracker:

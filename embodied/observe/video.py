@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from embodied.errors import RunFolderError, SpecMismatchError
+from embodied.lib.child import Child
+from embodied.lib.whole import settle
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -119,7 +121,7 @@ class VideoWriter:
         if not is_whole(self._aside):
             self.abort()
             raise self._failed("ffmpeg left it unfinished")
-        os.replace(self._aside, self._path)
+        settle(self._aside, self._path)
 
     def abort(self) -> None:
         """Delete the recording."""
@@ -262,7 +264,7 @@ class _Encoder:
     """ffmpeg, which reads pictures of one size [H, W, 3] and writes an mp4.
 
     imageio-ffmpeg's own writer forks this process to start it, which costs one of 500 MB 13 ms more: its page tables
-    are copied. A process group of its own keeps Ctrl-C from it, as there.
+    are copied. A session of its own keeps Ctrl-C from it, as there its process group.
 
     Its input ends when nobody has it open for writing. So a fork of this process closes its copy: a verifier's helper
     lives for long, and :meth:`close` would wait for it.
@@ -277,9 +279,9 @@ class _Encoder:
         rate = str(Fraction(fps).limit_denominator())
         raw = ["-f", "rawvideo", "-vcodec", "rawvideo", "-s", f"{width}x{height}", "-pix_fmt", "rgb24", "-r", rate]
         coded = ["-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-v", "error", *_ENCODER]
-        self._process = subprocess.Popen(
+        self._process = Child(
             [imageio_ffmpeg.get_ffmpeg_exe(), "-y", *raw, "-i", "-", *coded, str(path)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0,
+            stdin=subprocess.PIPE, stderr=None, death=None,  # it ends when its input does
         )  # fmt: skip
         self._open.add(self)
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from embodied.errors import ConfigError
+from embodied.lib.child import Child
 
 HEAD = struct.Struct("<II")  # height and width of a picture, pixels
 READY = "ready"
@@ -27,7 +28,10 @@ class Window:
 
     def __init__(self, title: str) -> None:
         command = [sys.executable, "-m", "embodied.observe.window", title]
-        self._viewer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._viewer = Child(
+            command, session=False, death=None,  # it ends when its input does
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None,
+        )  # fmt: skip
         self._open = True
         assert self._viewer.stdout is not None
         with self._viewer.stdout as says:

@@ -25,6 +25,7 @@ from torch import nn
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
 from embodied.parallel.same_weights import check_same_weights
+from embodied.parallel.shard_sizes import is_shared, parts_of
 from embodied.parallel.teams import Teams, teams_of
 from embodied.parallel.units import lists_of, units_of
 from embodied.protocols import Policy, SplitsTexts
@@ -253,7 +254,7 @@ def shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devic
 
     # Nothing here writes into what the policy answers, which may well be a view.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    share = group.size if fsdp.fsdp_size < 0 else fsdp.fsdp_size
+    share = parts_of(fsdp, group.size)
     if share == group.size:
         mesh = init_device_mesh(device.type, (share,), mesh_dim_names=("shard",))
     else:
@@ -262,7 +263,7 @@ def shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devic
         "mesh": mesh,
         "mp_policy": _precision(fsdp),
         "offload_policy": CPUOffloadPolicy(pin_memory=fsdp.offload_pin_memory) if fsdp.cpu_offload else OffloadPolicy(),
-        "ignored_params": set() if fsdp.shard_frozen else {p for p in policy.parameters() if not p.requires_grad},
+        "ignored_params": {p for p in policy.parameters() if not is_shared(p, fsdp)},
     }
     _cast_buffers(policy, fsdp)
     units = [m for m in units_of(policy, fsdp.wrap_policy) if m is not policy]

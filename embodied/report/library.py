@@ -5,15 +5,14 @@ Its bundle takes seconds to make, so it is kept in the cache folder. Making it n
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-from embodied.cache import cache_folder
 from embodied.errors import AssetsMissingError, ConfigError
+from embodied.lib.cache import cache_folder
+from embodied.lib.whole import write_whole
 from embodied.run.reports import NEEDED
 
 NOTICE = (
@@ -57,18 +56,8 @@ def javascript() -> str:
         return kept
     made = _made()
     with suppress(OSError, AssetsMissingError):  # without a cache the next report makes it again
-        _keep(cache_folder("report") / name, made)
+        write_whole(cache_folder("report") / name, made, shared=True)
     return made
-
-
-def _keep(file: Path, text: str) -> None:
-    """Writes the whole file or none."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.rename(file)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _made() -> str:

@@ -8,10 +8,7 @@ Maker:  files changed, and somebody looks ─▶ python -m embodied.tools.report
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from embodied.errors import ConfigError
+from embodied.lib.child import Child
 from embodied.report.reading import Run
 from embodied.run.reports import PROGRAM
 
@@ -61,7 +59,7 @@ class Maker:
         self._command = [*PROGRAM, *names, "--out", str(self._file), "--size", f"{size:g}"]
         self._lock = threading.Lock()
         self._wanted, self._ended = threading.Event(), threading.Event()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Child | None = None
         self._seen: object = None
         self.number = 0
         """Of the newest page; 0 = there is none yet."""
@@ -81,8 +79,7 @@ class Maker:
         self._wanted.set()
         with self._lock:
             if self._process is not None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.kill()
         self._thread.join(5.0)
 
     def _run(self) -> None:
@@ -103,20 +100,18 @@ class Maker:
             if self._ended.is_set():
                 return False
             try:
-                self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                    text=True, errors="replace", start_new_session=True,
-                encoding="utf-8")  # fmt: skip
+                process = self._process = Child(self._command, kept="stderr")
             except OSError as error:
                 self._fail(str(error))
                 return False
-        said = self._process.communicate()[1].strip().splitlines()
+        status = process.wait()
         with self._lock:
-            status, self._process = self._process.returncode, None
+            self._process = None
         if self._ended.is_set():
             return False
         if status:
-            self._fail(" ".join(line.strip() for line in said[-2:]) or f"its process ended with status {status}")
+            said = " ".join(line.strip() for line in process.lines()[-2:])
+            self._fail(said or f"its process ended with status {status}")
             return False
         try:
             self.page = live(self._file.read_text(encoding="utf-8"), self.number + 1)

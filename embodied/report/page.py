@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -12,6 +11,7 @@ from typing import Any
 
 from embodied import __version__
 from embodied.errors import ConfigError, RunFolderError
+from embodied.lib.whole import write_whole
 from embodied.report import charts, library, protocols, series, settings, success, times, videos
 from embodied.report.reading import Run
 from embodied.run.verdict import LETTERS
@@ -41,12 +41,9 @@ def write(runs: Sequence[Run], file: Path, most_mb: float = 30.0) -> videos.Chos
     place = int(most_mb * MEGABYTE) - len(bare)
     chosen = videos.choose(runs, place, MARKUP)
     page = _html(facts | {"chosen": chosen}, script)
-    aside = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        aside.write_bytes(page)
-        aside.rename(file)
+        write_whole(file, page, shared=True)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise RunFolderError(
             f"cannot write the report {file}: {error.strerror}", "name another file: --out FILE.html"
         ) from error

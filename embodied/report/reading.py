@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from embodied import hidden
 from embodied.errors import EvaluationError
+from embodied.lib import hidden
 from embodied.run import evaluations
 from embodied.run.evaluations import Evaluation
 from embodied.run.folder import FIRST

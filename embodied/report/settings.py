@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from embodied import hidden, schema
+from embodied import schema
+from embodied.lib import hidden
 from embodied.report.reading import Run
 
 UNSET = "—"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embodied import hidden
+from embodied.lib import hidden
 from embodied.report import protocols as kinds
 from embodied.report.reading import Run
 from embodied.run import verdict

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from zipfile import BadZipFile
 
-from embodied.cache import cache_folder
 from embodied.errors import DatasetError
+from embodied.lib.cache import cache_folder
+from embodied.lib.whole import write_whole
 
 T = TypeVar("T")
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, NotImplementedError, BadZipFile, zlib.error)
@@ -166,7 +167,7 @@ def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Ca
         if not old.name.startswith(f"{name}-{state}-"):
             old.unlink(missing_ok=True)
     try:
-        _write(target, make)
+        write_whole(target, make, shared=True, mode=0o600)
     except OSError as error:
         raise _cannot_write(file, folder, error, "XDG_CACHE_HOME") from error
     return load(target)
@@ -176,7 +177,8 @@ def _made(file: SourceFile, make: Callable[[BinaryIO], None], load: Callable[[Pa
     with tempfile.TemporaryDirectory(prefix="embodied-rows-") as folder:
         target = Path(folder) / "made"
         try:
-            _write(target, make)
+            with target.open("wb") as made:
+                make(made)
         except OSError as error:
             raise _cannot_write(file, Path(folder), error, "TMPDIR") from error
         return load(target)
@@ -187,18 +189,6 @@ def _cannot_write(file: SourceFile, folder: Path, error: OSError, variable: str)
         f"cannot write the index of {file.path} to {folder}: {error}",
         f"free space there, or set {variable} to a folder on another disk",
     )
-
-
-def _write(target: Path, make: Callable[[BinaryIO], None]) -> None:
-    """Writes a file aside and renames it, so that a file with the name is always whole."""
-    handle, aside = tempfile.mkstemp(prefix=".", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            make(file)
-        os.replace(aside, target)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
 
 
 def _digest(*parts: str) -> str:

@@ -6,16 +6,14 @@ Each has a session of its own, so neither its failure nor a Ctrl-C meant for the
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from embodied.lib.child import Child
+
 LOWEST = 19  # priority beside a run
-KILLED_S = 10.0  # that a killed program may take to end; one that waits for a broken disk does not end
 
 
 class Beside:
@@ -29,17 +27,8 @@ class Beside:
     """
 
     def __init__(self, command: Sequence[str], behind: bool) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True
-            )
-        except OSError:
-            self._said.close()
-            raise
-        if behind:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST)
+        priority = LOWEST if behind else None
+        self._process = Child(command, kept="stderr", priority=priority, death=None)  # docs/export.md: it then goes on
 
     @property
     def pid(self) -> int:
@@ -47,7 +36,7 @@ class Beside:
 
     def runs(self) -> bool:
         """Whether it goes on."""
-        return self._process.poll() is None
+        return self._process.runs()
 
     def hurry(self) -> None:
         """Gives it, and what it has started, the priority of this process, which now waits for it. Only a privileged
@@ -60,12 +49,9 @@ class Beside:
         self._process.wait()
 
     def failure(self) -> str:
-        """Why it has failed: its error with the fix, or the last that it said; empty if it has not. Call it once, after
-        its end."""
+        """Why it has failed: its error with the fix, or the last that it said; empty if it has not."""
         status = self._process.wait()
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        self._said.close()
+        lines = self._process.lines()
         if status == 0:
             return ""
         errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
@@ -76,11 +62,7 @@ class Beside:
     def kill(self) -> None:
         """Ends it, and what it has started as well."""
         if self.runs():
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILLED_S)
-        self._said.close()
+            self._process.end()
 
 
 class NewestNext:

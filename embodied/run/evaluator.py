@@ -12,6 +12,7 @@ from typing import Any
 
 from embodied.errors import Stopped
 from embodied.instructions import FAILURES
+from embodied.lib.whole import write_whole
 from embodied.observe.metrics import of_evaluation
 from embodied.random import Stream
 from embodied.run import protocol, repeats, robustness, starts, successes
@@ -228,9 +229,7 @@ class Evaluator:
             file = self._folder / "eval" / f"{self._name(iteration)}.json"
             found |= {"robustness": [asdict(row) for row in compared]} if compared else {}
             file.parent.mkdir(exist_ok=True)
-            aside = file.with_name(f".{file.name}.part")
-            aside.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
-            aside.rename(file)
+            write_whole(file, json.dumps(found, indent=1, default=str))
             console = self._reporter.console
             head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head]
             console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(rows, kind.has_steps))

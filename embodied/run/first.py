@@ -9,14 +9,15 @@ The first run is a process of its own with a folder of its own, so it is resumed
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGTERM
 
 from embodied.errors import ConfigError, EmbodiedError, RunFolderError
+from embodied.lib.child import Child
 from embodied.parallel.group import Group
 from embodied.run.folder import FIRST
 from embodied.runtime.signals import StopSignal
@@ -62,7 +63,8 @@ def run(composed: Composed, folders: Sequence[str], processes: Group, stop: Stop
 
 def _make(overrides: Sequence[str], stop: StopSignal) -> None:
     command = [sys.executable, "-m", "embodied.sft", *overrides]
-    process, told = subprocess.Popen(command), False
+    process = Child(command, session=False, death=SIGTERM, stdin=None, stdout=None, stderr=None)  # it has the terminal
+    told = False
     try:
         with stop.hold():  # a signal raises Stopped at its end, when the first run has saved and is gone
             while process.poll() is None:

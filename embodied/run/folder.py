@@ -15,6 +15,7 @@ from typing import IO, Any
 import yaml
 
 from embodied.errors import RunFolderError
+from embodied.lib.whole import write_whole
 from embodied.schema import ProtocolConfig, defaults
 
 MAY_CHANGE = (
@@ -76,9 +77,7 @@ class RunFolder:
         except BaseException:
             lock.close()
             raise
-        aside = path / ".config.yaml.part"
-        aside.write_text(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True), encoding="utf-8")
-        aside.rename(path / "config.yaml")
+        write_whole(path / "config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
         return cls(path, lock, earlier)
 
     def close(self) -> None:

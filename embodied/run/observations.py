@@ -16,6 +16,7 @@ import torch
 from embodied.errors import CheckpointError, ConfigError
 from embodied.instructions import of_rows
 from embodied.learn.origin import Origin
+from embodied.lib.targets import load_target
 from embodied.observe.timing import Sections
 from embodied.protocols import Batched, Env, Examples, Policy
 from embodied.random import Stream
@@ -27,7 +28,6 @@ from embodied.runtime.records import RecordStore
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
-from embodied.targets import load_target
 from embodied.types import EnvSpec, Episode, Sampling
 
 OF_A_START = 3  # observations: at the start, and after one and two decisions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embodied import schema
 from embodied.errors import CheckpointError, ConfigError
-from embodied.files import checkpoint_near
+from embodied.lib.files import checkpoint_near
 from embodied.observe.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong

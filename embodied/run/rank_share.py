@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from embodied.parallel.group import Group
+from embodied.parallel.shard_sizes import is_shared, part_of, parts_of, shard_sizes
 from embodied.parallel.sharding import DTYPES, strategy_of
 from embodied.parallel.units import units_of
 from embodied.protocols import Policy
@@ -43,21 +44,13 @@ def share_of(policy: Policy, config: Config, group: Group, several_passes: bool)
     fsdp = config.actor.fsdp_config
     units = units_of(policy, fsdp.wrap_policy)
     unit_of = {id(p): number for number, unit in enumerate(units) for p in unit.parameters()}  # inner ones come last
-    sharded = [p for _, p in policy.named_parameters() if p.requires_grad or fsdp.shard_frozen]
-    parts = fsdp.fsdp_size if fsdp.fsdp_size > 0 else group.size
-    sizes = [0] * len(units)
-    root = 0
-    for parameter in sharded:
-        number = unit_of.get(id(parameter))
-        if number is None:
-            root += _gathered(parameter, fsdp)
-        else:
-            sizes[number] += _gathered(parameter, fsdp)
-    whole, unit = root + sum(sizes), max([root, *sizes])
-    held = root + (max(sizes, default=0) if fsdp.reshard_after_forward else sum(sizes))
-    weights = _weights(policy, {id(p): _part(p, parts) for p in sharded})
+    sharded = [p for _, p in policy.named_parameters() if is_shared(p, fsdp)]
+    parts = parts_of(fsdp, group.size)
+    sizes = shard_sizes((unit_of.get(id(p)), _gathered(p, fsdp)) for p in sharded)
+    weights = _weights(policy, {id(p): part_of(p.shape, parts) * p.element_size() for p in sharded})
     kept = _trained(sharded, fsdp) if fsdp.enable_gradient_accumulation and several_passes else 0
-    return Share(weights, Gathered(whole, held, 2 * unit + kept, on_host=fsdp.cpu_offload))
+    held = sizes.gathered(fsdp.reshard_after_forward)
+    return Share(weights, Gathered(sizes.whole, held, 2 * sizes.largest + kept, on_host=fsdp.cpu_offload))
 
 
 def _weights(policy: Policy, parts: dict[int, int]) -> Weights:
@@ -74,12 +67,6 @@ def _weights(policy: Policy, parts: dict[int, int]) -> Weights:
         sizes[one.requires_grad] += size
         head += size if one.requires_grad and name.startswith("value_head") else 0
     return Weights(sizes[True] + sizes[False], sizes[True], head)
-
-
-def _part(parameter: Tensor, parts: int) -> int:
-    """Bytes of a process's part: rows of the first axis, filled up to equally many."""
-    rows = parameter.shape[0]
-    return -(-rows // parts) * (parameter.nbytes // max(rows, 1))
 
 
 def _gathered(parameter: Tensor, fsdp: FsdpConfig) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from embodied.parallel.shard_sizes import part_of, shard_sizes
 from embodied.schema.reward import RewardModelConfig
 from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files
@@ -37,21 +37,7 @@ def of_reward_model(model: RewardModelConfig, size: int) -> RewardMemory | None:
     each, waits = BYTES.get(str(given.get("precision")), 4), bool(given.get("offload_weight"))
     if size == 1 or not model.sharded:
         return RewardMemory(sum(map(math.prod, found.values())) * each, waits=waits)
-    held = sum(_part(shape, size) for shape in found.values())
-    return RewardMemory(held * each, _gathered(found, model.wrap_policy.min_num_params) * each, waits)
-
-
-def _part(shape: Sequence[int], parts: int) -> int:
-    """Elements of a process's part: rows of the first axis, filled up to equally many."""
-    rows, *others = shape or [1]
-    return -(-rows // parts) * math.prod(others)
-
-
-def _gathered(found: Mapping[str, Sequence[int]], least: int) -> int:
-    """Elements of the weights that are gathered at the fullest moment of a pass."""
-    layers: Counter[str] = Counter()
-    for name, shape in found.items():
-        if inside := ELEMENT.match(name):
-            layers[inside[1]] += math.prod(shape)
-    units = [size for size in layers.values() if size >= least]
-    return sum(map(math.prod, found.values())) - sum(units) + max(units, default=0)
+    held = sum(part_of(shape, size) for shape in found.values())
+    layers = ((inside[1] if (inside := ELEMENT.match(name)) else None, math.prod(found[name])) for name in found)
+    gathered = shard_sizes(layers, model.wrap_policy.min_num_params).gathered()
+    return RewardMemory(held * each, gathered * each, waits)

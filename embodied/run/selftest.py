@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError, RendererUnavailableError
+from embodied.lib.targets import load_target
 from embodied.observe import statistics
 from embodied.observe.console import Console
 from embodied.parallel.group import Group
@@ -40,7 +41,6 @@ from embodied.runtime.engine.engine import Engine
 from embodied.runtime.signals import StopSignal
 from embodied.schema import Config
 from embodied.schema.compose import Composed
-from embodied.targets import load_target
 from embodied.types import EpisodeResult, WorkerFacts
 
 NAME = "selftest.json"

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import embodied
-from embodied import hidden
+from embodied.lib import hidden
 
 FILE = "starts.jsonl"
 PACKAGES = (

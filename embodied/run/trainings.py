@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from embodied.errors import EmbodiedError
-from embodied.files import EXPORT_FILE, UNREADABLE, check_seal, folder_of, inside, read_json
+from embodied.lib.files import EXPORT_FILE, UNREADABLE, check_seal, folder_of, inside, read_json
 from embodied.schema.task_type import task_of
 
 NOTED = "trainings"

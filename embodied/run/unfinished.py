@@ -17,6 +17,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
+from embodied.lib.whole import write_whole
 from embodied.types import Episode, EpisodeResult
 
 KEPT = tuple(
@@ -85,11 +86,7 @@ class Unfinished:
     def _open(self, path: Path) -> IO[str]:
         """Writes what was good anew, in one step, and goes on behind it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.part")
-        aside.write_text(
-            "".join(f"{json.dumps(line)}\n" for line in [{"identity": self._identity}, *self._lines]), encoding="utf-8"
-        )
-        aside.rename(path)
+        write_whole(path, "".join(f"{json.dumps(line)}\n" for line in [{"identity": self._identity}, *self._lines]))
         return path.open("a", encoding="utf-8")
 
     def close(self) -> None:

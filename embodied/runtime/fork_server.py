@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
-from embodied.runtime.exit_status import how_it_ended, tail
+from embodied.lib.child import how_it_ended
+from embodied.runtime.exit_status import tail
 from embodied.runtime.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked, Hello, Request, Serving
 from embodied.runtime.placement import START, module_folders, worker_environment
 
@@ -124,7 +125,7 @@ class ServerProcess:
         with theirs, open(told, "wb") as file, log.open("ab") as output:
             pickle.dump(hello, file)
             file.flush()
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # no Child: it ends with its socket, and its forks with it
                 [python, str(START), "--serve", str(theirs.fileno()), str(told)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(theirs.fileno(), told),
                 env=environment,

@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from embodied.lib.child import end_with_parent
+
 MESSAGE_BYTES = 2**16
 MAX_FDS = 16
 DEVICES = ("/dev/dri/", "/dev/nvidia", "/dev/kfd")
 ENDING_S = 0.2
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def main() -> None:
     """Serve. Returns in each worker, with ``sys.argv`` as a fresh interpreter would have it; never in the server
     itself."""
     control = socket.socket(fileno=int(sys.argv[2]))
-    _end_with_parent()
+    end_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the launcher asks a hung server where it stands
     for stop in (signal.SIGINT, signal.SIGTERM):  # the whole process group often gets them; the launcher handles them
@@ -131,7 +132,7 @@ def _steps(hello: Hello) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
     """Import the module of an env's class, and what the env offers to import (:class:`embodied.protocols.Preloads`)."""
-    from embodied.targets import load_target
+    from embodied.lib.targets import load_target
 
     make = load_target(target, "env._target_")
     if hasattr(make, "preload"):
@@ -201,7 +202,7 @@ def _serve(control: socket.socket) -> int:
             request = pickle.loads(data)
             pid, pidfd = _fork(control, request.number, fds)
             if pid == 0:
-                _end_with_parent(server)
+                end_with_parent(server)
                 for inherited in children:
                     os.close(inherited)
                 control.close()
@@ -241,10 +242,3 @@ def _become_worker(request: Request, log: int) -> None:
             os.environ[name] = value
     if "numpy" in sys.modules:  # else all workers would draw the same from its global generator
         sys.modules["numpy"].random.seed()
-
-
-def _end_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to end this process with its parent, and end it now if that is not ``parent`` any more."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
-        os._exit(1)

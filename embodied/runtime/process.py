@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
+from embodied.lib.child import how_it_ended
 from embodied.runtime.channel import Channel, Command, Completion, Kind
-from embodied.runtime.exit_status import how_it_ended, tail
+from embodied.runtime.exit_status import tail
 from embodied.runtime.expert import ExpertJob
 from embodied.runtime.fork_server import ForkedProcess, ForkServer
 from embodied.runtime.messages import Notice, Outbox, Ready, WorkerSetup, receive, send
@@ -324,7 +325,7 @@ def _spawn(
 ) -> tuple[subprocess.Popen, int, tuple[int, ...]]:
     """Start a worker as a fresh interpreter. Returns the process, its pidfd, and the numbers that ``inherited`` have in
     it (the same). The first of ``inherited`` is its end of the socket."""
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # no Child: the worker asks for its death signal, or has a guardian
         [python or sys.executable, str(START), str(inherited[0])],
         stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=inherited, env=environment,
     )  # fmt: skip

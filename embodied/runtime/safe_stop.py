@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from embodied.errors import SafeStopError
+from embodied.lib.child import Child
+from embodied.lib.targets import load_target
 from embodied.protocols import SafeStop
 from embodied.runtime.exit_status import tail
 from embodied.runtime.messages import receive, send
 from embodied.runtime.placement import START, module_folders
-from embodied.targets import load_target
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ class Guardian:
         self._timeout_s, self._log = setup.timeout_s, log
         self._socket, theirs = socket.socketpair()
         with theirs, log.open("wb") as output:
-            self._process = subprocess.Popen(
+            self._process = Child(
                 [python or sys.executable, str(START), "--safe-stop", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # what is sent to the run's process group must not end it
+                death=None,  # it stops the robot when the launcher is killed
+                stdout=output, stderr=output, pass_fds=(theirs.fileno(),),
             )  # fmt: skip
         try:
             self._ask(setup, start_s, "cannot be started")
@@ -135,8 +136,7 @@ class Guardian:
         )
 
     def _end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._process.end()
         self._socket.close()
 
 

@@ -7,7 +7,6 @@ simulator imports is the simulator's affair. GL contexts exist only here.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import select
@@ -26,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import EmbodiedError
+from embodied.lib.child import end_with_parent
+from embodied.lib.targets import load_target
 from embodied.protocols import Batched, Env, MovesCameras
 from embodied.runtime.batch import Rounds
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
@@ -34,7 +35,6 @@ from embodied.runtime.messages import Notice, Ready, WorkerSetup, receive, send
 from embodied.runtime.perturb import Disturbance
 from embodied.runtime.slab import Slab
 from embodied.runtime.slot import Slot, WorkerRows, start_of, wants_observation
-from embodied.targets import load_target
 from embodied.types import WorkerFacts
 
 TOGETHER_S = 0.0005
@@ -213,22 +213,12 @@ def _move_cameras(env: Env, disturbance: Disturbance) -> None:
         env.move_camera(camera, translation, rotation)
 
 
-def _end_with_launcher(wanted: bool = True) -> None:
-    """Ask the kernel to end this process with its parent, in case it is then blocked inside the simulator.
-
-    Args:
-        wanted: False = ask it not to.
-    """
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL if wanted else 0, 0, 0, 0)
-
-
 def _failure(error: Exception) -> Ready:
     return Ready(error=error if isinstance(error, EmbodiedError) else None, traceback=traceback.format_exc())
 
 
 def main() -> int:
-    _end_with_launcher()
+    end_with_parent()  # it may be blocked inside the simulator then
     faulthandler.enable()  # a crash in the simulator's native code leaves its stack in the worker's log
     faulthandler.register(signal.SIGUSR1)  # the launcher asks a hung worker where it stands
     for stop in (signal.SIGINT, signal.SIGTERM):  # the whole process group often gets them; the launcher handles them
@@ -238,7 +228,7 @@ def main() -> int:
     try:
         setup: WorkerSetup = receive(launcher)
         if setup.guarded:
-            _end_with_launcher(False)  # its guardian stops the robot first (embodied.runtime.safe_stop)
+            end_with_parent(number=0)  # its guardian stops the robot first (embodied.runtime.safe_stop)
         worker = Worker(setup, launcher)
         send(launcher, Ready(worker.facts))
         worker.serve()

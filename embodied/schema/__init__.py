@@ -10,6 +10,7 @@ Under ``env.train``, ``env.eval`` and ``actor.model`` all other keys belong to t
 
 from __future__ import annotations
 
+from embodied.lib.targets import load_target as load_target
 from embodied.schema.actor import ActorConfig as ActorConfig
 from embodied.schema.actor import CriticConfig as CriticConfig
 from embodied.schema.actor import GradScalerConfig as GradScalerConfig
@@ -61,4 +62,3 @@ from embodied.schema.runner import ClusterConfig as ClusterConfig
 from embodied.schema.runner import LoggerConfig as LoggerConfig
 from embodied.schema.runner import RunnerConfig as RunnerConfig
 from embodied.schema.text_checks import context_parallel_size as context_parallel_size
-from embodied.targets import load_target as load_target

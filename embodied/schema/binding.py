@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from embodied.errors import ConfigError, UnknownKeyError, nearest
+from embodied.lib.targets import load_target
 from embodied.schema.actor import ModelConfig
 from embodied.schema.base import OpenSection
 from embodied.schema.config import Config
@@ -21,7 +22,6 @@ from embodied.schema.groups import GROUPS
 from embodied.schema.names import choices, in_known_case
 from embodied.schema.table import keys
 from embodied.schema.told import Told, fix, wrong_values
-from embodied.targets import load_target
 
 TARGETS = ("env.train", "env.eval", "actor.model", "reward.model")
 """Sections with the keyword arguments of a ``_target_``."""

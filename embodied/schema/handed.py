@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.schema.config import Config
-from embodied.targets import load_target
 
 OTHERS = ("custom", "remote")
 """Verifiers that hand a problem to others."""

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.schema.config import Config
 from embodied.schema.data import DataConfig
 from embodied.schema.env import EnvSideConfig
 from embodied.schema.handed import with_prompts
 from embodied.schema.other_names import said
 from embodied.schema.reward import RewardConfig, RewardType
-from embodied.targets import load_target
 
 Changes = dict[str, Any]
 """Dotted key → its value."""

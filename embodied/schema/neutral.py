@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.schema.fixed import told as told
 from embodied.schema.links import MISSING, at, without
 from embodied.schema.neutral_run import MEGATRON as _MEGATRON
 from embodied.schema.neutral_run import RUN, Neutral
-from embodied.targets import load_target
 
 _SPLIT = f"{_MEGATRON}, and no layer is split over devices"
 _KERNEL = f"it chooses a kernel of Megatron, and {_MEGATRON}"

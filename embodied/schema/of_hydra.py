@@ -16,8 +16,8 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from embodied import hidden
 from embodied.errors import ConfigError
+from embodied.lib import hidden
 from embodied.schema.task_type import task_of
 
 SEARCH, RUN_DIR, SUBDIR = "hydra.searchpath", "hydra.run.dir", "hydra.output_subdir"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.schema.config import Config
 from embodied.schema.upload_checks import check_uploads
-from embodied.targets import load_target
 
 Values = Mapping[str, Any]
 """Dotted key → its value."""

@@ -10,11 +10,11 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.schema.base import Precision, Section
 from embodied.schema.checkpoint import CheckpointConfig
 from embodied.schema.names import Names
 from embodied.schema.task_type import TaskType, task_of
-from embodied.targets import load_target
 
 TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 DEFAULT_SEED = 1234

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from embodied.errors import AssetsMissingError, EmbodiedError, RendererUnavailableError, WorkerDiedError
-from embodied.runtime.exit_status import how_it_ended
+from embodied.lib.child import how_it_ended
 from embodied.runtime.placement import egl_indices, render_environment, visible_gpus
 
 REFUSED = 3  # exit status: the last line of what was printed is an error as JSON

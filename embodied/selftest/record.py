@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import RunFolderError
+from embodied.lib.whole import write_whole
 from embodied.selftest.parts import PARTS
 from embodied.selftest.running import Result
 
@@ -38,14 +37,10 @@ def as_plain(
 
 def write(file: Path, text: str) -> None:
     """Writes a file whole or not at all. Raises :class:`RunFolderError`."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8", errors="replace")
-        aside.rename(file)
+        write_whole(file, text.encode(errors="replace"), shared=True)
     except OSError as error:
-        with suppress(OSError):  # the folder itself may be none
-            aside.unlink(missing_ok=True)
         raise RunFolderError(f"cannot write {file}: {error.strerror}", "name another folder: --out FOLDER") from error
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any, Literal
 
+from embodied.lib.child import how_it_ended
 from embodied.runtime.apart.left import LABEL, end_left
 from embodied.runtime.apart.processes import Processes
-from embodied.runtime.exit_status import how_it_ended
 from embodied.selftest.measured import Measured
 from embodied.selftest.parts import Part
 

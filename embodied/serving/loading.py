@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 
 from embodied.errors import CheckpointError
-from embodied.files import EXPORT_FILE
 from embodied.learn import exported
 from embodied.learn.checkpoint_meta import read_meta
 from embodied.learn.origin import origin_of, restore
+from embodied.lib.files import EXPORT_FILE
 from embodied.protocols import Policy
 from embodied.types import EnvSpec
 

@@ -8,9 +8,9 @@ from typing import Any
 import embodied
 from embodied.client import wire
 from embodied.instructions import fields_of
+from embodied.lib.spec_json import to_json
 from embodied.protocols import Policy
 from embodied.serving.limits import ServerLimits
-from embodied.spec_json import to_json
 from embodied.types import EnvSpec
 
 MOST_TASKS = 100  # instructions of the training that are told

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.cli import piped
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, told, unknown_name
-from embodied.files import EXPORT_FILE
 from embodied.instructions import of_messages
+from embodied.lib.files import EXPORT_FILE
+from embodied.lib.spec_json import to_json
 from embodied.observe.console import Console, make_console
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
 from embodied.run.trainings import NOTED, noted
-from embodied.spec_json import to_json
 from embodied.tools.library.card import card, evaluations_of, run_of, verification
 from embodied.types import EnvSpec
 

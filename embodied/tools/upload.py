@@ -16,7 +16,7 @@ from pathlib import Path
 
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, UploadError, told
-from embodied.hidden import in_text, without_environment
+from embodied.lib.hidden import in_text, without_environment
 
 HUB = "hf://"
 SILENT_S = 300.0  # time limit for an answer of the hub, whose client waits without end

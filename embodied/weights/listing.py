@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
-from embodied.files import AGAIN, check_content, inside, read_json, reading
+from embodied.lib.files import AGAIN, check_content, inside, read_json, reading
 from embodied.weights.header import Entry, read_header
 
 WHOLE = "model.safetensors"

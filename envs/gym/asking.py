@@ -8,21 +8,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from embodied import errors
 from embodied.errors import ConfigError
+from embodied.lib.child import Child, how_it_ended
 
 from ..shared.supervised import ANSWER, ENDED, LATE, PHASE
 from .settings import KEY, Making
 
 LIMIT_S, GRACE_S = 300.0, 5.0
-_KEPT = 1 << 16  # bytes of what the env prints, the last ones
 _CODE = """
 import sys, json, importlib.util
 given = json.load(sys.stdin)
@@ -65,24 +64,19 @@ def _request(making: Making, remake: bool, python: str | None, folder: str) -> d
     }  # fmt: skip
 
 
-def _ran(request: Mapping[str, Any], python: str | None) -> tuple[str, str]:
-    """Runs the process to its end. Returns the end of what it printed, and its exit status or "late"."""
+def _ran(request: Mapping[str, Any], python: str | None) -> tuple[list[str], str]:
+    """Runs the process to its end. Returns the last lines that it printed, and its exit status or "late"."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     if python is not None:
         environment = {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
-        process = subprocess.Popen(
-            [python or sys.executable, "-W", "ignore", "-c", _CODE],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
+        process = Child(
+            [python or sys.executable, "-W", "ignore", "-c", _CODE], kept="stdout", env=environment,
+            stdin=subprocess.PIPE, death=signal.SIGTERM,  # it then ends what has left its session, too
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"env.python: {error}", "set env.python to a Python interpreter, or to null") from None
     assert process.stdin is not None
-    assert process.stdout is not None
-    printed = bytearray()
-    reading = threading.Thread(target=_read, args=(process.stdout, printed), daemon=True)
-    reading.start()
     try:
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request).encode())
@@ -91,28 +85,8 @@ def _ran(request: Mapping[str, Any], python: str | None) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         status = LATE
     finally:
-        _end(process)
-        reading.join(1.0)
-    return bytes(printed).decode("utf-8", "replace"), status
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends it with all that it has started, also if we are interrupted."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(12.0)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _read(output: IO[bytes], kept: bytearray) -> None:
-    """Reads on, so that nobody waits for a reader; keeps the end."""
-    with suppress(OSError, ValueError):
-        while more := os.read(output.fileno(), _KEPT):
-            kept += more
-            del kept[:-_KEPT]
+        process.end(12.0)
+    return process.lines(), status
 
 
 def _text(file: Path) -> str:
@@ -122,26 +96,18 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _no_answer(what: str, ended: str, phase: str, said: str) -> ConfigError:
+def _no_answer(what: str, ended: str, phase: str, said: Sequence[str]) -> ConfigError:
     doing = f" in {phase}" if phase else ""
-    lines = ["".join(filter(str.isprintable, line)).strip() for line in said.splitlines()]
+    lines = ["".join(filter(str.isprintable, line)).strip() for line in said]
     last = next((line for line in reversed(lines) if line), "")
     last = f": {last[-300:]}" if last else ""
     happened = (
         f"{what} was tried for {LIMIT_S:.0f} s and was then still{doing or ' at work'}"
         if ended == LATE
-        else f"the process that tried {what} {_status(int(ended))}{doing}"
+        else f"the process that tried {what} {how_it_ended(int(ended), 'ended')}{doing}"
     )
     return ConfigError(
         f"{happened}{last}",
         f"correct the env, or {KEY}: gymnasium.make, reset() and some steps of random actions do the same in a Python "
         "shell",
     )
-
-
-def _status(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    with suppress(ValueError):
-        return f"was ended by {signal.Signals(-status).name}"
-    return f"was ended by signal {-status}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError
-from embodied.targets import load_target
+from embodied.lib.targets import load_target
 
 from .calls import to_action
 from .settings import KEY

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied import errors
-from embodied.cache import cache_folder
+from embodied.lib.cache import cache_folder
+from embodied.lib.whole import write_whole
 
 from .asking import asked
 from .settings import Making
@@ -74,9 +74,7 @@ def _ask_once(making: str, remake: bool, python: str | None) -> GymFacts:
         raise getattr(errors, answer["error"])(answer["message"], answer["remedy"])
     facts = _decode(answer)
     file = cache_folder("gym") / f"{_fingerprint(read, remake, python)}.json"
-    aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(asdict(facts)), encoding="utf-8")
-    aside.replace(file)
+    write_whole(file, json.dumps(asdict(facts)), shared=True)
     return facts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from embodied import errors
 from embodied.errors import EmbodiedError
+from embodied.lib.child import end_with_parent
 from embodied.protocols import Env
 from embodied.types import DiscreteAction, Obs, Start, StepResult
 
@@ -154,9 +154,7 @@ class HostedBatch:
 def _made(slot: Env, number: int, launcher: int) -> SlotEnv:
     if os.getpid() != launcher:  # a process of its own ends with its worker, also with one that is killed
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != launcher:
-            os._exit(1)
+        end_with_parent(launcher)
     return SlotEnv(copy.copy(slot), number)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
-from embodied.targets import load_target
+from embodied.lib.targets import load_target
 
 from .calls import check_reset, check_step, from_action
 from .pictures import rendered

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embodied.cache import cache_folder, one_first
+from embodied.lib.cache import cache_folder, one_first
 
 KNOWN_ROBOSUITE = "1.4.0"
 

@@ -14,7 +14,6 @@ import json
 import os
 import pickle
 import re
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from embodied.cache import cache_folder
 from embodied.errors import AssetsMissingError, unknown_name
+from embodied.lib.cache import cache_folder
+from embodied.lib.whole import write_whole
 
 MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
     "libero_spatial": 220,
@@ -220,9 +220,5 @@ def write_config(paths: LiberoPaths) -> Path:
     )
     # one folder for each content: environments with other installations of LIBERO share the cache
     folder = cache_folder("libero-" + hashlib.sha256(content.encode()).hexdigest()[:12])
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=folder, delete=False
-    ) as file:  # many workers write at the same time
-        file.write(content)
-    os.replace(file.name, folder / "config.yaml")
+    write_whole(folder / "config.yaml", content, shared=True, mode=0o600)  # many workers write at the same time
     return folder

@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from embodied.cache import cache_folder
 from embodied.errors import RendererUnavailableError
+from embodied.lib.cache import cache_folder
 
 from .control import prepare as prepare_control
 from .control import try_compiler

@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embodied.cache import cache_folder
 from embodied.errors import (
     AssetsMissingError,
     ConfigError,
@@ -30,6 +29,8 @@ from embodied.errors import (
     UnknownNameError,
     unknown_name,
 )
+from embodied.lib.cache import cache_folder
+from embodied.lib.whole import write_whole
 
 from .rendering import REMEDY
 
@@ -170,9 +171,7 @@ def ask(params: SimParams) -> TaskFacts:
     except (OSError, ValueError, TypeError):
         pass  # not asked before, or written by an interrupted process
     facts = _ask_process(params)
-    aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(asdict(facts)), encoding="utf-8")
-    aside.replace(file)
+    write_whole(file, json.dumps(asdict(facts)), shared=True)
     return facts
 
 

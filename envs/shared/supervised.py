@@ -78,7 +78,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def written(file: Path, text: str) -> None:
-    """Writes a file that is either whole or not there."""
+    """Writes a file that is either whole or not there. (``lib.whole`` is not imported yet: see above.)"""
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(file)

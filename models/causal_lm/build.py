@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from embodied.errors import CheckpointError
-from embodied.files import PACKAGE, check_export
+from embodied.lib.files import PACKAGE, check_export
 
 from ..shared.files import read_safetensors
 from ..shared.keys import bad

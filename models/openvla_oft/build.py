@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from embodied.errors import CheckpointError
-from embodied.files import check_export, reading
+from embodied.lib.files import check_export, reading
 
 from ..shared.compiled import CompiledBlocks
 from ..shared.files import FORMATS, read_safetensors

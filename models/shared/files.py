@@ -1,6 +1,6 @@
 """Files of a Hugging Face checkpoint folder: weights in one safetensors file or several, JSON, state dicts of torch.
 
-Reading names a file that is damaged, and reads no file that lies outside of the folder (:mod:`embodied.files`).
+Reading names a file that is damaged, and reads no file that lies outside of the folder (:mod:`embodied.lib.files`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
-from embodied.files import AGAIN, check_content
-from embodied.files import read_json as read_json
+from embodied.lib.files import AGAIN, check_content
+from embodied.lib.files import read_json as read_json
 from embodied.weights.header import read_header
 from embodied.weights.listing import INDEX
 from embodied.weights.naming import plain_name

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embodied.errors import CheckpointError
-from embodied.files import check_content
+from embodied.lib.files import check_content
 
 
 class PromptIds:

@@ -121,11 +121,12 @@ def test_all_ranks_have_one_deadline(monkeypatch):
             asked.append(limit_s)
             now[0] += min(limit_s, 30.0)
             if limit_s < 30:
-                raise devices.subprocess.TimeoutExpired("rank", limit_s)
+                raise devices.TimeoutExpired("rank", limit_s)
         return 0
 
     rank = SimpleNamespace(wait=wait, poll=lambda: None, kill=lambda: None)
-    monkeypatch.setattr(devices.subprocess, "Popen", lambda command, **how: rank)
+    monkeypatch.setattr(devices, "Child", lambda command, **how: rank)
+    monkeypatch.setattr(devices, "reap", lambda started: None)
     monkeypatch.setattr(devices, "time", SimpleNamespace(monotonic=lambda: now[0]), raising=False)
     assert devices.together(3, "nccl", 40.0).status == "fail"
     assert asked == [40.0, 10.0]

@@ -16,6 +16,7 @@ import pytest
 from embodied.doctor import running
 from embodied.doctor.findings import Finding, worst
 from embodied.doctor.running import Check, run_all
+from embodied.lib import child
 from embodied.runtime.apart import processes as processes_apart
 
 sys.path.append(str(Path(__file__).parent))
@@ -92,7 +93,7 @@ class Process:
     all: ClassVar[list[Process]] = []
 
     def __init__(self, command, **how):
-        self.pid, self.kills, self.ended = 10**9 + len(self.all), 0, threading.Event()
+        self.kills, self.ended = 0, threading.Event()
         self.stuck = "stuck" in command[-2]
         if "ends" in command[-2]:
             self.ended.set()
@@ -103,20 +104,17 @@ class Process:
             raise subprocess.TimeoutExpired("check", timeout)
         return 0
 
-    @classmethod
-    def kill(cls, pid, sent):
-        process = cls.all[pid - 10**9]
-        process.kills += 1
-        if not process.stuck:
-            process.ended.set()
+    def kill(self):
+        self.kills += 1
+        if not self.stuck:
+            self.ended.set()
 
 
 @pytest.fixture
 def processes(monkeypatch):
     monkeypatch.setattr(Process, "all", [])
-    monkeypatch.setattr(running.subprocess, "Popen", Process)
-    monkeypatch.setattr(processes_apart.os, "killpg", Process.kill)
-    monkeypatch.setattr(processes_apart, "REAP_S", 0.1)
+    monkeypatch.setattr(processes_apart, "Child", Process)
+    monkeypatch.setattr(child, "REAP_S", 0.1)
     monkeypatch.setattr(running.os, "sched_getaffinity", lambda pid: {0, 1})
     return Process.all
 

@@ -11,7 +11,7 @@ from embodied.envs.libero.control import CompiledControl, OriginalControl, make_
 from embodied.envs.libero.experts import SOLVED
 from libero_original import progress
 
-from embodied.cache import cache_folder
+from embodied.lib.cache import cache_folder
 from embodied.types import Start
 
 pytestmark = pytest.mark.sim

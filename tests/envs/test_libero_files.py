@@ -15,8 +15,8 @@ import torch
 from embodied.envs.libero import LiberoEnv, files
 from embodied.envs.libero.files import instruction_of, locate, read_init_states, read_tasks
 
-from embodied import cache
 from embodied.errors import AssetsMissingError, ConfigError, UnknownKeyError, UnknownNameError
+from embodied.lib import cache
 
 SUITES = {"libero_spatial": (10, 220), "libero_object": (10, 280), "libero_goal": (10, 300), "libero_10": (10, 520)}
 SUITES["libero_90"] = (90, 400)

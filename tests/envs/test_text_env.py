@@ -14,15 +14,16 @@ from embodied.envs.text import picture
 from embodied.envs.text.env import MathEnv
 from embodied.envs.text.verdict import Problem, Verdict
 
-from embodied import instructions, spec_json
+from embodied import instructions
 from embodied.errors import ConfigError, DatasetError
+from embodied.lib import spec_json
+from embodied.lib.targets import load_target
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab, runtime_fields
 from embodied.schema import target_kwargs
 from embodied.schema.compose import compose
-from embodied.targets import load_target
 from embodied.testing import check_env
 from embodied.types import Start
 

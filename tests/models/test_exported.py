@@ -22,7 +22,7 @@ from embodied.models.shared.programs import write as writer
 from embodied import eval as evaluation
 from embodied import train
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, SpecMismatchError
-from embodied.files import sealed
+from embodied.lib.files import sealed
 from embodied.protocols import Examples, Exported
 from embodied.testing import FakeEnv
 from embodied.types import ArraySpec, ContinuousAction, Sampling
@@ -342,7 +342,7 @@ def copied(folders: Folders, tmp_path: Path) -> Callable[[str], Path]:
 
 def reseal(folder: Path, **changes: Any) -> None:
     """Change program.json as somebody would who knows its checksum."""
-    from embodied.files import checksums
+    from embodied.lib.files import checksums
 
     values = json.loads((folder / "program.json").read_text(encoding="utf-8"))
     del values["checksum"]

@@ -128,17 +128,16 @@ def test_an_encoder_that_fails_is_said_and_leaves_nothing(tmp_path, monkeypatch)
 
 def test_ffmpeg_is_started_without_a_copy_of_this_process_and_gets_no_ctrl_c(tmp_path, monkeypatch):
     """A preexec_fn makes subprocess fork; a process group of its own needs none."""
-    started = []
+    started, start = [], subprocess.Popen.__init__
 
-    class Popen(subprocess.Popen):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            started.append((kwargs.get("preexec_fn"), os.getpgid(self.pid) == self.pid))
+    def recorded(self, command, **how):
+        start(self, command, **how)
+        started.append((os.path.basename(command[0])[:6], how.get("preexec_fn"), os.getpgid(self.pid) == self.pid))
 
     with VideoWriter(tmp_path / "e.mp4", 20, "go") as writer:
-        monkeypatch.setattr(subprocess, "Popen", Popen)
+        monkeypatch.setattr(subprocess.Popen, "__init__", recorded)
         writer.add(GREY, 0, 0.0, False)
-    assert started[-1] == (None, True)
+    assert started[-1] == ("ffmpeg", None, True)
 
 
 def test_a_file_without_its_end_is_not_whole(tmp_path):

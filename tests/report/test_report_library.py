@@ -75,11 +75,11 @@ def test_without_a_cache_it_is_made_each_time(cache: Path, monkeypatch: pytest.M
     def none(name: str) -> Path:
         raise AssetsMissingError("no writable cache folder", "set XDG_CACHE_HOME")
 
-    def full(self: Path, *arguments: object, **options: object) -> None:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr("embodied.lib.whole.os.fsync", full)
         assert library.javascript() == ";" * 200_000
     assert list(cache.iterdir()) == []
     monkeypatch.setattr(library, "cache_folder", none)

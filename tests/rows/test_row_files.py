@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,6 +171,8 @@ def test_an_index_that_cannot_be_written_says_where(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(DatasetError, match=r"(?s)index of .*table\.jsonl to .*No space left.*XDG_CACHE_HOME"):
         opened(path)
+    monkeypatch.setattr(files.tempfile, "TemporaryDirectory", lambda prefix: nullcontext(tmp_path))
+    (tmp_path / "made").symlink_to("/dev/full")
     with pytest.raises(DatasetError, match=r"(?s)index of .*table\.jsonl to .*No space left.*TMPDIR"):
         open_rows(replace(SourceFile.of(path), keep=False))
 

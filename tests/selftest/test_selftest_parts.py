@@ -16,7 +16,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from embodied.learn import resting
-from embodied.runtime.exit_status import how_it_ended
+from embodied.lib.child import how_it_ended
 from embodied.selftest import apart, large, learning, policies, twice
 from embodied.selftest.measured import NotRun
 from embodied.selftest.parts import (

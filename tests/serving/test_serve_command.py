@@ -27,8 +27,8 @@ from embodied import config, train
 from embodied.client import wire
 from embodied.errors import CheckpointError, ConfigError
 from embodied.learn.exported import ExportFile, check_trusted, with_files
+from embodied.lib.spec_json import to_json
 from embodied.serving.loading import load
-from embodied.spec_json import to_json
 from embodied.testing import FakePolicy
 from embodied.tools import export as tools_export
 from embodied.tools import serve

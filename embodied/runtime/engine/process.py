@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import EngineError
+from embodied.lib.child import Child, how_it_ended
 from embodied.runtime.engine.child.wire import Message, Reader, pack
-from embodied.runtime.exit_status import how_it_ended, tail
+from embodied.runtime.exit_status import tail
 
 STACK_S = 0.2  # between asking a process that hangs for its stack and reading its log
-REAP_S = 5.0  # after SIGKILL
 
 
 class EngineProcess:
@@ -36,9 +35,9 @@ class EngineProcess:
         self.heard = time.monotonic()  # when it last said something
         self._socket, theirs = socket.socketpair()
         with theirs, log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
+            self._process = Child(
+                [*command, str(theirs.fileno())], death=None,  # it ends, with what it has started, when the socket does
+                stdout=output, stderr=output, pass_fds=[theirs.fileno()], env=environment,
             )  # fmt: skip
         self._socket.setblocking(False)
 
@@ -124,7 +123,4 @@ class EngineProcess:
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STACK_S)  # it ends by itself if it reads; else it has nothing to lose
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(REAP_S)
+        self._process.end()

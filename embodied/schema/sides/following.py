@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.schema.links import MISSING, at
 from embodied.schema.sides.given import keys_of
-from embodied.targets import load_target
 
 TRAIN, EVAL = "env.train.", "env.eval."
 _PROBLEMS = "evaluations have problems of their own"

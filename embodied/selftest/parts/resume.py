@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from embodied.runtime.exit_status import how_it_ended
+from embodied.lib.child import how_it_ended
 from embodied.selftest import learning, twice
 from embodied.selftest.measured import Measured, none_of
 from embodied.selftest.place import Place

@@ -18,7 +18,7 @@ import yaml
 import embodied
 import embodied.config
 from embodied.errors import ConfigError
-from embodied.targets import load_target
+from embodied.lib.targets import load_target
 
 MOST = 4
 """Files that are named for a value at most."""

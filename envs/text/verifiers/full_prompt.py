@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.targets import load_target
+from embodied.lib.targets import load_target
 
 from ..reading import text_of
 from ..verdict import Problem

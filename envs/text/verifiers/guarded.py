@@ -12,7 +12,6 @@ well, and one that is new costs a new helper. The scorer of a reasoning-gym task
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
@@ -29,11 +28,10 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
 
 from embodied.errors import EmbodiedError
+from embodied.lib.child import end_with_parent
 
 from ..verdict import Problem, Verdict, Verifier
 from .failures import VerifierFailed
-
-PR_SET_PDEATHSIG = 1
 
 MAX_FUNCTIONS = 256
 """Functions that a helper inherits: reasoning-gym has some hundred tasks."""
@@ -189,7 +187,7 @@ def _end(pid: int, pidfd: int, parent: int) -> int:
     if os.getpid() != parent:
         return 0
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)  # no lib.child.Child, which starts programs: this is a fork
     _, status = os.waitpid(pid, 0)
     os.close(pidfd)
     return os.waitstatus_to_exitcode(status)
@@ -229,9 +227,7 @@ def _serve(
     # Both are meant for the run. With a handler in place of SIG_IGN, programs that are started here get the default.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, lambda *_: None)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return
+    end_with_parent(parent)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     while True:

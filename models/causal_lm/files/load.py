@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from embodied.errors import CheckpointError, UnknownKeyError, did_you_mean, unknown_name
-from embodied.files import check_content
+from embodied.lib.files import check_content
 
 from ...shared.files import FORMATS as FORMATS
 from ...shared.files import read_json

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from embodied.errors import AssetsMissingError, CheckpointError
-from embodied.files import PACKAGE
+from embodied.lib.files import PACKAGE
 
 from ...shared.keys import bad
 from ..settings import Settings

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
 from embodied.errors import CheckpointError
-from embodied.files import check_content, inside, read_json
+from embodied.lib.files import check_content, inside, read_json
 from embodied.weights.listing import INDEX, WHOLE, read_index
 from embodied.weights.naming import BUFFERS
 

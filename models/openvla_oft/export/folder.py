@@ -18,8 +18,8 @@ from peft.helpers import rescale_adapter_scale
 from torch import Tensor
 
 from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
 from embodied.protocols import Examples, Exported, Policy
-from embodied.targets import load_target
 
 from ...shared.adapter_folder import check_adapters
 from ...shared.change import Change, change

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from embodied.files import inside
+from embodied.lib.files import inside
 
 from ...shared.files import read_json, write_json
 from ..files.checkpoint import TIMM_IDS, Folder

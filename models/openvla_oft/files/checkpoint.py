@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, unknown_name
-from embodied.files import check_export, folder_of, reading
+from embodied.lib.files import check_export, folder_of, reading
 
 from ...shared.files import read_json, read_pt, read_safetensors
 from ...shared.quantized import quantized_layers

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from embodied.files import reading
+from embodied.lib.files import reading
 
 from ...shared.files import read_pt
 from .names import released_name

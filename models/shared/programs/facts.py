@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError, SpecMismatchError, unknown_name
-from embodied.files import check_checksums, check_folder, check_seal, checksums, inside, read_json, reading, sealed
-from embodied.spec_json import from_json, to_json
+from embodied.lib.files import check_checksums, check_folder, check_seal, checksums, inside, read_json, reading, sealed
+from embodied.lib.spec_json import from_json, to_json
 from embodied.types import EnvSpec
 
 from ..files import write_json

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from embodied.errors import CheckpointError
-from embodied.files import inside
+from embodied.lib.files import inside
 from embodied.weights.naming import plain_name
 
 from ..files import read_json, read_pt, read_safetensors

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embodied.errors import CheckpointError
-from embodied.files import read_json
+from embodied.lib.files import read_json
 from embodied.weights.formats import check_formats, check_said
 from embodied.weights.header import Entry
 from embodied.weights.listing import read_headers

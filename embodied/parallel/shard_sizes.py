@@ -1,0 +1,73 @@
+"""Counts what a process holds of weights that several share out, and what it gathers of them. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from embodied.schema import FsdpConfig
+
+
+class Weight(Protocol):
+    """A weight of torch."""
+
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class ShardSizes:
+    """Sizes of whole weights, by what gathers them."""
+
+    root: int  # outside of all units: they are gathered for the whole pass
+    units: tuple[int, ...]
+
+    @property
+    def whole(self) -> int:
+        return self.root + sum(self.units)
+
+    @property
+    def largest(self) -> int:
+        """Of what is gathered at one time."""
+        return max(self.root, *self.units) if self.units else self.root
+
+    def gathered(self, reshard: bool = True) -> int:
+        """Returns what a pass holds at its fullest moment.
+
+        Args:
+            reshard: a unit is dropped when the pass leaves it.
+        """
+        return self.root + max(self.units, default=0) if reshard else self.whole
+
+
+def shard_sizes(weights: Iterable[tuple[Hashable, int]], least: int = 0) -> ShardSizes:
+    """Adds up weights that are shared out.
+
+    Args:
+        weights: the unit of each, None = no unit, and its size.
+        least: a smaller unit belongs to the root.
+    """
+    units: Counter[Hashable] = Counter()
+    for unit, size in weights:
+        units[unit] += size
+    root = units.pop(None, 0)
+    large = tuple(size for size in units.values() if size >= least)
+    return ShardSizes(root + sum(units.values()) - sum(large), large)
+
+
+def is_shared(weight: Weight, fsdp: FsdpConfig) -> bool:
+    """Says whether a weight is shared out; each process holds the others whole."""
+    return weight.requires_grad or fsdp.shard_frozen
+
+
+def parts_of(fsdp: FsdpConfig, processes: int) -> int:
+    """Returns into how many parts a weight is cut."""
+    return fsdp.fsdp_size if fsdp.fsdp_size > 0 else processes
+
+
+def part_of(shape: Sequence[int], parts: int) -> int:
+    """Returns the elements of the fullest process's part: rows of the first axis, filled up to equally many."""
+    rows, *others = shape or [1]
+    return -(-rows // parts) * math.prod(others)
