@@ -21,8 +21,8 @@ from embodied.run.conditions import Conditions, env_of
 from embodied.run.evaluations import MEANS
 from embodied.run.preflight import Checked
 from embodied.run.trainings import left_out_by
-from embodied.schema.links import at
-from embodied.schema.protocol import asked
+from embodied.schema.keys.paths import at
+from embodied.schema.rules.protocols import asked
 from embodied.types import WorkerFacts
 
 PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.schema.links import MISSING, at
+from embodied.schema.keys.paths import MISSING, at
 from embodied.schema.sides.given import keys_of
 from embodied.targets import load_target
 
