@@ -55,6 +55,8 @@ def open_folder(checked: Checked) -> Iterator[RunFolder]:
             starts.record(path, checked.composed.command, checked.processes.size)
             if (record := checked.composed.record) is not None:
                 record.write(path)
+            if (origins := checked.composed.origins) is not None:
+                origins.write(path)
     with closing(folder):
         yield folder
 

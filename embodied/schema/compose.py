@@ -134,11 +134,9 @@ def _name_run(runner: dict[str, Any], trail: Trail) -> None:
     name = named_so or _default_name(trail.choices, runner)
     run_id = runner.get("run_id")
     runner["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
-    sources = [
-        *([] if named_so else ["env", "model", "algorithm"]),
-        *([] if run_id in (None, "") else ["runner.run_id"]),
-    ]
-    if sources:
+    sources = ["runner.experiment_name"] if named_so else ["env", "model", "algorithm"]
+    sources += [] if run_id in (None, "") else ["runner.run_id"]
+    if runner["experiment_name"] != named_so:
         trail.note({"runner.experiment_name": Origin("derived", "", tuple(sources))})
 
 
@@ -147,8 +145,8 @@ def _resolved(raw: dict[str, Any], run_dir: str | None, trail: Trail, partial: b
     try:
         merged = OmegaConf.merge(defaults(), raw)
         expand_user(merged)
-        for key in begin_in_run_dir(merged, run_dir):
-            trail.note({key: Origin("derived", "", (key, RUN_DIR))})
+        begun = begin_in_run_dir(merged, run_dir)
+        trail.note({name: Origin("derived", "", (name, RUN_DIR)) for name in begun})
         return OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except MissingMandatoryValue as error:
         key, plain = error.full_key, OmegaConf.to_container(merged, resolve=False)
@@ -244,7 +242,7 @@ def _count_without_checkpoint(model: dict[str, Any], trail: Trail) -> None:
         trail.note({f"actor.model.{name}": Origin("derived", "", ("runner.dry_run",)) for name in names})
 
 
-def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
+def _default_name(choices: Mapping[str, str], runner: Mapping[str, Any]) -> str:
     env, model, algorithm = (choices.get(group) for group in ("env@env.train", "model", "algorithm"))
     by_task = {"demos": (env,), "sft": (env, model, "sft")}
     parts = by_task.get(runner.get("task_type", ""), (env, model, algorithm))

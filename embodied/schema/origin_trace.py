@@ -11,7 +11,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-import embodied
+import embodied.config
 from embodied import hidden
 from embodied.schema.groups import GROUPS
 from embodied.schema.hydra_files import files_in_order
@@ -32,14 +32,24 @@ def trace(resolved: Mapping[str, Any], trail: Trail) -> Origins:
         trail: how it was composed. The files that it names are read again.
     """
     settings = _settings(trail)
+    steps = {key: _with_what_was_before(key, step, settings) for key, step in trail.steps.items()}
     classes = {key.name: key.model.__name__ for key in keys()}
     quiet = [key for key in trail.left_out if key in classes]
     found: dict[str, Origin] = {}
     for key, value in leaves("", resolved):
-        found[key] = _origin(key, trail.steps, {} if key in quiet else settings) or _of_class(key, classes)
+        found[key] = _origin(key, steps, {} if key in quiet else settings) or _of_class(key, classes)
         if isinstance(value, list):
             found |= {one: origin for one, origin in settings.items() if one.startswith(f"{key}.")}
     return Origins(found, {key: _left_out(why, settings.get(key)) for key, why in trail.left_out.items()})
+
+
+def _with_what_was_before(key: str, step: Origin, settings: Mapping[str, Origin]) -> Origin:
+    """The origin of a value that is made of what a file or the command line has for the same key."""
+    if key not in step.keys:
+        return step
+    before = settings.get(key)
+    others = tuple(one for one in step.keys if one != key)
+    return Origin(step.kind, f"before that: {before.words}" if before else step.text, others)
 
 
 def _left_out(why: str, setting: Origin | None) -> str:
@@ -143,7 +153,7 @@ def _with_references(kind: Any, words: str, key: str, text: str | None) -> Origi
 
 
 def _relative(file: Path) -> str:
-    """A file's path within the package, or within the checkout; that of another folder as it is."""
-    root = Path(embodied.__path__[0]).resolve().parent
-    path = file.resolve()
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(file)
+    """The path of one of the package's files, from where the package lies; that of another file as it is."""
+    roots = [Path(root).resolve() for root in embodied.config.__path__]
+    inside = (str(file.resolve().relative_to(root.parent)) for root in roots if file.resolve().is_relative_to(root))
+    return next(inside, str(file))

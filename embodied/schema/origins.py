@@ -95,9 +95,10 @@ class Origins:
 
     def told(self, key: str) -> str:
         """Returns where a value comes from; of a value that is made of others, where these come from, too."""
-        origin = self.of[key]
-        others = [f"{one}: {self.of[one].words}" for one in origin.keys if one in self.of and one != key]
-        return "; ".join([origin.words, *others])
+        origin = self._origin(key)
+        others = [f"{one}: {self.of[one].words}" for one in origin.keys if one in self.of]
+        before = [origin.text] if origin.kind == "derived" and origin.text else []
+        return "; ".join([origin.words, *others, *before])
 
     def lines(self, resolved: Mapping[str, Any], below: str = "") -> Iterator[str]:
         """Yields a line for each value, without secrets: ``KEY: VALUE  # ORIGIN``.
@@ -113,13 +114,16 @@ class Origins:
             if not below or key == below or key.startswith(f"{below}."):
                 yield f"# {key}: {why}"
 
+    def _origin(self, key: str) -> Origin:
+        return self.of.get(key, Origin("file", "not noted"))
+
     def _elements(self, key: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Elements of a list that have an origin of their own."""
         if isinstance(value, Sequence) and not isinstance(value, str):
             yield from ((name, one) for place, one in enumerate(value) if (name := f"{key}.{place}") in self.of)
 
     def _shown(self, key: str, value: Any) -> str:
-        secret = value not in (None, "", False) and any(map(hidden.is_secret, self.of[key].keys))
+        secret = value not in (None, "", False) and any(map(hidden.is_secret, self._origin(key).keys))
         return json.dumps(hidden.HIDDEN if secret else hidden.in_value(key, value), ensure_ascii=False)
 
     def begun_with(self, checkpoint: Path) -> Origins:
