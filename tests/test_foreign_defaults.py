@@ -16,7 +16,8 @@ from embodied.schema import foreign
 from embodied.schema.compose import compose
 from embodied.schema.effect import LINKS, PROBLEM_LINKS
 from embodied.schema.foreign_rules import said_of
-from embodied.schema.links import MISSING, at, derived, with_changes
+from embodied.schema.keys.paths import MISSING, at, with_changes
+from embodied.schema.links import derived
 from embodied.schema.neutral import without_neutral
 from embodied.schema.nulls import silent
 from embodied.schema.of_hydra import OF_HYDRA
@@ -73,7 +74,7 @@ def take(base: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     if refused:
         raise refused[0]
     config = schema.bind(mapping)
-    if changes := derived(config, list(settings)):
+    if changes := derived(config, list(settings)).values:
         config = schema.bind(with_changes(mapping, changes))
     schema.check(config)
 

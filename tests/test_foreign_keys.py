@@ -22,12 +22,11 @@ from embodied.parallel.group import Group
 from embodied.run.preflight import check
 from embodied.schema import foreign, table
 from embodied.schema.compose import compose, group_options
-from embodied.schema.fixed import FIXED
 from embodied.schema.foreign_hints import hint
 from embodied.schema.foreign_rules import RULES, said_of
-from embodied.schema.foreign_values import VALUES, typed
-from embodied.schema.links import MISSING, at
-from embodied.schema.neutral import NEUTRAL
+from embodied.schema.foreign_values import other_values, typed
+from embodied.schema.keys.paths import MISSING, at
+from embodied.schema.neutral import no_ops
 from embodied.schema.of_hydra import OF_HYDRA
 from embodied.schema.other_names import SAID
 
@@ -40,7 +39,7 @@ ANSWERED_OTHERWISE = {"defaults", *OF_HYDRA}  # by hydra, and before the schema
 
 def known() -> set[str]:
     """Every key that is taken here: of the schema, of shipped models, and those that may say one thing alone."""
-    found = {key.name for key in table.keys()} | set(NEUTRAL) | set(SAID) | ANSWERED_OTHERWISE  # noqa: SIM118
+    found = {key.name for key in table.keys()} | set(no_ops()) | set(SAID) | ANSWERED_OTHERWISE  # noqa: SIM118
     found |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     names = build_reward_model.__code__.co_varnames[: build_reward_model.__code__.co_argcount + 20]
     return found | {f"reward.model.{name}" for name in names} | {"actor.model._target_"}
@@ -79,7 +78,7 @@ def honoured() -> frozenset[str]:
     does = known()
     own = {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     own |= {f"reward.model.{name}" for name in signature(build_reward_model).parameters}
-    return frozenset(does - (set(NEUTRAL) - own) - set(FIXED) - ONE_VALUE)
+    return frozenset(does - (set(no_ops()) - own) - set(foreign.column("no_effect")) - ONE_VALUE)
 
 
 def honours(row: foreign.Row) -> bool:
@@ -105,7 +104,7 @@ def test_rules_and_values_are_of_keys_that_there_are():
     theirs = {row.key for row in foreign.rows()} | {(row.system, row.key) for row in foreign.rows()}
     assert [key for key in RULES if key not in theirs] == []
     answers = set(foreign.answers())
-    assert [key for key in VALUES if key not in answers] == []
+    assert [key for key in other_values() if key not in answers] == []
 
 
 def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:

@@ -17,7 +17,7 @@ from embodied.migrate.report import to_do
 from embodied.schema import AlgorithmConfig, episodes_per_iteration, foreign
 from embodied.schema.compose import compose
 from embodied.schema.foreign_rules import said_of
-from embodied.schema.links import at
+from embodied.schema.keys.paths import at
 from embodied.tools import migrate as tool
 
 HERE = Path(__file__).parent / "migrate"

@@ -16,7 +16,7 @@ from embodied.schema import table
 from embodied.schema.binding import _of_type
 from embodied.schema.compose import compose
 from embodied.schema.config import Config
-from embodied.schema.links import with_changes
+from embodied.schema.keys.paths import with_changes
 from embodied.schema.names import choices
 
 CONFIG = str(Path(__file__).parent / "config")

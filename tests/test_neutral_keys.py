@@ -21,8 +21,8 @@ from embodied.run.engine import options
 from embodied.schema import table
 from embodied.schema.compose import compose
 from embodied.schema.fixed import notes
-from embodied.schema.links import MISSING, at, with_changes
-from embodied.schema.neutral import NEUTRAL, without_neutral
+from embodied.schema.keys.paths import MISSING, at, with_changes
+from embodied.schema.neutral import no_ops, without_neutral
 from embodied.testing import FakePolicy
 
 HERE = Path(__file__).parent
@@ -40,17 +40,17 @@ def model_of(*overrides: str, base: tuple[str, ...]) -> dict[str, Any]:
     return schema.target_kwargs(config(*overrides, base=base).actor.model, "actor.model")
 
 
-@pytest.mark.parametrize("key", NEUTRAL)
+@pytest.mark.parametrize("key", no_ops())
 def test_what_asks_for_nothing_is_dropped_and_the_rest_refused(key):
-    for value in (None, *NEUTRAL[key].values):
+    for value in (None, *no_ops()[key].values):
         assert without_neutral(with_changes(FAKE, {key: value})) == (FAKE, [])
     left, (refused,) = without_neutral(with_changes(FAKE, {key: OTHER}))
     assert left == FAKE
     message = str(refused)
     assert key in message
-    assert NEUTRAL[key].why in message
+    assert no_ops()[key].why in message
     assert f"leave {key} out" in message
-    assert NEUTRAL[key].fix in message
+    assert no_ops()[key].fix in message
 
 
 def test_true_is_not_one():
@@ -127,13 +127,13 @@ def takes_nothing() -> None:
 def test_a_composed_run_is_the_same_with_neutral_keys():
     own = {f"actor.model.{name}" for name in inspect.signature(FakePolicy).parameters}
     own |= {f"reward.model.{name}" for name in inspect.signature(build_reward_model).parameters}
-    keys = [f"{key}={'null' if not n.values else str(n.values[0]).lower()}" for key, n in NEUTRAL.items()
+    keys = [f"{key}={'null' if not n.values else str(n.values[0]).lower()}" for key, n in no_ops().items()
             if not isinstance((n.values or (0,))[0], dict) and key not in own]  # fmt: skip
     assert config(*keys) == config()
 
 
 def test_every_key_of_the_share_is_answered():
-    known = {key.name for key in table.keys()} | set(NEUTRAL)  # noqa: SIM118  a function
+    known = {key.name for key in table.keys()} | set(no_ops())  # noqa: SIM118  a function
     known |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     known |= {f"reward.model.{name}" for name in build_reward_model.__code__.co_varnames}
     libero = config("env=libero_10", base=("model=openvla_oft_tiny",)).model_dump(by_alias=True)

@@ -26,8 +26,8 @@ from embodied.run.shares import check
 from embodied.schema import table
 from embodied.schema.compose import compose
 from embodied.schema.fsdp import WrapPolicyConfig
-from embodied.schema.links import at
-from embodied.schema.neutral import NEUTRAL
+from embodied.schema.keys.paths import at
+from embodied.schema.neutral import no_ops
 from embodied.schema.of_hydra import OF_HYDRA
 from embodied.testing import FakePolicy
 
@@ -53,7 +53,7 @@ def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
 
 
 def test_every_key_of_the_share_is_answered():
-    known = {key.name for key in table.keys()} | set(NEUTRAL) | set(OF_HYDRA)  # noqa: SIM118
+    known = {key.name for key in table.keys()} | set(no_ops()) | set(OF_HYDRA)  # noqa: SIM118
     rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t")
     ours = {key for row in rows for key in row["our_key"].split(" + ")}
     ours = {key for key in ours if key.startswith(("cluster", "hydra", "runner", "actor"))}

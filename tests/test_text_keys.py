@@ -16,9 +16,9 @@ from embodied.models.causal_lm import Settings
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.schema.compose import SHORT, compose
-from embodied.schema.fixed import FIXED
-from embodied.schema.links import at, with_changes
-from embodied.schema.nulls import SAY_NOTHING
+from embodied.schema.foreign import column
+from embodied.schema.keys.paths import at, with_changes
+from embodied.schema.nulls import silent_values
 
 HERE = Path(__file__).parent
 CONFIG = str(HERE / "config")
@@ -237,11 +237,11 @@ def usual() -> dict[str, Any]:
     return made(*FILES)
 
 
-@pytest.mark.parametrize("key", FIXED)
+@pytest.mark.parametrize("key", column("no_effect"))
 def test_another_value_of_what_is_always_so_is_taken_and_said_to_change_nothing(usual, key):
     (line,) = schema.notes(schema.bind(with_changes(usual, {key: not at(usual, key)})))
     assert line.startswith(f"{key} ")
-    assert FIXED[key] in line
+    assert column("no_effect")[key] in line
     assert schema.notes(schema.bind(usual)) == []
 
 
@@ -266,7 +266,7 @@ def test_pictures_have_the_size_that_the_model_reads(tmp_path):
 
 def test_a_key_that_says_nothing_keeps_its_default():
     silent = [f"{key}={str(value).lower() if value is not None else 'null'}"
-              for key, values in SAY_NOTHING.items() for value in values]  # fmt: skip
+              for key, values in silent_values().items() for value in values]  # fmt: skip
     assert len(silent) > 10
     tokens = schema.RunnerConfig.model_fields["max_tokens_per_mbs"].default  # which a file of the math group changes
     assert made(*FILES, *silent) == made(*FILES, f"runner.max_tokens_per_mbs={tokens}")

@@ -56,6 +56,8 @@ def open_folder(composed: Composed, processes: Group) -> Iterator[RunFolder]:
             starts.record(path, composed.command, processes.size)
             if (record := composed.record) is not None:
                 record.write(path)
+            if (origins := composed.origins) is not None:
+                origins.write(path)
     with closing(folder):
         yield folder
 

@@ -69,11 +69,24 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     with _advised(config_name):
         composed = replace(compose(overrides, config_name, folders), command=typed(argv, config_name, processes))
         _check_entry(composed, config_name)
+    if print_only and not processes.is_main:
+        return 0
+    if print_only == "origin" or (not print_only and processes.is_main and not composed.config.runner.dry_run):
+        composed = _traced(composed)
     if not print_only:
         return _carry_out(composed, config_name, folders, processes, recipe)
-    if processes.is_main:
+    if composed.origins is not None:
+        print(*composed.origins.lines(composed.resolved), sep="\n")
+    else:
         print(as_yaml(composed), end="")
     return 0
+
+
+def _traced(composed: Composed) -> Composed:
+    """Adds where each value comes from. The files of groups are read again, before they can change."""
+    from embodied.schema.origin_trace import trace
+
+    return composed if composed.trail is None else replace(composed, origins=trace(composed.resolved, composed.trail))
 
 
 def typed(argv: Sequence[str], config_name: str, processes: Group) -> str:

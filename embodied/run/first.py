@@ -93,7 +93,8 @@ def _beginning_with(composed: Composed, folder: Path, begun: Sequence[Path]) -> 
     if not found:
         return composed  # it goes on from a checkpoint of its own
     runner = composed.config.runner.model_copy(update={"ckpt_path": str(found[-1])})
-    return replace(composed, config=composed.config.model_copy(update={"runner": runner}))
+    origins = None if composed.origins is None else composed.origins.begun_with(found[-1])
+    return replace(composed, config=composed.config.model_copy(update={"runner": runner}), origins=origins)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -22,8 +22,8 @@ from embodied.run.evaluations import MEANS
 from embodied.run.given import EnvSide
 from embodied.run.trainings import left_out_by
 from embodied.schema.compose import Composed
-from embodied.schema.links import at
-from embodied.schema.protocol import asked
+from embodied.schema.keys.paths import at
+from embodied.schema.rules.protocols import asked
 from embodied.types import WorkerFacts
 
 PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from embodied.errors import ConfigError, did_you_mean
+
+PrintOnly = Literal[False, True, "origin"]
+"""Whether values are printed alone, and whether with their origins."""
 
 USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
 
@@ -18,13 +22,14 @@ USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
 groups: env, model, algorithm, runtime, tracker, experiment; +perturb=robot perturbs episodes (docs/robustness.md);
   protocol=openvla_oft (simplevla_rl, rlinf, held_out) evaluates by fixed rules (docs/evaluation.md)
   --cfg             print the composed configuration and exit
+  --cfg=origin      print where each of its values comes from, too, without secrets
   --config-dir DIR  look for group files in DIR too (DIR/env/my_task.yaml → env=my_task)
   --help            this text
 keys: docs/configuration.md
 """
 
 
-def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], bool]:
+def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], PrintOnly]:
     """Returns ``(overrides, config_dirs, print_only)``; prints the usage and exits for ``--help``.
 
     Args:
@@ -35,14 +40,16 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], b
     """
     overrides: list[str] = []
     folders: list[str] = []
-    print_only = False
+    print_only: PrintOnly = False
     arguments = iter(argv)
     for argument in arguments:
         if argument in ("-h", "--help"):
             print(USAGE.format(entry=entry))
             raise SystemExit(0)
         if argument == "--cfg":
-            print_only = True
+            print_only = print_only or True
+        elif argument == "--cfg=origin":
+            print_only = "origin"
         elif argument == "--config-dir":
             folders.append(next(arguments, None) or "(nothing)")
         elif argument.startswith("--config-dir="):

@@ -8,18 +8,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from embodied.errors import ConfigError, UnknownKeyError, nearest
 from embodied.lib.targets import load_target
 from embodied.schema.actor import ModelConfig
 from embodied.schema.base import OpenSection
 from embodied.schema.config import Config
-from embodied.schema.foreign import joined, leaves
-from embodied.schema.foreign_hints import elsewhere, hint, instead
-from embodied.schema.foreign_said import Lookup, Unknown
+from embodied.schema.foreign import joined
+from embodied.schema.foreign_said import Unknown
 from embodied.schema.groups import GROUPS
+from embodied.schema.keys.paths import leaves, with_changes
 from embodied.schema.names import choices, in_known_case
+from embodied.schema.others.systems import Others
 from embodied.schema.table import keys
 from embodied.schema.told import Told, fix, wrong_values
 
@@ -38,12 +39,48 @@ def bind(mapping: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(mapping)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        raise _refused(error.errors(include_url=False), mapping) from None
+
+
+def with_derived(config: Config, mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> Config:
+    """Returns a bound configuration with other values under some dotted keys, as if it had been bound with them. Only
+    the sections that have these keys are checked again.
+
+    Args:
+        mapping: that was bound.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    try:
+        return Config.model_validate(_opened(config, changes)) if changes else config
+    except ValidationError as error:
+        raise _refused(error.errors(include_url=False), with_changes(mapping, changes)) from None
+
+
+def _opened(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a bound section with changes; sections in it that have none of them stay bound."""
+    fields = type(section).model_fields
+    values = {fields[name].alias or name: getattr(section, name) for name in fields if name in section.model_fields_set}
+    values |= section.model_extra or {}
+    for name in dict.fromkeys(key.partition(".")[0] for key in changes):
+        inner = {key.partition(".")[2]: value for key, value in changes.items() if key.partition(".")[0] == name}
+        if "" in inner:
+            values[name] = inner[""]
+        elif isinstance(values.get(name), BaseModel):
+            values[name] = _opened(values[name], inner)
+        else:
+            values[name] = with_changes(values.get(name) or {}, inner)
+    return values
+
+
+def _refused(problems: Sequence[Any], mapping: Mapping[str, Any]) -> ConfigError:
+    """The error of what pydantic found wrong: unknown keys, and wrong values beside them."""
     wrong = wrong_values([p for p in problems if p["type"] != "extra_forbidden"], Config, mapping)
     if unknown := _unknown(problems, mapping):
-        raise _of_unknown(unknown, mapping, wrong)
+        return _of_unknown(unknown, mapping, wrong)
     rest = "set the key to a value of that kind; docs/configuration.md says what it means"
-    raise ConfigError("\n".join(told.line for told in wrong), fix(wrong, rest))
+    return ConfigError("\n".join(told.line for told in wrong), fix(wrong, rest))
 
 
 def check_known(mapping: Mapping[str, Any]) -> None:
@@ -88,35 +125,35 @@ def _target_of(key: str) -> str | None:
 
 def _unknown(problems: Iterable[Any], mapping: Mapping[str, Any]) -> list[Told]:
     """Every unknown key: of the schema, and of what a ``_target_`` takes."""
-    get = _known_of(mapping)
+    others = _others_of(mapping)
     extra = [p for p in problems if p["type"] == "extra_forbidden"]
-    found = [told for p in extra for told in _told_in(p["loc"], p["input"], get)]
+    found = [told for p in extra for told in _told_in(p["loc"], p["input"], others)]
     return [*found, *_unknown_of_targets(mapping)]
 
 
-def _known_of(mapping: Mapping[str, Any]) -> Unknown:
-    """What hints may know: answers to a prompt, by the key of verl if it is there."""
+def _others_of(mapping: Mapping[str, Any]) -> Others:
+    """Other systems, with what hints may know: answers to a prompt, by the key of verl if it is there."""
     for key in ("actor_rollout_ref.rollout.n", "algorithm.group_size"):
         if isinstance(size := _section(mapping, key), int):
-            return Unknown(size)
-    return Unknown()
+            return Others(Unknown(size))
+    return Others()
 
 
-def _told_in(location: Sequence[int | str], value: Any, get: Lookup) -> list[Told]:
+def _told_in(location: Sequence[int | str], value: Any, others: Others) -> list[Told]:
     """What is told of a key; of each key in a section of another system."""
     section: Any = Config
     for part in location[:-1]:
         section = _inner(section, str(part))
     known = [f.alias or name for name, f in section.model_fields.items()]
     key = ".".join(map(str, location))
-    inside = [(leaf, inner, hint(leaf, inner, get)) for leaf, inner in leaves(key, value)]
+    inside = [(leaf, inner, others.hint(leaf, inner)) for leaf, inner in leaves(key, value)]
     if any(said for *_, said in inside):
-        return [Told(f"unknown key '{leaf}'.{said}", leaf, instead(leaf, inner, get)) for leaf, inner, said in inside]
+        return [Told(f"unknown key '{leaf}'.{said}", leaf, others.instead(leaf, inner)) for leaf, inner, said in inside]
     if key in GROUPS and isinstance(value, Mapping):
         return [_told_in_group(leaf, inner) for leaf, inner, _ in inside]
     if len(location) == 1:
-        return [_told_of(key, [*GROUPS, *known], value, get, "group or section")]
-    return [_told_of(key, known, value, get)]
+        return [_told_of(key, [*GROUPS, *known], value, others, "group or section")]
+    return [_told_of(key, known, value, others)]
 
 
 def _told_in_group(key: str, value: Any) -> Told:
@@ -128,22 +165,22 @@ def _told_in_group(key: str, value: Any) -> Told:
     return Told(f"{chooses}, and its keys are {section}.….", key, {f"{section}.{name}": value})
 
 
-def _told_of(key: str, known: Iterable[str], value: Any, get: Lookup, what: str = "key") -> Told:
+def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: str = "key") -> Told:
     """What is told of ``a.b.key = value``; ``known`` are the keys of ``a.b``. Says what the key of another system is
     here."""
     section, _, name = key.rpartition(".")
-    if said := hint(key, value, get):
-        return Told(f"unknown {what} '{key}'.{said}", key, instead(key, value, get))
+    if said := others.hint(key, value):
+        return Told(f"unknown {what} '{key}'.{said}", key, others.instead(key, value))
     if meant := nearest(name, known):
         plain = value is not None and not isinstance(value, Mapping)
         settings = {f"{section}.{meant}".lstrip("."): value} if plain else {}
         return Told(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
-    said = elsewhere(key, value, get)
+    said = others.elsewhere(key, value)
     if not said and (same := _same_name(section, name)):
         return Told(f"unknown {what} '{key}'. There is {joined(same, 'or')}.", key)  # another section, or none
     if not said and section in OF_PARTS:
         said = f" Keys of {OF_PARTS[section][0]} are written {OF_PARTS[section][1]}.{name}."
-    return Told(f"unknown {what} '{key}'.{said}", key, instead(key, value, get) if said else {})
+    return Told(f"unknown {what} '{key}'.{said}", key, others.instead(key, value) if said else {})
 
 
 def _same_name(section: str, name: str) -> list[str]:
@@ -155,14 +192,14 @@ def _same_name(section: str, name: str) -> list[str]:
 
 def _unknown_of_targets(mapping: Mapping[str, Any]) -> list[Told]:
     """Keys of all sections that their ``_target_`` does not take; a class that cannot be imported here is not asked."""
-    found, get = list[Told](), _known_of(mapping)
+    found, others = list[Told](), _others_of(mapping)
     for path in TARGETS:
         section, own = _section(mapping, path), _own(path)
         given = [name for name in section if name not in own] if isinstance(section, Mapping) else []
         if not given or (takes := _takes(section, path)) is None:
             continue
         known = [*own, *takes]
-        found += [_told_of(f"{path}.{name}", known, section[name], get) for name in given if name not in takes]
+        found += [_told_of(f"{path}.{name}", known, section[name], others) for name in given if name not in takes]
     return found
 
 
@@ -217,7 +254,7 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     unknown = [name for name in given if name not in signature.parameters and not takes_any]
     if unknown:
         known = [*own, *signature.parameters]
-        told = [_told_of(f"{path}.{name}", known, given[name], Unknown()) for name in unknown]
+        told = [_told_of(f"{path}.{name}", known, given[name], Others()) for name in unknown]
         rest = f"correct the key, or remove it; known keys of {path}: {', '.join(sorted(known))}"
         raise UnknownKeyError("\n".join(one.line for one in told), fix(told, rest))
     for name, parameter in signature.parameters.items():

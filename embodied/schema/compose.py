@@ -1,73 +1,49 @@
-"""Composes overrides into one checked configuration: hydra composes the YAML groups, :mod:`embodied.schema` checks.
+"""Composes overrides into one checked configuration.
 
-``env=NAME`` is short for ``env@env.train=NAME env@env.eval=NAME``, and ``+perturb=NAME`` for
-``+perturb@env.eval.perturb=NAME`` (of ``train``: ``env.train``); :data:`SHORT` has more. The schema, not the files,
-decides which keys exist: a key that no YAML file mentions needs no ``+``.
+command line ─▶ short forms ─▶ YAML files and their ${…} ─▶ other systems' names and values ─▶ derived values ─▶ Config
+short_forms.py    hydra_files.py       others.normalise             protocol, sides, derived keys
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose as hydra_compose
-from hydra import initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from embodied import schema
 from embodied.errors import ConfigError, UnknownKeyError
+from embodied.schema.binding import bind, check_known, with_derived
+from embodied.schema.checks import check
+from embodied.schema.config import Config, defaults
 from embodied.schema.groups import GROUPS as GROUPS
 from embodied.schema.groups import check_names, wrong_choice
 from embodied.schema.groups import group_options as group_options
-from embodied.schema.hub_cache import with_cached_model
-from embodied.schema.links import derived, with_changes, without
-from embodied.schema.names import in_known_case
-from embodied.schema.neutral import without_neutral
-from embodied.schema.nulls import silent
-from embodied.schema.of_hydra import OF_HYDRA, SEARCH, Record, begin_in_run_dir, expand_user, record
-from embodied.schema.protocol import as_named, asked, named, not_given, without_foreign_name
+from embodied.schema.hydra_files import WrongChoice, compose_files
+from embodied.schema.keys.paths import with_changes
+from embodied.schema.links import derived
+from embodied.schema.of_hydra import RUN_DIR, Record, begin_in_run_dir, expand_user, record
+from embodied.schema.origins import Origin, Origins, Trail
+from embodied.schema.others.systems import Others
+from embodied.schema.rules.protocols import HELD_OUT, as_named, asked, named, not_given, without_foreign_name
+from embodied.schema.short_forms import SHORT as SHORT
+from embodied.schema.short_forms import expand, readable
 from embodied.schema.sides import followed, followed_still, followers, keys_of, without_keys
-from embodied.schema.userfiles.given import check_chosen
-from embodied.schema.userfiles.yaml_text import check_folders
-
-
-def _first(*values: Any) -> Any:
-    """The first of some values that is not null."""
-    return next((value for value in values if value is not None), None)
-
-
-def _subtract(whole: float | None, part: float) -> float | None:
-    """What a part leaves of a whole; null of a whole that is null."""
-    return None if whole is None else whole - part
-
-
-def _as_in_training(default: Any, *, _node_: Any, _root_: Any) -> Any:
-    """Of a key of ``env.eval`` the value that ``env.train`` has for it, else the default."""
-    side, _, key = _node_._get_full_key(None).removeprefix("env.").partition(".")
-    found = OmegaConf.select(_root_, f"env.train.{key}") if side == "eval" else None
-    return default if found is None else found
-
-
-for _name, _function in (("first", _first), ("subtract", _subtract), ("as_in_training", _as_in_training)):
-    OmegaConf.register_new_resolver(_name, _function, replace=True)  # ${first:${data.seed},0} in YAML files
 
 
 @dataclass(frozen=True)
 class Composed:
     """The configuration that the command line asked for."""
 
-    config: schema.Config
+    config: Config
     resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume
     record: Record | None = None  # what hydra.output_subdir asks to be written into the run's folder
     command: str = ""  # that composed it, as the user would type it again
     follows: tuple[str, ...] = ()  # keys of env.eval that env.train gave their value on the command line
+    trail: Trail | None = None  # how it was made
+    origins: Origins | None = None  # of its values, for the run's folder
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
@@ -82,7 +58,7 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
         ConfigError: anything is wrong; it names the fix.
     """
     composed = compose_unchecked(overrides, config_name, config_dirs)
-    schema.check(composed.config)
+    check(composed.config)
     return composed
 
 
@@ -100,67 +76,120 @@ def compose_unchecked(
 def _composed(
     overrides: Sequence[str], config_name: str, config_dirs: Sequence[str], partial: bool = False
 ) -> Composed:  # fmt: skip
-    """Composes, merges with the schema and binds.
+    """Makes a configuration: short forms, YAML files, other systems' values, values that follow from others.
 
     Args:
         partial: some overrides were left out, so a key that is not set means nothing.
     """
-    expanded = [_readable(override) for override in _expand(overrides, config_name, config_dirs)]
-    raw = _hydra(expanded, config_name, config_dirs)
+    trail = Trail(config_name, tuple(config_dirs), tuple(overrides))
+    trail.expanded = [readable(override) for override in expand(overrides, config_name, config_dirs)]
+    raw = compose_files(trail.expanded, config_name, config_dirs)
     hydra = raw.pop("hydra")
-    own = [one for one in expanded if one.lstrip("+").startswith("protocol.")]
-    if name := named(expanded):  # an experiment's rules are no part of a protocol that the command line names
-        raw["protocol"] = _protocol_file(f"protocol={name}", own, config_dirs)
-    elif "~protocol" in expanded:
-        raw["protocol"] = _protocol_file("~protocol", own, config_dirs)
-    choices = hydra["runtime"]["choices"]
+    trail.choices = hydra["runtime"]["choices"]
+    _take_protocol(raw, trail)
     written = record(hydra, raw, overrides)
     _check_sections(raw)
-    nothing = silent(raw)
-    for one in nothing:
-        raw = without(raw, one)
-    name = raw["runner"].get("experiment_name") or _default_name(choices, raw["runner"])
-    run_id = raw["runner"].get("run_id")
-    raw["runner"]["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
+    _name_run(raw["runner"], trail)
     if raw["runner"].get("dry_run"):
-        _count_without_checkpoint(raw["actor"].get("model") or {})
+        _count_without_checkpoint(raw["actor"].get("model") or {}, trail)
+    normal = Others().normalise(raw, lambda rest: _resolved(rest, hydra["run"]["dir"], trail, partial))
+    trail.note_normalised(normal)
+    if normal.refused:
+        raise _with_unknown(normal.refused, normal.mapping)
+    given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides)
+             if key not in normal.silent]  # fmt: skip
+    mapping = _with_protocol_rules(normal.mapping, trail)
+    mapping, following = _with_followers(mapping, normal.silent, trail)
+    mapping = _with_changes_of_protocol(mapping, given, trail)
+    config = bind(mapping)
+    derivation = derived(config, [SHORT.get(key, key) for key in given])
+    bound = with_derived(config, mapping, derivation.values)
+    trail.note_derived(derivation, config, bound)
+    resolved = bound.model_dump(by_alias=True, mode="json")
+    return Composed(bound, resolved, written, follows=followed_still(resolved, following), trail=trail)
+
+
+def _take_protocol(raw: dict[str, Any], trail: Trail) -> None:
+    """Gives the protocol that the command line names the place of an experiment's, which has rules of its own."""
+    own = [one for one in trail.expanded if one.lstrip("+").startswith("protocol.")]
+    name = named(trail.expanded)
+    choice = f"protocol={name}" if name else "~protocol"
+    if name or choice in trail.expanded:
+        trail.protocol = _overrides_of_protocol(choice, *own)
+        raw["protocol"] = _protocol_file(trail.protocol, trail.config_dirs)
+
+
+def _overrides_of_protocol(choice: str, *own: str) -> list[str]:
+    return [choice, "~experiment", *own]
+
+
+def _protocol_file(overrides: list[str], config_dirs: Sequence[str]) -> dict[str, Any]:
+    """The protocol that a command line chooses, with overrides of its keys alone."""
+    return dict(compose_files(overrides, "train", config_dirs).get("protocol") or {})
+
+
+def _name_run(runner: dict[str, Any], trail: Trail) -> None:
+    """Names a run that has no name after its choices, and puts the run's id behind the name."""
+    named_so = runner.get("experiment_name")
+    name = named_so or _default_name(trail.choices, runner)
+    run_id = runner.get("run_id")
+    runner["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
+    sources = ["runner.experiment_name"] if named_so else ["env", "model", "algorithm"]
+    sources += [] if run_id in (None, "") else ["runner.run_id"]
+    if runner["experiment_name"] != named_so:
+        trail.note({"runner.experiment_name": Origin("derived", "", tuple(sources))})
+
+
+def _resolved(raw: dict[str, Any], run_dir: str | None, trail: Trail, partial: bool) -> dict[str, Any]:
+    """Merges what hydra composed with the defaults, and resolves its references."""
     try:
-        merged = OmegaConf.merge(schema.defaults(), raw)
+        merged = OmegaConf.merge(defaults(), raw)
         expand_user(merged)
-        begin_in_run_dir(merged, hydra["run"]["dir"])
-        mapping = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+        begun = begin_in_run_dir(merged, run_dir)
+        trail.note({name: Origin("derived", "", (name, RUN_DIR)) for name in begun})
+        return OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except MissingMandatoryValue as error:
         key, plain = error.full_key, OmegaConf.to_container(merged, resolve=False)
         not_set = ConfigError(f"{key} is not set, and has no default", f"add {key}=… to the command")
-        raise _with_unknown([] if partial else [not_set], without_neutral(plain)[0]) from error  # type: ignore[arg-type]
+        known = Others().without_no_ops(plain)  # type: ignore[arg-type]
+        raise _with_unknown([] if partial else [not_set], known) from error
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
-    mapping, refused = without_neutral(with_cached_model(mapping))  # type: ignore[arg-type]
-    if refused:
-        raise _with_unknown(refused, mapping)
-    files = group_options("protocol", config_dirs)
-    mapping["protocol"] = without_foreign_name(mapping["protocol"], overrides, files)
-    if (name := mapping["protocol"]["name"]) in files:
-        mapping["protocol"] = as_named(mapping["protocol"], _protocol_file(f"protocol={name}", (), config_dirs))
-    given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides) if key not in nothing]
-    found: dict[str, Any] = {}
-    if keys := followers(key for key in keys_of(overrides) if key not in nothing):
-        rest = without_keys(expanded, keys)
-        found = followed(mapping, _hydra(rest, config_name, config_dirs), keys)
-        mapping = with_changes(mapping, found)
-    mapping = with_changes(mapping, not_given(asked(mapping), given))
-    config = schema.bind(mapping)
-    if changes := derived(config, [SHORT.get(key, key) for key in given]):
-        config = schema.bind(with_changes(mapping, changes))
-    resolved = config.model_dump(by_alias=True, mode="json")
-    return Composed(config, resolved, written, follows=followed_still(resolved, found))
 
 
-def _protocol_file(choice: str, own: Sequence[str], config_dirs: Sequence[str]) -> dict[str, Any]:
-    """The protocol that a command line chooses, with overrides of its keys alone."""
-    return dict(_hydra([choice, "~experiment", *own], "train", config_dirs).get("protocol") or {})
+def _with_protocol_rules(mapping: dict[str, Any], trail: Trail) -> dict[str, Any]:
+    """The configuration with a protocol that may carry its name."""
+    files = group_options("protocol", trail.config_dirs)
+    protocol = without_foreign_name(mapping["protocol"], trail.overrides, files)
+    if protocol["name"] != mapping["protocol"]["name"]:
+        trail.note({"protocol.name": Origin("derived", "", ("env",))})
+    if (name := protocol["name"]) in files:
+        protocol = as_named(protocol, _protocol_file(_overrides_of_protocol(f"protocol={name}"), trail.config_dirs))
+        if HELD_OUT not in mapping["protocol"]["sets"]:
+            trail.note({f"protocol.sets.{HELD_OUT}": Origin("protocol", name)})
+    return {**mapping, "protocol": protocol}
+
+
+def _with_followers(
+    mapping: dict[str, Any], silent: Collection[str], trail: Trail
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration with the values of ``env.eval`` that follow ``env.train``, and these by key."""
+    keys = followers(key for key in keys_of(trail.overrides) if key not in silent)
+    if not keys:
+        return mapping, {}
+    rest = without_keys(trail.expanded, keys)
+    values = followed(mapping, compose_files(rest, trail.config_name, trail.config_dirs), keys)
+    trail.note({key: Origin("derived", "", (key.replace("env.eval.", "env.train.", 1),)) for key in values})
+    return with_changes(mapping, values), values
+
+
+def _with_changes_of_protocol(mapping: dict[str, Any], given: Collection[str], trail: Trail) -> dict[str, Any]:
+    """The configuration with what its protocol sets, but for keys of the command line."""
+    changes = not_given(asked(mapping), given)
+    trail.note(dict.fromkeys(changes, Origin("protocol", str(mapping["protocol"]["name"]))))
+    return with_changes(mapping, changes)
 
 
 def _check_sections(raw: Mapping[str, Any]) -> None:
@@ -180,15 +209,10 @@ def _with_unknown(errors: list[ConfigError], mapping: Mapping[str, Any]) -> Conf
     """Several errors as one, with all unknown keys: one of these may be meant where one is not set."""
     kind = ConfigError
     try:
-        schema.check_known(mapping)
+        check_known(mapping)
     except UnknownKeyError as unknown:
         errors, kind = [unknown, *errors], UnknownKeyError
     return kind("\n".join(error.message for error in errors), "; ".join(error.remedy for error in errors))
-
-
-class WrongChoice(ConfigError):
-    """A group that is not there, or a file that a group does not have. It does not leave this module: users get a
-    ConfigError."""
 
 
 OF_GROUP = {"env": ("env.",), "model": ("actor.model.",), "experiment": ("env.", "actor.model.")}
@@ -197,9 +221,7 @@ OF_GROUP = {"env": ("env.",), "model": ("actor.model.",), "experiment": ("env.",
 
 def _with_rest(error: WrongChoice, overrides: Sequence[str], config_name: str, folders: Sequence[str]) -> ConfigError:
     """Adds the unknown keys of what can be looked at without the files that are not there."""
-    wrong = [
-        one for one in overrides if any(wrong_choice(own, folders) for own in _expand([one], config_name, folders))
-    ]
+    wrong = [one for one in overrides if any(wrong_choice(own, folders) for own in expand([one], config_name, folders))]
     left_out = tuple(key for one in wrong for key in OF_GROUP.get(one.lstrip("+~").partition("=")[0].split("@")[0], ()))
     rest = [one for one in overrides if one not in wrong and not one.lstrip("+~").startswith(left_out or ("~",))]
     try:
@@ -211,16 +233,16 @@ def _with_rest(error: WrongChoice, overrides: Sequence[str], config_name: str, f
     return ConfigError(error.message, error.remedy)
 
 
-def _count_without_checkpoint(model: dict[str, Any]) -> None:
+def _count_without_checkpoint(model: dict[str, Any], trail: Trail) -> None:
     """Lets a dry run count a model whose sizes the configuration says (``size``) where no checkpoint is given: with
     random weights, for which there are no statistics of a dataset."""
     if "size" in model and model.get("model_path") == "???":
-        model["model_path"] = None
-        if "unnorm_key" in model:
-            model["unnorm_key"] = None
+        names = [name for name in ("model_path", "unnorm_key") if name in model]
+        model.update(dict.fromkeys(names))
+        trail.note({f"actor.model.{name}": Origin("derived", "", ("runner.dry_run",)) for name in names})
 
 
-def _default_name(choices: dict[str, str], runner: Mapping[str, Any]) -> str:
+def _default_name(choices: Mapping[str, str], runner: Mapping[str, Any]) -> str:
     env, model, algorithm = (choices.get(group) for group in ("env@env.train", "model", "algorithm"))
     by_task = {"demos": (env,), "sft": (env, model, "sft")}
     parts = by_task.get(runner.get("task_type", ""), (env, model, algorithm))
@@ -236,122 +258,6 @@ SECTIONS = {
     "env.eval": "env@env.eval", "algorithm": "algorithm",
 }  # fmt: skip
 """Section that every run has → the group that fills it."""
-SHORT = {
-    "data": "data.train_data_paths", "episodes": "demos.episodes", "noise_std": "demos.noise_std",
-    "answers": "runner.answers", "selftest": "runner.selftest",
-}  # fmt: skip
-"""Short form → key. ``data=PATH`` is a list of one path."""
-
-
-def _expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] = ()) -> list[str]:
-    """Rewrites the short forms into hydra's own. ``+perturb=NAME`` is for what the command does: episodes of training,
-    or those of evaluations."""
-    expanded: list[str] = []
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if (group := key.lstrip("+").partition("@")[0]) in GROUPS:
-            value = in_known_case(value, group_options(group, folders))
-            override = f"{key}{equals}{value}"
-        if key.lstrip("+~").startswith("hydra.") and key.lstrip("+~") not in OF_HYDRA:
-            raise ConfigError(
-                f"{key} is a key of hydra's launcher, which is not used",
-                f"leave it out; taken are {', '.join(OF_HYDRA)}",
-            )
-        if not equals and not key.startswith("~"):
-            raise ConfigError(
-                f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2"
-            )
-        if key in SHORT:
-            one_path = key == "data" and not value.startswith("[")
-            expanded.append(f"++{SHORT[key]}=" + (f"[{_quoted(value)}]" if one_path else value))
-        elif key.isidentifier() and key not in GROUPS and not any((Path(one) / key).is_dir() for one in folders):
-            expanded.append(f"++{override}")  # no group: the schema says what is wrong, together with all else
-        elif value == "null" and "." not in key:
-            expanded.append(f"~{key}")  # experiment=null leaves the group out
-        elif key in ("perturb", "+perturb"):
-            side = "train" if config_name == "train" else "eval"
-            expanded.append(f"+perturb@env.{side}.perturb={value}")
-        elif key == "env":
-            expanded += [f"env@env.train={value}", f"env@env.eval={value}"]
-        elif "." in key and "@" not in key and key[0] not in "+~" and not key.startswith("hydra."):
-            expanded.append(f"++{override}")
-        else:
-            expanded.append(override)
-    return expanded
-
-
-def _hydra(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> dict[str, Any]:
-    search: list[str] = []
-    if config_dirs:
-        own = [o for o in overrides if o.lstrip("+").partition("=")[0] == SEARCH]
-        overrides = [o for o in overrides if o not in own]
-        told = [o.partition("=")[2].strip().removeprefix("[").removesuffix("]") for o in own]
-        search = [f"{SEARCH}=[{','.join([*filter(None, told), *map(_search_path, config_dirs)])}]"]
-    check_chosen(overrides, config_dirs)
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("embodied.config", version_base="1.3"):
-            config = hydra_compose(config_name, overrides + search, return_hydra_config=True)
-    except (yaml.YAMLError, RecursionError) as error:  # of a file that another one names
-        check_folders(config_dirs)
-        raise _composition_error(error, overrides, config_dirs) from None
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise _composition_error(error, overrides, config_dirs) from None
-    finally:
-        GlobalHydra.instance().clear()
-    hydra = OmegaConf.to_container(config.hydra, resolve=False)  # only its launcher can resolve all of it
-    with open_dict(config):
-        del config["hydra"]
-    return {**OmegaConf.to_container(config, resolve=False), "hydra": hydra}  # type: ignore[dict-item]
-
-
-def _search_path(folder: str) -> str:
-    """Quotes a folder as a list element in hydra's grammar, whatever characters its name has."""
-    return _quoted(f"file://{Path(folder).resolve()}")
-
-
-def _readable(override: str) -> str:
-    """Quotes the plain value of a key that hydra's grammar does not read, such as a path with ``~``, é or brackets.
-
-    What begins as a list, a mapping or a quoted text, or has a reference, stays as it is, so that hydra says what
-    is wrong.
-
-    Raises:
-        ConfigError: the value is several, as hydra's launcher takes them for several runs.
-    """
-    key, _, value = override.partition("=")
-    if "." not in key or "@" in key or not value or value[0] in "[{'\"" or any(sign in value for sign in "\\$"):
-        return override
-    try:
-        several = OverridesParser.create().parse_override(override).is_sweep_override()
-    except HydraException:
-        return f"{key}={_quoted(value)}"
-    if several:
-        key = key.lstrip("+")
-        raise ConfigError(
-            f"{key}={value} has several values", f"write a list as '{key}=[{value}]', and a text as '{key}=\"{value}\"'"
-        )
-    return override
-
-
-def _quoted(text: str) -> str:
-    """Quotes a text in hydra's grammar, whatever characters it has."""
-    escaped = text.replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
-    """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
-    wrong = [one for one in (wrong_choice(override, folders) for override in overrides) if one is not None]
-    if not wrong:
-        said = str(error).partition("See https://hydra.cc")[0].removeprefix("LexerNoViableAltException: ")
-        plain = " ".join(said.removesuffix("^").split())
-        quoted = "a text stands in quotes ('KEY=\"VALUE\"'), a list in brackets (KEY=[A,B])"
-        return ConfigError(
-            f"cannot compose the configuration: {plain}", f"correct the override it names; {quoted}; see --help"
-        )
-    told = {one.message: one.remedy for one in wrong}  # env=NAME is of both sides
-    return WrongChoice("\n".join(told), "; ".join(told.values()))
 
 
 def as_yaml(composed: Composed) -> str:

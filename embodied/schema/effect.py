@@ -9,7 +9,7 @@ from embodied.schema.config import Config, defaults
 from embodied.schema.data import DataConfig
 from embodied.schema.fixed import OF_TOKENS
 from embodied.schema.handed import check_handed, check_tokens
-from embodied.schema.links import MISSING, SIDES, at, own_of
+from embodied.schema.keys.paths import MISSING, SIDES, at, own_of
 from embodied.schema.reward import RewardConfig
 
 _BOTH = ("env.train.{0}", "env.eval.{0}")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.schema.config import Config, defaults
+from embodied.schema.foreign import column
 from embodied.schema.handed import hands_on
-from embodied.schema.links import MISSING, SIDES, at, own_of
-
-FIXED: Mapping[str, str] = {
-    "actor.tokenizer.use_fast": "the tokenizer is that of the package tokenizers all the same",
-}
-"""Key whose values change nothing → what a run says of one that is not the default."""
+from embodied.schema.keys.paths import MISSING, SIDES, at, own_of
 
 OF_TOKENS: Mapping[str, tuple[str, str]] = {
     "actor.tokenizer.trust_remote_code": (
@@ -45,8 +40,8 @@ def notes(config: Config) -> list[str]:
     """Returns lines about values that were taken though they change nothing, for a run to say at its start."""
     everything, usual = config.model_dump(by_alias=True), defaults()
     lines = [
-        f"{key} {told(at(everything, key))}: {note}"
-        for key, note in FIXED.items()
+        f"{key} {json.dumps(at(everything, key))}: {note}"
+        for key, note in column("no_effect").items()
         if at(everything, key) != at(usual, key)
     ]
     own = config.actor.model.model_extra or {}
@@ -71,13 +66,13 @@ def notes(config: Config) -> list[str]:
         lines.append("data.return_raw_chat false: no verifier here hands prompts to a function of yours or a service")
     reads_files = any("enable_dataset_cache" in own_of(config, side) for side in SIDES)
     lines += [
-        f"{key} {told(given)}: {why}"
+        f"{key} {json.dumps(given)}: {why}"
         for key, (target, why) in OF_TOKENS.items()
         if (given := at(everything, key)) != at(usual, key) and at(everything, target) is MISSING
     ]
     image_key = config.data.image_key
     if image_key is not None and all(own_of(config, side).get("image_key") != image_key for side in SIDES):
-        lines.append(f"data.image_key {told(image_key)}: no env here reads a column of pictures")
+        lines.append(f"data.image_key {json.dumps(image_key)}: no env here reads a column of pictures")
     if not config.data.enable_dataset_cache and not reads_files and not config.runner.task.supervised:
         lines.append("data.enable_dataset_cache false: no env here reads files of problems")
     return lines
@@ -91,11 +86,6 @@ def _of_compiled_layers(config: Config) -> Iterator[str]:
         yield f"rollout.torch_compile_max_bs {rows}: no layer is compiled (actor.model.torch_compile)"
     if acts != learns and not (config.runner.only_eval or config.runner.task.supervised):
         yield (
-            f"rollout.use_torch_compile {told(acts)}, and actor.model.torch_compile {told(learns)}: acting and "
-            "learning round differently; train/logprob_gap shows how much"
+            f"rollout.use_torch_compile {json.dumps(acts)}, and actor.model.torch_compile {json.dumps(learns)}: acting "
+            "and learning round differently; train/logprob_gap shows how much"
         )
-
-
-def told(value: Any) -> str:
-    """Returns a value as a YAML file has it."""
-    return json.dumps(value)

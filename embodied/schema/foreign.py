@@ -4,16 +4,25 @@ The tables: ``foreign_keys.tsv`` has the keys that their documents explain, ``fo
 recipes have. One row says: system, key, class, our key (``A + B`` answer together, ``-`` none), meaning (of class
 ``out`` the reason), default there. Brackets behind a key say in which file it stands, or which backend reads it.
 Lines that begin with ``#`` say what was compared with which of their files.
+
+The other columns say something of our key, in the first row that has it alone:
+
+| column | says |
+|---|---|
+| says_nothing | values (JSON) with which it keeps its default |
+| values | what values of other systems are here (JSON: theirs → our settings) |
+| no_effect | why a value other than the default changes nothing |
+| accepted | values (JSON) that it may have beside null, because they ask for nothing: it is dropped |
+| why, fix, same_as | why it can have no other value; what to do instead; keys whose values it may have, too |
+| place | in which order several such refusals are listed |
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 TABLES = ("foreign_keys.tsv", "foreign_more.tsv")
 NAMES = {
@@ -50,22 +59,33 @@ class Row:
 
 
 @cache
+def _cells() -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and the cells of both tables. Rows that say nothing in the last columns are shorter."""
+    names: list[str] = []
+    lines: list[list[str]] = []
+    for table in TABLES:
+        text = (files(__package__) / table).read_text(encoding="utf-8")
+        names, *more = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+        lines += more
+    return names, lines
+
+
+@cache
 def rows() -> tuple[Row, ...]:
     """Returns all rows of both tables."""
-    found = []
-    for table in TABLES:
-        lines = [
-            line
-            for line in (files(__package__) / table).read_text(encoding="utf-8").splitlines()
-            if not line.startswith("#")
-        ]
-        for entry in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-            key, _, where = entry["key"].partition(" [")
-            ours = () if entry["our_key"] == "-" else tuple(entry["our_key"].split(" + "))
-            found.append(
-                Row(entry["system"], key, where.rstrip("]"), entry["class"], ours, entry["meaning"], entry["default"])
-            )
-    return tuple(found)
+    read = []
+    for system, name, kind, our_key, meaning, default, *_ in _cells()[1]:
+        key, _, where = name.partition(" [")
+        ours = () if our_key == "-" else tuple(our_key.split(" + "))
+        read.append(Row(system, key, where.rstrip("]"), kind, ours, meaning, default))
+    return tuple(read)
+
+
+def column(name: str) -> dict[str, str]:
+    """Returns what a column says of our keys; keys of which it says nothing are left out."""
+    names, lines = _cells()
+    ours, place = names.index("our_key"), names.index(name)
+    return {cells[ours]: cells[place] for cells in lines if len(cells) > place and cells[place]}
 
 
 @cache
@@ -128,14 +148,3 @@ def names_elsewhere(key: str) -> dict[str, list[str]]:
 def joined(words: Sequence[str], last: str = "and") -> str:
     """``a, b and c``."""
     return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-
-
-def leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The keys in a mapping, with their values; of what is no mapping, or an empty one, the key itself.
-
-    >>> leaves("a", {"b": 1, "c": {"d": 2}})
-    [('a.b', 1), ('a.c.d', 2)]
-    """
-    if not isinstance(value, Mapping) or not value:
-        return [(key, value)]
-    return [leaf for name, inner in value.items() for leaf in leaves(f"{key}.{name}" if key else str(name), inner)]

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
+
+from embodied.schema.foreign import column
 
 Settings = Mapping[str, Any]
 """Our key → its value. ``model`` and ``env`` are the groups of that name."""
 
-
-def _loss(name: str, **more: Any) -> Settings:
-    return {"algorithm.loss_type": name, **{f"algorithm.{key}": value for key, value in more.items()}}
-
-
-_GRPO = _loss("ppo", adv_type="grpo")
-_MATH = {"runner.task_type": "math", "env": "math"}
-_GAE = {"algorithm.adv_type": "gae"}
-_PRECISION = {
-    "bfloat16": "bf16", "torch.bfloat16": "bf16", "bf16-true": "bf16", "float16": "fp16", "torch.float16": "fp16",
-    "half": "fp16", "16": "fp16", "float32": "fp32", "torch.float32": "fp32", "float": "fp32", "32": "fp32",
-}  # fmt: skip
-PRECISIONS = (
-    "actor.model.precision", "rollout.precision", "runner.weight_sync_dtype",
-    "actor.fsdp_config.mixed_precision.param_dtype", "actor.fsdp_config.mixed_precision.reduce_dtype",
-    "actor.fsdp_config.mixed_precision.buffer_dtype", "actor.fsdp_config.amp_autocast.precision",
-)  # fmt: skip
 
 MODELS = {
     "openvla_oft": "openvla_oft", "openvla-oft": "openvla_oft", "openvla": "openvla",
@@ -43,45 +30,11 @@ ENVS = {
 }
 """Name of an env's file → our group file (``env=NAME``), where it is another."""
 
-VALUES: Mapping[str, Mapping[str, Settings]] = {
-    "algorithm.loss_type": {
-        "grpo": _GRPO, "embodied_grpo": _GRPO, "math_grpo": _GRPO, "vanilla": _loss("ppo"),
-        "dapo": {**_GRPO, "algorithm.dynamic_sampling": True},
-        "actor": _loss("ppo"), "math_actor": _loss("ppo"), "embodied_ppo": {**_loss("ppo"), **_GAE},
-        "actor_critic": {**_loss("ppo"), **_GAE}, "embodied_actor_critic": {**_loss("ppo"), **_GAE},
-        "decoupled": _loss("tis"), "decoupled_actor_critic": {**_loss("tis"), **_GAE}, "gpg": _loss("reinforce"),
-        "token": _loss("ppo"), "seq": _loss("gspo"), "pg": _loss("reinforce"),
-    },
-    "algorithm.adv_type": {
-        "embodied_grpo": {"algorithm.adv_type": "grpo"}, "math_grpo": {"algorithm.adv_type": "grpo"},
-        "grpo_dynamic": {"algorithm.adv_type": "grpo", "algorithm.dynamic_sampling": True},
-        "dapo": {"algorithm.adv_type": "grpo", "algorithm.dynamic_sampling": True},
-        "embodied_gae": _GAE, "ppo": _GAE, "embodied_ppo": _GAE,
-        "reinpp": {"algorithm.adv_type": "reinforce_plus_plus"},
-        "reinforce++": {"algorithm.adv_type": "reinforce_plus_plus"},
-        "reinpp_baseline": {"algorithm.adv_type": "reinforce_plus_plus_baseline"},
-    },
-    "algorithm.kl_penalty_type": {
-        "kl_penalty": {"algorithm.kl_penalty_type": "kl"}, "low_var": {"algorithm.kl_penalty_type": "low_var_kl"},
-    },
-    "actor.lr_sched.lr_decay_style": {
-        "constant_with_warmup": {"actor.lr_sched.lr_decay_style": "constant"},
-        "cosine_with_warmup": {"actor.lr_sched.lr_decay_style": "cosine"},
-        "linear_with_warmup": {"actor.lr_sched.lr_decay_style": "linear"},
-    },
-    "actor.training_backend": {"fsdp2_train": {"actor.training_backend": "fsdp2"}},
-    "actor.optim.optimizer": {"adam_w": {"actor.optim.optimizer": "adamw"}},
-    "runner.task_type": {
-        "reasoning": _MATH, "coding_online_rl": _MATH,
-        "grpo": {}, "llm": {},
-    },
-    "rollout.backend": {
-        name: {"rollout.backend": "native"}
-        for name in ("huggingface", "hf", "transformers", "hf_infer", "fsdp2_infer", "vla")
-    },
-    **{key: {theirs: {key: ours} for theirs, ours in _PRECISION.items()} for key in PRECISIONS},
-}  # fmt: skip
-"""Our key → value of others → what says the same here."""
+
+@cache
+def other_values() -> Mapping[str, Mapping[str, Settings]]:
+    """Returns, of our keys, what says the same here as a value of others."""
+    return {key: json.loads(cell) for key, cell in column("values").items()}
 
 
 def translated(key: str, value: Any) -> Settings:
@@ -102,7 +55,7 @@ def translated(key: str, value: Any) -> Settings:
         return {"model" if key.startswith("actor.model") else "env": _group(key, value)}
     if key.endswith("_data_paths") and isinstance(value, str):
         return {key: [value]}
-    named = VALUES.get(key, {})
+    named = other_values().get(key, {})
     return named.get(str(value).lower(), {key: value}) if isinstance(value, str | int) else {key: value}
 
 

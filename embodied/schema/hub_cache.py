@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.schema.links import MISSING, at, with_changes
+from embodied.schema.keys.paths import MISSING, at, with_changes
 
 PATH, REVISION = "actor.model.model_path", "actor.model.model_revision"
 MAIN = "main"

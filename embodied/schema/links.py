@@ -16,15 +16,12 @@ from embodied.errors import ConfigError
 from embodied.lib.targets import load_target
 from embodied.schema.config import Config
 from embodied.schema.data import DataConfig
-from embodied.schema.env import EnvSideConfig
 from embodied.schema.handed import with_prompts
+from embodied.schema.keys.paths import SIDES, own_of
 from embodied.schema.other_names import said
 from embodied.schema.reward import RewardConfig, RewardType
+from embodied.schema.rules.derivation import Changes, Derivation
 
-Changes = dict[str, Any]
-"""Dotted key → its value."""
-
-SIDES = ("train", "eval")
 COUNTER = "prompt_counter"
 """Name of the function, beside a model's ``_target_``, that makes a counter of prompts' tokens from those keys of the
 model that it takes."""
@@ -36,8 +33,8 @@ OTHER_NAMES = {"single_choice": "choice", "boxed_math": "boxed"}
 """What Cosmos-RL calls some verifiers."""
 
 
-def derived(config: Config, given: Sequence[str] = ()) -> Changes:
-    """Returns the values that follow from other keys.
+def derived(config: Config, given: Sequence[str] = ()) -> Derivation:
+    """Returns the values that follow from other keys, with these.
 
     Args:
         given: keys that stand on the command line.
@@ -45,43 +42,43 @@ def derived(config: Config, given: Sequence[str] = ()) -> Changes:
     Raises:
         ConfigError: two keys say the same.
     """
-    found: Changes = said(config, given)
+    found = said(config, given)
     runner, data = config.runner, config.data
     if runner.max_steps >= 0:
-        found["runner.max_epochs"] = min(runner.max_epochs, runner.max_steps)
+        found.add({"runner.max_epochs": min(runner.max_epochs, runner.max_steps)}, "runner.max_steps")
     if data.val_rollout_batch_size is not None:
-        found["env.eval.total_num_envs"] = _slots_of_evaluation(config, given)
+        slots = {"env.eval.total_num_envs": _slots_of_evaluation(config, given)}
+        found.add(slots, "data.val_rollout_batch_size", "algorithm.val_group_size")
     for side in SIDES:
-        own = own_of(config, side)
-        changes: Changes = {}
-        if not runner.task.supervised and "data" in own and own["data"] is None:
-            alone = runner.only_eval and not data.train_data_paths  # the other side is not asked anything
-            changes |= _problems(data, "eval" if alone else side, own)
-        if not data.enable_dataset_cache and _takes(config, side, "enable_dataset_cache"):
-            changes["enable_dataset_cache"] = False
-        if own.get("max_prompt_bytes", 0) is None:
-            changes["max_prompt_bytes"] = _prompt_bytes(data)
-        if data.filter_overlong_prompts and own.get("filter_overlong_prompts") and own.get("token_limit", 0) is None:
-            changes |= _token_limit(config)
-        if own.get("image_key") is not None and own.get("image_size", 0) is None:
-            changes |= _image_size(config)
-        if "verifier" in own:
-            changes |= _verifier(config.reward, side, own["verifier"], given)
-            parts = with_prompts(config, changes.get("verifier", own["verifier"]))
-            changes |= {} if parts is None else {"verifier": parts}
-        found |= {f"env.{side}.{name}": value for name, value in changes.items()}
-    _check_apart(config, found)
+        found.include(_of_side(config, side, given), below=f"env.{side}.")
+    _check_apart(config, found.values)
     if "data.test_size" in given:
-        _check_test_size(config, found)
+        _check_test_size(config, found.values)
     if runner.task.by_rewards:
-        _check_paths(config, found, given)
+        _check_paths(config, found.values, given)
     return found
 
 
-def own_of(config: Config, side: str) -> Mapping[str, Any]:
-    """The keyword arguments of a side's env."""
-    env: EnvSideConfig = getattr(config.env, side)
-    return env.model_extra or {}
+def _of_side(config: Config, side: str, given: Sequence[str]) -> Derivation:
+    """What the keyword arguments of a side's env follow from."""
+    found, own, data = Derivation(), own_of(config, side), config.data
+    if not config.runner.task.supervised and "data" in own and own["data"] is None:
+        alone = config.runner.only_eval and not data.train_data_paths  # the other side is not asked anything
+        found.include(_problems(data, "eval" if alone else side, own))
+    if not data.enable_dataset_cache and _takes(config, side, "enable_dataset_cache"):
+        found.add({"enable_dataset_cache": False}, "data.enable_dataset_cache")
+    if own.get("max_prompt_bytes", 0) is None:
+        found.add({"max_prompt_bytes": _prompt_bytes(data)}, "data.max_prompt_length")
+    if data.filter_overlong_prompts and own.get("filter_overlong_prompts") and own.get("token_limit", 0) is None:
+        found.add(_token_limit(config), "data.filter_overlong_prompts", "actor.model.max_prompt_tokens")
+    if own.get("image_key") is not None and own.get("image_size", 0) is None:
+        found.add(_image_size(config), "actor.model.model_path")
+    if "verifier" in own:
+        found.include(_verifier(config.reward, side, own["verifier"], given))
+        parts = with_prompts(config, found.values.get("verifier", own["verifier"]))
+        asked = (*found.sources.get("verifier", ()), "data.return_raw_chat", "data.return_full_prompt")
+        found.add({} if parts is None else {"verifier": parts}, *asked)
+    return found
 
 
 def _takes(config: Config, side: str, name: str) -> bool:
@@ -157,30 +154,38 @@ def _check_apart(config: Config, changes: Changes) -> None:
             )
 
 
-def _problems(data: DataConfig, side: str, own: Mapping[str, Any]) -> Changes:
+def _problems(data: DataConfig, side: str, own: Mapping[str, Any]) -> Derivation:
     """Problems of a side that names none itself."""
-    train = data.train_data_paths, data.train_subset, data.train_split, data.train_revision
-    paths, subset, split, revision = train
-    part = "all"
-    if side == "eval":
-        if data.val_data_paths:
-            paths, subset, split, revision = data.val_data_paths, data.val_subset, data.val_split, data.val_revision
-        elif data.val_split or data.val_subset:
-            subset, split = data.val_subset or data.train_subset, data.val_split or data.train_split
-            revision = data.val_revision or data.train_revision
-        else:
-            part = "held_out"
-    elif not (data.val_data_paths or data.val_split or data.val_subset):
-        part = "train"
-    found: Changes = {"subset": subset, "split": split, "revision": revision, "part": part, "test_size": data.test_size}
+    of_paths, of_subset, of_split, of_revision = sources = [
+        _source_of_problems(data, side, name) for name in ("data_paths", "subset", "split", "revision")
+    ]
+    paths, subset, split, revision = (getattr(data, name) for name in sources)
+    others = data.val_data_paths or data.val_split or data.val_subset
+    part = "all" if others else "held_out" if side == "eval" else "train"
+    found = Derivation()
+    found.add({"subset": subset}, f"data.{of_subset}")
+    found.add({"split": split}, f"data.{of_split}")
+    found.add({"revision": revision}, f"data.{of_revision}")
+    found.add({"part": part}, "data.val_data_paths", "data.val_split", "data.val_subset")
+    found.add({"test_size": data.test_size}, "data.test_size")
     if side == "eval" and data.validation_shuffle:
-        found["shuffle"] = True
+        found.add({"shuffle": True}, "data.validation_shuffle")
     if data.custom_cls.path is not None:
         arguments = {**data.options, **({"data_files": paths} if paths else {}), **(own.get("data_args") or {})}
-        return found | {"data": [custom_name(data)], "data_args": arguments}
+        found.add({"data": [custom_name(data)]}, "data.custom_cls.path", "data.custom_cls.name")
+        found.add({"data_args": arguments}, "data.options", f"data.{of_paths}")
+        return found
     if data.options and any(":" in path for path in paths):
-        found["data_args"] = {**data.options, **(own.get("data_args") or {})}
-    return {**found, "data": paths} if paths else {}
+        found.add({"data_args": {**data.options, **(own.get("data_args") or {})}}, "data.options")
+    found.add({"data": paths}, f"data.{of_paths}")
+    return found if paths else Derivation()
+
+
+def _source_of_problems(data: DataConfig, side: str, name: str) -> str:
+    """The key of ``data`` that says something of a side's problems: evaluations may have files of their own, or another
+    part of those of training."""
+    own_part = (data.val_split or data.val_subset) and name != "data_paths" and getattr(data, f"val_{name}")
+    return f"val_{name}" if side == "eval" and (data.val_data_paths or own_part) else f"train_{name}"
 
 
 def custom_name(data: DataConfig) -> str:
@@ -221,7 +226,7 @@ def _image_size(config: Config) -> Changes:
     return {} if size is None else {"image_size": size}
 
 
-def _verifier(reward: RewardConfig, side: str, own: Any, given: Sequence[str]) -> Changes:
+def _verifier(reward: RewardConfig, side: str, own: Any, given: Sequence[str]) -> Derivation:
     """The verifier that ``reward.*`` asks for."""
     asked = {
         "reward.reward_type": _named(reward.reward_type),
@@ -240,14 +245,16 @@ def _verifier(reward: RewardConfig, side: str, own: Any, given: Sequence[str]) -
     parts = asked[told[0]] if told else own
     common = {"scale": reward.reward_scale, "clip_min": reward.clip_min, "clip_max": reward.clip_max}
     common = {name: value for name, value in common.items() if value is not None}
+    names = [{"scale": "reward.reward_scale"}.get(name, f"reward.{name}") for name in common]
     if common and not parts:
-        named = " and ".join({"scale": "reward.reward_scale"}.get(name, f"reward.{name}") for name in common)
+        named = " and ".join(names)
         raise ConfigError(f"{named} is set, and the env has a verifier of its own", "name one: reward.reward_type=…")
     if common:
         parts = [{**part, **common} for part in parts or []]
-    if not told and not common:
-        return {}
-    return {"verifier": parts, "reward_mode": "dense"}
+    found = Derivation()
+    if told or common:
+        found.add({"verifier": parts, "reward_mode": "dense"}, *told, *names)
+    return found
 
 
 def _named(kind: RewardType) -> list[Changes] | None:
@@ -276,37 +283,3 @@ def _remote(reward: RewardConfig) -> list[Changes] | None:
     if remote.url is None:
         raise ConfigError("reward.remote.enable is true, and reward.remote.url is not set", "set reward.remote.url")
     return [{"name": "remote", "url": remote.url, "score_key": remote.score_key, "weight": remote.scale, **more}]
-
-
-def with_changes(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the mapping with other values under some dotted keys. What was given is not changed."""
-    found = dict(mapping)
-    for key, value in changes.items():
-        name, _, rest = key.partition(".")
-        found[name] = with_changes(found.get(name) or {}, {rest: value}) if rest else value
-    return found
-
-
-def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Returns the mapping without a dotted key, and without sections that are empty then."""
-    name, _, rest = key.partition(".")
-    found = dict(mapping)
-    inner = without(found[name], rest) if rest else None
-    if inner:
-        found[name] = inner
-    else:
-        del found[name]
-    return found
-
-
-MISSING = object()
-
-
-def at(mapping: Mapping[str, Any], key: str) -> Any:
-    """Returns the value under a dotted key; :data:`MISSING` if there is none."""
-    value: Any = mapping
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return MISSING
-        value = value[part]
-    return value

@@ -1,32 +1,30 @@
-"""Values that say nothing: a key that has one keeps its default, as if it were left out."""
+"""Values that say nothing: a key that has one keeps its default, as if it were left out.
+
+The column ``says_nothing`` of the tables has them. Null says nothing of all keys that have it as a value of their own.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from embodied.schema.links import at
+from embodied.schema.foreign import column
+from embodied.schema.keys.paths import at
 
-SAY_NOTHING: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        (
-            "runner.seed", "runner.max_steps", "runner.max_tokens_per_mbs", "data.test_size", "actor.sequence_packing",
-            "algorithm.positive_nll_coef", "algorithm.aipo_rho", "algorithm.val_sampling_params.top_p",
-            "actor.lr_sched.lr_decay_style", "actor.offload_grad", "actor.tokenizer.use_fast", "data.return_raw_chat",
-            "data.enable_dataset_cache", "rollout.validate_weight",
-        ),
-        (None,),
-    ),
-    "data.num_workers": (0,),  # elsewhere: no processes of their own
-}  # fmt: skip
-"""Key → these values of it. Null says nothing of all keys that have it as a value of their own, too."""
+
+@cache
+def silent_values() -> Mapping[str, tuple[Any, ...]]:
+    """Returns, of each key that has some, the values that say nothing."""
+    return {key: tuple(json.loads(cell)) for key, cell in column("says_nothing").items()}
 
 
 def silent(mapping: Mapping[str, Any]) -> list[str]:
-    """Returns the keys that say nothing in what was given. Others may refer to them: ``${…}`` is not resolved yet."""
-    found = []
-    for key, values in SAY_NOTHING.items():
+    """Returns the keys whose values say nothing. Others may refer to them: ``${…}`` is not resolved yet."""
+    keys = []
+    for key, values in silent_values().items():
         value = at(mapping, key)
         if not isinstance(value, bool) and value in values:
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys

@@ -106,8 +106,8 @@ def expand_user(config: DictConfig | ListConfig) -> None:
             OmegaConf.update(config, key, os.path.expanduser(value))
 
 
-def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
-    """Puts the folder of ``hydra.run.dir`` before the relative folders that a run writes.
+def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> list[str]:
+    """Puts the folder of ``hydra.run.dir`` before the relative folders that a run writes; returns their keys.
 
     Args:
         config: the merged configuration, with its references; it is changed.
@@ -125,13 +125,16 @@ def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> None:
         )
     folder = os.path.expanduser(_resolved(config, told) if "${" in told else told)
     if PurePath(folder) == PurePath("."):
-        return
+        return []
     if task_of(config.runner.get("task_type")).records and OmegaConf.select(config, "demos.path") is None:
         OmegaConf.update(config, "demos.path", "demos/${runner.experiment_name}")
     before = {key: OmegaConf.select(config, key) for key in WRITTEN}
+    changed = []
     for key, value in before.items():
         if isinstance(value, str) and OmegaConf.select(config, key) == value:  # else it refers to one that has it
             OmegaConf.update(config, key, str(Path(folder) / value))
+            changed.append(key)
+    return changed
 
 
 def _resolved(config: DictConfig | ListConfig, told: str) -> str:

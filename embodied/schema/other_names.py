@@ -9,6 +9,7 @@ from typing import Any
 from embodied.errors import ConfigError
 from embodied.lib.targets import load_target
 from embodied.schema.config import Config
+from embodied.schema.rules.derivation import Derivation
 from embodied.schema.upload_checks import check_uploads
 
 Values = Mapping[str, Any]
@@ -22,6 +23,7 @@ STRATEGIES: Mapping[str, Values] = {
     "no_shard": {"strategy": "replicate"},
 }
 """FSDP1's name → keys of ``actor.fsdp_config``."""
+BACKEND = "actor.training_backend"
 BACKENDS = {"fsdp": "fsdp2", "fsdp2": "fsdp2", "ddp": "replicate"}
 """``actor.training_backend`` → ``actor.fsdp_config.strategy``."""
 OFFLOADS = ("actor.offload_optimizer", "actor.offload_reference")
@@ -52,8 +54,8 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
 """Key → what its value says."""
 
 
-def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of the keys that are said in other words.
+def said(config: Config, given: Sequence[str]) -> Derivation:
+    """Returns the values of the keys that are said in other words, each with the key that says it.
 
     Args:
         given: keys that stand on the command line.
@@ -61,7 +63,7 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: the command line has both and they differ, or the model has no such key.
     """
-    found: dict[str, Any] = {}
+    found = Derivation()
     for key, says in SAID.items():
         if (value := _at(config, key)) is None:
             continue
@@ -80,8 +82,9 @@ def said(config: Config, given: Sequence[str]) -> dict[str, Any]:
                     f"{key} is {_told(value)}, which is {target} {_told(asked)}, and {target} is {_told(now)}",
                     "leave one of the two out",
                 )
-            found[target] = asked
-    return found | _of_backend(config)
+            found.add({target: asked}, key)
+    found.add(_of_backend(config), BACKEND)
+    return found
 
 
 def _of_backend(config: Config) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from embodied.schema.config import Config
-from embodied.schema.nulls import SAY_NOTHING
+from embodied.schema.nulls import silent_values
 
 Model = type[BaseModel]
 
@@ -39,7 +39,7 @@ def keys() -> Iterator[Key]:
                     section, f"{section}.{field.alias or name}", _type(field.annotation), _default(field.default),
                     field.description or "", model,
                 )  # fmt: skip
-                yield _with_null(key) if None in SAY_NOTHING.get(key.name, ()) else key
+                yield _with_null(key) if None in silent_values().get(key.name, ()) else key
 
 
 def _with_null(key: Key) -> Key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from itertools import groupby
@@ -11,7 +12,7 @@ from pathlib import Path
 from embodied.cli import piped
 from embodied.observe import metrics
 from embodied.schema.foreign import names_elsewhere
-from embodied.schema.neutral import NEUTRAL, Neutral, told
+from embodied.schema.neutral import NoOp, no_ops
 from embodied.schema.of_hydra import OF_HYDRA
 from embodied.schema.table import Key, keys
 
@@ -54,7 +55,7 @@ def configuration() -> str:
         *rows,
         "",
     ]
-    rows = [f"| `{key}` | {_values(neutral)} | {_sentence(neutral)} |" for key, neutral in NEUTRAL.items()]
+    rows = [f"| `{key}` | {_values(neutral)} | {_sentence(neutral)} |" for key, neutral in no_ops().items()]
     parts += [
         "## Keys of machinery that is not there",
         "",
@@ -70,11 +71,11 @@ def configuration() -> str:
     return "\n".join(parts)
 
 
-def _values(neutral: Neutral) -> str:
-    return ", ".join(f"`{told(value)}`" for value in (None, *neutral.values))
+def _values(neutral: NoOp) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in (None, *neutral.values))
 
 
-def _sentence(neutral: Neutral) -> str:
+def _sentence(neutral: NoOp) -> str:
     return f"{neutral.why[:1].upper()}{neutral.why[1:]}." + (f" Instead, {neutral.fix}." if neutral.fix else "")
 
 

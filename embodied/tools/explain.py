@@ -6,6 +6,7 @@ embodied explain train/approx_kl
 embodied explain WorkerHungError       as the last line of an error says it
 embodied explain ppo                   a file of config/, which algorithm=ppo chooses
 embodied explain clip                  everything with these letters in its name
+embodied explain KEY --run runs/NAME   the value that a run has, and where it came from
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc, getfile, isclass
+from pathlib import Path
 
 from embodied import errors
 from embodied.cli import piped
@@ -172,8 +174,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 for a name that is not known."""
     parser = argparse.ArgumentParser(prog="embodied explain", description="Say what a key, a metric or an error is.")
     parser.add_argument("names", nargs="+", metavar="NAME", help="a key, a metric, an error, or a part of its name")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="say what this run has under the keys, and from where")
+    given = parser.parse_args(argv)
     try:
-        for name in parser.parse_args(argv).names:
+        if given.run is not None:
+            from embodied.tools.library.run_origins import of_run
+
+            print(*(line for name in given.names for line in of_run(name, given.run)), sep="\n")
+            return 0
+        for name in given.names:
             for entry in explain(name):
                 print(*entry.text, sep="\n  ")
     except EmbodiedError as error:

@@ -10,7 +10,7 @@ import yaml
 
 from embodied.errors import ConfigError
 from embodied.schema.compose import compose_unchecked, group_options
-from embodied.schema.links import at
+from embodied.schema.keys.paths import at
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 PROTOCOLS = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in CONFIG.glob("protocol/*.yaml")}

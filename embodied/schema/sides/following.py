@@ -8,7 +8,7 @@ from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.lib.targets import load_target
-from embodied.schema.links import MISSING, at
+from embodied.schema.keys.paths import MISSING, at
 from embodied.schema.sides.given import keys_of
 
 TRAIN, EVAL = "env.train.", "env.eval."

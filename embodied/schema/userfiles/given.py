@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from embodied.errors import ConfigError
-from embodied.schema.foreign import leaves
+from embodied.schema.keys.paths import leaves
 from embodied.schema.userfiles.yaml_text import check_file
 
 OPEN = "???"

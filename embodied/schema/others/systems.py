@@ -1,0 +1,82 @@
+"""Other systems, as the configuration meets them: hints for their keys, and mappings without what they ask for in vain.
+
+what hydra composed ─▶ without keys that say nothing ─▶ resolve: defaults, ${…} ─▶ a hub's name becomes its folder
+                                                                    ─▶ without accepted keys that ask for nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embodied.errors import ConfigError
+from embodied.schema import foreign_hints
+from embodied.schema.foreign_said import Lookup, unknown
+from embodied.schema.foreign_values import Settings
+from embodied.schema.hub_cache import PATH, with_cached_model
+from embodied.schema.keys.paths import at, leaves, without
+from embodied.schema.neutral import without_neutral
+from embodied.schema.nulls import silent
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """A configuration in our own keys, and what was left out of it."""
+
+    mapping: dict[str, Any]
+    silent: tuple[str, ...]  # keys with a value that keeps the default
+    no_ops: tuple[str, ...]  # keys that were accepted and dropped
+    hub_name: str | None  # the model's name on the hub, in whose place its folder is now
+    refused: list[ConfigError]  # of values that ask for what is not there
+
+
+@dataclass(frozen=True)
+class Others:
+    """Knows the keys and values of other systems.
+
+    Args:
+        known: says the values of the user's other keys, for hints.
+    """
+
+    known: Lookup = unknown
+
+    def hint(self, key: str, value: Any = None) -> str:
+        """Returns what a key of another system is here, as the end of a sentence; empty if no system has it."""
+        return foreign_hints.hint(key, value, self.known)
+
+    def elsewhere(self, key: str, value: Any = None) -> str:
+        """Does the same for a key that another system has in another section."""
+        return foreign_hints.elsewhere(key, value, self.known)
+
+    def instead(self, key: str, value: Any) -> Settings:
+        """Returns what to set instead of a key of another system; nothing where that is not known exactly."""
+        return foreign_hints.instead(key, value, self.known)
+
+    def normalise(
+        self, mapping: Mapping[str, Any], resolve: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> Normalised:  # fmt: skip
+        """Leaves out what says nothing or asks for nothing, and names the model by its folder.
+
+        Args:
+            mapping: the configuration, with its references.
+            resolve: merges it with the defaults and resolves the references.
+
+        Raises:
+            ConfigError: a revision of the model is asked for that was not downloaded.
+        """
+        quiet = silent(mapping)
+        rest = dict(mapping)
+        for key in quiet:
+            rest = without(rest, key)
+        resolved = resolve(rest)
+        found = with_cached_model(resolved)
+        name = at(resolved, PATH)
+        left, refused = without_neutral(found)
+        kept = {key for key, _ in leaves("", left)}
+        dropped = tuple(key for key, _ in leaves("", found) if key not in kept)
+        return Normalised(left, tuple(quiet), dropped, name if at(found, PATH) != name else None, refused)
+
+    def without_no_ops(self, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a mapping without the accepted keys that ask for nothing, whatever their values are."""
+        return without_neutral(mapping)[0]
