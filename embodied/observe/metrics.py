@@ -4,9 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from embodied.errors import did_you_mean
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A row that a term of the loss brings along.
+
+    Args:
+        name: ``train/…``.
+        better: the direction in which it should go, if there is one.
+    """
+
+    name: str
+    meaning: str
+    unit: str = ""
+    better: Literal["higher", "lower", ""] = ""
+
+    @property
+    def text(self) -> str:
+        """Meaning, unit and direction as the table has them."""
+        direction = f"; {self.better} is better" if self.better else ""
+        return ", ".join(filter(None, [self.meaning, self.unit])) + direction
+
 
 METRICS: dict[str, str] = {
     # Episodes of an iteration.
@@ -141,6 +165,8 @@ METRICS: dict[str, str] = {
     "memory/pss_gb": "memory of the training processes and their env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
+BROUGHT: dict[str, Metric] = {}
+"""The same of what terms of the user's measure in this process (:func:`bring`)."""
 SAMPLED = "eval_sampled"
 """Begins the names of a sampled evaluation beside a greedy one (``do_sample=both``), in place of ``eval``."""
 STAGES: dict[str, str] = {
@@ -163,14 +189,20 @@ def of_evaluation(name: str, sampled: bool) -> str:
     return f"{SAMPLED}/{name.removeprefix('eval/')}" if sampled else name
 
 
+def bring(rows: Iterable[Metric]) -> None:
+    """Adds the rows of a run's terms to what may be logged in this process, in the place of those of another run."""
+    BROUGHT.clear()
+    BROUGHT.update({row.name: row for row in rows})
+
+
 def check(names: Iterable[str]) -> None:
-    """Raise if one of ``names`` (or of the keys of a mapping) is not in :data:`METRICS`.
+    """Raise if one of ``names`` (or of the keys of a mapping) is neither in :data:`METRICS` nor in :data:`BROUGHT`.
 
     Raises:
         ValueError: a name is undocumented. This is a bug of ours, so it is no ``EmbodiedError``.
     """
     for name in names:
-        if not is_documented(name):
+        if name not in BROUGHT and not is_documented(name):
             raise ValueError(
                 f"undocumented metric '{name}'.{did_you_mean(name, METRICS)} "
                 "Name and meaning belong in embodied/observe/metrics.py"
