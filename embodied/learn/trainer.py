@@ -89,7 +89,7 @@ class Trainer(Stepping):
         self._group = self._parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
         setup = Setup(self.policy.spec, algorithm, self.max_steps, self._kl_coefficient, self.recompute_logprobs)
-        self._objective = Objective(setup).checked(self.device)
+        self._objective = Objective(setup).checked(self.policy, self.env, self.device)
         without_gradients = algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
         self._score = Scorer(setup, self.reward, self._objective, without_gradients)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
