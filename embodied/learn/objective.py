@@ -35,7 +35,6 @@ from embodied.learn.terms.policy import PolicyTerm
 from embodied.learn.terms.positive_nll import PositiveNllTerm
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
 from embodied.learn.terms.value import ValueTerm
-from embodied.observe.metrics import bring
 from embodied.protocols import Policy
 from embodied.types import EnvSpec, Evaluation
 
@@ -77,7 +76,6 @@ class Objective:
                 term.check(device)
         for name, term in self._custom.items():
             check_term(term, self._setup, name, device, lambda n: blank_fields(policy, env, n))
-        bring(self.rows)
         return self
 
     def optimizer_batch(self, batch: Batch, chosen: Tensor) -> OptimizerBatch:

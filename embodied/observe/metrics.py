@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -165,8 +165,6 @@ METRICS: dict[str, str] = {
     "memory/pss_gb": "memory of the training processes and their env workers, shared pages counted once, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
-BROUGHT: dict[str, Metric] = {}
-"""The same of what terms of the user's measure in this process (:func:`bring`)."""
 SAMPLED = "eval_sampled"
 """Begins the names of a sampled evaluation beside a greedy one (``do_sample=both``), in place of ``eval``."""
 STAGES: dict[str, str] = {
@@ -189,20 +187,14 @@ def of_evaluation(name: str, sampled: bool) -> str:
     return f"{SAMPLED}/{name.removeprefix('eval/')}" if sampled else name
 
 
-def bring(rows: Iterable[Metric]) -> None:
-    """Adds the rows of a run's terms to what may be logged in this process, in the place of those of another run."""
-    BROUGHT.clear()
-    BROUGHT.update({row.name: row for row in rows})
-
-
-def check(names: Iterable[str]) -> None:
-    """Raise if one of ``names`` (or of the keys of a mapping) is neither in :data:`METRICS` nor in :data:`BROUGHT`.
+def check(names: Iterable[str], others: Container[str] = ()) -> None:
+    """Raise if one of ``names`` (or of the keys of a mapping) is neither in :data:`METRICS` nor in ``others``.
 
     Raises:
         ValueError: a name is undocumented. This is a bug of ours, so it is no ``EmbodiedError``.
     """
     for name in names:
-        if name not in BROUGHT and not is_documented(name):
+        if name not in others and not is_documented(name):
             raise ValueError(
                 f"undocumented metric '{name}'.{did_you_mean(name, METRICS)} "
                 "Name and meaning belong in embodied/observe/metrics.py"

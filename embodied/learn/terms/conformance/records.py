@@ -50,13 +50,6 @@ class Case:
         new, old = (layout.reduce(values, part.counts, level) for values in (result.logprobs, records["logprobs"]))
         return Forward(part, records, result, reference, new, old, untrained=False)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What a term is given and must leave as it is."""
-        for name in ("mask", "weights", "advantages", "positive", "drift", "value_targets", "proximal"):
-            if (values := getattr(self.batch, name)) is not None:
-                yield f"batch.{name}", values
-        yield from ((f"records['{name}']", values) for name, values in self.records.items())
-
     def with_other_values(self) -> Case:
         """The same records with other numbers wherever nothing counts."""
         layout, level = self.setup.layout, self.setup.algorithm.logprob_type
@@ -70,6 +63,15 @@ class Case:
         records = {**self.records, "logprobs": torch.where(counted.view(old.shape), old, old - 1.5)}
         advantages = torch.where(mask, self.batch.advantages, 3.0)
         return replace(self, batch=replace(self.batch, advantages=advantages), leaves=leaves, records=records)
+
+
+def tensors(seen: Forward) -> Iterator[tuple[str, Tensor]]:
+    """What terms are given in common, so that none may change it."""
+    yield from (("new", seen.new), ("old", seen.old))
+    for name in ("mask", "weights", "advantages", "positive", "drift", "value_targets", "proximal"):
+        if (values := getattr(seen.batch, name)) is not None:
+            yield f"batch.{name}", values
+    yield from ((f"records['{name}']", values) for name, values in seen.records.items())
 
 
 def _like(mask: Tensor, values: Tensor) -> Tensor:

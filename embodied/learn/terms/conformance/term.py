@@ -17,10 +17,10 @@ from embodied.algorithms.conformance.blame import blame
 from embodied.algorithms.conformance.inputs import LITTLE, MUCH, STEPS
 from embodied.algorithms.conformance.isolation import copied, one_line, random_state_kept, seed_all
 from embodied.errors import ConfigError, EmbodiedError
-from embodied.learn.terms.conformance.records import Case, Fields, make_case, usual_setup
+from embodied.learn.terms.conformance.records import Case, Fields, make_case, tensors, usual_setup
 from embodied.learn.terms.custom import check_members, check_needs
 from embodied.learn.terms.measured import DECLARE, names_of, rows_of
-from embodied.learn.terms.term import Setup, Share, Term
+from embodied.learn.terms.term import Forward, Setup, Share, Term
 
 TOLERANCE = 1e-4
 STEEPNESS = 0.03  # relative difference of slopes that curvature may make
@@ -87,9 +87,10 @@ class _Check:
 
     def share(self, case: Case) -> None:
         """Type, shape and numbers of a share, and what it leaves of what it was given."""
-        before = [(name, values.clone()) for name, values in case.tensors()]
-        share = self._called(case, _leaves(case))
-        for (name, old), (_, new) in zip(before, case.tensors(), strict=True):
+        seen = case.forward(_leaves(case))
+        before = [(name, values.detach().clone()) for name, values in tensors(seen)]
+        share = self._call(seen)
+        for (name, old), (_, new) in zip(before, tensors(seen), strict=True):
             if not torch.equal(old, new):
                 raise self._wrong(
                     f"changes {name} in place", "inputs that stay as they are", "write x = x.clone() first"
@@ -247,8 +248,10 @@ class _Check:
     def _called(
         self, case: Case, leaves: Mapping[str, Tensor], index: Tensor | None = None, seed: int = 0
     ) -> Share:  # fmt: skip
+        return self._call(case.forward(leaves, index), seed)
+
+    def _call(self, seen: Forward, seed: int = 0) -> Share:
         """Calls a copy of the term, with global generators at ``seed``."""
-        seen = case.forward(leaves, index)
         seed_all(seed)
         share = self._guarded(lambda: copied(self._term).share(seen, *seen.batch.of_terms))
         if not isinstance(share, Share):
