@@ -135,9 +135,8 @@ class Losses:
 
     length_axis = None
 
-    def __init__(self, policy: HasDemonstrationLoss, seed: int) -> None:
-        self._policy: Any = policy
-        self._seed, self._chunk = seed, self._policy.spec.num_action_chunks
+    def __init__(self, policy: Any, seed: int) -> None:
+        self._policy, self._seed, self._chunk = policy, seed, policy.spec.num_action_chunks
 
     def encode(self, actions: Tensor) -> Mapping[str, Tensor]:
         return {}

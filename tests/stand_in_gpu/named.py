@@ -10,6 +10,14 @@ from device import FROM_HOST, TO_HOST, WAITS
 NAMED = {
     # once a run
     (FROM_HOST, "embodied/run/build.py make_policy"): "the weights",
+    **{
+        (kind, f"embodied/algorithms/conformance/loss.py {function}"): "the loss is tried on made-up records"
+        for kind, functions in (
+            (FROM_HOST, ("_Check._call", "_Check._called.<genexpr>", "_Check._gradient")),
+            (WAITS, ("_Check._called", "_Check._finite", "_Check.gradients", "_Check.records_alone", "_close")),
+        )
+        for function in functions
+    },
     (FROM_HOST, "embodied/testing/policy.py FakePolicy.bind.<genexpr>"): "the fake policy's range of actions",
     (FROM_HOST, "models/openvla_oft/policy.py OpenVLAOFTPolicy._tokenise"): "the table of prompts, with each binding",
     (FROM_HOST, "models/shared/constants.py constant"): "constants, once each",
